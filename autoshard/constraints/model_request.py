@@ -41,19 +41,31 @@ def asks_to_recompute(graph: Graph) -> bool:
     return any(what == RECOMPUTE for _, what in graph.module_requests)
 
 
-def recomputed_blocks(graph: Graph, blocks: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `blocks` that the model wants computed again. UsageError for a module that neither is nor holds one."""
+def recomputed_blocks(graph: Graph, blocks: tuple[str, ...], inside: bool = False) -> tuple[str, ...]:
+    """Those of `blocks` that the model wants computed again; with `inside`, modules in a block, or in none, too.
+    UsageError for one that is neither a block nor holds one, or has no operator."""
     found: dict[str, None] = {}
     for path, what in graph.module_requests:
         if what != RECOMPUTE:
             continue
         own = [block for block in blocks if not path or block == path or block.startswith(f"{path}.")]
+        if not own and inside and any(op.module == path or op.module.startswith(f"{path}.") for op in graph.ops):
+            own = [path]
         if not own:
-            known = f": blocks are {blocks[0]} to {blocks[-1]}" if blocks else ""
-            told = f"recompute() of {path}: only items of lists of modules are computed again, whole{known}"
-            raise UsageError(told, "recompute() of a block, or of what holds blocks")
+            raise _not_again(path, blocks, inside)
         found |= dict.fromkeys(own)
     return tuple(found)
+
+
+def _not_again(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:
+    if inside:
+        told = f"recompute() of {path}: it makes no operator of the model"
+        return UsageError(told, "recompute() of a module that does, or of what holds it")
+    known = f": blocks are {blocks[0]} to {blocks[-1]}" if blocks else ""
+    told = f"recompute() of {path}: a search of whole steps computes items of lists of modules again, whole{known}"
+    return UsageError(
+        told, "recompute() of a block, or of what holds blocks; or --mesh, with a fixed number of --stages"
+    )
 
 
 def _values(graph: Graph, what: str) -> list[tuple[str, str]]:

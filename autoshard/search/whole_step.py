@@ -60,12 +60,13 @@ def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[Bl
     called = {path: called_modules(graph, path) for path in blocks}
     if recompute is None:
         known = tuple(dict.fromkeys(own for path in blocks for own in (path, *called[path])))
-        keeps = dict.fromkeys(recomputed_blocks(graph, known), RECOMPUTE["full"])
+        keeps = dict.fromkeys(recomputed_blocks(graph, known, inside=True), RECOMPUTE["full"])
     else:
         keeps = dict.fromkeys(blocks, RECOMPUTE[recompute])
     wanted = {path: keep for path, keep in keeps.items() if keep != KEEP_ALL}
-    reasons = {path: NO_CALL for path in wanted if not called.get(path, (path,))}
-    each = {own: keep for path, keep in wanted.items() for own in called.get(path, (path,))}
+    called |= {path: called_modules(graph, path) for path in wanted if path not in called}
+    reasons = {path: NO_CALL for path in wanted if not called[path]}
+    each = {own: keep for path, keep in wanted.items() for own in called[path]}
     reasons |= {path: not_again(graph, path, count) for path in each}
     return tuple(BlockPolicy(path, keep) for path, keep in each.items() if not reasons[path]), reasons
 

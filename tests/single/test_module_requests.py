@@ -164,6 +164,26 @@ def test_blocks_are_computed_again() -> None:
     assert [own.module for own in step_of(both).recompute] == [f"blocks.{n}" for n in range(4)]
 
 
+def test_a_module_inside_a_block_is_computed_again_alone() -> None:
+    """One operator, and one in a loop of equal blocks; a search of whole steps takes blocks only."""
+
+    def ask(tower: Tower) -> None:
+        autoshard.recompute(tower.blocks[1].up)
+        autoshard.recompute(tower.blocks[3].down)
+
+    graph = graph_of(ask)
+    plan = make_plan(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("tp=2"))).plan
+    assert plan.step.keeps == {"blocks.1.up": "input", "blocks.3.down": "input"}
+    files = emit(lower(plan, graph), plan, graph)
+    assert files["model_parallel.py"].count("recomputed(self.up, ") == 1
+    assert files["model_parallel.py"].count("recomputed(self.down, ") == 1
+    case = case_of(tower_of(ask), (torch.randn(6, 8),), graph, steps=2)
+    assert check_files(case, lower(plan, graph), files).passed
+    wanted = SearchRequest(devices=2, step=StepRequest(global_batch=12))
+    with pytest.raises(UsageError, match="a search of whole steps computes items of lists of modules again, whole"):
+        searched_step(graph, load_hardware("cpu-local"), wanted)
+
+
 def test_the_command_follows_them_without_a_word_of_its_own() -> None:
     """The search, too, is of a step of as many micro-batches."""
 
@@ -191,7 +211,11 @@ def test_the_command_follows_them_without_a_word_of_its_own() -> None:
         (on_stages(0, 0, 2, 2), {"micro_batches": 4}, "stages? .*(not used|each must be used)"),
         (on_stages(0, 0, 1, 1), {"micro_batches": 1}, "1 micro-batch for 2 stages"),
         (on_stages(0, 0, 1, 1), {}, "needs micro-batches to keep them busy"),
-        (lambda tower: autoshard.recompute(tower.blocks[0].up), {}, "recompute\\(\\) of blocks.0.up: only items"),
+        (
+            lambda tower: setattr(tower, "unused", autoshard.recompute(nn.Identity())),
+            {},
+            "recompute\\(\\) of unused: it makes no operator",
+        ),
     ],
 )
 def test_what_can_not_be_is_said(ask: Ask, said: dict[str, object], words: str) -> None:
