@@ -170,7 +170,7 @@ def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
     monkeypatch.setattr(anytime, "_LAST", 86)
     problem, _ = limited(0)
     now = [0.0]
-    run = anytime._PairwiseSearch(core(pairwise(problem), len(problem.nodes)), Clock(1000.0, timer=lambda: now[0]), 0)
+    run = anytime._PairwiseSearch(core(pairwise(problem), problem), Clock(1000.0, timer=lambda: now[0]), 0)
     step, rounds, polished = run.ascent.step, list[Round](), list[tuple[float, Integers]]()
 
     def counted() -> Round:

@@ -194,7 +194,7 @@ def test_contraction_keeps_the_plans_their_costs_and_their_memory(seed: int) -> 
     problem = fenced(seed)
     pairs = pairwise(problem)
     try:
-        found = core(pairs, len(problem.nodes))
+        found = core(pairs, problem)
     except InfeasibleError:
         assert brute(problem) is None
         return
@@ -228,6 +228,19 @@ def test_the_search_is_exact_on_small_problems(seed: int, shared: bool) -> None:
     assert found.choice == anytime.solve(problem, Clock(), seed=seed).choice
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_a_limit_in_fractions_is_that_of_the_plan_which_fills_it(seed: int) -> None:
+    """What fits by the problem's own sums is never taken for a plan that does not."""
+    whole = fenced(seed)
+    problem = replace(whole, nodes=tuple(replace(node, bytes=node.bytes * 0.1) for node in whole.nodes))
+    best = brute(problem)
+    if best is None:
+        return
+    problem = replace(problem, capacity_bytes=best.peak_bytes)
+    found = anytime.solve(problem, Clock(), seed=seed)
+    assert found.status == "optimal" and math.isclose(found.objective, best.objective, rel_tol=1e-9)
+
+
 @given(SEEDS)
 @settings(max_examples=150, deadline=None)
 def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
@@ -235,7 +248,7 @@ def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
     expected = brute(problem)
     if expected is None:
         return
-    climb = Ascent(core(pairwise(problem), len(problem.nodes)))
+    climb = Ascent(core(pairwise(problem), problem))
     for _ in range(15):
         assert climb.step().bound <= expected.objective * (1 + 1e-9) + 1e-9
 
@@ -245,7 +258,7 @@ def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
 def test_a_forest_is_solved_exactly(seed: int) -> None:
     problem = fenced(seed)
     try:
-        small = core(pairwise(problem), len(problem.nodes))
+        small = core(pairwise(problem), problem)
     except InfeasibleError:
         return
     rng = np.random.default_rng(seed)

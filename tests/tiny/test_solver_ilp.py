@@ -68,6 +68,15 @@ def test_pulp_solves_the_same_problem(engine: str) -> None:
         check(problem, attempt(problem, Options(engine=engine)))
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_choices_of_far_more_bytes_than_fit(seed: int) -> None:
+    """HiGHS takes no rows of such numbers, and without a row a plan that overflows would stand."""
+    rng, problem = np.random.default_rng(seed), random_problem(seed)
+    nodes = tuple(replace(n, bytes=n.bytes * rng.choice([1.0, 1e17], len(n.bytes))) for n in problem.nodes)
+    problem = replace(problem, nodes=nodes, capacity_bytes=float(rng.integers(0, 20)))
+    check(problem, attempt(problem, start=False))
+
+
 def test_equal_blocks() -> None:
     problem = blocks(12)
     expected_ = portfolio.solve(problem)

@@ -6,6 +6,7 @@ is an *item*: a vector of bytes over the choices of its node. What every plan us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers
+from autoshard.ir.problem import Floats, Integers, Problem, memory
 from autoshard.solvers.contraction.node_costs import NodeCosts
 from autoshard.solvers.contraction.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
 from autoshard.solvers.contraction.quadratise import Pairwise, extended
 
-_ROUNDING = 1e-12  # of the capacity, where bytes are no whole numbers: sums in another order are to fit as well
+_ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +126,21 @@ class Inner:
 
 @dataclass(frozen=True, eq=False)
 class Core(Inner):
-    """`way`: from the choices of `graph` to those of the pairwise problem, of which the first `count` are the nodes."""
+    """`way`: from the choices of `graph` to those of the pairwise problem, whose first nodes are those of `problem`."""
 
     way: Contracted
-    count: int
+    problem: Problem
+
+    def fits(self, choice: Integers) -> bool:
+        """What fits the problem fits here, and nothing else: a plan that is left out is taken for none."""
+        capacity = self.items.capacity
+        room = capacity - float(self.items.alive(choice).max(initial=0.0))
+        if math.isinf(capacity) or abs(room) > _ROUNDING * capacity:
+            return room > 0
+        return bool(memory(self.problem, self.lifted(choice)).max(initial=0.0) <= self.problem.capacity_bytes)
 
     def lifted(self, choice: Integers) -> tuple[int, ...]:
-        return self.way.lifted(choice.tolist())[: self.count]
+        return self.way.lifted(choice.tolist())[: len(self.problem.nodes)]
 
     def lowered(self, pairs: Pairwise, choice: Sequence[int]) -> Integers | None:
         """The choices of the core that stand for a plan of the problem; None where contraction left them out."""
@@ -146,14 +155,14 @@ class Core(Inner):
         return np.array([int(some.argmax()) for some in free], np.int64)
 
 
-def core(pairs: Pairwise, count: int) -> Core:
-    """Raises InfeasibleError where a node has no allowed choice."""
+def core(pairs: Pairwise, problem: Problem) -> Core:
+    """`pairs` are those of `problem`. Raises InfeasibleError where a node has no allowed choice."""
     try:
         way = contracted(pairs.unary, pairs.pairs, pairs.costs)
     except NodeWithoutChoice as error:
         name = pairs.names[error.node]
         raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
-    return Core(way.graph, _items(pairs, way), way, count)
+    return Core(way.graph, _items(pairs, way), way, problem)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,9 +239,7 @@ def _items(pairs: Pairwise, way: Contracted) -> Items:
         if owner >= 0 and float(size.max()) > least:
             found.append((owner, low, high, size - least))
     ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
-    whole = all((usage == np.floor(usage)).all() for usage in pairs.usage)
-    capacity = pairs.capacity if whole else pairs.capacity * (1 - _ROUNDING)
-    return _packed(_joined(found), np.cumsum(change)[:-1], capacity, ends)
+    return _packed(_joined(found), np.cumsum(change)[:-1], pairs.capacity, ends)
 
 
 def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:

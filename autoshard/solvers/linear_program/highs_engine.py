@@ -80,7 +80,8 @@ class Highs:
             starts = np.zeros(count, np.int32)
             self.solver.addCols(count, np.zeros(count), np.zeros(count), np.ones(count), 0, starts, empty, none)
         starts, indices = more.starts[:-1].astype(np.int32), more.indices.astype(np.int32)
-        self.solver.addRows(len(more.lower), more.lower, more.upper, len(more.entries), starts, indices, more.entries)
+        rows = len(more.lower), more.lower, more.upper, len(more.entries), starts, indices, more.entries
+        assert self.solver.addRows(*rows).name != "kError", "rows that HiGHS does not take"
         self.model = self.model.extended(more)
 
     def exclude(self, columns: Integers) -> None:

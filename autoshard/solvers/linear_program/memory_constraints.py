@@ -23,6 +23,7 @@ from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.linear_program.rows import Linear, Rows
 
 UNIT = 1e-4  # a row is in units of this part of the capacity: the solver's tolerance is then bytes, not megabytes
+LARGEST = 1e7  # units: what takes more does not fit however much that is, and HiGHS refuses rows of huge numbers
 
 
 class MemoryRows:
@@ -60,6 +61,7 @@ class MemoryRows:
             total.extend(self._value(v, value, time))
         indices = np.concatenate([i for i, _ in total]) if total else np.zeros(0, np.int64)
         sizes = np.concatenate([s for _, s in total]) / self.unit if total else np.zeros(0)
+        sizes = np.minimum(sizes, LARGEST)
         used, where = np.unique(indices[sizes > 0].astype(np.int64), return_inverse=True)
         entries = np.asarray(np.bincount(where, weights=sizes[sizes > 0], minlength=len(used)), np.float64)
         self._rows.append((used, entries, -np.inf, self.problem.capacity_bytes / self.unit))

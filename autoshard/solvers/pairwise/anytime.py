@@ -86,7 +86,7 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
     problem = state.problem
     refuse_if_short(problem)
     pairs = pairwise(problem)
-    run = _PairwiseSearch(core(pairs, len(problem.nodes)), clock, seed)
+    run = _PairwiseSearch(core(pairs, problem), clock, seed)
     run.offer(None if state.choice is None else run.core.lowered(pairs, state.choice))
     try:
         run.run()
@@ -100,7 +100,7 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
 
 def lightest(problem: Problem) -> Choice | None:
     """A plan that fits, at once: every choice that uses least, and forests under prices on what overflows."""
-    of = core(pairwise(problem), len(problem.nodes))
+    of = core(pairwise(problem), problem)
     run = _PairwiseSearch(of, Clock(), 0)
     run.offer(run.smallest())
     if run.best is None:

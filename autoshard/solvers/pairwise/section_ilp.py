@@ -17,6 +17,7 @@ from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.contraction.presolve import PairGraph
 from autoshard.solvers.contraction.reduced_problem import Inner
 from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
+from autoshard.solvers.linear_program.memory_constraints import LARGEST
 from autoshard.solvers.linear_program.rows import Linear, Rows, linear
 
 _ROUNDS = 40  # of adding memory rows
@@ -66,7 +67,7 @@ class SectionProgram:
             here = column[slots] >= 0
             counts.append(int(here.sum()))
             indices.append(column[slots[here]])
-            entries.append(size[here] / unit)
+            entries.append(np.minimum(size[here] / unit, LARGEST))
         upper = (items.capacity - items.base[new]) / unit
         none = np.full(len(new), -np.inf)
         rows = Rows(0, np.cumsum(counts), np.concatenate(indices), np.concatenate(entries), none, upper)
