@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 from autoshard.errors import UsageError
 from autoshard.ir.plan import SCHEDULES
+from autoshard.program.step_check import check_counts
 
 AUTO = "auto"
 RECOMPUTE = {"none": "all", "selective": "expensive", "full": "input"}  # as said -> what a block keeps
@@ -92,6 +93,11 @@ class StepRequest:
         """Does a device hold a part of the model, weights otherwise, or compute again what it does not keep?"""
         return self.fixed_stages() > 1 or self.recompute not in (None, "none") or bool(self.zero_levels)
 
+    @property
+    def order(self) -> str:
+        """The schedule, where it is said or follows."""
+        return self.schedule or ("1f1b" if self.virtual_stages in (None, 1) else "interleaved")
+
     def fixed_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else 1
 
@@ -123,6 +129,9 @@ class StepRequest:
             if not pin.stage < self.fixed_stages():
                 told = f"pin {STAGE_PIN}{pin.path}={pin.stage}: there are stages 0 to {self.fixed_stages() - 1}"
                 raise UsageError(told, f"--stages {pin.stage + 1}")
+        if self.micro_batches is not None:
+            parts = self.virtual_stages if isinstance(self.virtual_stages, int) else 1
+            check_counts(self.micro_batches, self.fixed_stages(), parts, self.order)
 
     def _check_shards(self) -> None:
         said = {

@@ -24,10 +24,9 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     count = check_request(graph, request)
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
     assert isinstance(virtual, int)
-    schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
     recompute, reasons = _policies(graph, request.recompute, count)
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
-    step = StepPlan(count, schedule, virtual, parts, recompute, zero=plan.step.zero)
+    step = StepPlan(count, request.order, virtual, parts, recompute, zero=plan.step.zero)
     check_step(step, graph)
     notes = [f"{path} is not computed again: {why}" for path, why in reasons.items() if why]
     plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
@@ -46,8 +45,7 @@ def check_request(graph: Graph, request: StepRequest) -> int:
         count = micro_batches_of(graph, request.global_batch)
     elif request.micro_batches is None and stages > 1:
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
-    schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    check_counts(count, stages, virtual, schedule)
+    check_counts(count, stages, virtual, request.order)
     if virtual == 1:
         check_order(graph, request.pins, stages)
     return count
