@@ -93,7 +93,9 @@ def search_meshes(
             clock.cut |= part.cut
         except (InfeasibleError, UsageError) as error:
             errors.append(error)
-            tried.append(_Tried(mesh, 0.0, "no plan fits" if isinstance(error, InfeasibleError) else "not possible"))
+            tried.append(
+                _Tried(mesh, 0.0, "no plan found that fits" if isinstance(error, InfeasibleError) else "not possible")
+            )
     if not any(t.found for t in tried):
         raise errors[-1]
     return _chosen(tried, request.level, options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from itertools import chain
 from math import inf
 
 from autoshard.errors import InfeasibleError
@@ -17,6 +18,7 @@ from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.objectives import MEMORY, lean_plans, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.result import OPTIMAL, Solution
+from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes
 
 RATES = (5, 3, 2, 1)  # of seconds for bytes, both as parts of those of a plan near the least memory
@@ -26,7 +28,8 @@ SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fa
 
 
 def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
-    """The first that fits, the solver's plan of least memory before others; InfeasibleError where none does."""
+    """The first that fits, the solver's plan of least memory before others, those of known styles last. InfeasibleError
+    where none does: a count that programs may need less than proves nothing of them."""
     refused, quickly = None, task.solver == "auto"
     try:
         levelled = solve_level(task.formulation, MEMORY, task.memory_limit_bytes, task.solve, task.stopped, quickly)
@@ -41,7 +44,7 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
     if smallest <= task.memory_limit_bytes:
         return Found(levelled, plan, first.peak_bytes, (*tried, candidate("least memory", plan, "")))
     tried = (*tried, candidate("least memory by the solver's count", plan, "too large"))
-    for name, choice in others(task, first):
+    for name, choice in chain(others(task, first), _styles(task)):
         own = task.levelled(choice, first.solver, cut=levelled.cut, least_bytes=bound)
         plan = task.plan(own.solution)
         smallest = min(smallest, plan.predicted_peak_bytes)
@@ -49,11 +52,14 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
             return Found(own, plan, own.solution.peak_bytes, (*tried, candidate(name, plan, "")))
         if task.stopped():
             break
-    reason = refused.message if refused else "no plan found that fits, which is not proven"
-    proven = refused is not None and refused.proven
-    raise InfeasibleError(
-        f"{reason}; the program of the smallest plan found needs {format_bytes(smallest)}", proven=proven
-    )
+    counted = f"; as the solver counts, {refused.message}" if refused else ""
+    needs = f"the program of the smallest plan found needs {format_bytes(smallest)}"
+    raise InfeasibleError(f"no plan was found whose program fits, which is not proven: {needs}{counted}", proven=False)
+
+
+def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
+    if task.takes_styles:
+        yield from ((STYLES[name].title, choice) for name, choice in task.known_styles())
 
 
 def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Iterator[tuple[str, Choice]]:

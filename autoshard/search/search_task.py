@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware, check_mesh, check_precision
@@ -25,6 +25,7 @@ from autoshard.search.kept.kept_steps import KeptSteps
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
+from autoshard.search.style_plans import style_choices
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, peak
 from autoshard.solvers.common.seen_plans import SeenPlans
@@ -117,9 +118,14 @@ class SearchTask:
         return self.level == SPEED and self.solver == "auto"
 
     @property
-    def begins_with_styles(self) -> bool:
-        """Whether plans of known styles are tried too: where nothing narrows the choices."""
-        return self.by_step and not self.pins and self.request.strategy not in STYLES
+    def takes_styles(self) -> bool:
+        """Whether plans of known styles may be taken: where nothing narrows the choices, and no other solver is asked
+        for."""
+        return self.solver == "auto" and not self.pins and self.request.strategy not in STYLES
+
+    def known_styles(self) -> list[tuple[str, Choice]]:
+        """(name of a style, its least choice in a row), whatever its memory."""
+        return self.steps.styles(partial(style_choices, self.formulation))
 
     def with_hosts(self) -> SearchTask | None:
         """The same where every table that can may lie in host memory; None where that is no other search."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 from autoshard.cluster.hardware import Hardware
@@ -22,7 +21,6 @@ from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import Found, Log, SearchTask, candidate, prepare, timed
-from autoshard.search.style_plans import style_choices
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import CUT_SHORT, Solution, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
@@ -134,6 +132,7 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
     best = found.levelled.solution
     if task.level == MEMORY:
         yield from others(task, best, found.plan.predicted_peak_bytes)
+        yield from _styles(task)
         return
     if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
@@ -163,22 +162,18 @@ def _within_limit(task: SearchTask, target_bytes: float) -> Iterator[tuple[str, 
 
 def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
     """Known styles, so that no plan is worse than the best of them."""
-    if task.begins_with_styles:
+    if task.takes_styles:
         with timed(task.log, "solving known styles"):
-            found = _style_choices(task)
+            found = task.known_styles()
         yield from ((STYLES[name].title, choice) for name, choice in found)
 
 
 def simulate_styles(task: SearchTask) -> None:
     """Those that the search has not simulated: one plan of each style, whatever the level and the limit."""
-    left = [(name, choice) for name, choice in _style_choices(task) if name not in task.styles]
+    left = [(name, choice) for name, choice in task.known_styles() if name not in task.styles]
     for name, choice in left:
         task.styles[name] = task.plan(Solution(task.formulation.problem, choice, 0.0, name))
     task.answers.save()
-
-
-def _style_choices(task: SearchTask) -> list[tuple[str, Choice]]:
-    return task.steps.styles(partial(style_choices, task.formulation))
 
 
 def _rank(task: SearchTask, plan: Plan) -> tuple[float, float]:

@@ -27,12 +27,14 @@ def gap_words(plan: Plan) -> str:
 
 
 def space(plan: Plan) -> str:
-    """What bound and optimum are of, where not of all plans: ` among plans of --strategy dp, with the pins`."""
+    """What bound and optimum are of, where not of all plans: ` on this mesh, among plans of --strategy dp, with the
+    pins`. Of several meshes that were searched the bound is of one."""
     names = sorted({style_of(op) for op in plan.ops} - {""})
     style = "".join(f" among plans of --strategy {name}" for name in names if not name.startswith("random"))
+    mesh = [" on this mesh"] if len(plan.search.meshes) > 1 else []
     kept = [" with the pins"] if plan.search.pins else []
     kept += [] if plan.search.all_to_all else [" without all-to-all"]
-    return ",".join([style, *kept] if style else kept)
+    return ",".join([*mesh, *([style] if style else []), *kept])
 
 
 def certainty(plan: Plan) -> str:

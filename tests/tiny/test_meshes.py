@@ -18,6 +18,8 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import prepare
 from autoshard.search.select_plan import best, search
 from autoshard.solvers.common.solver_options import Clock, Options
+from autoshard.text.answer_words import certainty
+from autoshard.text.plan_summary import certificate_rows
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")
@@ -55,6 +57,16 @@ def test_the_best_mesh_is_found_and_the_others_told() -> None:
         else:
             assert row.outcome == "not better by its bound"
             assert plan.predicted_seconds <= row.bound_seconds <= each[mesh].predicted_seconds
+
+
+def test_a_bound_on_one_of_several_meshes_says_so() -> None:
+    """What is proved of the plans on the chosen mesh is not proved of those on the others."""
+    graph = mlp_graph(1, 16, 16)
+    plan = search_meshes(graph, HARDWARE, SearchRequest(devices=4))
+    alone = search(graph, HARDWARE, SearchRequest(plan.mesh))
+    told = [[certainty(own), *map(" ".join, certificate_rows(own))] for own in (plan, alone)]
+    assert ["on this mesh" in text for text in told[0]] == [True, False, True]
+    assert not any("on this mesh" in text for text in told[1])
 
 
 def test_the_bound_is_below_every_simulated_step() -> None:

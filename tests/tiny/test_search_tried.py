@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.errors import InfeasibleError
+from autoshard.estimate.transformer import Transformer
+from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.ir.mesh import Mesh
 from autoshard.search import min_memory
 from autoshard.search.search_request import SearchRequest
@@ -65,3 +68,20 @@ def test_within_a_limit_plans_of_a_step_are_tried_too() -> None:
     assert "least of a step within the limit" in names and free.search.candidates[0].name in names
     fsdp = search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit, strategy="fsdp"))
     assert found.predicted_peak_bytes <= limit and found.predicted_seconds <= fsdp.predicted_seconds
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_limit_that_a_known_style_keeps_is_not_refused(level: int) -> None:
+    """The solver counts more of it than of others, whose programs need more."""
+    graph = transformer_graph(Transformer(2, 256, 4, 128, 8192), 4, "bf16-mixed", "adamw").graph
+    hardware, mesh = load_hardware("h100-80g-sxm"), Mesh.parse("dp=2,tp=2")
+    limit = search(graph, hardware, SearchRequest(mesh, strategy="fsdp-tp")).predicted_peak_bytes
+    plan = search(graph, hardware, SearchRequest(mesh, level=level, memory_limit_bytes=limit))
+    assert plan.predicted_peak_bytes <= limit
+
+
+def test_a_count_that_programs_may_need_less_than_proves_nothing_of_them() -> None:
+    graph, hardware = mlp_graph(1, 16, 8), load_hardware("h100-80g-sxm")
+    with pytest.raises(InfeasibleError, match=r"not proven: .*; as the solver counts, no plan fits: every") as caught:
+        search(graph, hardware, SearchRequest(Mesh.parse("tp=2"), memory_limit_bytes=1000.0))
+    assert not caught.value.proven
