@@ -25,6 +25,7 @@ from autoshard.graph_capture.call_form import (
     own_forward,
     positions_of,
 )
+from autoshard.graph_capture.constructor.placement import WITH_MORE_VALUES, needs_values, placed
 from autoshard.graph_capture.model_spec import LOSS, check_file, check_spec, split_spec
 from autoshard.graph_capture.plain_attributes import hidden_tensors, keep_tensors, materialise
 from autoshard.graph_capture.tracing.model_guard import guarded, is_own
@@ -46,7 +47,7 @@ def load_model(
     The argument `--loss` names a function that makes the loss of its output, with the targets that the callable returns
     as a third item, and with those keys of a dict of inputs that the forward does not take.
     `device="meta"` builds without memory or values, for planning; "cpu" builds it for real, for verification. A model
-    that can't be built on meta (its constructor reads values) is built on the CPU.
+    that can't be built on meta (its constructor reads values) is built with values for what is small, or on the CPU.
     """
     if spec.endswith(".pt2"):
         _refuse_arguments(spec, arguments)
@@ -246,16 +247,19 @@ def _called(
 
 
 def _call(spec: str, build: Callable[..., Any], arguments: Mapping[str, Any], device: str) -> tuple[Any, ...]:
+    more = WITH_MORE_VALUES.get(device)
     try:
-        with torch.device(device):
+        with placed(device) as asked_for_values:
             made = build(**arguments)
     except BaseException as error:
         if is_own(error):
             raise
-        if device == "meta" and isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error).lower():
-            return _call(spec, build, arguments, "cpu")
+        if more and needs_values(error):
+            return _call(spec, build, arguments, more)
         hint = "call it by itself in Python, where it must return (model, inputs); --debug shows the traceback"
         raise CaptureError(f"{spec} failed: {blame(error)}", hint) from error
+    if more and asked_for_values():
+        return _call(spec, build, arguments, more)
     return _checked(spec, made)
 
 

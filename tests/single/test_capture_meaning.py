@@ -386,6 +386,13 @@ def test_a_region_without_autocast_is_not_lowered(tmp_path: Path) -> None:
     assert capture(spec_of(tmp_path, "", region.format("self.a.weight.t()[:4].cos()")), {}, precision="bf16-mixed").loss
 
 
+def test_autocast_to_float32_turns_it_off(tmp_path: Path) -> None:
+    region = "with torch.autocast('cpu', dtype=torch.float32):\n    h = {}\n" + END
+    assert capture(spec_of(tmp_path, "", region.format("self.a(x)")), {}).loss
+    with pytest.raises(CaptureError, match="turns autocast off"):
+        capture(spec_of(tmp_path, "", region.format("self.a(x)")), {}, precision="bf16-mixed")
+
+
 def test_what_was_watched_is_as_before(tmp_path: Path) -> None:
     import torch
 

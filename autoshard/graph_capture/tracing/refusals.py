@@ -226,13 +226,14 @@ def _saved(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def noting_autocast() -> Iterator[None]:
-    """Inside, every `torch.autocast` remembers whether it was asked for: a CPU disables those of other devices."""
+    """Inside, every `torch.autocast` remembers whether it was asked for: a CPU disables those of other devices. One to
+    float32 turns it off, on every device."""
     autocast = torch.amp.autocast_mode.autocast
     original = autocast.__init__
 
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
         original(self, device_type, dtype, enabled, cache_enabled)
-        self._asked = enabled
+        self._asked = enabled and dtype not in (torch.float32, torch.float64)
 
     autocast.__init__ = init
     try:

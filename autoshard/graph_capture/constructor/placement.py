@@ -1,0 +1,80 @@
+"""Where a constructor's tensors lie: on meta; or, where it reads values, only what is large; or all on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from autoshard.graph_capture.tracing.source_lines import is_visible
+
+LARGE_ON_META = "large on meta"
+LARGE_NUMEL = 1 << 20  # above it a new tensor has no values: constructors read rates, frequencies, sizes
+# A constructor that needs more values than it finds has these.
+WITH_MORE_VALUES = {"meta": LARGE_ON_META, LARGE_ON_META: "cpu"}
+
+
+@contextlib.contextmanager
+def placed(where: str) -> Iterator[Callable[[], bool]]:
+    """New tensors are made there: "meta", "cpu" or `LARGE_ON_META`. Says whether the model's code asked of a tensor
+    if it has values: then it builds another model without them."""
+    if where == LARGE_ON_META:
+        with _LargeOnMeta():
+            yield lambda: False
+        return
+    with torch.device(where), _Questions() as questions:
+        yield lambda: questions.asked and where == "meta"
+
+
+def needs_values(error: BaseException) -> bool:
+    """Whether a constructor failed for what a tensor on meta has not."""
+    return isinstance(error, NotImplementedError | RuntimeError | TypeError) and "meta" in str(error).lower()
+
+
+class _Questions(TorchFunctionMode):
+    """Notes `x.is_meta`."""
+
+    asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _IS_META and is_visible(sys._getframe(1).f_code.co_filename):
+            self.asked = True
+        return func(*args, **(kwargs or {}))
+
+
+_IS_META = torch.Tensor.is_meta.__get__
+
+
+class _LargeOnMeta(TorchFunctionMode):
+    """Small tensors have values; those that are computed of a large one have none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in _device_constructors() and given.get("device") is None:
+            large = func(*args, **{**given, "device": "meta"})
+            return large if large.numel() > LARGE_NUMEL else func(*args, **given)
+        try:
+            return func(*args, **given)
+        except (RuntimeError, NotImplementedError) as error:
+            if not needs_values(error) or _writes(func, given) or not _is_mixed((args, given)):
+                raise
+            args, given = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, given))
+            return func(*args, **given)
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    """In place: what it would write into a copy on meta would be lost."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name.startswith("__i") or name in ("__setitem__", "__set__")
+    return name.endswith("_") or kwargs.get("out") is not None
+
+
+def _is_mixed(values: Any) -> bool:
+    return len({x.device.type for x in tree_leaves(values) if isinstance(x, torch.Tensor)}) > 1
