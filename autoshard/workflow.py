@@ -189,7 +189,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     plan, points, task = _stepped(graph, hardware, wanted, clock, log)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored), step_options=typed))
     plan = with_unused_fusion(plan, graph)
-    left = clock if clock.stopped or wanted.time_limit_seconds else None
+    left = clock if clock.stopped or wanted.time_limit_seconds is not None else None
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
     log += _told(wanted.cache)
     return Made(plan, ignored, tuple(log), points, styles)

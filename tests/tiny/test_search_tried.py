@@ -14,6 +14,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import SearchTask
 from autoshard.search.select_plan import search
 from autoshard.solvers.relax.lean_plans import LeanPlans
+from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 
 
@@ -85,3 +86,10 @@ def test_a_count_that_programs_may_need_less_than_proves_nothing_of_them() -> No
     with pytest.raises(InfeasibleError, match=r"not proven: .*; as the solver counts, no plan fits: every") as caught:
         search(graph, hardware, SearchRequest(Mesh.parse("tp=2"), memory_limit_bytes=1000.0))
     assert not caught.value.proven
+
+
+def test_no_time_at_all_is_a_limit_for_known_styles_too() -> None:
+    request = SearchRequest(Mesh.parse("dp=2,tp=2"), time_limit_seconds=0.0)
+    made = make_plan(mlp_graph(2, 64, 256), load_hardware("h100-80g-sxm"), request)
+    assert made.plan.certificate.status == "cut short" and made.plan.certificate.level_bound == 0.0
+    assert {style.reason for style in made.styles} == {"not simulated: the search was out of time"}
