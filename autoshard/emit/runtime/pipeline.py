@@ -6,12 +6,15 @@ update buffers. Every stage has the inputs of all micro-batches; only what is ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.pipelining import schedules
 
 from .axis import held_indices
 from .receive_buffers import ReceivingStage
@@ -62,6 +65,23 @@ class _Part(nn.Module):
         return tuple(x.contiguous() for x in (made if isinstance(made, tuple) else (made,)))
 
 
+def _known(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Those that this torch has: 2.6 scales no gradients, and puts the outputs together that nobody reads."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in names}
+
+
+class _Works(list[dist.Work]):
+    def wait(self) -> None:
+        for work in self:
+            work.wait()
+
+
+def _together(transfers: list[dist.P2POp], desc: str | None = None) -> _Works | None:
+    """torch 2.6 waits for the last of several transfers alone, which under gloo says nothing of the others."""
+    return _Works(dist.batch_isend_irecv(transfers)) if transfers else None
+
+
 class Pipeline:
     """The parts of the model that this stage holds. `handed[n]`: what part n is given; `inputs[n]`: the positions of
     the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels."""
@@ -88,7 +108,11 @@ class Pipeline:
         self.counts_labels = any(part.labels for part in self.parts)
         kind = getattr(pipelining, SCHEDULES[schedule])
         stage = made if schedule == "interleaved" else made[0]
-        self.schedule = kind(stage, micro_batches, loss_fn=self._loss, scale_grads=False)
+        self.schedule = kind(stage, micro_batches, loss_fn=self._loss, **_known(kind.__init__, scale_grads=False))
+        self.step_options = _known(self.schedule.step, return_outputs=False)
+        if not self.step_options:
+            self.schedule._merge_outputs = lambda _: None
+            schedules._batch_p2p = _together
         self.numbers = torch.zeros(micro_batches, device=mesh.device)  # what the schedule deals out: nobody reads it
 
     def _loss(self, loss: Tensor, _: Tensor) -> Tensor:
@@ -111,9 +135,9 @@ class Pipeline:
         made: list[Tensor] = []
         given = (self.numbers,) if self.stages.index == 0 else ()
         if self.stages.is_last:
-            self.schedule.step(*given, target=self.numbers, losses=made, return_outputs=False)
+            self.schedule.step(*given, target=self.numbers, losses=made, **self.step_options)
         else:
-            self.schedule.step(*given, return_outputs=False)
+            self.schedule.step(*given, **self.step_options)
         for part in self.parts:
             part.begin([], [])
         return [loss * self.micro_batches for loss in self.losses]
