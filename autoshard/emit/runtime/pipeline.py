@@ -66,7 +66,7 @@ class _Part(nn.Module):
 
 
 def _known(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Those that this torch has: 2.6 scales no gradients, and puts the outputs together that nobody reads."""
+    """Those that this torch has: 2.6 scales no gradients; to 2.9 the outputs that nobody reads are put together."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in names}
 
@@ -77,9 +77,9 @@ class _Works(list[dist.Work]):
             work.wait()
 
 
-def _together(transfers: list[dist.P2POp], desc: str | None = None) -> _Works | None:
-    """torch 2.6 waits for the last of several transfers alone, which under gloo says nothing of the others."""
-    return _Works(dist.batch_isend_irecv(transfers)) if transfers else None
+def _together(transfers: list[dist.P2POp], desc: str | None = None) -> _Works:
+    """torch to 2.7 waits for the last of several transfers alone, which under gloo says nothing of the others."""
+    return _Works(dist.batch_isend_irecv(transfers) if transfers else ())
 
 
 class Pipeline:
@@ -112,6 +112,7 @@ class Pipeline:
         self.step_options = _known(self.schedule.step, return_outputs=False)
         if not self.step_options:
             self.schedule._merge_outputs = lambda _: None
+        if not hasattr(schedules, "_wait_batch_p2p"):
             schedules._batch_p2p = _together
         self.numbers = torch.zeros(micro_batches, device=mesh.device)  # what the schedule deals out: nobody reads it
 
