@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining import PipelineStage, schedules
 
+from autoshard.emit.runtime.receive_buffers import ReceivingStage
 from autoshard.simulation.pipeline_schedule import ReceiveBuffers, receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.verification.ranks.rank_processes import run_processes
@@ -100,3 +101,14 @@ def test_the_interleaved_order_is_torchs(stages: int, chunks: int, rounds: int) 
             most = max(most, sum(held.values()))
         expected = sum(map(sum, predicted[stage::stages]))
         assert most <= expected <= 2 * most + 3
+
+
+def test_the_first_transfers_are_received_as_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.9 opens its connections with an int64 that is received as a float32: gloo ends the process."""
+
+    def of_torch_2_9(_: PipelineStage) -> list[Any]:
+        return [SimpleNamespace(tensor=torch.zeros(1)), SimpleNamespace(tensor=torch.tensor(1))]
+
+    monkeypatch.setattr(PipelineStage, "_get_init_p2p_neighbors_ops", of_torch_2_9)
+    first = ReceivingStage._get_init_p2p_neighbors_ops(object.__new__(ReceivingStage))
+    assert len({(transfer.tensor.dtype, transfer.tensor.numel()) for transfer in first}) == 1

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
@@ -25,6 +26,14 @@ class ReceivingStage(PipelineStage):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.real: dict[int, list[tuple[Any, Tensor]]] = {}  # by micro-batch: what is received, its meta tensor
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """The first transfers of all, which open the connections: up to torch 2.9 a sender gives 8 bytes to a receiver
+        of 4, which ends a process under gloo."""
+        transfers: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
+        for transfer in transfers:
+            transfer.tensor = transfer.tensor.new_zeros(1, dtype=torch.float32)
+        return transfers
 
     def _prepare_forward_infra(self, *args: Any, **options: Any) -> Any:
         found = self._without_memory(super()._prepare_forward_infra, *args, **options)
