@@ -58,8 +58,9 @@ def joint_plan(
     graph = known or carried
     assert best.split is not None
     stored, solution = replicated_split(
-        replace(line, graph=graph), line.graph, shortened(line), best.split, choice.replicas, choice.zero > 0, hardware
-    )
+        replace(line, graph=graph), line.graph, shortened(line), best.split, choice.replicas, choice.zero > 0, hardware,
+        choice.micro_batches,
+    )  # fmt: skip
     plan = plan_of(stored, solution, origin, best.problem.capacity_bytes, "search")
     step = StepPlan(
         choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),

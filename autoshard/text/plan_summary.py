@@ -175,7 +175,8 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, width: int) ->
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
     names = ["also simulated", *[""] * len(others)]
     rows += [(name, *candidate_words(c)) for name, c in zip(names, others, strict=False)]
-    asked = certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
+    asked = [("waits for", waits(timeline))] if timeline is not None and timeline.events else []
+    asked += certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
     asked += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
     if timeline is not None and (words := collective_words(timeline)):
         asked.append(("collectives", words))

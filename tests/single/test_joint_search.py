@@ -293,6 +293,7 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     explained, page = " ".join(capsys.readouterr().out.split()), html.unescape((out / "report.html").read_text())
     assert [told[:4] for told in plan.search.steps_told[:2]] == ["gap "] * 2  # of the step, and of the closed form
     assert all(told in explained and told[1:] in page for told in plan.search.steps_told)
+    assert "costs have changed" not in explained
     assert len(plan.search.steps) == 1 + len(summary["searched_step"]["others"])
     assert all(" ".join(step_cells(own)[-2:]) in explained for own in plan.search.steps)
 

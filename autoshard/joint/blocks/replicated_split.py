@@ -36,13 +36,15 @@ def replicated_split(
     replicas: int,
     sharded: bool,
     hardware: Hardware,
+    micro_batches: int = 1,
 ) -> tuple[Formulation, Solution]:
     """Of the graph of `line`, which has the samples of all `replicas`: `captured` carried there, whose batch is known
     (another dim may have the size of the carried one); `short` is what was split. `sharded`: parameters in shards over
-    the replicas, where they can be."""
+    the replicas, where they can be. `micro_batches`: of a step, over which what runs once a step is shared out."""
     mesh = Mesh((("dp", replicas), ("tp", split.mesh.size)))
     batch = batch_dims(captured) if replicas > 1 else {}  # of one sample alone it could not be followed
-    formulation = formulate(line.graph, mesh, hardware, float("inf"), _allowed(line, short, split, mesh, batch))
+    allowed = _allowed(line, short, split, mesh, batch)
+    formulation = formulate(line.graph, mesh, hardware, float("inf"), allowed, micro_batches=micro_batches)
     stored = _stored(formulation, sharded)
     return stored, solvers.solve(stored.problem, "auto", Options(rough=True))
 
