@@ -10,6 +10,7 @@ import pytest
 
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware, parse_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import UserError
 from autoshard.html_report.page import warnings
 from autoshard.ir.graph import Graph
@@ -21,9 +22,11 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text import explain, plan_diff, plan_summary
+from autoshard.units import format_seconds
 from tests.graphs import mlp_graph
 
 GRAPH, MESH, HARDWARE = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
+FOUR = StepRequest(micro_batches=4)
 MADE = {
     "level 0": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, level=0)),
     "level 1": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, level=1)),
@@ -31,6 +34,9 @@ MADE = {
     "pinned": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, pins=("h.0.fc=Shard(1)@dp",))),
     "no all-to-all": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, all_to_all=False)),
     "megatron": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, strategy="megatron")),
+    "micro-batches": lambda: search(
+        GRAPH, HARDWARE, SearchRequest(MESH, strategy="dp", step=StepRequest(micro_batches=4))
+    ),
     "random": lambda: random_plan(GRAPH, MESH, HARDWARE, 3),
 }
 
@@ -45,6 +51,13 @@ def test_nothing_has_changed_in_a_plan_just_made(name: str) -> None:
     parts = explained.total
     total = parts.compute_seconds + parts.communication_seconds + explained.outputs_seconds
     assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-9)
+
+
+def test_what_runs_once_a_step_is_shared_out_in_the_summary() -> None:
+    plan: Plan = MADE["micro-batches"]()
+    moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
+    text = plan_summary.summary(plan, GRAPH)
+    assert f"{format_seconds(moved / 4)} redistributions" in " ".join(text.split())
 
 
 @pytest.fixture(scope="module")
