@@ -13,12 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.intervals import Integers, Runs, runs
 from autoshard.ir.layout import (
     PARTIAL,
     REPLICATE,
     REPLICATE_PARTIAL,
     Layout,
+    LocalSize,
     Placement,
     Shard,
     chunk_bounds,
@@ -189,30 +193,20 @@ class Route:
     piece: int
 
 
-Intervals = list[tuple[int, int]]  # [start, stop) of a dim that a device holds, apart from each other
-
-
 @lru_cache(maxsize=65536)
 def _route(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...], before: Layout, after: Layout) -> Route:
-    have, need = local_sizes(shape, before, mesh), local_sizes(shape, after, mesh)
     moved = [mesh.index(axis) for axis in axes]
     places = [_at(mesh, moved, place) for place in itertools.product(*(range(mesh.sizes[a]) for a in moved))]
     # each receives a copy from the one with its own coordinate there
     same = [a for a in moved if not _differs(before.placements[a], after.placements[a])]
-    gives, takes = ([[size.intervals(mesh, at) for size in sizes] for at in places] for sizes in (have, need))
-
-    def common(giver: int, taker: int) -> int:
-        if any(places[giver][axis] != places[taker][axis] for axis in same):
-            return 0
-        return math.prod(map(_common, gives[giver], takes[taker]))
-
-    found = []
-    for here in range(len(places))[:MEMBERS]:
-        others = [(common(here, other), common(other, here)) for other in range(len(places)) if other != here]
-        own = common(here, here)
-        sides = [max(pair) for pair in others]
-        found.append(Route(sum(map(sum, others)), own, max([own, *sides])))
-    return Route(*(max(getattr(route, name) for route in found) for name in ("moved", "own", "piece")))
+    at = np.array(places, dtype=np.int64)
+    have, need = ([_held(size, mesh, at) for size in local_sizes(shape, own, mesh)] for own in (before, after))
+    looked = min(len(places), MEMBERS)
+    beside = (at[:looked, None, same] == at[None, :, same]).all(axis=2)
+    sent, received = (np.where(beside, own, 0) for own in (_common(have, need, looked), _common(need, have, looked)))
+    own = sent.diagonal()
+    moved_each = sent.sum(axis=1) + received.sum(axis=1) - 2 * own
+    return Route(int(moved_each.max()), int(own.max()), int(max(sent.max(), received.max())))
 
 
 def _at(mesh: Mesh, axes: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
@@ -226,11 +220,39 @@ def _differs(before: Placement, after: Placement) -> bool:
     return isinstance(before, Shard) or before == PARTIAL != after
 
 
-def _common(have: Intervals, need: Intervals) -> int:
-    """How many positions of a dim one has and the other needs."""
-    if len(have) == 1 and have == need:
-        return have[0][1] - have[0][0]
-    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in itertools.product(have, need))
+def _held(size: LocalSize, mesh: Mesh, at: Integers) -> tuple[Runs, Integers]:
+    """What the members of a group, at coordinates `at` (members, axes), hold of a dim, and the rank of each there."""
+    axes = [mesh.index(shard.axis) for shard in size.shards]
+    cuts = tuple((mesh.sizes[axis], own.blocks, own.unit) for axis, own in zip(axes, size.shards, strict=True))
+    rank = np.zeros(len(at), dtype=np.int64)
+    for axis in axes:
+        rank = rank * mesh.sizes[axis] + at[:, axis]
+    return runs(size.size, cuts), rank
+
+
+def _common(own: list[tuple[Runs, Integers]], others: list[tuple[Runs, Integers]], looked: int) -> Integers:
+    """(looked, members): elements that each of the first members has of `own` and each one of `others`."""
+    found = np.ones((looked, 1), dtype=np.int64)
+    for (held, ranks), (other, their) in zip(own, others, strict=True):
+        there, row = np.unique(ranks[:looked], return_inverse=True)
+        common = np.zeros((len(there), other.ranks), dtype=np.int64)
+        for each, rank in zip(common, there, strict=True):
+            mine = held.rank == rank
+            start, stop = held.start[mine], held.stop[mine]
+            inside = _below(start, stop, other.stop) - _below(start, stop, other.start)
+            each[:] = np.bincount(other.rank, weights=inside, minlength=other.ranks)
+        found = found * common[row][:, their]
+    return found
+
+
+def _below(start: Integers, stop: Integers, position: Integers) -> Integers:
+    """How many of the elements in runs [start, stop), ascending, lie below each position."""
+    if not len(start):
+        return np.zeros_like(position)
+    whole = np.concatenate([[0], np.cumsum(stop - start)])
+    run = np.maximum(np.searchsorted(start, position, side="right") - 1, 0)
+    counted: Integers = whole[run] + np.clip(position - start[run], 0, (stop - start)[run])
+    return counted
 
 
 def _bytes(value: LocalValue, mesh: Mesh) -> float:

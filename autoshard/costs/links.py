@@ -100,20 +100,21 @@ def _crossing(link: Link, inner: int, groups: np.ndarray) -> Crossing | None:
         groups = np.unique(groups - groups[:, :1] // link.devices * link.devices, axis=0)
     cliques: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # of each outer block: the blocks that a group joins
     crossed = []
-    for group in groups:
-        blocks, counts = np.unique(group // inner, return_counts=True)
+    ways, way_of = np.unique(groups // inner, axis=0, return_inverse=True)
+    for number, way in enumerate(ways):
+        blocks, counts = np.unique(way, return_counts=True)
         for outer in np.unique(blocks // nodes):
             joined = blocks[blocks // nodes == outer]
             if len(joined) > 1:
                 cliques[int(outer)].add(tuple(int(block) % nodes for block in joined))
-                crossed.append((group, int(counts.min())))
+                crossed.append((number, int(counts.min())))
     if not crossed:
         return None
     together = {_concurrent(found) for found in cliques.values()}
     bandwidth = link.bandwidth * link.efficiency
-    on_rails = link.rails and all(_keeps_rails(group, inner) for group, _ in crossed)
+    on_rails = link.rails and _keep_rails(groups[np.isin(way_of.reshape(-1), [number for number, _ in crossed])], inner)
     spine = 1.0 if on_rails else 1 / link.oversubscription
-    pairs = _concurrent_pairs([group for group, _ in crossed], inner, nodes)
+    pairs = _concurrent_pairs([ways[number] for number, _ in crossed], nodes)
     return Crossing(
         link,
         min(members for _, members in crossed),
@@ -135,15 +136,21 @@ def _concurrent(cliques: Iterable[tuple[int, ...]]) -> tuple[Cliques, ...]:
     return (found,) if len(set(nodes)) == len(nodes) else tuple((clique,) for clique in found)
 
 
-def _concurrent_pairs(groups: list[np.ndarray], inner: int, nodes: int) -> tuple[tuple[int, int], ...]:
-    """(giver, taker) of every member that sends to the next of its group, within one outer block."""
+def _concurrent_pairs(ways: list[np.ndarray], nodes: int) -> tuple[tuple[int, int], ...]:
+    """(giver, taker) of every member that sends to the next of its group, within one outer block. `ways`: the block of
+    each member of a group."""
     found = set()
-    for group in groups:
-        blocks = (group // inner).tolist()
+    for way in ways:
+        blocks = way.tolist()
         for giver, taker in zip(blocks, [*blocks[1:], blocks[0]], strict=True):
             if giver != taker and giver // nodes == taker // nodes:
                 found.add((giver // nodes, giver % nodes, taker % nodes))
     return tuple(sorted({(giver, taker) for _, giver, taker in found}))
+
+
+def _keep_rails(groups: np.ndarray, inner: int) -> bool:
+    """True where each group has members at the same positions in each of its blocks."""
+    return all(_keeps_rails(group, inner) for group in np.unique(groups - groups[:, :1] // inner * inner, axis=0))
 
 
 def _keeps_rails(group: np.ndarray, inner: int) -> bool:

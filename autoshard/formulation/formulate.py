@@ -156,7 +156,8 @@ def _kinds(
             every = rules.strategies(graph, op, mesh, candidates)
             every += hosts.strategies(op, every) if there else ()
             usable = every if all_to_all else [s for s in every if s.variant not in EXCHANGING]
-            offered[key] = tuple(strategy for strategy in usable if _consistent(op, strategy))
+            once = len({*same}) == len(same)
+            offered[key] = tuple(usable if once else (own for own in usable if _consistent(op, own)))
         strategies, chosen = offered[key], None
         if allowed:
             chosen = tuple(index for index, strategy in enumerate(strategies) if allowed(op, strategy)) or None

@@ -55,6 +55,9 @@ __all__ = [
 ]
 
 
+_FEW = 64  # pairs, whose prices are remembered
+
+
 @lru_cache(maxsize=4096)
 def path(source: Layout, target: Layout, terms: Terms) -> Path:
     """The cheapest way from `source` to `target`; there always is one."""
@@ -63,7 +66,17 @@ def path(source: Layout, target: Layout, terms: Terms) -> Path:
 
 def all_pairs(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
     """Seconds of `path` for all pairs, as [source, target]: `forward_times` the forward, and the backward."""
+    if len(sources) * len(targets) <= _FEW:
+        return _few_pairs(tuple(sources), tuple(targets), terms)
     return _prices(sources, targets, terms).all_pairs(sources, targets)
+
+
+@lru_cache(maxsize=4096)
+def _few_pairs(sources: tuple[Layout, ...], targets: tuple[Layout, ...], terms: Terms) -> Floats:
+    """Read-only."""
+    found = _prices(sources, targets, terms).all_pairs(sources, targets)
+    found.flags.writeable = False
+    return found
 
 
 def deferred_seconds(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:

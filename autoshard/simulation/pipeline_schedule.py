@@ -88,6 +88,8 @@ def _alternating(forward: list[Slot], backward: list[Slot], warm_up: int) -> lis
     return order + backward[len(forward) - warm_up :]
 
 
+REPEATS = 3  # rounds of micro-batches, from the last of which on the interleaved order repeats
+
 SCHEDULES: dict[str, Callable[[int, int, int, int], list[Slot]]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
@@ -239,7 +241,8 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
     """
     parts = stages * chunks
     if schedule == "interleaved":
-        found = _posted_ahead(stages, micro_batches, chunks)
+        ahead = _posted_ahead(stages, min(micro_batches, REPEATS * stages), chunks)
+        found = [ReceiveBuffers(*(min(count, micro_batches) for count in own)) for own in ahead]
     else:
         found = [ReceiveBuffers(in_flight(schedule, stage, stages, micro_batches, 1), 1) for stage in range(stages)]
     return tuple(
@@ -247,11 +250,11 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
     )
 
 
-def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> list[ReceiveBuffers]:
-    """From the third round of micro-batches on the order repeats. Of gradients one more: torch takes turns for what
-    stands between slots, too, and that is not the same in all versions."""
-    count = min(micro_batches, 3 * stages)
-    orders = [_with_turns(stage, stages, count, chunks) for stage in range(stages)]
+@lru_cache(maxsize=256)
+def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> tuple[ReceiveBuffers, ...]:
+    """Of gradients one more, maybe more than there are: torch takes turns for what stands between slots, too, and that
+    is not the same in all versions."""
+    orders = [_with_turns(stage, stages, micro_batches, chunks) for stage in range(stages)]
     position, parts = [0] * stages, stages * chunks
     arrived: set[tuple[str, int, int]] = set()  # (F or B, part, micro-batch) whose receive is posted
     alive = {(kind, part): 0 for kind in "FB" for part in range(-1, parts + 1)}
@@ -271,10 +274,7 @@ def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> list[ReceiveB
                 alive[kind, taker] += 1
                 most[kind, taker] = max(most[kind, taker], alive[kind, taker])
             position[stage] += 1
-    return [
-        ReceiveBuffers(min(most["F", part], micro_batches), min(most["B", part] + 1, micro_batches))
-        for part in range(parts)
-    ]
+    return tuple(ReceiveBuffers(most["F", part], most["B", part] + 1) for part in range(parts))
 
 
 def _with_turns(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Slot | None]:

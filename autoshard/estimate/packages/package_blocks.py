@@ -63,12 +63,19 @@ class MegatronStore(FrontStore):
         return self.plans[key]
 
 
-@lru_cache(maxsize=64)
 def block_store(
     model: Transformer, precision: str, optimizer: str, sequence_parallel: bool, replicas: int, hardware: Hardware
 ) -> MegatronStore:
     """`replicas`: of which what is in shards over them is measured."""
-    written = transformer_graph(replace(model, layers=min(model.layers, KEPT)), BATCH, precision, optimizer)
+    short = replace(model, layers=min(model.layers, KEPT))
+    return _store(short, precision, optimizer, sequence_parallel, replicas, hardware)
+
+
+@lru_cache(maxsize=64)
+def _store(
+    model: Transformer, precision: str, optimizer: str, sequence_parallel: bool, replicas: int, hardware: Hardware
+) -> MegatronStore:
+    written = transformer_graph(model, BATCH, precision, optimizer)
     line = block_line(written.graph)
     assert [block.kind for block in line.blocks] == [FIRST, *[LAYER] * (len(line.blocks) - 2), LAST], line.blocks
     return MegatronStore(line, hardware, replicas=replicas, written=written, sequence_parallel=sequence_parallel)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.estimate.packages.package_blocks import BATCH, block_store
+from autoshard.estimate.packages.package_blocks import BATCH, store_of
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import layer, transformer_graph
 from autoshard.ir.graph import Graph
@@ -26,7 +26,8 @@ from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 from autoshard.simulation.step_timeline import PartCosts, StepCosts
 
-BUILT = 4  # layers of a part at most; beyond, each takes what the last of these does
+BUILT = 3  # layers of a part at most; beyond, each takes what the last of these does
+AHEAD = 1  # more, where layers are gathered together, a layer ahead, for each use
 PARTS = 3
 
 Layers = Mapping[str, int]  # what a layer keeps -> how many of a part's layers keep that
@@ -66,9 +67,10 @@ def _of_layers(
     def measured(layers: int) -> PartMeasure:
         return _measured(_asked(model, run, layers, keep, built), hardware)[role]
 
-    if 0 < count <= BUILT:
+    most = BUILT + AHEAD * (run.zero == 3 and run.pp == 1)
+    if 0 < count <= most:
         return measured(count)
-    near, more = (BUILT - 1, BUILT) if count else (2, 1)
+    near, more = (most - 1, most) if count else (2, 1)
     times = (count - near) / (more - near)
     return _sum([(1.0 - times, measured(near)), (times, measured(more))])
 
@@ -118,8 +120,7 @@ def _measured_program(asked: _Asked, hardware: Hardware) -> tuple[Program, Measu
 def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
     """Of the same splits that a search by blocks has."""
     model, run = asked.model, asked.run
-    cut = run.sequence_parallel and run.tp > 1
-    store = block_store(replace(model, layers=BUILT), run.precision, run.optimizer, cut, 2, hardware)
+    store = store_of(model, run, hardware)
     split = store.costs(run.tp, run.micro_batch)[0].split
     captured = transformer_graph(model, BATCH, run.precision, run.optimizer).graph
     graph = rebatched(captured, run.dp * run.micro_batch)

@@ -33,6 +33,7 @@ from autoshard.joint.found_steps import StepFound
 from autoshard.joint.joint_search import best_of, measured_replicas
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
+from autoshard.system.garbage import seldom_searched
 from autoshard.whole_steps.software import PACKAGES
 
 WORDS: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -49,7 +50,8 @@ def best_runs_any(
         raise UsageError(
             f"--pareto is not offered for --software {PACKAGES}", "without --software, or without --pareto"
         )
-    return package_runs(space, hardware, count, host)
+    with seldom_searched():
+        return package_runs(space, hardware, count, host)
 
 
 def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
@@ -66,7 +68,7 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
         raise InfeasibleError(f"{told} and the batch of {space.run.batch}", "more devices, or another batch or model")
     offered = _offered(space)
     problems = list(_problems(space, choices, offered, own))
-    store = _store(space, _sequences(space, choices[0].tensor)[0], choices, own)
+    store = _store(space, _sequences(space, choices[0].tensor)[0], measured_replicas(choices), own)
     found = best_of(problems, store.line, log, count, len(problems), lambda text: None)
     steps = (found.best, *found.others)[:count]
     made = [_estimate(space, step, own) for step in steps]
@@ -109,8 +111,8 @@ def _sequences(space: RunSpace, tensor: int) -> tuple[bool, ...]:
     return (True,) if space.fixed.get("sequence_parallel") else (False, True)
 
 
-def _store(space: RunSpace, cut: bool, choices: Sequence[OuterChoice], hardware: Hardware) -> MegatronStore:
-    run, replicas = space.run, measured_replicas(choices)
+def _store(space: RunSpace, cut: bool, replicas: int, hardware: Hardware) -> MegatronStore:
+    run = space.run
     return block_store(space.model, run.precision, run.optimizer, cut, replicas, hardware)
 
 
@@ -119,14 +121,14 @@ def _problems(
 ) -> Iterator[Problem]:
     """Small micro-batches first: where one layer alone is too much for a device, a larger one is, too. What shards take
     is measured with the first."""
-    room = hardware.usable_memory_bytes
+    room, replicas = hardware.usable_memory_bytes, measured_replicas(choices)
     too_much: dict[tuple[int, bool], int] = {}
     for choice in sorted(choices, key=lambda choice: choice.micro_batch):
         for cut in _sequences(space, choice.tensor):
             key = choice.tensor, cut
             if choice.micro_batch >= too_much.get(key, choice.micro_batch + 1):
                 continue
-            store = _store(space, cut, choices, hardware)
+            store = _store(space, cut, replicas, hardware)
             costs = store.costs(choice.tensor, choice.micro_batch)[0].costs
             if min(size for _, size in costs[LAYER].working_bytes) > room:
                 too_much[key] = choice.micro_batch

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -83,8 +84,9 @@ def ends_seconds(second: Moved | None, before: Moved | None, first_backward: flo
     return forward, backward + (max(0.0, second.scattered - first_backward) if second else 0.0)
 
 
+@lru_cache(maxsize=4096)
 def block_front(
-    costs: BlockCosts, zero: int, mesh: Mesh, hardware: Hardware, keeps: Sequence[str], alone: bool
+    costs: BlockCosts, zero: int, mesh: Mesh, hardware: Hardware, keeps: tuple[str, ...], alone: bool
 ) -> BlockFront:
     """Of weights that every replica has whole, from the first forward of a step on. Points in the order of `keeps`.
     `alone`: it is the only block of its kind and the line's first: what its collectives once a step take beyond its
@@ -109,10 +111,13 @@ def block_front(
         np.array([working[keep] for keep in keeps]),
         max(0.0, first if mesh.sizes[STAGES] == 1 else copies),  # gathers of later stages are hidden
     )
-    return BlockFront(costs, front, tuple(keeps), late, copied, update, first, min(first, copies), gathered)
+    return BlockFront(costs, front, keeps, late, copied, update, first, min(first, copies), gathered)
 
 
-def sharded_front(costs: ShardedCosts, mesh: Mesh, hardware: Hardware, keeps: Sequence[str], first: bool) -> BlockFront:
+@lru_cache(maxsize=4096)
+def sharded_front(
+    costs: ShardedCosts, mesh: Mesh, hardware: Hardware, keeps: tuple[str, ...], first: bool
+) -> BlockFront:
     """Of weights in shards. `first`: of the line's first block, which has nothing before it to be hidden beside."""
     slow = hardware.constant("overlap.slowdown")
     points = [
@@ -132,7 +137,7 @@ def sharded_front(costs: ShardedCosts, mesh: Mesh, hardware: Hardware, keeps: Se
         np.full(len(keeps), update),
         np.array([dict(own.working_bytes)[keep] for own, keep in zip(used, keeps, strict=True)]),
     )
-    return BlockFront(costs.alone, front, tuple(keeps), 0.0, 0.0, update)
+    return BlockFront(costs.alone, front, keeps, 0.0, 0.0, update)
 
 
 def _by_itself(costs: BlockCosts, mesh: Mesh, hardware: Hardware, keep: str) -> tuple[float, float]:

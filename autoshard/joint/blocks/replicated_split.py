@@ -58,9 +58,15 @@ def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh, 
         pairs = zip(line.ops(block), short.line.ops(stands), strict=True)
         wanted |= {op.name: chosen[other.name] for op, other in pairs}
 
+    same: dict[tuple[int, int], tuple[bool, Strategy]] = {}  # the strategy beside its id: no other takes it meanwhile
+
     def allowed(op: Op, strategy: Strategy) -> bool:
-        if mesh.sizes[TENSOR] > 1 and not _same(strategy, wanted[op.name]):
-            return False
+        if mesh.sizes[TENSOR] > 1:
+            key = id(strategy), id(wanted[op.name])
+            if key not in same:
+                same[key] = _same(strategy, wanted[op.name]), strategy
+            if not same[key][0]:
+                return False
         return mesh.sizes[DATA] == 1 or _cuts_batch(op, strategy, batch)
 
     return allowed

@@ -79,8 +79,9 @@ class RangeCosts:
 
     def _costs(self, stage: int, numbers: Integers) -> Floats:
         known, sums = self.known[stage], self.sums(stage)
-        wanted = np.unique(numbers)
-        fresh = wanted[np.isnan(known[wanted])]
+        wanted = np.zeros(len(known), bool)
+        wanted[numbers] = True
+        fresh = np.flatnonzero(wanted & np.isnan(known))
         if len(fresh):
             known[fresh], self.rooms[stage][fresh] = sums.least_and_room(self.ranges.counts[fresh])
         found: Floats = known[numbers] + self.sent(stage)
