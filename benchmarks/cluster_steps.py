@@ -17,14 +17,14 @@ import numpy as np
 from autoshard.calibrate import Products, Rows
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS, one_attention_seconds
-from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import tables as software_tables
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.bloom_steps import BLOOM_VOCABULARY, SEQUENCE, bloom, bloom_plans
 from benchmarks.measurements import read
 from benchmarks.named_rows import GIB, NamedRow, predicted_of, seconds_of
-from benchmarks.steps import EAGER, Floats, errors, host_of, percent, predicted, ranking
+from benchmarks.steps import EAGER, Floats, errors, percent, ranking
 
 # --- B200 -------------------------------------------------------------------------------------------------------------
 
@@ -167,27 +167,6 @@ MEGATRON_CORE = {
     "177B": (96, 12288, 96, 8, 6, 48, 1152, 432.8),
     "462B": (112, 18432, 144, 8, 16, 48, 3072, 459.9),
 }
-# Tokens/s a device of FSDP: layers, hidden, heads, KV heads, feed-forward, vocabulary, sequence, micro-batch, devices,
-# shards, recomputation, gradients in, profile, tokens/s. torchtitan's benchmarks and IBM's fms-fsdp README.
-FSDP_RUNS = {
-    "torchtitan 8B, eager": (32, 4096, 32, 8, 14336, 128_256, 8192, 2, 8, 0, "half", "fp32", "h100-80g-sxm", 5762),
-    "torchtitan 8B, compiled": (32, 4096, 32, 8, 14336, 128_256, 8192, 2, 128, 0, "half", "fp32", "h100-80g-sxm", 6514),
-    "fms-fsdp 7B, HSDP": (32, 4096, 32, 32, 11008, 32_000, 4096, 2, 96, 8, "none", "bf16", "h100-80g-sxm", 7500),
-    "fms-fsdp 34B": (48, 8192, 64, 8, 22016, 32_000, 4096, 2, 96, 0, "full", "bf16", "h100-80g-sxm", 1550),
-    "fms-fsdp 7B, HSDP, A100": (32, 4096, 32, 32, 11008, 32_000, 4096, 2, 128, 8, "none", "bf16", "a100-80g-sxm", 3700),
-    "fms-fsdp 34B, A100": (48, 8192, 64, 8, 22016, 32_000, 4096, 2, 128, 0, "full", "bf16", "a100-80g-sxm", 700),
-}
-
-
-# Bits/s between nodes as the README of fms-fsdp says over its columns, of a node.
-FMS_NETWORK = {"a100-80g-sxm": 400e9, "h100-80g-sxm": 800e9}
-HBM2E = 2.4e12  # bytes/s, of torchtitan's H100 of 96 GB, as its page says
-
-
-@lru_cache(maxsize=1)
-def torchtitan_h100() -> Hardware:
-    """The other constants are those of the H100 SXM."""
-    return replace(load_hardware("h100-80g-sxm"), name="h100-96g-hbm2e", memory_bandwidth=HBM2E)
 
 
 @lru_cache(maxsize=1)
@@ -206,42 +185,11 @@ def megatron_core() -> tuple[NamedRow, ...]:
     return tuple(found)
 
 
-def _with_network(base: Hardware, node_bits: float) -> Hardware:
-    """With so many bits/s between nodes, which the devices of one share."""
-    network = replace(base.links[1], bandwidth=node_bits / 8 / base.devices_per_node)
-    return replace(base, links=(base.links[0], network, *base.links[2:]))
-
-
-@lru_cache(maxsize=1)
-def fsdp_runs() -> tuple[tuple[NamedRow, float], ...]:
-    """Rows, and what is predicted; half of the layers computed again is the mean of none and all."""
-    found = []
-    for name, row in FSDP_RUNS.items():
-        layers, hidden, heads, kv, inner, words, length, micro, devices, shard, again, reduced, profile, tokens = row
-        theirs = name.startswith("torchtitan")
-        hardware = torchtitan_h100() if theirs else _with_network(load_hardware(profile), FMS_NETWORK[profile])
-        kernel = "flash2"
-        model = Transformer(
-            layers, hidden, heads, length, words, kv, inner, "swiglu", kernel, "rotary", "rms_norm", bias=False,
-            tied=False, fp32_loss=theirs,
-        )  # fmt: skip
-        run = TrainingRun(
-            micro * devices, micro, devices, zero=3, shard=shard, overlap=True, precision=FSDP, reduced=reduced,
-            software="fsdp",
-        )  # fmt: skip
-        seconds = run.batch * length / tokens / devices
-        kinds = ("none", "full") if again == "half" else (again,)
-        runs = [replace(run, recompute=kind) for kind in kinds]  # type: ignore[arg-type]
-        own = float(np.mean([predicted(model, r, hardware, host_of(hardware, r.software)).step_seconds for r in runs]))
-        found.append((NamedRow(model, runs[0], seconds, (name,), name, hardware), own))
-    return tuple(found)
-
-
 def hopper_steps(data: Path) -> list[str]:
     rows = megatron_core()
     seconds = seconds_of(rows)
     lines = [
-        "## Megatron-Core on H100, and FSDP elsewhere",
+        "## Megatron-Core on H100",
         "",
         "Megatron-LM's weak scaling (README: TFLOP/s a GPU, here as seconds), rates of kernels alone, nothing fitted.",
         "The micro-batch and interleaving are not published: 1 and none are assumed.",
@@ -252,22 +200,7 @@ def hopper_steps(data: Path) -> list[str]:
     for row, own in zip(rows, seconds, strict=True):
         error = own / row.measured_seconds - 1
         lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {own:.2f} | {error:+.1%} |")
-    lines += [
-        "",
-        f"Error {percent(errors(rows, seconds))} (mean, median, bias).",
-        "",
-        "FSDP2 and FSDP on other hosts than those of the MPT table, with its `--software fsdp`, nothing fitted:",
-        "torchtitan (H100 of 500 W whose memory has 2.4 TB/s, which is told; half of the layers computed again)",
-        "and IBM's fms-fsdp (compiled; 400 Gb/s between nodes of A100, 800 of H100, which its page tells: a node's).",
-        "",
-        "| run | devices | measured s | predicted s | error |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for row, own in fsdp_runs():
-        error = own / row.measured_seconds - 1
-        lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {own:.2f} | {error:+.1%} |")
-    found = np.array([own / row.measured_seconds - 1 for row, own in fsdp_runs()])
-    return [*lines, "", f"Error {percent(found)}. Of H200 a step in float8 alone is published (below)."]
+    return [*lines, "", f"Error {percent(errors(rows, seconds))} (mean, median, bias)."]
 
 
 # --- Ascend -----------------------------------------------------------------------------------------------------------

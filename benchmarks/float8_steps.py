@@ -20,7 +20,8 @@ from autoshard.estimate.transformer import FP8_FSDP, FSDP, Schedule, TrainingRun
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import fsdp_steps
-from benchmarks.cluster_steps import LLAMA_VOCABULARY, torchtitan_h100
+from benchmarks.cluster_steps import LLAMA_VOCABULARY
+from benchmarks.fsdp_runs import torchtitan_h100
 from benchmarks.named_rows import NamedRow
 from benchmarks.steps import Floats, host_of, percent, predicted
 
@@ -30,14 +31,14 @@ SIZES = {  # of Llama 3.1: layers, hidden, heads, feed-forward; 8 KV heads
 H100, H200 = "h100", "h200"
 # model, devices, FSDP x TP x PP x CP, sequence, sequences of a replica, recomputation, schedule, tokens/s a device
 TORCHTITAN = (
-    ("8B", H100, 8, 1, 1, 1, 8192, 2, "half", "1f1b", 8532),
+    ("8B", H100, 8, 1, 1, 1, 8192, 2, "operators", "1f1b", 8532),
     ("8B", H100, 8, 1, 1, 1, 32768, 1, "full", "1f1b", 3890),
     ("8B", H100, 2, 1, 1, 4, 131072, 1, "full", "1f1b", 1071),
     ("70B", H100, 32, 8, 1, 1, 8192, 16, "full", "1f1b", 829),
     ("405B", H100, 8, 8, 8, 1, 8192, 32, "full", "interleaved", 128),
     ("405B", H100, 4, 8, 8, 2, 65536, 8, "full", "1f1b", 47),
     ("405B", H100, 1, 8, 8, 8, 262144, 8, "full", "1f1b", 16),
-    ("8B", H200, 64, 1, 1, 1, 8192, 2, "half", "1f1b", 10753),
+    ("8B", H200, 64, 1, 1, 1, 8192, 2, "operators", "1f1b", 10753),
 )
 CHUNKS = 2  # of a device under the interleaved schedule; the page does not say
 
@@ -54,14 +55,14 @@ def torchtitan() -> tuple[tuple[NamedRow, str], ...]:
     for name, device, dp, tp, pp, cp, length, batch, again, schedule, tokens in TORCHTITAN:
         layers, hidden, heads, inner = SIZES[name]
         model = Transformer(
-            layers, hidden, heads, length, LLAMA_VOCABULARY, 8, inner, "swiglu", "flash2", "rotary", "rms_norm",
+            layers, hidden, heads, length, LLAMA_VOCABULARY, 8, inner, "swiglu", "flash2", "rotary", "rms_norm_apart",
             bias=False, tied=False, fp32_loss=True,
         )  # fmt: skip
         kind: Schedule = "interleaved" if schedule == "interleaved" else "1f1b"
         run = TrainingRun(
             batch * dp, 1 if pp > 1 else batch, dp, tp, pp, kind, CHUNKS if kind == "interleaved" else 1,
             zero=3 if pp == 1 or dp * cp == 1 else 2, sequence_parallel=tp > 1, precision=FP8_FSDP, overlap=True,
-            software=fsdp_steps.SOFTWARE, cp=cp,
+            software=fsdp_steps.SOFTWARE, cp=cp, compiled=True,
         )  # fmt: skip
         split = " x ".join(
             f"{kind} {size}" for kind, size in (("FSDP", dp), ("TP", tp), ("PP", pp), ("CP", cp)) if size > 1
@@ -84,11 +85,8 @@ def mosaic(data: Path) -> tuple[tuple[NamedRow, str], ...]:
 
 
 def seconds_of(row: NamedRow, again: str, precision: str, software: str) -> float:
-    """Half of the layers computed again is the mean of none and all."""
-    kinds = ("none", "full") if again == "half" else (again,)
-    runs = [replace(row.run, recompute=kind, precision=precision, software=software) for kind in kinds]  # type: ignore[arg-type]
-    made = [predicted(row.model, run, row.hardware, host_of(row.hardware, run.software)) for run in runs]
-    return float(np.mean([step.step_seconds for step in made]))
+    run = replace(row.run, recompute=again, precision=precision, software=software)  # type: ignore[arg-type]
+    return predicted(row.model, run, row.hardware, host_of(row.hardware, run.software)).step_seconds
 
 
 def tables(data: Path) -> list[str]:
@@ -98,10 +96,11 @@ def tables(data: Path) -> list[str]:
         "",
         "Llama 3.1 by torchtitan on H100 (500 W, 2.4 TB/s, which is told) and H200: FSDP2, torchao's `Float8Linear`,",
         "compiled; and MosaicML's rows in amp_fp8 (TransformerEngine, whose scales are delayed, eager). Predicted is",
-        "`--precision fp8-fsdp`: a dynamic scale a tensor, and casts as eager torch makes them, which a compiler and",
-        "TransformerEngine join. Nothing was fitted to a step or a kernel in float8. `fsdp`: with the rate that",
-        "products reach in FSDP's eager steps in bfloat16; `kernels`: at the full rate of kernels. Not published, and",
-        "assumed: half of the layers computed again where the page says selective; micro-batches of one sequence with",
+        "`--precision fp8-fsdp`, a dynamic scale a tensor, of torchtitan's `--compiled`: casts join what is read of",
+        "them, as torchao's own roofline has it; of MosaicML's as eager torch makes them, which TransformerEngine",
+        "joins. Nothing was fitted to a step or a kernel in float8. `fsdp`: with the rate that products reach in",
+        "FSDP's eager steps in bfloat16; `kernels`: at the full rate of kernels. torchtitan's selective",
+        "recomputation is that by operators. Not published, and assumed: micro-batches of one sequence with",
         "stages, gathered weights kept, two chunks a device where interleaved. torchao casts what TP and the H200's",
         "FSDP gather before it is gathered, and TP of 405B is asynchronous: `estimate` describes neither.",
         "",

@@ -28,7 +28,7 @@ from autoshard.estimate.step import style_of
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps.software import priced_as
 from autoshard.whole_steps.step_bands import ANY, MANY, ONE, UNMEASURED, StepKind, step_kind
-from benchmarks import bloom_steps, cluster_steps, fsdp_steps, named_rows, published, steps
+from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, named_rows, published, steps
 
 # Half-widths: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are exponential;
 # twice the mean is the most that is asked for), but no wider than what this share of the next errors stays within,
@@ -110,8 +110,9 @@ def _fsdp(data: Path) -> Iterator[StepCase]:
         rows = [r for r in fsdp_steps.rows(data, software) if software == "kernels" or not r.fitted]
         for row, seconds in zip(rows, fsdp_steps.predict(rows), strict=True):
             yield _case(row, row.name, float(seconds), load_hardware(fsdp_steps.PROFILES[row.gpu]))
-    for named, own in cluster_steps.fsdp_runs():
-        yield _case(named, named.name, own, named.hardware)
+    for own in fsdp_runs.fsdp_runs():
+        if fsdp_runs.is_known(own):
+            yield _case(own.row, own.row.name, own.seconds, own.row.hardware)
 
 
 SOURCES = (_single_node, _multi_node, _papers, _named, _fsdp)

@@ -62,6 +62,7 @@ _SWITCHES = {
     "untied": "the head has its own table",
     "dropout": "dropout operators take their time",
     "overlap": "reduce gradients and gather weights beside computation",
+    "compiled": "torch.compile joins the kernels of every layer",
     "fused-loss": "the loss is one kernel that works in place",
     "fp32-loss": "logits are cast to float32 before the loss, as torchtitan and transformers do",
 }
@@ -162,6 +163,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         own["cp"],
         own["ep"],
         options.offload or "",
+        options.compiled,
     )
     return model, run
 

@@ -28,7 +28,7 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
 from autoshard.ir.local_op import LocalOp, LocalTensor
-from autoshard.rules.algebra.float8_products import NARROW, Casts, casts, is_cast
+from autoshard.rules.algebra.float8_products import NARROW, casts, is_cast, joined_casts
 from autoshard.rules.algebra.operator_record import Operator, Product, Work
 from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators import VARIANTS, record
@@ -81,9 +81,9 @@ def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple
     multiplied = [op.operand(position) for position in product.multiplied]
     flops, inner, dtype = product_flops(op, product), float(summed_length(op, product)), multiplied[0].dtype
     share = hardware.constant("matmul.misaligned") if is_misaligned(op, product) else 1.0
-    cast, passes = is_cast(op, product), Casts()
+    cast = is_cast(op, product)
     if cast:
-        dtype, passes = product.cast_to, casts(op, product)
+        dtype = product.cast_to
 
     def size_of(made: LocalTensor) -> float:
         """Bytes of a product that makes `made` of the other two."""
@@ -91,18 +91,34 @@ def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple
         return float(sum(x.numel * NARROW if cast and x is not made else x.bytes for x in own))
 
     forward = one_product_seconds(hardware, dtype, flops, inner, size_of(op.results[0]), share)
-    forward += _passes_seconds(hardware, op, passes.forward)
-    backward = _passes_seconds(hardware, op, passes.gradient)
+    there, back = cast_passes(op)
+    forward += _passes_seconds(hardware, op, there)
+    backward = _passes_seconds(hardware, op, back)
     for tensor, part in zip(multiplied, ("dgrad", "wgrad"), strict=True):
         if tensor.requires_grad:
             inner = flops / (2 * tensor.numel) if tensor.numel else 0.0
             relative = share * hardware.constant(f"matmul.{part}")
             backward += one_product_seconds(hardware, dtype, flops, inner, size_of(tensor), relative)
-            backward += _passes_seconds(hardware, op, passes.of_input if part == "dgrad" else passes.of_weight)
     added = op.operands[product.added] if product.added is not None and product.added < len(op.operands) else None
     if added is not None and added.requires_grad:
         backward += _memory_seconds(hardware, record(op.target), op.results[0].bytes + added.bytes)
     return forward, backward
+
+
+def cast_passes(op: LocalOp, joined: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Bytes of each pass that casts factors to float8, forward and backward; `joined`: as a compiler runs them."""
+    product = record(op.target).work
+    if not isinstance(product, Product) or not is_cast(op, product):
+        return (), ()
+    own = joined_casts(op, product) if joined else casts(op, product)
+    first, second = (op.operand(position).requires_grad for position in product.multiplied)
+    return own.forward, (*own.gradient, *(own.of_input if first else ()), *(own.of_weight if second else ()))
+
+
+def cast_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
+    """Of them, forward and backward, in eager torch."""
+    there, back = cast_passes(op)
+    return _passes_seconds(hardware, op, there), _passes_seconds(hardware, op, back)
 
 
 def _passes_seconds(hardware: Hardware, op: LocalOp, passes: tuple[float, ...]) -> float:

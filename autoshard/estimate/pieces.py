@@ -9,6 +9,7 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import family
 from autoshard.estimate.gradient_sync import parameter_collectives
+from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import EXPERT, LAYERS, BuiltTransformer
 from autoshard.ir.program import Compute, Program
@@ -42,23 +43,28 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """`core` is the part of `layer` that selective recomputation runs again."""
+    """`core` is the part of `layer` that selective recomputation runs again, `again` what recomputation by operators
+    does."""
 
     embedding: Piece
     layer: Piece
     core: Piece
+    again: Piece
     head: Piece
 
 
 @lru_cache(maxsize=1024)
-def pieces(built: BuiltTransformer, hardware: Hardware) -> Pieces:
-    """Of the last layer of the program, the embedding and the head."""
+def pieces(built: BuiltTransformer, hardware: Hardware, compiled: bool = False) -> Pieces:
+    """Of the last layer of the program, the embedding and the head; the layer `compiled` by `torch.compile`, or not."""
     slot = replace(
         built.program, gradient_buckets=(), weight_buckets=()
     )  # gradients are summed once a step, beside other slots
-    events = simulate(slot, built.graph, hardware).events
+    events = simulate(slot, built.graph, hardware, compiled).events
     last = LAYERS - 1
-    return Pieces(*(_piece(built, events, path) for path in (EMBEDDING, layer(last), core(last), HEAD)))
+    kept = kept_operators(built)
+    again = tuple(e for e in events if e.instruction not in kept)
+    paths = ((EMBEDDING, events), (layer(last), events), (core(last), events), (layer(last), again), (HEAD, events))
+    return Pieces(*(_piece(built, own, path) for path, own in paths))
 
 
 def _piece(built: BuiltTransformer, events: tuple[Event, ...], path: str) -> Piece:

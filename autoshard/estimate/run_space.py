@@ -9,10 +9,11 @@ from itertools import product
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
-from autoshard.estimate.transformer import RECOMPUTE, SHARDED, Schedule, TrainingRun, Transformer, is_possible, wrong
+from autoshard.estimate.transformer import SHARDED, Schedule, TrainingRun, Transformer, is_possible, wrong
 from autoshard.whole_steps.software import PACKAGES
 
 FREE = ("tp", "sequence_parallel", "dp", "pp", "cp", "interleave", "micro_batch", "recompute", "zero", "ep")
+SEARCHED = ["none", "selective", "full"]  # of recomputation
 LEAST_TOKENS = 4096  # of a sequence, on each of the devices that share it
 
 
@@ -51,7 +52,7 @@ def candidates(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
                 _choices(space, "sequence_parallel", [False, True] if tp > 1 else [False]),
                 _choices(space, "interleave", chunks),
                 _choices(space, "micro_batch", [d for d in divisors(batch // dp) if d & (d - 1) == 0]),
-                _choices(space, "recompute", list(RECOMPUTE)),
+                _choices(space, "recompute", SEARCHED),
                 _choices(space, "zero", _zeros(space.run, dp * cp)),
                 _choices(space, "ep", divisors(math.gcd(dp, model.experts)) if model.experts else [1]),
             )

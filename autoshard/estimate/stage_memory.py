@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import ParameterCounts
+from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.state_bytes import head_gradients, states
 from autoshard.estimate.transformer import TrainingRun, Transformer
@@ -16,6 +17,7 @@ from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
+from autoshard.program.module_scopes import results_of
 from autoshard.simulation.memory_curve import Span, plan_memory
 from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.whole_steps.software import held_bytes
@@ -28,7 +30,8 @@ WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """Bytes that one micro-batch keeps for backward in each piece; `working` is the peak above what is kept.
+    """Bytes that one micro-batch keeps for backward in each piece; `operators`: what a layer keeps where it is computed
+    again by operators. `working` is the peak above what is kept.
 
     `layer_working`: what the backward of a layer has above all that it and those before it keep. `first_working`: the
     same as `working` down to the backward of the last layer where no gradients are there before it, with those
@@ -38,6 +41,7 @@ class KeptBytes:
     embedding: float
     layer: float
     core: float
+    operators: float
     head: float
     input: float  # of a layer
     working: float
@@ -97,12 +101,20 @@ def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> K
         of(EMBEDDING),
         of(last),
         of(core(LAYERS - 1)),
+        _of_operators(built, alive),
         of(HEAD),
         given,
         max(plan.bytes_of(*LASTING, *working)) - plan.static_bytes - everything,
         max(0.0, max(level[steps - i] for i in own) - plan.static_bytes - (everything - of(HEAD))),
         max(fresh[: 2 * len(program.instructions) - first]) - everything,
     )
+
+
+def _of_operators(built: BuiltTransformer, alive: Sequence[Span]) -> float:
+    """Results of the last layer's operators that are not run again, and what attention keeps beside."""
+    program, positions = built.program, kept_operators(built)
+    results = sum(program.largest[name].bytes for i in positions for name in results_of(program.instructions[i]))
+    return results + sum(s.held.bytes for s in alive if s.held.kind == "extra" and s.start in positions)
 
 
 def span_bytes(span: Span, built: BuiltTransformer, gathered: bool) -> float:
@@ -173,6 +185,7 @@ def stage_memory(
     each, again = {
         "none": (own.layer, 0.0),
         "selective": (own.layer - own.core, own.core),
+        "operators": (own.input + own.operators, own.layer),
         "full": (own.input, own.layer),
     }[run.recompute]
     first, last = stage == 0, stage == run.pp - 1

@@ -55,7 +55,12 @@ class Stages:
     @property
     def again(self) -> Piece:
         """What runs forward once more in the backward of a layer."""
-        return {"none": _NOTHING, "selective": self.made.core, "full": self.made.layer}[self.run.recompute]
+        return {
+            "none": _NOTHING,
+            "selective": self.made.core,
+            "operators": self.made.again,
+            "full": self.made.layer,
+        }[self.run.recompute]
 
     @property
     def slowdown(self) -> float:

@@ -66,8 +66,8 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     built = build(model, run, hardware)
     hardware = with_software(hardware, run.software, model.fused_attention, model.fused_loss)
     beside = hardware.constant("overlap.slowdown")
-    exchanged = syncs(built, run, hardware)
-    stages = Stages(model, run, pieces(built, hardware), exchanged, host or host_of(hardware, run.software), beside)
+    exchanged, made = syncs(built, run, hardware), pieces(built, hardware, run.compiled)
+    stages = Stages(model, run, made, exchanged, host or host_of(hardware, run.software), beside)
     orders = [SCHEDULES[run.schedule](s, run.pp, run.micro_batches, run.interleave) for s in range(run.pp)]
     send = send_seconds(model, run, hardware)
     kinds = [(s, slot) for s, order in enumerate(orders) for slot in _kinds(order)]
@@ -111,11 +111,12 @@ def check_dtype(run: TrainingRun, hardware: Hardware) -> None:
 
 
 def style_of(model: Transformer, run: TrainingRun) -> str:
-    """fsdp where weights are kept in shards, else megatron; of experts, and an optimizer on the host, nobody measured
-    steps: styles of their own."""
+    """fsdp where weights are kept in shards, else megatron; compiled steps, and those with experts or an optimizer on
+    the host (of which nobody measured any), are styles of their own."""
     if model.experts or run.offload:
         return "experts" if model.experts else "offload"
-    return "fsdp" if run.zero == 3 or run.precision in SHARDED else "megatron"
+    style = "fsdp" if run.zero == 3 or run.precision in SHARDED else "megatron"
+    return f"compiled {style}" if run.compiled else style
 
 
 def _band(

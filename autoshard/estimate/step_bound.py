@@ -40,7 +40,7 @@ def program_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> Buil
 def least_alone(model: Transformer, run: TrainingRun, built: BuiltTransformer, hardware: Hardware, host: Host) -> float:
     """No schedule of `run` is faster, at whatever level of ZeRO: nothing is exchanged between replicas, no optimizer
     runs. A quicker bound, and a lower one, than `least_seconds`."""
-    stages = Stages(model, replace(run, zero=0), pieces(built, hardware), _NO_SYNCS, host)
+    stages = Stages(model, replace(run, zero=0), pieces(built, hardware, run.compiled), _NO_SYNCS, host)
     return _least(stages, send_seconds(model, run, hardware), {})
 
 
@@ -49,7 +49,7 @@ def least_seconds(
 ) -> float:
     """No schedule of `run` is faster."""
     beside = hardware.constant("overlap.slowdown")
-    stages = Stages(model, run, pieces(built, hardware), syncs(built, run, hardware), host, beside)
+    stages = Stages(model, run, pieces(built, hardware, run.compiled), syncs(built, run, hardware), host, beside)
     named = _last_alike(model, run)
     tails = {s: sum(t for _, t in tail(built, model, run, hardware, s, stages.step_end_seconds(s))) for s in named}
     return _least(stages, send_seconds(model, run, hardware), tails)

@@ -9,11 +9,11 @@ from autoshard.errors import UsageError
 from autoshard.whole_steps.software import PACKAGES
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "operators", "full"]
 ACTIVATIONS = ("gelu", "gelu_new", "swiglu")
 ATTENTIONS = ("flash", "flash1", "triton", "flash2", "flash3", "unfused")  # flash: what the constants were fitted to
 POSITIONS = ("learned", "rotary")
-NORMS = ("layer_norm", "rms_norm")
+NORMS = ("layer_norm", "rms_norm", "rms_norm_apart")  # apart: in float32, operator by operator
 FSDP, FP8_FSDP = "bf16-fsdp", "fp8-fsdp"
 SHARDED = (FSDP, FP8_FSDP)  # float32 shards, gathered in bf16
 PRECISIONS = {  # computed in
@@ -25,7 +25,7 @@ HALF = {"bf16": "bfloat16", "fp16": "float16", FSDP: "bfloat16", FP8_FSDP: "bflo
 OFFLOADS = ("", "optimizer")
 REDUCED = ("", "fp32", "bf16")  # "": as the precision has it
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "operators", "full")
 
 
 MOST_SLOTS = 200_000  # forward passes of one chunk in a step: half a minute to simulate
@@ -106,7 +106,7 @@ class TrainingRun:
     for as even as they go. `cp`: devices that share every sequence (context parallelism): attention passes keys and
     values around a ring of them. `ep`: replicas that share one set of experts (expert parallelism, a part of `dp`):
     tokens are sent to their experts among them, and back. `offload`: "optimizer" keeps its states and float32 weights
-    in the host's memory, where the host updates them.
+    in the host's memory, where the host updates them. `compiled`: `torch.compile` joins the kernels of each layer.
     """
 
     batch: int
@@ -129,6 +129,7 @@ class TrainingRun:
     cp: int = 1
     ep: int = 1
     offload: str = ""
+    compiled: bool = False
 
     @property
     def replicas(self) -> int:
@@ -269,6 +270,7 @@ def _package(run: TrainingRun) -> list[tuple[bool, str]]:
     precisions = [name for name in PRECISIONS if name not in HALF]
     told = f"software {PACKAGES}: packages"
     return [
+        (run.recompute != "operators", f"{told} compute again selectively or in full, got recompute operators"),
         (
             run.precision in precisions,
             f"{told} compute in precision {' or '.join(precisions)}, got {run.precision}",
@@ -276,6 +278,7 @@ def _package(run: TrainingRun) -> list[tuple[bool, str]]:
         (run.cp == 1, f"{told} of plans by blocks share no sequence, got cp {run.cp}"),
         (run.ep == 1, f"{told} of plans by blocks share no experts, got ep {run.ep}"),
         (run.shards == run.replicas, f"{told} of plans by blocks cut weights over all replicas, got shard {run.shard}"),
+        (not run.compiled, f"{told} that are compiled are not estimated: leave compiled out"),
         (not run.offload, f"{told} keep the optimizer on the device, got offload {run.offload}"),
         (not run.reduced, f"{told} sum gradients in float32, got reduce {run.reduced}"),
         (

@@ -158,10 +158,25 @@ class _TransformerWriter:
             return self.add(
                 "aten.rms_norm", (x, weight), self.shape(x), path, normalized_shape=(width,), eps=1e-6
             )  # fmt: skip
+        if self.model.norm == "rms_norm_apart":
+            return self.norm_apart(x, weight, path)
         bias = self.parameter(f"{path}.bias", width)
         return self.add(
             "aten.layer_norm", (x, weight, bias), self.shape(x), path, normalized_shape=(width,), eps=1e-5
         )  # fmt: skip
+
+    def norm_apart(self, x: str, weight: str, path: str) -> str:
+        """x rsqrt(mean(x^2) + eps) in float32, operator by operator, as transformers' Llama and torchtitan write it."""
+        shape, own = self.shape(x), self.dtype
+        rows = (*shape[:-1], 1)
+        wide = x if own == "float32" else self.cast(x, "float32", path)
+        square = self.add_several("aten.pow", (wide,), (shape,), path, dtype="float32", exponent=2.0)[0]
+        mean = self.add_several("aten.mean", (square,), (rows,), path, dtype="float32", dim=(-1,), keepdim=True)[0]
+        shifted = self.add_several("aten.add", (mean,), (rows,), path, dtype="float32", other=1e-6, alpha=1)[0]
+        scale = self.add_several("aten.rsqrt", (shifted,), (rows,), path, dtype="float32")[0]
+        normed = self.add_several("aten.mul", (wide, scale), (shape,), path, dtype="float32")[0]
+        narrow = normed if own == "float32" else self.cast(normed, own, path)
+        return self.add("aten.mul", (narrow, weight), shape, path)
 
     def dropout(self, x: str, path: str) -> str:
         if not self.model.dropout:

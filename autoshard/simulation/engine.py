@@ -24,20 +24,22 @@ from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Timel
 from autoshard.simulation.weight_streams import WeightStreams
 
 
-def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
-    """The predicted step of `program`. Raises UsageError for a mesh or dtype that the hardware does not have."""
-    timing = timed(program, graph, hardware)
+def simulate(program: Program, graph: Graph, hardware: Hardware, compiled: bool = False) -> Timeline:
+    """The predicted step of `program`; `compiled`: its blocks by `torch.compile` (fused_kernels.py; in time, not in
+    memory). Raises UsageError for a mesh or dtype that the hardware does not have."""
+    timing = timed(program, graph, hardware, compiled=compiled)
     return _timeline(program, plan_memory(program, graph, block_bytes=hardware.constant("allocator.block")), timing)
 
 
 def timed(
-    program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset(), among: bool = False
-) -> Timing:
+    program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset(), among: bool = False,
+    compiled: bool = False,
+) -> Timing:  # fmt: skip
     """As `simulate`, without its memory. What is communicated over axes of which one is `free` takes no time to speak
     of. `among`: a micro-batch between others, without what a step does once."""
     check_mesh(hardware, program.mesh)
     schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
-    pricer = TaskPricer(program, graph, hardware, free)
+    pricer = TaskPricer(program, graph, hardware, free, compiled)
     weights = WeightStreams(program, schedule, pricer, among)
     early = early_linears(program.instructions)
     reduced = frozenset(early.values())

@@ -19,6 +19,7 @@ from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter
 from autoshard.redistribute import LOCAL, messages, step_of
 from autoshard.rules.algebra.variant_record import Call, LocalTensors
+from autoshard.simulation.compiled.fused_kernels import fused_seconds
 from autoshard.simulation.memory_curve import bucket_bytes
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.stream_schedule import StreamTask
@@ -36,14 +37,20 @@ class Bucket:
 
 
 class TaskPricer:
-    """The tasks of each instruction, with their seconds; collectives over a `free` axis take none to speak of."""
+    """The tasks of each instruction, with their seconds; collectives over a `free` axis take none to speak of.
+    `compiled`: the blocks' kernels are those of `fused_kernels`, each a task at the last of its instructions."""
 
-    def __init__(self, program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset(),
+        compiled: bool = False,
+    ) -> None:  # fmt: skip
         self.program, self.graph, self.hardware, self.mesh = program, graph, hardware, program.mesh
         self.free = free
         self.together = frozenset(p for bucket in program.weight_buckets for p in bucket.gathers)
         self.again = storage(program, graph).again
-        self.computed: dict[int, tuple[float, float]] = {}  # seconds of instructions, forward and backward
+        # Seconds of instructions, forward and backward
+        self.computed = fused_seconds(program, graph, hardware) if compiled else {}
+        self.fused = frozenset(self.computed)
 
     def local(self, name: str) -> LocalTensor:
         return self.program.largest[name]
@@ -88,6 +95,8 @@ class TaskPricer:
             variant = instruction.variant
             self.computed[index] = compute_seconds(self.hardware, self.graph, op, operands, results, variant)
         seconds = self.computed[index][phase == "backward"]
+        if index in self.fused and not seconds:
+            return
         size = float(sum(result.bytes for result in results))
         strategy = f"{instruction.target} {instruction.strategy}"
         yield StreamTask(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)

@@ -64,6 +64,11 @@ def with_software(hardware: Hardware, software: str, attention: str = "", fused_
     return replace(hardware, constants=tuple(changed.items()))
 
 
+def compiled_share(reduces: bool) -> float:
+    """Of the memory's bandwidth, what kernels of `torch.compile` reach: those that sum along something, and others."""
+    return float(tables()["compiled"]["reduction" if reduces else "pointwise"]["value"])
+
+
 @dataclass(frozen=True)
 class HeldBytes:
     """What software holds of its own: copies of a layer's weights (`weight_gradient_buffers`), bytes of a gradient

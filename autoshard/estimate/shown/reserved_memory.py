@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.shown.caching_allocator import Life, reserved_bytes
 from autoshard.estimate.stage_memory import WORKING, loss_copies, span_bytes
 from autoshard.estimate.state_bytes import gathered_outside, gathered_weights, layer_gradients, resident, scattering
@@ -91,10 +92,22 @@ class _UnrolledStep:
     def lives(self) -> Iterator[Life]:
         """Of one micro-batch."""
         yield from self._weights()
-        for span in plan_memory(self.program, self.built.graph).spans:
+        spans = plan_memory(self.program, self.built.graph).spans
+        if self.run.recompute == "operators":
+            alive = [s for s in spans if s.start < self.count <= s.last]
+            yield from self._cached({span.held.name for span in alive})
+        for span in spans:
             if self._is_made(span):
                 for made, gone in self._copies(span):
                     yield from self._lives_of(span, made, gone)
+
+    def _cached(self, kept: set[str]) -> Iterator[Life]:
+        """Results that recomputation by operators keeps though no backward reads them, of every layer."""
+        for step in kept_operators(self.built):
+            sizes = {name: self.program.largest[name].bytes for name in results_of(self.program.instructions[step])}
+            for copy in range(self.model.layers):
+                at = self.at(step, copy)
+                yield from ((at, 2 * self.forward - 1 - at, float(sizes[name])) for name in sizes if name not in kept)
 
     def _is_made(self, span: Span) -> bool:
         """Whether it comes and goes with a micro-batch; gradients of parameters are `_weights`."""
@@ -147,6 +160,9 @@ class _UnrolledStep:
             return None
         if self.run.recompute == "full":
             return (*self.starts, self.count)[part + 1] - 1
+        if self.run.recompute == "operators":
+            kept = kept_operators(self.built, part - _FIRST)
+            return None if step in kept else (*self.starts, self.count)[part + 1] - 1
         path = core(part - _FIRST)
         inside = [i for i, module in enumerate(self.modules) if module == path or module.startswith(f"{path}.")]
         return inside[-1] if step in inside else None

@@ -75,7 +75,7 @@ class Casts:
 
 
 def casts(op: LocalOp, product: Product) -> Casts:
-    """Of a product for which `is_cast` holds, kernel by kernel as eager torch runs them (a compiler would join them):
+    """Of a product for which `is_cast` holds, kernel by kernel as eager torch runs them:
     `scaled` reads a tensor for its largest element, writes it divided by the scale, and writes that in float8; two
     kernels between make the scale. `product` turns a factor that lies in the other order."""
     x, weight = _factors(op, product)
@@ -86,6 +86,24 @@ def casts(op: LocalOp, product: Product) -> Casts:
         gradient=_scaled(result),
         of_input=(*_scaled(weight), *(() if in_out else turned)),
         of_weight=(*_scaled(x), *_turned(x), *_turned(result)),
+    )
+
+
+def joined_casts(op: LocalOp, product: Product) -> Casts:
+    """The same as a compiler runs them, by torchao's own roofline (torchao/testing/float8/roofline_utils.py, casts
+    computed again in backward): a pass for the largest element, a small one, and one that casts, to both orders where a
+    gradient is used in both."""
+    x, weight = _factors(op, product)
+    result = op.results[0]
+
+    def cast(tensor: LocalTensor, orders: int = 1) -> float:
+        return float(tensor.bytes + orders * NARROW * tensor.numel)
+
+    return Casts(
+        forward=(float(x.bytes), SCALE, cast(x), float(weight.bytes), SCALE, cast(weight)),
+        gradient=(float(result.bytes), SCALE, cast(result, 2)),
+        of_input=(cast(weight),),
+        of_weight=(cast(x),),
     )
 
 

@@ -1,0 +1,1 @@
+"""Blocks that `torch.compile` has compiled: which operators are one kernel, and its seconds."""
