@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cli.parser import parser
-from autoshard.errors import CheckError, UsageError, UserError
+from autoshard.errors import CheckError, InfeasibleError, UsageError, UserError
 from autoshard.system import system_errors, terminal
 from autoshard.system.files import write_text
 from autoshard.system.progress import step
@@ -85,7 +85,9 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
     print("\n".join(lines), file=sys.stderr)
     if "--json" in words:
         with contextlib.suppress(OSError):
-            _print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": code}})
+            told = {"message": error.message, "hint": error.hint, "exit_code": code}
+            proven = {"proven": error.proven} if isinstance(error, InfeasibleError) else {}
+            _print_json({"error": told | proven})
             terminal.flush()
     return code
 

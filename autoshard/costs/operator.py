@@ -25,7 +25,7 @@ from autoshard.rules.operators import VARIANTS, record
 def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
     """Forward and backward seconds on the device that holds most; no backward in a graph without a loss."""
     forward, backward = local_seconds(hardware, mesh, graph, op, strategy)
-    operands, results = _locals(graph, op, strategy, mesh)
+    operands, results = local_tensors(graph, op, strategy, mesh)
     if strategy.host:
         first, last = host_tasks(hardware, graph, op, operands, results, strategy.variant)
         return forward + seconds_of(first, link=True), backward + seconds_of(last, link=True)
@@ -47,7 +47,7 @@ def with_calls(computed: float, calls: Iterable[tuple[Call, float]], inside: Ins
 
 def local_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
     """The same without the collectives of a variant, or the link to the host: on a mesh of any size."""
-    operands, results = _locals(graph, op, strategy, mesh)
+    operands, results = local_tensors(graph, op, strategy, mesh)
     return compute_seconds(hardware, graph, op, operands, results, strategy.variant, strategy.host)
 
 
@@ -116,10 +116,11 @@ def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
     """`extra_bytes` under a strategy; 0 in a graph without a loss, and of what the host keeps."""
     if graph.loss is None or strategy.host:
         return 0.0
-    return extra_bytes(graph, op, *_locals(graph, op, strategy, mesh))
+    return extra_bytes(graph, op, *local_tensors(graph, op, strategy, mesh))
 
 
-def _locals(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> tuple[LocalTensors, tuple[LocalTensor, ...]]:
+def local_tensors(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> tuple[LocalTensors, tuple[LocalTensor, ...]]:
+    """Operands and results on the device that holds most."""
     operands = tuple(
         None if name is None or layout is None else _local(graph, name, layout, mesh)
         for name, layout in zip(op.operands, strategy.operands, strict=True)

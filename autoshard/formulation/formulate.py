@@ -21,7 +21,7 @@ import numpy as np
 from autoshard import costs, redistribute, rules
 from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.host_choices import HostChoices
-from autoshard.formulation.storage_layouts import buffer_layouts, input_layouts, plain, storage_layouts
+from autoshard.formulation.storage_layouts import as_stored, buffer_layouts, input_layouts, plain, storage_layouts
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import (
     PARTIAL,
@@ -446,13 +446,8 @@ class _Moves:
 
 def _beside_storage(sizes: Floats, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
     """What a use of a weight takes at least beside what is stored: nothing where it may be stored as it is used."""
-    stored = {_as_stored(source) for source in sources}
-    return np.where([_as_stored(target) in stored for target in targets], 0.0, sizes)
-
-
-def _as_stored(layout: Layout) -> Layout:
-    """A partial gradient changes nothing about the value."""
-    return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))
+    stored = {as_stored(source) for source in sources}
+    return np.where([as_stored(target) in stored for target in targets], 0.0, sizes)
 
 
 def _late(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 from autoshard.ir.graph import Tensor
 from autoshard.ir.intervals import multiple
-from autoshard.ir.layout import REPLICATE, AxisShard, Layout, Placement, Shard, local_sizes, normalise
+from autoshard.ir.layout import (
+    REPLICATE,
+    REPLICATE_PARTIAL,
+    AxisShard,
+    Layout,
+    Placement,
+    Shard,
+    local_sizes,
+    normalise,
+)
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.nesting import parts_problem
 
@@ -15,6 +24,11 @@ from autoshard.rules.algebra.nesting import parts_problem
 def plain(placement: Placement) -> Placement:
     """As it may be stored or given out: never partial."""
     return placement if isinstance(placement, Shard) else REPLICATE
+
+
+def as_stored(layout: Layout) -> Layout:
+    """A partial gradient changes nothing about the value."""
+    return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))
 
 
 def input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:

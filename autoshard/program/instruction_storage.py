@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autoshard.ir.graph import Graph, Saved
+from autoshard.ir.graph import Graph, Op, Saved
 from autoshard.ir.program import Collective, Instruction
 from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.operators import record
@@ -36,10 +36,15 @@ def facts(instruction: Instruction, graph: Graph) -> InstructionStorage:
         aliases = {0: 0} if instruction.forward == "" else {}
         return InstructionStorage((instruction.operand,), (instruction.result,), aliases, Saved())
     op = graph.by_op[instruction.op]
+    return InstructionStorage(instruction.operands, instruction.results, aliases_of(op), op.saved)
+
+
+def aliases_of(op: Op) -> dict[int, int]:
+    """Result position -> the operand whose storage it shares."""
     aliases = dict(op.saved.aliases)
     if record(op.target).work is Work.VIEW and not aliases:
         aliases = dict.fromkeys(range(len(op.results)), 0)
-    return InstructionStorage(instruction.operands, instruction.results, aliases, op.saved)
+    return aliases
 
 
 def storage_roots(instructions: Sequence[Instruction], graph: Graph, fixed: Iterable[str]) -> dict[str, str]:

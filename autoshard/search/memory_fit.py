@@ -14,7 +14,7 @@ from autoshard.search.min_memory import least
 from autoshard.search.objectives import MEMORY, SPEED, Levelled, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.clock import attempt, watched
-from autoshard.solvers.common.result import FEASIBLE, OPTIMAL
+from autoshard.solvers.common.result import FEASIBLE, OPTIMAL, fits
 from autoshard.units import format_bytes, format_seconds
 
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
@@ -52,12 +52,12 @@ def _fitted(task: SearchTask) -> Found:
         return least(task, ())
     free, name = _by_step(task) or _by_sum(task)
     plan = task.plan(free.solution)
-    if task.by_step and plan.predicted_peak_bytes > task.memory_limit_bytes:
+    if task.by_step and not task.holds(plan):
         other, other_name = _by_sum(task)
         of_other = task.plan(other.solution)
         if of_other.predicted_seconds <= plan.predicted_seconds:
             free, name, plan = other, other_name, of_other
-    if plan.predicted_peak_bytes <= task.memory_limit_bytes:
+    if task.holds(plan):
         return Found(free, plan, task.memory_limit_bytes, (candidate(name, plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
     target, quickly = task.memory_limit_bytes, task.solver == "auto"
@@ -67,7 +67,7 @@ def _fitted(task: SearchTask) -> Found:
         except InfeasibleError:
             break
         plan = task.plan(levelled.solution)
-        if plan.predicted_peak_bytes <= task.memory_limit_bytes:
+        if task.holds(plan):
             if round_:  # what was proved within a tighter limit is not said of this one
                 levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
             return Found(levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, "")))
@@ -142,7 +142,7 @@ def fitting_step(
                 raise
             break
         first = first or plan
-        if _peak(plan) > limit_bytes:
+        if not fits(_peak(plan), limit_bytes):
             large.append(plan)
         else:
             fitting.append(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.cluster.hardware import Hardware, check_devices
@@ -72,8 +72,8 @@ def search_meshes(
 ) -> Plan:
     """The best plan on the best mesh of `request.devices`, with all meshes tried; pins are read once for each mesh.
 
-    A mesh is left out once computing alone takes longer there than the best step so far. Raises the last error where
-    there is no plan on any mesh.
+    A mesh is left out once computing alone takes longer there than the best step so far. Raises an error of
+    one where there is no plan on any mesh; that is proven only where it is of all.
     """
     assert request.devices is not None, "a mesh is searched for a number of devices"
     check_devices(hardware, request.devices)
@@ -97,8 +97,16 @@ def search_meshes(
                 _Tried(mesh, 0.0, "no plan found that fits" if isinstance(error, InfeasibleError) else "not possible")
             )
     if not any(t.found for t in tried):
-        raise errors[-1]
+        raise of_all_meshes(errors)
     return _chosen(tried, request.level, options)
+
+
+def of_all_meshes(errors: Sequence[UserError]) -> UserError:
+    """The last of why there is no plan on any of several meshes; proven only where it is of all that may be."""
+    last = errors[-1]
+    infeasible = [error for error in errors if isinstance(error, InfeasibleError)]
+    open_ = [error for error in infeasible if not error.proven]
+    return open_[-1] if open_ else infeasible[-1] if infeasible else last
 
 
 def _try(task: SearchTask, leader: float) -> _Tried:

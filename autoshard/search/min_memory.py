@@ -13,11 +13,12 @@ from math import inf
 
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
+from autoshard.formulation.floor.memory_floor import MemoryFloor, memory_floor
 from autoshard.ir.plan import Candidate
 from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.objectives import MEMORY, lean_plans, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
-from autoshard.solvers.common.result import OPTIMAL, Solution
+from autoshard.solvers.common.result import OPTIMAL, Solution, none_within
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes
 
@@ -31,6 +32,8 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
     """The first that fits, the solver's plan of least memory before others, those of known styles last. InfeasibleError
     where none does: a count that programs may need less than proves nothing of them."""
     refused, quickly = None, task.solver == "auto"
+    if task.level != MEMORY:  # here nothing within the limit was found
+        refuse(task)
     try:
         levelled = solve_level(task.formulation, MEMORY, task.memory_limit_bytes, task.solve, task.stopped, quickly)
     except InfeasibleError as error:
@@ -41,20 +44,43 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
         levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
     first, plan = levelled.solution, task.plan(levelled.solution)
     smallest, tried = plan.predicted_peak_bytes, before
-    if smallest <= task.memory_limit_bytes:
+    if task.holds(plan):
         return Found(levelled, plan, first.peak_bytes, (*tried, candidate("least memory", plan, "")))
+    if task.level == MEMORY:
+        refuse(task, smallest)
     tried = (*tried, candidate("least memory by the solver's count", plan, "too large"))
     for name, choice in chain(others(task, first), _styles(task)):
         own = task.levelled(choice, first.solver, cut=levelled.cut, least_bytes=bound)
         plan = task.plan(own.solution)
         smallest = min(smallest, plan.predicted_peak_bytes)
-        if plan.predicted_peak_bytes <= task.memory_limit_bytes:
+        if task.holds(plan):
             return Found(own, plan, own.solution.peak_bytes, (*tried, candidate(name, plan, "")))
         if task.stopped():
             break
     counted = f"; as the solver counts, {refused.message}" if refused else ""
     needs = f"the program of the smallest plan found needs {format_bytes(smallest)}"
     raise InfeasibleError(f"no plan was found whose program fits, which is not proven: {needs}{counted}", proven=False)
+
+
+def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
+    """Raises InfeasibleError, proven, where every program of the task holds more than the limit. `smallest_bytes`: of
+    the programs made so far. Of steps of several micro-batches nothing is said."""
+    if task.formulation.micro_batches > 1:
+        return
+    with timed(task.log, "bounding the memory"):
+        floor = memory_floor(task.formulation)
+    if none_within(floor.bytes, task.memory_limit_bytes, smallest_bytes):
+        raise InfeasibleError(f"proved: no plan of mesh {task.formulation.mesh} fits: {_holds(floor)}")
+
+
+def _holds(floor: MemoryFloor) -> str:
+    told = f"each holds at least {format_bytes(floor.bytes)} {floor.moment}"
+    parts = [f"{format_bytes(floor.stored)} of parameters with what trains them, buffers and inputs"]
+    if floor.kept:
+        parts.append(f"{format_bytes(floor.kept)} that operators before it keep for backward")
+    if floor.op:
+        parts.append(f"{format_bytes(floor.bytes - floor.stored - floor.kept)} of its own")
+    return f"{told} ({', '.join(parts)})"
 
 
 def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:

@@ -12,6 +12,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.plan import Plan
 from autoshard.search.search_task import SearchTask
 from autoshard.solvers.common.clock import watched
+from autoshard.solvers.common.result import fits
 from autoshard.solvers.relax.lean_plans import minimum_memory_bound
 
 POINTS = 8
@@ -32,7 +33,12 @@ def front(task: SearchTask, plan: Plan, points: int = POINTS) -> tuple[Point, ..
     """Plans from the fastest to the leanest, `plan` and those simulated for it among them, in order of time."""
     problem = task.formulation.problem
     found = [
-        Point(c.predicted_seconds, c.predicted_peak_bytes, c.objective_seconds, _fits(task, c.predicted_peak_bytes))
+        Point(
+            c.predicted_seconds,
+            c.predicted_peak_bytes,
+            c.objective_seconds,
+            fits(c.predicted_peak_bytes, task.memory_limit_bytes),
+        )
         for c in plan.search.candidates
     ]
     free = task.solve(replace(problem, capacity_bytes=float("inf")))
@@ -53,11 +59,7 @@ def front(task: SearchTask, plan: Plan, points: int = POINTS) -> tuple[Point, ..
 
 def _point(task: SearchTask, plan: Plan) -> Point:
     peak = plan.predicted_peak_bytes
-    return Point(plan.predicted_seconds, peak, plan.certificate.objective_seconds, _fits(task, peak))
-
-
-def _fits(task: SearchTask, peak_bytes: float) -> bool:
-    return peak_bytes <= task.memory_limit_bytes
+    return Point(plan.predicted_seconds, peak, plan.certificate.objective_seconds, task.holds(plan))
 
 
 def _marked(found: list[Point]) -> tuple[Point, ...]:

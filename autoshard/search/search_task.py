@@ -27,7 +27,7 @@ from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
 from autoshard.search.style_plans import style_choices
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import Solution, peak
+from autoshard.solvers.common.result import Solution, fits, peak
 from autoshard.solvers.common.seen_plans import SeenPlans
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.styles.known_styles import STYLES, in_style
@@ -134,6 +134,10 @@ class SearchTask:
         if hardware.host is None or every <= self.on_host:
             return None
         return prepare(graph, self.formulation.mesh, hardware, self.request, self.options, self.log, every)
+
+    def holds(self, plan: Plan) -> bool:
+        """Whether its program fits the memory limit."""
+        return fits(plan.predicted_peak_bytes, self.memory_limit_bytes)
 
     def stopped(self) -> bool:
         return self.clock.over

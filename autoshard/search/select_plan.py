@@ -102,7 +102,7 @@ def _simulated(task: SearchTask, found: Found) -> Found:
             plans[choice] = (name, task.plan(own[choice].solution))
         if name in titles:
             task.styles[titles[name]] = plans[choice][1]
-    fitting = [c for c, (_, plan) in plans.items() if plan.predicted_peak_bytes <= task.memory_limit_bytes]
+    fitting = [c for c, (_, plan) in plans.items() if task.holds(plan)]
     winner = min(fitting, key=lambda c: _rank(task, plans[c][1]))
     rows = [
         candidate(name, plan, _outcome(task, c, winner, plan))
@@ -185,7 +185,7 @@ def _rank(task: SearchTask, plan: Plan) -> tuple[float, float]:
 def _outcome(task: SearchTask, choice: Choice, winner: Choice, plan: Plan) -> str:
     if choice == winner:
         return "chosen"
-    return "not better" if plan.predicted_peak_bytes <= task.memory_limit_bytes else "too large"
+    return "not better" if task.holds(plan) else "too large"
 
 
 def _slower(free: Candidate, plan: Plan) -> tuple[str, ...]:

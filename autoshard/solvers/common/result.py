@@ -34,6 +34,19 @@ def proved(value: float, bound: float) -> float:
     return value if value - known <= TOLERANCE * value else known
 
 
+def fits(size: float, limit: float) -> bool:
+    """Whether bytes are within a limit, but for rounding."""
+    return size <= limit * (1 + TOLERANCE)
+
+
+def none_within(least: float, limit: float, found: float = math.inf) -> bool:
+    """Whether `least` bytes, proved of every plan, show that no plan is within a limit. `found`: the least that a plan
+    met so far needs. Raises FalseProof where that is below what every plan is said to need."""
+    if math.isfinite(found):
+        proved(found, least)
+    return math.isfinite(least) and not fits(least, limit)
+
+
 def tightened(bound: float, other: float, value: float) -> float:
     """The better of two bounds, `value` being that of the best plan so far. Raises FalseProof where one is above it."""
     if math.isfinite(value):

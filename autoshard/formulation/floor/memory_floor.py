@@ -1,0 +1,102 @@
+"""The least that a device can hold at its fullest moment, whatever the plan: a bound on the simulated peak.
+
+The solver's count is none: it has gradients for the whole step, and a value once for each layout that it is kept in.
+Here a moment has only what every program of the formulation holds then, `simulation.memory_curve` being the judge:
+
+- always: each parameter and its optimizer state, buffers and inputs, as they are stored;
+- at the forward and at the backward of an operator: of each storage that an operator up to it keeps for its own
+  backward one value, as the keeping operator reads it; masks and statistics of these operators;
+- at the forward besides: what the operator reads, makes and works with;
+- at its backward besides: the gradients of these;
+- at the optimizer: all gradients of parameters.
+
+Each is a sum over nodes of what one choice of each decides, so that the least over all plans is a sum of least ones. A
+storage counts once: views share it, and of what is kept in several layouts that of the first keeper is counted. A view
+counts as the least storage that it can be one of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.costs.device_bytes import activation_bytes, is_trained, parameter_parts
+from autoshard.formulation.floor.operator_bytes import OperatorBytes
+from autoshard.formulation.formulate import Formulation
+from autoshard.ir.layout import Layout
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+
+@dataclass(frozen=True)
+class MemoryFloor:
+    """Every program of a formulation holds `bytes` in the `phase` (forward or backward) of `op`, or where the optimizer
+    begins: `stored` in parameters and what trains them, inputs and buffers; `kept` for backward by operators before;
+    the rest is of the moment itself."""
+
+    bytes: float
+    phase: str
+    op: str
+    stored: float
+    kept: float = 0.0
+
+    @property
+    def moment(self) -> str:
+        return f"in the {self.phase} of {self.op}" if self.op else f"as the {self.phase} begins"
+
+
+def memory_floor(formulation: Formulation) -> MemoryFloor:
+    """The largest of the least bytes of each moment of a step."""
+    return max(floors(formulation), key=lambda floor: floor.bytes)
+
+
+def floors(formulation: Formulation) -> Iterator[MemoryFloor]:
+    """Of each moment."""
+    parts = _LeastStored(formulation)
+    strategies = {
+        site.name: tuple(site.strategies[s] for s in allowed(formulation, n))
+        for n, site in enumerate(formulation.sites)
+        if site.kind == "op"
+    }
+    before = 0.0
+    for own in OperatorBytes(formulation.graph, formulation.mesh, strategies, parts.parameters).moments():
+        for phase, beside in ((FORWARD, own.forward), (BACKWARD, own.backward)):
+            size = parts.lasting + before + float((own.kept + beside).min())
+            yield MemoryFloor(size, phase, own.op, parts.lasting, before)
+        before += float(own.kept.min())
+    everything = parts.lasting + parts.gradients
+    yield MemoryFloor(everything, OPTIMIZER, "", everything)
+
+
+class _LeastStored:
+    """Bytes at their least: `lasting` the whole step, `gradients` of parameters as the optimizer begins. `parameters`:
+    of each that must lie on the device, its own."""
+
+    def __init__(self, formulation: Formulation) -> None:
+        self.graph, self.mesh = formulation.graph, formulation.mesh
+        self.known = {p.tensor: p for p in (*self.graph.parameters, *self.graph.buffers)}
+        self.lasting = self.gradients = 0.0
+        self.parameters: dict[str, float] = {}
+        for n, site in enumerate(formulation.sites):
+            layouts = [site.layouts[s] for s in allowed(formulation, n)] if site.layouts else []
+            if site.kind == "input":
+                tensor = self.graph.tensor(site.name)
+                self.lasting += min(activation_bytes(tensor, layout, self.mesh) for layout in layouts)
+            elif site.kind in ("parameter", "buffer"):
+                self._add(site.name, layouts)
+
+    def _add(self, name: str, layouts: list[Layout]) -> None:
+        parameter = self.known[name]
+        parts = [parameter_parts(self.graph, parameter, layout, self.mesh) for layout in layouts]
+        self.lasting += min(own + moments for own, _, moments in parts)
+        self.gradients += min(gradient for _, gradient, _ in parts) if is_trained(self.graph, parameter) else 0.0
+        if not any(layout.host for layout in layouts):
+            self.parameters[name] = min(own for own, _, _ in parts)
+
+
+def allowed(formulation: Formulation, n: int) -> list[int]:
+    """The choices of a node that are not forbidden by themselves."""
+    found: list[int] = np.flatnonzero(np.isfinite(formulation.problem.nodes[n].seconds)).tolist()
+    return found

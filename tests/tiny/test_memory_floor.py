@@ -1,0 +1,203 @@
+"""The least that every program of a mesh holds: below each moment of each program, and what is said by it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import commands
+from autoshard.cluster.hardware import load_hardware
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.estimate.transformer import Transformer
+from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.floor.memory_floor import BACKWARD, FORWARD, OPTIMIZER, floors, memory_floor
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.ir import graph_json
+from autoshard.ir.graph import Graph, Op, Saved, Tensor
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import objective
+from autoshard.ir.program import Compute, Program
+from autoshard.program.lower import lower
+from autoshard.search.build_plan import Origin, plan_of
+from autoshard.search.mesh_search import of_all_meshes
+from autoshard.search.min_memory import refuse
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_task import prepare
+from autoshard.search.select_plan import search
+from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.result import FalseProof, Solution, fits, none_within
+from autoshard.solvers.heuristics.random_plans import random_choice
+from tests.graphs import mlp_graph
+
+HARDWARE = load_hardware("h100-80g-sxm")
+MESHES = ("a=2,b=3", "a=4", "dp=2,tp=2")
+
+
+def viewed(graph: Graph) -> Graph:
+    """With two views of one storage that backward keeps, of which one is larger than it."""
+    rows, width = graph.tensor("relu_0").shape
+    tensors = [
+        Tensor("base", (rows, width), "float32", True),
+        Tensor("turned", (width, rows), "float32", True),
+        Tensor("back", (rows, width), "float32", True),
+        Tensor("wide", (3, rows, width), "float32", True),
+        Tensor("squares", (3, rows, width), "float32", True),
+        Tensor("total", (), "float32", True),
+        Tensor("both", (), "float32", True),
+    ]
+    ops = [
+        Op("base", "aten.add", ("relu_0", "x"), (), ("base",), "", "a.py:0"),
+        Op("turned", "aten.permute", ("base",), (("dims", (1, 0)),), ("turned",), "", "a.py:1"),
+        Op("back", "aten.permute", ("turned",), (("dims", (1, 0)),), ("back",), "", "a.py:2"),
+        Op("wide", "aten.expand", ("back",), (("size", (3, rows, width)),), ("wide",), "", "a.py:3"),
+        Op("squares", "aten.mul", ("wide", "wide"), (), ("squares",), "", "a.py:4", Saved((0, 1))),
+        Op("total", "aten.sum", ("squares",), (), ("total",), "", "a.py:5"),
+        Op("both", "aten.add", ("loss", "total"), (), ("both",), "", "a.py:6"),
+    ]
+    whole = replace(graph, tensors=(*graph.tensors, *tensors), ops=(*graph.ops, *ops))
+    return replace(whole, outputs=("both",), loss="both")
+
+
+def small_transformer(precision: str, optimizer: str, **other: object) -> Graph:
+    model = Transformer(1, 32, 4, 16, 64, **other)  # type: ignore[arg-type]
+    return transformer_graph(model, 4, precision, optimizer).graph
+
+
+def without_loss() -> Graph:
+    graph = mlp_graph(2)
+    tensors = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
+    return replace(graph, loss=None, ops=graph.ops[:-1], outputs=("relu_1",), inputs=("x",), tensors=tensors)
+
+
+GRAPHS = {
+    "mlp": mlp_graph(2),
+    "views": viewed(mlp_graph(1, 64, 4)),
+    "bf16": small_transformer("bf16-mixed", "adamw", fp32_loss=True),
+    "products": small_transformer("fp32", "sgd", attention="products", dropout=True),
+    "experts": small_transformer("bf16-mixed", "adamw", experts=4, norm="rms_norm", activation="swiglu"),
+    "no loss": without_loss(),
+}
+
+
+def program_of(formulation: Formulation, choice: Choice) -> tuple[Program, MemoryPlan]:
+    plan = plan_of(formulation, Solution(formulation.problem, choice, 0.0, "test"), Origin("test"), 1e18, "test")
+    program = lower(plan, formulation.graph)
+    return program, plan_memory(program, formulation.graph)
+
+
+def some(formulation: Formulation, count: int) -> Iterator[Choice]:
+    """Random choices, and some with a few changes."""
+    draw = random.Random(0)
+    for seed in range(count):
+        choice = list(random_choice(formulation.problem, seed))
+        for n in draw.sample(range(len(choice)), 3):
+            old, choice[n] = choice[n], draw.randrange(len(formulation.problem.nodes[n].seconds))
+            if math.isinf(objective(formulation.problem, choice)):
+                choice[n] = old
+        yield tuple(choice)
+
+
+@pytest.mark.parametrize(("name", "mesh"), list(zip(GRAPHS, itertools.cycle(MESHES), strict=False)))
+def test_no_moment_of_a_program_has_less(name: str, mesh: str) -> None:
+    """Of a single plan: every moment of its own program. And the least over all plans is below each program's peak."""
+    formulation = formulate(GRAPHS[name], Mesh.parse(mesh), HARDWARE, math.inf)
+    least, near = memory_floor(formulation).bytes, 0.0
+    for choice in some(formulation, 4):
+        program, memory = program_of(formulation, choice)
+        at = {step.op: i for i, step in enumerate(program.instructions) if isinstance(step, Compute)}
+        alone = list(floors(narrowed(formulation, {n: [s] for n, s in enumerate(choice)})))
+        for floor in alone:
+            last, forward = len(memory.bytes) - 1, at.get(floor.op, 0)
+            step = {
+                FORWARD: forward,
+                BACKWARD: last - 2 - forward if program.has_backward else forward,
+                OPTIMIZER: last,
+            }
+            assert floor.bytes <= memory.bytes[step[floor.phase]] * (1 + 1e-9), (floor, choice)
+        peak = max(memory.bytes)
+        assert least <= max(floor.bytes for floor in alone) * (1 + 1e-9) <= peak * (1 + 2e-9)
+        near = max(near, max(floor.bytes for floor in alone) / peak)
+    assert near > 0.6, "a bound that says nothing"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_below_the_least_of_all_programs(seed: int) -> None:
+    """Brute force over what two random choices of each node leave."""
+    whole = formulate(mlp_graph(1, 4, 8), Mesh.parse("a=2"), HARDWARE, math.inf)
+    pair = [random_choice(whole.problem, 2 * seed + i) for i in range(2)]
+    formulation = narrowed(whole, {n: sorted(set(own)) for n, own in enumerate(zip(*pair, strict=True))})
+    sizes = [range(len(node.seconds)) for node in formulation.problem.nodes]
+    allowed = [c for c in itertools.product(*sizes) if math.isfinite(objective(formulation.problem, c))]
+    smallest = min(max(program_of(formulation, choice)[1].bytes) for choice in allowed)
+    assert len(allowed) > 8
+    assert 0.5 * smallest <= memory_floor(formulation).bytes <= smallest * (1 + 1e-9)
+
+
+def test_a_limit_below_it_is_refused_with_a_proof() -> None:
+    mesh, graph = Mesh.parse("tp=2"), mlp_graph(1, 64, 64)
+    least = search(graph, HARDWARE, SearchRequest(mesh, level=1)).predicted_peak_bytes
+    floor = memory_floor(formulate(graph, mesh, HARDWARE, math.inf)).bytes
+    assert 0.7 * least < floor <= least
+    for level in (0, 1, 2):
+        with pytest.raises(InfeasibleError, match=r"^proved: no plan of mesh tp=2 fits: each holds") as caught:
+            search(graph, HARDWARE, SearchRequest(mesh, level=level, memory_limit_bytes=0.99 * floor))
+        assert caught.value.proven
+    with pytest.raises(InfeasibleError, match="which is not proven") as caught:
+        search(graph, HARDWARE, SearchRequest(mesh, memory_limit_bytes=(floor + least) / 2))
+    assert not caught.value.proven
+
+
+def test_plans_with_a_pin_are_bounded_alone() -> None:
+    """More is needed of plans that keep what a pin says than of all."""
+    mesh = Mesh.parse("dp=2,tp=2")
+    request = SearchRequest(mesh, pins=("h.*.fc.weight=Replicate@dp,Replicate@tp",))
+    graph = mlp_graph(2, 4, 256)
+    free, pinned = (
+        memory_floor(prepare(graph, mesh, HARDWARE, own).formulation).bytes for own in (SearchRequest(mesh), request)
+    )
+    assert pinned > 1.5 * free
+    with pytest.raises(InfeasibleError, match=r"^proved: .*pinned: h") as caught:
+        search(graph, HARDWARE, replace(request, memory_limit_bytes=(free + pinned) / 2))
+    assert caught.value.proven
+
+
+def test_nothing_is_said_of_steps_of_several_micro_batches() -> None:
+    mesh = Mesh.parse("tp=2")
+    task = prepare(GRAPHS["mlp"], mesh, HARDWARE, SearchRequest(mesh, memory_limit_bytes=1.0))
+    refuse(replace(task, formulation=replace(task.formulation, micro_batches=2)))
+    with pytest.raises(InfeasibleError, match=r"^proved"):
+        refuse(task)
+
+
+def test_a_program_below_the_bound_is_a_fault_that_is_told() -> None:
+    assert none_within(10.0, 9.0) and none_within(10.0, 9.0, 10.0)
+    assert not none_within(10.0, 10.0) and not none_within(10.0, 10.0 - 1e-10) and fits(10.0, 10.0 - 1e-9)
+    assert not none_within(-math.inf, 1.0)
+    with pytest.raises(FalseProof):
+        none_within(10.0, 9.0, 8.0)
+
+
+def test_of_several_meshes_all_must_be_proven() -> None:
+    proven, open_, wrong = InfeasibleError("a"), InfeasibleError("b", proven=False), UsageError("c")
+    assert of_all_meshes([open_, proven]) is open_
+    assert of_all_meshes([wrong, proven, wrong]) is proven
+    assert of_all_meshes([wrong]) is wrong
+
+
+def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = tmp_path / "mlp.json"
+    graph_json.save(mlp_graph(2), graph)
+    words = ["plan", str(graph), "--mesh", "dp=2", "--hardware", "h100-80g-sxm", "--out", str(tmp_path / "out")]
+    assert commands.main([*words, "--memory-limit", "1KiB", "--no-cache", "--json"]) == 3
+    told = capsys.readouterr()
+    assert "autoshard: proved: no plan of mesh dp=2 fits: each holds at least" in told.err
+    assert json.loads(told.out)["error"]["proven"] is True
