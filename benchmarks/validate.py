@@ -24,7 +24,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import one_product_seconds
 from autoshard.ir.mesh import Mesh
-from benchmarks import cluster_steps, float8_steps, fsdp_runs, fsdp_steps, published, step_bands, steps
+from benchmarks import ascend_910c, cluster_steps, float8_steps, fsdp_runs, fsdp_steps, published, step_bands, steps
 from benchmarks import measurements as m
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
@@ -244,7 +244,8 @@ def link_graph(data: Path) -> list[str]:
 
 TABLES: tuple[Callable[[Path], list[str]], ...] = (
     products, backward_products, attention, collectives, other_host, link_graph, *steps.TABLES, *fsdp_steps.TABLES,
-    *cluster_steps.TABLES, *fsdp_runs.TABLES, *float8_steps.TABLES, *published.TABLES, *step_bands.TABLES,
+    *cluster_steps.TABLES, *ascend_910c.TABLES, *fsdp_runs.TABLES, *float8_steps.TABLES,
+    *published.TABLES, *step_bands.TABLES,
 )  # fmt: skip
 
 

@@ -1,0 +1,84 @@
+"""What is published of the Ascend 910C beside the profile `ascend-910c`: collectives of experts, and shares of a peak.
+
+sgl-project/sgl-kernel-npu's README (DeepEP-Ascend on an A3 SuperPoD of 384, Apache-2.0) and the paper on CloudMatrix384
+(arXiv 2506.12708, section 5). Training steps of decoders are in neither, nor in MindSpeed's or MindFormers' tables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.costs import collective_seconds
+from autoshard.ir.mesh import Mesh
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.steps import percent
+
+PROFILE = "ascend-910c"
+TOKENS, HIDDEN, TOP_K = 4096, 7168, 8  # of a device in the throughput kernels
+# Devices (dies), GB/s of dispatch in int8 and of combine in bf16: 4,096 tokens a device.
+THROUGHPUT = ((8, 146, 125), (16, 107, 103), (32, 102, 95), (64, 81, 91), (128, 57, 81))
+# The same of 128 tokens: microseconds and GB/s of dispatch, of combine.
+LATENCY = (("DeepEP-Ascend", 8, 132, 58, 126, 116), ("DeepEP-Ascend", 16, 139, 55, 135, 109),
+           ("DeepEP-Ascend", 32, 153, 49, 151, 97), ("CloudMatrix384", 8, 116, 71, 118, 131),
+           ("CloudMatrix384", 256, 152, 54, 149, 103))  # fmt: skip
+GIGA, MICRO = 1e9, 1e-6
+
+
+def _rows() -> Iterator[tuple[str, int, str, float, float]]:
+    """Source, devices, what, bytes that a device sends, seconds measured."""
+    for devices, dispatch, combine in THROUGHPUT:
+        for what, rate, item in (("dispatch, int8", dispatch, 1), ("combine, bf16", combine, 2)):
+            size = float(TOKENS * TOP_K * HIDDEN * item)
+            yield "DeepEP-Ascend, 4,096 tokens", devices, what, size, size / (rate * GIGA)
+    for source, devices, there, there_rate, back, back_rate in LATENCY:
+        for what, micro, rate in (("dispatch, int8", there, there_rate), ("combine, bf16", back, back_rate)):
+            seconds = micro * MICRO
+            yield f"{source}, 128 tokens", devices, what, seconds * rate * GIGA, seconds
+
+
+def published(data: Path) -> list[str]:
+    """Nothing is fitted."""
+    hardware = load_hardware(PROFILE)
+    lines = [
+        "## Ascend 910C",
+        "",
+        "No training step of a decoder on a 910C is published that could be found: MindSpeed-LLM's and MindFormers'",
+        "tables are of the 910A and 910B (of models that run on an A3 no seconds are told), the MFU of Pangu Ultra MoE",
+        "is of an A2, MindSpeed-MM's rows of an A3 are of diffusion models, which `estimate` does not describe. So a",
+        "step on `ascend-910c` has the band of one that nobody measured. Published are kernels that send tokens to",
+        "their experts and back (sgl-kernel-npu's DeepEP-Ascend, and the paper on CloudMatrix384, arXiv 2506.12708),",
+        "here beside all-to-alls of the same bytes; they place and sum rows, too, which is priced elsewhere. A device",
+        "is a die. Nothing is fitted; all figures of the profile are datasheets' or planning defaults.",
+        "",
+        "| source | devices | what | MB of a device | measured us | predicted us | error |",
+        "|---|--:|---|--:|--:|--:|--:|",
+    ]
+    large, small = [], []
+    for source, devices, what, size, seconds in _rows():
+        made = collective_seconds(hardware, Mesh((("ep", devices),)), 0, "all_to_all", size)
+        (large if "4,096" in source else small).append(made / seconds - 1)
+        lines.append(
+            f"| {source} | {devices} | {what} | {size / 1e6:.1f} | {seconds / MICRO:.0f} | {made / MICRO:.0f} | "
+            f"{made / seconds - 1:+.0%} |"
+        )
+    return [
+        *lines,
+        "",
+        f"Large messages {percent(np.array(large))}, small ones {percent(np.array(small))} (mean, median, bias): the",
+        "profile's links don't lose bandwidth as groups grow, as these do, and small messages there take a fixed time",
+        "that no figure of the profile has: calibrate (`autoshard calibrate`). Of kernels the paper has two",
+        "figures that bear on training: latent attention in bf16 at 65.4% of the peak and 84.1% of the memory's",
+        "bandwidth",
+        f"(here {hardware.constant('attention.compute'):.0%} and {hardware.constant('attention.memory'):.0%}), and "
+        f"products in int8 at 77.4 to 82.7% (here {hardware.constant('matmul.compute'):.0%}, in bf16); of neither are",
+        "shapes or seconds told that the formulas could be held against.",
+    ]
+
+
+TABLES = (published,)
