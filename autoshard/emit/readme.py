@@ -33,7 +33,8 @@ Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds
 
 {launch(size, header.devices_per_node, _started(program))}
 `{_backend(program)}` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU. HCCL takes twice
-`HCCL_BUFFSIZE` (200 MB unless set) of a device's memory for each group of devices that it is in.
+`HCCL_BUFFSIZE` (200 MB unless set) of a device's memory for each group of devices that it is in;
+`--hccl-buffer {program.mesh.names[-1]}=400` sets that of the groups over an axis.
 
 {_first_look(program)}
 {_order_of_kernels(program)}

@@ -11,10 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
@@ -22,8 +24,10 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from autoshard.workflow import make_plan
 from tests.hangs import HANGS
 
+BUFFER = 64  # MB
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 LOADER = """
 import torch
@@ -63,7 +67,12 @@ def train(folder: Path, *options: str) -> dict[str, str]:
         [*command, str(folder / "train.py"), *data], env=given, capture_output=True, text=True, timeout=HANGS
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return dict(re.findall(r"step (\d+): (loss [\d.]+, gradient norm [\d.]+)", ran.stdout))
+    assert ran.stdout.count(f"with {{'hccl_buffer_size': {BUFFER}}}") == 2 * (f"dp={BUFFER}" in options)
+    return losses(ran.stdout)
+
+
+def losses(text: str) -> dict[str, str]:
+    return dict(re.findall(r"step (\d+): (loss [\d.]+, gradient norm [\d.]+)", text))
 
 
 def test_hccl_trains_as_gloo_does_and_resumes(tmp_path: Path) -> None:
@@ -74,7 +83,8 @@ def test_hccl_trains_as_gloo_does_and_resumes(tmp_path: Path) -> None:
     write_package(folder, emit(lower(plan, graph), plan, graph))
     (tmp_path / "data.py").write_text(LOADER)
     wanted = train(folder, "--backend", "gloo", "--steps", "3")
-    first = train(folder, "--backend", "hccl", "--steps", "2", "--save", saved, "--timeout", "60")
+    own = ("--hccl-buffer", f"dp={BUFFER}")  # of the group over which weights are gathered
+    first = train(folder, "--backend", "hccl", "--steps", "2", "--save", saved, "--timeout", "60", *own)
     third = train(folder, "--backend", "hccl", "--steps", "3", "--resume", saved, "--matmul-precision", "high")
     assert sorted(wanted) == ["1", "2", "3"]
     assert first | third == wanted
@@ -114,3 +124,37 @@ print(has_fused_adamw([here, there]))
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
     ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=HANGS)
     assert ran.stdout.split() == ["True", "False", "True"], ran.stderr
+
+
+def test_stages_on_ascend_and_what_is_said_of_buffers(tmp_path: Path) -> None:
+    """Groups of a stage with buffers of their own, and a setting that nothing uses."""
+    folder = tmp_path / "package"
+    graph = capture(f"{__file__}:build", {})
+    step = StepRequest(micro_batches=2, stages=2)
+    request = SearchRequest(Mesh.parse("dp=1,tp=1"), strategy="dp", step=step)
+    plan = make_plan(graph, load_hardware("ascend-910b1"), request).plan
+    write_package(folder, emit(lower(plan, graph), plan, graph))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
+
+    def said(*options: str) -> str:
+        every = [*command, str(folder / "train.py"), "--steps", "2", *options]
+        ran = subprocess.run(every, env=given, capture_output=True, text=True, timeout=HANGS)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout + ran.stderr
+
+    text = said("--backend", "hccl", "--hccl-buffer", "tp=64,dp+tp=32")
+    assert text.count("hccl: a group of 1 with {'hccl_buffer_size': 64}") == 2
+    assert text.count("--hccl-buffer dp+tp: no collective ran over these axes") == 1
+    assert losses(text) == losses(said("--backend", "gloo"))
+
+
+@pytest.mark.parametrize("asked", ["pp=3", "tp=0", "tp+tp=2", "tp", "tp=1.5"])
+def test_buffers_that_can_not_be(asked: str, tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    graph = capture(f"{__file__}:build", {})
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("tp=1"), strategy="dp"))
+    write_package(folder, emit(lower(plan, graph), plan, graph))
+    command = [sys.executable, str(folder / "train.py"), "--backend", "hccl", "--hccl-buffer", asked]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    assert ran.returncode == 2 and f"--hccl-buffer {asked}: expected axes of the mesh (tp) and MB" in ran.stderr

@@ -16,7 +16,7 @@ import torch
 
 from batches import UserError, set_size
 from model_parallel import MESH, PRECISION, STAGES
-from runtime import SHAPES
+from runtime import SHAPES, ParallelMesh
 
 BACKENDS = ("gloo", "nccl", "hccl")
 LEARNING_RATE = 3e-4
@@ -40,6 +40,8 @@ def _add_run(parser: argparse._ArgumentGroup) -> None:
     )
     timeout = "of a collective, before the run is given up; without it the backend's own"
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help=timeout)
+    buffer = "MB that HCCL takes twice for each group over these axes; of others HCCL_BUFFSIZE, or 200"
+    parser.add_argument("--hccl-buffer", metavar="AXIS=MB,...", help=f"{buffer}. Such as tp=400,dp+tp=50")
     precision = "of float32 products: high is TF32 (on Ascend HF32) where the device has it"
     parser.add_argument("--matmul-precision", choices=("highest", "high", "medium"), default="highest", help=precision)
     compiled = "each block whole, by torch.compile's inductor or another backend of it"
@@ -121,6 +123,7 @@ def take_options(options: argparse.Namespace) -> None:
     if options.loss_scale is not None and not 0 < options.loss_scale < math.inf:
         raise UserError(f"--loss-scale {options.loss_scale:g}: expected more than 0, such as 65536")
     profiled_steps(options)
+    options.hccl_buffers = hccl_buffers(options)
     if not options.max_norm > 0:
         raise UserError(f"--max-norm {options.max_norm:g}: expected more than 0 (inf: don't clip)")
     for name in ("save", "profile", "tensorboard"):
@@ -128,6 +131,30 @@ def take_options(options: argparse.Namespace) -> None:
             check_writable(f"--{name} {folder}", folder)
     if options.log_json:
         check_file(f"--log-json {options.log_json}", options.log_json)
+
+
+def hccl_buffers(options: argparse.Namespace) -> dict[str, int]:
+    """MB by axes in the order of the mesh, joined by +."""
+    if options.hccl_buffer is None:
+        return {}
+    if options.backend != "hccl":
+        raise UserError(f"--hccl-buffer: {options.backend} has no such buffers\n  try: without it")
+    found = {}
+    for part in options.hccl_buffer.split(","):
+        names, _, size = part.partition("=")
+        axes = names.split("+")
+        if not size.isdecimal() or int(size) < 1 or len(set(axes)) < len(axes) or not {*axes} <= MESH.keys():
+            told = f"--hccl-buffer {part}: expected axes of the mesh ({', '.join(MESH)}) and MB, 1 or more"
+            raise UserError(f"{told}\n  try: --hccl-buffer {'+'.join(MESH)}=400")
+        found["+".join(name for name in MESH if name in axes)] = int(size)
+    return found
+
+
+def tell_unused_buffers(options: argparse.Namespace, mesh: ParallelMesh) -> None:
+    """Groups are made at their first use: after training those that --hccl-buffer names in vain are known."""
+    unused = [names for names in options.hccl_buffers if names not in mesh.group_names]
+    if unused and mesh.global_rank == 0:
+        print(f"note: --hccl-buffer {', '.join(unused)}: no collective ran over these axes", file=sys.stderr)
 
 
 def check_writable(option: str, folder: str) -> None:
@@ -158,7 +185,7 @@ def profiled_steps(options: argparse.Namespace) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def check_devices(backend: str) -> None:
+def _check_devices(backend: str) -> None:
     """UserError where this node lacks the devices that the backend needs, one a process."""
     kind = {"nccl": "CUDA", "hccl": "Ascend"}.get(backend)
     if kind is None:
@@ -174,8 +201,8 @@ def check_devices(backend: str) -> None:
             raise UserError(f"--backend nccl needs {wanted} CUDA devices on this node, torch finds {found}{hint}")
 
 
-def check_launch() -> None:
-    """UserError where the number of processes is not that of the mesh."""
+def check_launch(backend: str) -> None:
+    """UserError where the number of processes is not that of the mesh, or this node lacks the backend's devices."""
     size, started = math.prod(MESH.values()) * STAGES, int(os.environ.get("WORLD_SIZE", "1"))
     if size != started:
         mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
@@ -183,3 +210,4 @@ def check_launch() -> None:
         line = f"torchrun --nproc-per-node {size} {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
         mesh += f" on each of {STAGES} stages" if STAGES > 1 else ""
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")
+    _check_devices(backend)

@@ -53,7 +53,7 @@ from model_parallel import (
     build_model,
     build_pipeline,
 )
-from run_options import LEARNING_RATE, check_devices, check_launch, parse_arguments, profiled_steps, take_options
+from run_options import LEARNING_RATE, check_launch, parse_arguments, profiled_steps, take_options, tell_unused_buffers
 from runtime import (
     LossScaler,
     ParallelMesh,
@@ -414,6 +414,7 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     finally:
         batches.close()
     finish_saving(last=True)
+    tell_unused_buffers(options, mesh)
 
 
 def train(
@@ -479,10 +480,10 @@ def main() -> int:
     options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
     try:
         take_options(options)
-        check_launch()
-        check_devices(options.backend)
+        check_launch(options.backend)
         stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)
-        run(options, ParallelMesh.from_environment(MESH, options.backend, options.timeout, *stages, host))
+        own = (options.timeout, *stages, host, options.hccl_buffers)
+        run(options, ParallelMesh.from_environment(MESH, options.backend, *own))
     except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
         rank = os.environ.get("RANK", "0")
         if rank != "0" and not isinstance(error, BatchError):

@@ -64,12 +64,13 @@ class ParallelMesh:
         stages: int = 1,
         virtual: int = 1,
         host: bool = False,
+        hccl_buffers: Mapping[str, int] | None = None,
     ) -> ParallelMesh:
         """Joins the processes that torchrun started. `backend` is gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
         `timeout_seconds`: of a collective, None for the backend's own. With `stages`, each has a mesh of its own, and
         holds `virtual` parts of the model. `host`: some of the model lies in host memory, for which gloo joins the
-        hosts, too.
+        hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group, by its axes (`tp`, `dp+tp`).
         """
         size, started = math.prod(axes.values()) * stages, int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
@@ -91,7 +92,7 @@ class ParallelMesh:
                 "tables in host memory: the process group that is there joins devices alone\n"
                 f'  try: init_process_group("cpu:gloo,{device.type}:{backend}"), or none before'
             )
-        connect = partial(_connect_group, timeout=timeout)
+        connect = partial(_connect_group, timeout=timeout, hccl_buffers=hccl_buffers or {})
         if stages == 1:
             device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
             hosts = _host_mesh(device_mesh) if host or device == HOST else None
@@ -114,6 +115,11 @@ class ParallelMesh:
     def global_rank(self) -> int:
         """Over all stages."""
         return self.rank + (self.stages.index * math.prod(self.axes.values()) if self.stages is not None else 0)
+
+    @property
+    def group_names(self) -> list[str]:
+        """Axes, joined by +, that something was communicated over, and each axis."""
+        return ["+".join(names) for names in self._joined]
 
     def __getitem__(self, name: str) -> Axis:
         return self._joined[(name,)]
@@ -189,18 +195,32 @@ def _device(backend: str) -> torch.device:
     return device
 
 
-def _connect_group(mesh: ParallelMesh, names: tuple[str, ...], timeout: Timeout = None) -> Transport:
+def _connect_group(
+    mesh: ParallelMesh, names: tuple[str, ...], timeout: Timeout, hccl_buffers: Mapping[str, int]
+) -> Transport:
     assert mesh.device_mesh is not None
-    if len(names) == 1:
+    options = _hccl_options(hccl_buffers.get("+".join(names)))
+    if len(names) == 1 and options is None:
         return GroupTransport(_timed(mesh.device_mesh.get_group(names[0]), timeout))
     if mesh.stages is not None:  # other stages make other groups, or none
         first = mesh.stages.index * math.prod(mesh.axes.values())
         own = next(group for group in mesh.groups(names) if mesh.rank in group)
         ranks = [first + rank for rank in own]
-        return GroupTransport(dist.new_group(ranks, timeout, use_local_synchronization=True))
-    if len(names) == len(mesh.axes):
+        return GroupTransport(dist.new_group(ranks, timeout, pg_options=options, use_local_synchronization=True))
+    if len(names) == len(mesh.axes) and options is None:
         return GroupTransport(dist.group.WORLD)
-    return GroupTransport(dist.new_subgroups_by_enumeration(mesh.groups(names), timeout)[0])
+    return GroupTransport(dist.new_subgroups_by_enumeration(mesh.groups(names), timeout, pg_options=options)[0])
+
+
+def _hccl_options(megabytes: int | None) -> Any:
+    """Of a group whose buffers have another size than HCCL_BUFFSIZE; None where nothing was said."""
+    if megabytes is None:
+        return None
+    import torch_npu
+
+    options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+    options.hccl_config = {"hccl_buffer_size": megabytes}
+    return options
 
 
 def _timed(group: dist.ProcessGroup, timeout: Timeout) -> dist.ProcessGroup:

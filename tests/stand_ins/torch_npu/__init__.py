@@ -7,10 +7,9 @@ that a program written for `npu` runs as it stands, and every name that it uses 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -44,8 +43,21 @@ def _noted(name: str, answer: Any) -> Callable[..., Any]:
     return call
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+class _Options:
+    """Of a process group, as torch_npu's."""
+
+    hccl_config: ClassVar[dict[str, int]] = {}
+
+
+def _gloo(asked: Any, options: _Options | None) -> Any:
+    if options is not None:
+        print(f"hccl: a group of {asked.group_size} with {options.hccl_config}", flush=True)
+    return dist.ProcessGroupGloo(asked.store, asked.group_rank, asked.group_size, asked.timeout)
+
+
+_C = types.SimpleNamespace(
+    _distributed_c10d=types.SimpleNamespace(ProcessGroupHCCL=types.SimpleNamespace(Options=_Options))
+)
 
 
 torch.utils.rename_privateuse1_backend("npu")
@@ -60,6 +72,8 @@ for _name, _answer in {
     "_is_in_bad_fork": False,
     "manual_seed_all": None,
     "manual_seed": None,
+    "get_rng_state": None,
+    "set_rng_state": None,
     "current_stream": types.SimpleNamespace(synchronize=lambda: None),
     "stream": contextlib.nullcontext(),
 }.items():
@@ -69,5 +83,5 @@ _module.matmul = types.SimpleNamespace(allow_hf32=False)  # type: ignore[attr-de
 torch._register_device_module("npu", _module)
 torch._C._get_accelerator = lambda *_: _CPU  # the hooks behind it are C++'s
 torch.Tensor.pin_memory = lambda own, *_: own  # type: ignore[method-assign,assignment]
-dist.Backend.register_backend("hccl", _gloo, devices=["npu", "cpu"])
+dist.Backend.register_backend("hccl", _gloo, extended_api=True, devices=["npu", "cpu"])
 _OnCpu().__enter__()
