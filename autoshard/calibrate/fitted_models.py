@@ -128,13 +128,15 @@ class MemoryModel:
 @dataclass(frozen=True)
 class Collectives:
     """Collectives within one level of links. Rows: kind (index in GROUPS), members, bytes (of the whole message),
-    bandwidth (bytes/s that the graph gives a device, link efficiency included), reduced (1 where the switch reduces).
-    `latency`: seconds of a step. `kinds`: the groups that the rows have."""
+    bandwidth (bytes/s that the graph gives a device, link efficiency included), reduced (1 where the switch reduces),
+    scattered (1 for a reduce-scatter; where `scatters`, its rate beside an all-gather's is free). `latency`: seconds
+    of a step. `kinds`: the groups that the rows have."""
 
     latency: float
     kinds: tuple[str, ...] = GROUPS
     ramps: bool = True  # False where the graph of the links already tells small groups from large
     in_network: bool = False
+    scatters: bool = False
     group: str = "collective"
 
     @property
@@ -145,6 +147,8 @@ class Collectives:
             found += [Free(f"{kind}.{free.key}", free.centre, free.width) for free in own if self._has(free.key)]
         if self.in_network:
             found.append(Free("all_reduce.in_network", 1.3, 0.15))
+        if self.scatters:
+            found.append(Free("ring.scatter", 1.0, SHARED))
         return tuple(found)
 
     def _has(self, key: str) -> bool:
@@ -165,6 +169,8 @@ class Collectives:
         latency = self.latency * passes * (members - 1)
         bandwidth = rows["bandwidth"] * constants[f"{kind}.efficiency"] * (1 - 1 / members) ** own["ramp"]
         bandwidth = bandwidth * np.where(rows["reduced"] > 0, constants.get("all_reduce.in_network", 1.0), 1.0)
+        if self.scatters:
+            bandwidth = bandwidth * np.where(rows["scattered"] > 0, constants["ring.scatter"], 1.0)
         seconds: np.ndarray = transfer(
             rows["bytes"],
             members,

@@ -99,12 +99,13 @@ def _collectives(table: Table, hardware: Hardware) -> Family:
         [
             {"kind": GROUPS.index(KIND[row["kind"]]), "members": row["members"], "bytes": row["bytes"],
              "bandwidth": bandwidth(row["members"]), "seconds": row["seconds"],
-             "reduced": row["kind"] == "all_reduce" and row["members"] >= link.reduces_from}
+             "reduced": row["kind"] == "all_reduce" and row["members"] >= link.reduces_from,
+             "scattered": row["kind"] == "reduce_scatter"}
             for row in table
             if row["members"] <= link.devices
         ]
     )  # fmt: skip
-    model = Collectives(link.latency_seconds, in_network=bool(rows["reduced"].any()))
+    model = Collectives(link.latency_seconds, in_network=bool(rows["reduced"].any()), scatters=True)
     return _fitted("collective", model, rows)
 
 

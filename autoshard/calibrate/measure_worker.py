@@ -3,7 +3,9 @@
 WHAT is kernels, which all processes measure at once as they compute at once in a step, or collectives, in a node and
 between nodes; the first process writes FILE (JSON). Each time is the lower quartile of several samples: what else runs
 on the machine only makes some longer. On the CPU a device is a core, and a kernel is timed by the processor time of its
-one thread, which other programs do not disturb much; other devices and collectives by the clock.
+one thread, which other programs do not disturb much; other devices and collectives by the clock. A collective waits
+for the slowest of its members, so most of its samples may be disturbed: they are taken in rounds over all collectives,
+which share what runs beside for a while, and the time is what one in twenty of them stays within.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from autoshard.errors import UsageError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLE_SECONDS, SAMPLES = 0.15, 25
-COLLECTIVE_SAMPLES = 40
+ROUNDS, ROUND_SAMPLES = 20, 5  # of each collective
+UNDISTURBED, UNDISTURBED_COLLECTIVE = 0.25, 0.05  # of the samples
 SHORTEST_SECONDS = 1e-3  # of one sample: shorter kernels are run several times
 LARGEST_MESSAGE = {"cpu": 2**24}
 LARGEST_TENSOR = {"cpu": 2**24}  # above, the C library maps and clears pages anew for each tensor
@@ -92,9 +95,9 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     return undisturbed(samples)
 
 
-def undisturbed(samples: Sequence[float]) -> float:
-    """What a quarter of the samples stays within."""
-    return float(np.quantile(samples, 0.25))
+def undisturbed(samples: Sequence[float], share: float = UNDISTURBED) -> float:
+    """What that share of the samples stays within."""
+    return float(np.quantile(samples, share))
 
 
 def _sample(run: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -254,15 +257,18 @@ def _measured(
     for ranks, group in zip(groups, made, strict=True):
         if rank in ranks:
             transport = GroupTransport(group)
-            for size in measured_shapes.message_bytes(LARGEST_MESSAGE.get(device.type, 2**28)):
-                rows += [{column: count, **row} for row in _kinds(transport, len(ranks), size, device, dtype)]
+            sizes = measured_shapes.message_bytes(LARGEST_MESSAGE.get(device.type, 2**28))
+            runs = [one for size in sizes for one in _kinds(transport, len(ranks), size, device, dtype)]
+            times = in_rounds([run for _, run in runs], transport, device)
+            rows += [{column: count, **row, "seconds": own} for (row, _), own in zip(runs, times, strict=True)]
     dist.barrier()
     return rows
 
 
 def _kinds(
     transport: GroupTransport, members: int, size: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
+    """What is measured, and what runs it."""
     whole = torch.ones(size // dtype.itemsize // members * members, dtype=dtype).to(device)
     part, lengths = whole[: len(whole) // members].clone(), [len(whole) // members] * members
     runs: dict[str, Callable[[], object]] = {
@@ -272,18 +278,20 @@ def _kinds(
         "all_to_all": lambda: transport.all_to_all(whole, lengths, lengths),
     }
     for kind, run in runs.items():
-        seconds = _together(run, transport, device)
-        yield {"kind": kind, "bytes": whole.numel() * whole.element_size(), "seconds": seconds}
+        yield {"kind": kind, "bytes": whole.numel() * whole.element_size()}, run
 
 
-def _together(run: Callable[[], object], transport: GroupTransport, device: torch.device) -> float:
-    """The seconds of a collective; all members run it as often."""
-    run()
-    samples = []
-    for _ in range(COLLECTIVE_SAMPLES):
-        transport.barrier()
-        samples.append(_sample(run, device, 1))
-    return undisturbed(samples)
+def in_rounds(runs: Sequence[Callable[[], object]], transport: GroupTransport, device: torch.device) -> list[float]:
+    """The seconds of each collective; all members run it as often."""
+    for run in runs:
+        run()
+    samples: list[list[float]] = [[] for _ in runs]
+    for _ in range(ROUNDS):
+        for own, run in zip(samples, runs, strict=True):
+            for _ in range(ROUND_SAMPLES):
+                transport.barrier()
+                own.append(_sample(run, device, 1))
+    return [undisturbed(own, UNDISTURBED_COLLECTIVE) for own in samples]
 
 
 def _arguments(words: Sequence[str]) -> tuple[str, str, str, str]:

@@ -6,7 +6,7 @@ import numpy as np
 
 PRODUCTS, ATTENTIONS = 40, 16
 LARGEST_SECONDS = 0.03  # of one kernel, at the rate of a first product
-SMALLEST_BYTES, SIZES = 1024, 9  # of a collective, each four times the one before
+SMALLEST_BYTES, SIZES = 1024, 17  # of a collective, each twice the one before
 MEMORY_BYTES = (2**14, 2**17, 2**20, 2**22, 2**24)
 DRAWS = 4000  # before we stop looking for shapes that are small enough
 
@@ -40,7 +40,7 @@ def attentions(flop_rate: float, generator: np.random.Generator) -> list[dict[st
 
 def message_bytes(largest: float) -> list[int]:
     """Of collectives, up to `largest`."""
-    return [size for size in (SMALLEST_BYTES * 4**step for step in range(SIZES)) if size <= largest]
+    return [size for size in (SMALLEST_BYTES * 2**step for step in range(SIZES)) if size <= largest]
 
 
 def group_sizes(world: int) -> list[int]:

@@ -113,6 +113,7 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("collective.launch", units.parse_seconds, None),
     Constant("collective.unhidden", None, 0.5),
     *_protocol("ring"),
+    Constant("collective.ring.scatter", None, 1.0, 1e-6),
     *_protocol("all_reduce"),
     Constant("collective.all_reduce.in_network", None, 1.0, 1e-6),
     *_protocol("exchange"),

@@ -6,7 +6,8 @@
 
 (implemented in `formulas.transfer`, its terms in `collective.link_terms`, steps in `collective._steps`, share in
 `collective._seconds_per_byte`, ramp in `formulas.ramp`) for S bytes over n members; a ring all-reduce has 2(n-1) steps
-and moves 2(n-1)/n of S, an all-gather or reduce-scatter half of that. Across nodes the g members inside a node first
+and moves 2(n-1)/n of S, an all-gather or reduce-scatter half of that, the latter at `scatter` of the rate, where a
+backend sums more slowly than it moves (gloo). Across nodes the g members inside a node first
 work on S, then each on S/g over its own port: phases overlap in part: the slowest counts whole and of the others the
 share `unhidden` (one half: the all-reduce measured on 4 x 8 B200 lies between the sum of phases, 6 to 19 % above, and
 the slowest alone, 26 to 37 % below). All-reduces across nodes run over trees for small messages. `bandwidth` comes from
@@ -32,16 +33,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CollectiveKind:
     """How a collective uses the links: `constants` names its protocol's; `passes`: trips around a ring. `route` is the
-    pattern of the links: ring, exchange (all pairs) or send (to the next member)."""
+    pattern of the links: ring, exchange (all pairs) or send (to the next member). `relative`: the constant of its rate
+    beside the protocol's."""
 
     constants: str
     passes: int
     route: str
+    relative: str = ""
 
 
 KINDS: dict[str, CollectiveKind] = {
     "all_gather": CollectiveKind("ring", 1, "ring"),
-    "reduce_scatter": CollectiveKind("ring", 1, "ring"),
+    "reduce_scatter": CollectiveKind("ring", 1, "ring", "scatter"),
     "broadcast": CollectiveKind("ring", 1, "chain"),
     "all_reduce": CollectiveKind("all_reduce", 2, "ring"),
     "all_to_all": CollectiveKind("exchange", 1, "exchange"),
@@ -129,6 +132,8 @@ def _seconds_per_byte(hardware: Hardware, kind: CollectiveKind, link: AxisLink, 
     if crossing.innermost:
         key = f"collective.{kind.constants}"
         efficiency = hardware.constant(f"{key}.efficiency") * ramp(crossing.joined, hardware.constant(f"{key}.ramp"))
+        if kind.relative:
+            efficiency *= hardware.constant(f"{key}.{kind.relative}")
         if kind.passes == 2 and crossing.joined >= crossing.link.reduces_from:
             efficiency *= hardware.constant("collective.all_reduce.in_network")
     if kind.route == "send":

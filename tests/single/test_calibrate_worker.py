@@ -47,6 +47,26 @@ def test_what_else_runs_changes_no_time() -> None:
     assert measure_worker.undisturbed([*quiet, 2.0, 5.0, 7.0, 9.0]) == pytest.approx(1.0225)
 
 
+def test_a_disturbed_while_is_shared_by_all_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three quarters of the time something else runs, in long stretches: no collective takes longer for it."""
+    collectives, now = 8, 0
+    quiet = [1e-4 * (1 + own) for own in range(collectives)]
+
+    class Transport:
+        def barrier(self) -> None:
+            pass
+
+    def sample(run, device, repeats):
+        nonlocal now
+        now += 1
+        return run() + (0.01 if now % 400 >= 100 else 0.0)
+
+    monkeypatch.setattr(measure_worker, "_sample", sample)
+    runs = [lambda own=own: own for own in quiet]
+    found = measure_worker.in_rounds(runs, Transport(), torch.device("cpu"))  # type: ignore[arg-type]
+    assert found == pytest.approx(quiet)
+
+
 def test_an_operator_is_issued_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways are counted, whatever the length of the chain."""
     runs = []
