@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster.hardware import PRECISION_DTYPES, parse_hardware
@@ -381,6 +382,15 @@ def file_names(files: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+def _link_words(hardware: Hardware, level: int) -> str:
+    """`NVLink 300 GB/s`, of a device; where it was measured, that too: it counts instead."""
+    link = hardware.links[level]
+    words = f"{link.name} {format_bandwidth(link.bandwidth, 3)}"
+    if not any(figure.key == f"links[{level}].measured_bandwidth" for figure in hardware.figures):
+        return words
+    return f"{words} ({format_bandwidth(link.bandwidth * link.efficiency, 3)} measured)"
+
+
 def profile_table(profiles: Mapping[str, Hardware], width: int | None = None) -> str:
     """One row a profile; `width`: columns of the terminal."""
     rows: list[Sequence[str]] = [("profile", "memory", "peak", "links, innermost first", "what it is")]
@@ -389,6 +399,6 @@ def profile_table(profiles: Mapping[str, Hardware], width: int | None = None) ->
             (peak for name in SHOWN_DTYPES for peak in hardware.peaks if peak[0] == name), hardware.peaks[0]
         )
         peak = f"{format_flop_rate(flops, 3)} {dtype}"
-        links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth, 3)}" for link in hardware.links)
+        links = ", ".join(map(partial(_link_words, hardware), range(len(hardware.links))))
         rows.append((name, format_bytes(hardware.memory_bytes, 3), peak, links, hardware.summary))
     return "\n".join(table(rows, width))

@@ -226,6 +226,8 @@ def test_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["profiles"], capsys)
     assert code == 0
     assert all(name in out for name in ("a100-80g-sxm", "ascend-910a", "cpu-local"))
+    assert "Omni-Path 6.25 GB/s (633 MB/s measured)" in out  # what counts beside what the datasheet says
+    assert out.count("/s measured)") == 1
     code, text, _ = run(["profiles", "cpu-local"], capsys)
     assert code == 0
     assert text == json.loads(run(["profiles", "cpu-local", "--json"], capsys)[1])["cpu-local"]
