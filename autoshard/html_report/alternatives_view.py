@@ -12,6 +12,7 @@ from autoshard.html_report.picture.plot_axis import PlotAxis
 from autoshard.ir.plan import Plan
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
+from autoshard.solvers.common.result import fits
 from autoshard.units import format_bytes, format_seconds
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720.0, 340.0, 84.0, 46.0, 18.0, 130.0
@@ -37,8 +38,9 @@ def alternatives(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]
     peak = plan.predicted_peak_bytes
     found = [Alternative(f"{plan.mesh}, as chosen", "chosen", plan.predicted_seconds, peak, "chosen")]
     for style in styles:
-        fits = "too large" if style.predicted_peak_bytes > plan.capacity_bytes else _than(plan, style.predicted_seconds)
-        found.append(Alternative(style.name, "style", style.predicted_seconds, style.predicted_peak_bytes, fits))
+        there = fits(style.predicted_peak_bytes, plan.capacity_bytes)
+        outcome = _than(plan, style.predicted_seconds) if there else "too large"
+        found.append(Alternative(style.name, "style", style.predicted_seconds, style.predicted_peak_bytes, outcome))
     for own in plan.search.candidates:
         found.append(Alternative(own.name, "simulated", own.predicted_seconds, own.predicted_peak_bytes, own.outcome))
     for tried in plan.search.meshes:

@@ -28,6 +28,7 @@ from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
+from autoshard.solvers.common.result import fits
 from autoshard.text.answer_words import certainty, gap_words, space
 from autoshard.text.critical_path import left_open
 from autoshard.text.float8_words import float8_words
@@ -209,7 +210,7 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
     if guesses:
         found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
-    if plan.predicted_peak_bytes > plan.capacity_bytes:
+    if not fits(plan.predicted_peak_bytes, plan.capacity_bytes):
         excess = format_bytes(plan.predicted_peak_bytes - plan.capacity_bytes)
         found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
     deciders = sorted({op.decided_by for op in plan.ops if not op.decided_by.startswith(("search", "pin"))})

@@ -12,6 +12,7 @@ from autoshard.joint.dealt_points import dealt_anew
 from autoshard.joint.found_steps import REPAIRS, TOLERANCE, StepFound, best_stages
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
+from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.stage_partition import StageSolution
 from autoshard.solvers.stages.stage_problem import StagePlan
 
@@ -71,5 +72,5 @@ def _fastest_fitting(
     of the first as it is."""
     plans = dict.fromkeys(own for plan in found.plans for own in (plan, *dealt_anew(problem, plan)))
     made = [(plan, problem.step_costs(plan)) for plan in plans]
-    fitting = [(plan, simulate_step(own)) for plan, own in made if max(own.peak_bytes) <= problem.capacity_bytes]
+    fitting = [(plan, simulate_step(own)) for plan, own in made if fits(max(own.peak_bytes), problem.capacity_bytes)]
     return min(fitting, key=lambda each: each[1].step_seconds, default=None), made[0][1]

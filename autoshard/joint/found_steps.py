@@ -14,6 +14,7 @@ from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.solvers.common.result import none_within
 from autoshard.solvers.stages.one_stage import RunningBlock, fastest_points, least_peak
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
@@ -101,7 +102,8 @@ def fastest_of_each(found: Iterable[StepFound]) -> list[StepFound]:
 
 
 def none_fits(problems: list[StepProblem]) -> InfeasibleError:
-    """How much the leanest stage needs: that none fits is only proven where that is more than there is."""
+    """How much the leanest stage needs: that none fits is said where that is more than there is, of costs of blocks; of
+    their programs nothing is proven."""
     least = np.inf
     for problem in problems:
         own = problem.bounding
@@ -109,11 +111,12 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
         whole = sum(float(sizes[kind].min()) for kind in own.line)
         each = whole / own.stages + problem.capacity_bytes - float(own.capacity_bytes.max())
         least = min(least, max(each, problem.one_stage_least_bytes))
-    proven, room = least > problems[0].capacity_bytes, format_bytes(problems[0].capacity_bytes)
-    none = "fits" if proven else "was found to fit, which is not proven"
+    room = format_bytes(problems[0].capacity_bytes)
+    short = none_within(float(least), problems[0].capacity_bytes)
+    none = "fits by the costs of blocks" if short else "was found to fit, which is not proven"
     share = f"even shares of the leanest need {format_bytes(least)} a device, {room} may be used"
     hint = "more devices, ZeRO 3, full recomputation, or a smaller batch"
-    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", hint, proven=bool(proven))
+    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", hint, proven=False)
 
 
 def best_stages(problem: StepProblem) -> StageSolution | None:

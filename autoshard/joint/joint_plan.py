@@ -23,7 +23,7 @@ from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import MEMORY
 from autoshard.search.whole_step import predicted, without_torn
-from autoshard.solvers.common.result import FEASIBLE
+from autoshard.solvers.common.result import without_proof
 from autoshard.units import counted, format_bytes, format_seconds
 
 MOST_PLANS = 3  # made of what was found
@@ -94,10 +94,7 @@ def joint_plan(
 def _certified(plan: Plan) -> Plan:
     """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
     objective = _peak_bytes(plan) if plan.search.level == MEMORY else plan.predicted_seconds
-    certificate = replace(
-        plan.certificate, status=FEASIBLE, lower_bound_seconds=0.0, level_objective=objective, level_bound=0.0
-    )
-    return replace(plan, certificate=certificate)
+    return replace(plan, certificate=without_proof(plan.certificate, objective))
 
 
 def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:

@@ -29,6 +29,7 @@ from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
+from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.least_bytes import least_bytes
 from autoshard.solvers.stages.stage_problem import StageProblem
 from autoshard.units import format_bytes
@@ -90,7 +91,7 @@ def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None
         steps = [simulate_step(problem.step_costs(plan)) for plan in solution.plans]
         pairs = zip(solution.plans, steps, strict=True)
         made = [StepFound(problem, split, plan, solution, step) for plan, step in pairs]
-        fitting = [step for step in made if step.peak_bytes <= problem.capacity_bytes]
+        fitting = [step for step in made if fits(step.peak_bytes, problem.capacity_bytes)]
         if fitting:
             return min(fitting, key=lambda step: (step.peak_bytes, step.seconds))
         over = np.maximum(np.array(steps[0].peak_bytes) - problem.capacity_bytes, 0.0)

@@ -23,7 +23,7 @@ from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
 from autoshard.search.objectives import MEMORY
-from autoshard.solvers.common.result import FEASIBLE
+from autoshard.solvers.common.result import without_proof
 from autoshard.solvers.common.solver_options import Options
 
 DECIDED = "zero"  # who decided where a weight is stored
@@ -81,9 +81,7 @@ def least_step(least: Plan, fastest: Plan) -> Plan:
     gradients are added up, needs less."""
     if _leaner(least) <= _leaner(fastest):
         return least
-    certificate = replace(
-        fastest.certificate, status=FEASIBLE, level_objective=fastest.predicted_peak_bytes, level_bound=0.0
-    )
+    certificate = without_proof(fastest.certificate, fastest.predicted_peak_bytes)
     told = "the fastest plan, whose whole step needs less memory than that of the plan of least memory in a micro-batch"
     search = replace(fastest.search, level=MEMORY, notes=(*fastest.search.notes, told))
     return replace(fastest, certificate=certificate, search=search)
@@ -117,14 +115,7 @@ def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroReques
 
 def _told(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
     """What was proved was proved of the plan before."""
-    certificate = replace(
-        plan.certificate,
-        status=FEASIBLE,
-        objective_seconds=made.certificate.objective_seconds,
-        lower_bound_seconds=0.0,
-        level_objective=made.predicted_seconds,
-        level_bound=0.0,
-    )
+    certificate = without_proof(plan.certificate, made.predicted_seconds, made.certificate.objective_seconds)
     small = f", those of more than {wanted.threshold_bytes / 1024:g} KB," if wanted.threshold_bytes else ""
     over = "sum their gradients" if wanted.summed else "use them alike"
     what = f"weights{small} are stored in shards over the devices that {over}" if wanted.level else ""

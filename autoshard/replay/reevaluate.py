@@ -14,7 +14,7 @@ from autoshard.ir.plan import OUTPUT, OpPlan, Plan, TensorPlan
 from autoshard.ir.problem import objective
 from autoshard.search.build_plan import priced, with_parts
 from autoshard.search.objectives import SPEED, level_value
-from autoshard.solvers.common.result import FEASIBLE
+from autoshard.solvers.common.result import without_proof
 from autoshard.units import format_seconds
 
 TOLERANCE = 1e-6  # of a figure: what sums in another order may differ by
@@ -51,14 +51,7 @@ def today(plan: Plan, formulation: Formulation) -> Today:
         return Today(kept, origin(plan))
     level = plan.search.level
     least = now.predicted_seconds if level == SPEED else level_value(formulation, level, choice)
-    certificate = replace(
-        plan.certificate,
-        status=FEASIBLE,
-        objective_seconds=seconds,
-        lower_bound_seconds=0.0,  # of the costs that it was proved by
-        level_objective=least,
-        level_bound=0.0,
-    )
+    certificate = without_proof(plan.certificate, least, seconds)  # a bound was of the costs that it was proved by
     return Today(replace(now, certificate=certificate), (*origin(plan), changed))
 
 

@@ -14,7 +14,7 @@ from autoshard.search.min_memory import least
 from autoshard.search.objectives import MEMORY, SPEED, Levelled, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.clock import attempt, watched
-from autoshard.solvers.common.result import FEASIBLE, OPTIMAL, fits
+from autoshard.solvers.common.result import OPTIMAL, fits, within_wider
 from autoshard.units import format_bytes, format_seconds
 
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
@@ -177,10 +177,7 @@ def _tighter(large: Sequence[Plan], limit_bytes: float) -> float:
 
 def _within(plan: Plan, first: Plan) -> Plan:
     """What was proved within a tighter limit than the user's is not said of it."""
-    certificate = replace(plan.certificate, lower_bound_seconds=0.0)
-    if plan.search.level != SPEED:  # the bound on the step leaves memory out
-        status = FEASIBLE if certificate.status == OPTIMAL else certificate.status
-        certificate = replace(certificate, level_bound=0.0, status=status)
+    certificate = within_wider(plan.certificate, plan.search.level == SPEED)  # the bound on the step leaves memory out
     seconds, size = first.step.predicted_seconds, first.step.predicted_peak_bytes
     told = f"without the memory limit a step takes {format_seconds(seconds, 3)}, and {format_bytes(size, 3)} a device"
     return replace(plan, certificate=certificate, search=replace(plan.search, notes=(told,)))

@@ -18,7 +18,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.cost_breakdown import Split
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
-from autoshard.solvers.common.result import TOLERANCE, Solution, peak, proved, status
+from autoshard.solvers.common.result import TOLERANCE, Solution, fits, peak, proved, status
 from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
 
 NAMES = ("ratio", "memory", "speed")
@@ -130,11 +130,11 @@ def smallest_memory(
     plans `lean`, if given, one at the bound where they meet it."""
     bound = lean.bound if lean is not None else minimum_memory_bound(problem)
     leanest = lean.at_bound() if lean is not None else None
-    if leanest is not None and peak(problem, leanest) <= problem.capacity_bytes * (1 + TOLERANCE):
+    if leanest is not None and fits(peak(problem, leanest), problem.capacity_bytes):
         met = Solution(problem, leanest, 0.0, "auto")
         return Levelled(met, met.peak_bytes, bound)
     low = bound
-    best = _within(problem, bound, solver) if bound <= problem.capacity_bytes * (1 + TOLERANCE) else None
+    best = _within(problem, bound, solver) if fits(bound, problem.capacity_bytes) else None
     cut = False
     if best is None:
         best = solver(problem)

@@ -11,7 +11,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Problem
 from autoshard.solvers import portfolio
 from autoshard.solvers.common.restrict import original, restricted
-from autoshard.solvers.common.result import TOLERANCE, FalseProof, Solution
+from autoshard.solvers.common.result import TOLERANCE, FalseProof, Solution, fits
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.common.validate import check, check_pins
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES
@@ -70,16 +70,19 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
     check(problem)
     check_pins(problem, options.pinned)
     pinned, clock = dict(options.pinned), PartialClock(options.clock.left, whole=options.clock)
+    small = restricted(problem, pinned)
     try:
-        own = replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock)
-        found = SOLVERS[solver](restricted(problem, pinned), own)
+        found = SOLVERS[solver](small, replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock))
     except InfeasibleError as error:
+        from autoshard.solvers.refutation import checked  # what few answers need is not read for each
+
+        claim = checked(small, error, solver, options.clock)
         if not pinned:
-            raise
+            raise claim from error
         names = [problem.nodes[n].name for n in sorted(pinned)]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        said = f"{error.message} (pinned: {', '.join(names[:_NAMED])}{more})"
-        raise InfeasibleError(said, error.hint or "without some of the pins", proven=error.proven) from error
+        said = f"{claim.message} (pinned: {', '.join(names[:_NAMED])}{more})"
+        raise InfeasibleError(said, claim.hint or "without some of the pins", proven=claim.proven) from error
     answer = audited(problem, original(found.choice, pinned), found, clock.cut)
     options.clock.cut |= answer.cut
     return answer
@@ -90,6 +93,6 @@ def audited(problem: Problem, choice: tuple[int, ...], found: Solution, cut: boo
     answer = Solution(problem, choice, found.lower_bound, found.solver, found.seconds, cut)
     if abs(answer.objective - found.objective) > TOLERANCE * answer.objective:
         raise FalseProof(f"{found.solver}: a plan of {answer.objective!r} was said to be of {found.objective!r}")
-    if answer.peak_bytes > problem.capacity_bytes * (1 + TOLERANCE):
+    if not fits(answer.peak_bytes, problem.capacity_bytes):
         raise FalseProof(f"{found.solver}: {answer.peak_bytes} bytes, with a capacity of {problem.capacity_bytes}")
     return answer

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.ir.plan import Plan
 from autoshard.replay.command_line import style_of
+from autoshard.solvers.common.result import fits
 from autoshard.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -75,9 +76,11 @@ def _simulated(plan: Plan) -> str:
         return "Not compared with other simulated plans"
     best = ("Kept by its communication", "The smallest", "The fastest")[plan.search.level]
     cut = "; the search was cut short" if plan.search.cut_short else ""
-    fits = " that fit" if any(tried.outcome == "too large" for tried in plan.search.candidates) else ""
+    that_fit = " that fit" if any(tried.outcome == "too large" for tried in plan.search.candidates) else ""
     return (
-        f"{best} of {count} simulated plans{fits}{cut}" if count > 1 else f"The one plan that the search simulated{cut}"
+        f"{best} of {count} simulated plans{that_fit}{cut}"
+        if count > 1
+        else f"The one plan that the search simulated{cut}"
     )
 
 
@@ -93,5 +96,5 @@ def _gain(plan: Plan, style: StylePlan) -> str:
     words = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
     words = "as fast" if abs(ratio - 1) < 0.005 else words
     split = plan.step.parts or plan.step.recompute  # the style's memory is that of one stage that keeps all
-    fits = split or style.predicted_peak_bytes <= plan.capacity_bytes
-    return words if fits else f"{words}; it does not fit"
+    there = split or fits(style.predicted_peak_bytes, plan.capacity_bytes)
+    return words if there else f"{words}; it does not fit"

@@ -157,7 +157,10 @@ def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
     draw = random.Random(0)
     small, large = (replace(block(draw, 0.0), held=HeldParameters(weights_bytes=size)) for size in (1e9, 9e9))
     line = StepProblem(OuterChoice(2, 1, "1f1b", 1, 1, 1, 2, 0), (0, 1), (small, large), (KEEPS, KEEPS), A100, FREE)
-    for room, said in ((8.99e9, "was found to fit, which is not proven: even"), (1e9, "fits: even")):
+    for room, said in (
+        (8.99e9, "was found to fit, which is not proven: even"),
+        (1e9, "fits by the costs of blocks: even"),
+    ):
         for found in (best_of, leanest_of):
             with pytest.raises(InfeasibleError, match=f"^none of 1 ways to train {said}"):
                 found([(replace(line, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)

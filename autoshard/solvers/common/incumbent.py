@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Problem, memory, objective
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import TOLERANCE, proved, tightened
+from autoshard.solvers.common.result import TOLERANCE, fits, proved, tightened
 
 
 class Incumbent:
@@ -47,7 +47,7 @@ class Incumbent:
         value = objective(self.problem, choice)
         if not math.isfinite(value):
             return False
-        if memory(self.problem, choice).max(initial=0.0) > self.problem.capacity_bytes:
+        if not fits(memory(self.problem, choice).max(initial=0.0), self.problem.capacity_bytes):
             if value < self.near_value:
                 self.near, self.near_value = tuple(choice), value
             return False

@@ -10,6 +10,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Problem, Value
+from autoshard.solvers.common.result import none_within
 from autoshard.units import format_bytes
 
 _NAMED = 6  # of what is alive
@@ -50,21 +51,30 @@ def explained(problem: Problem) -> str:
     return f"at time {found.time}, at their smallest: {', '.join(named)}"
 
 
+class PricedShortfallError(InfeasibleError):
+    """Proved by prices of the bytes at each (condensed) time, at which every plan pays for more than there is."""
+
+    def __init__(self, message: str, hint: str, prices: Floats) -> None:
+        super().__init__(message, hint)
+        self.prices = prices
+
+
 def refuse_if_short(problem: Problem) -> None:
     """Raises InfeasibleError where the smallest sizes alone are above the capacity at some time."""
     found = least(problem)
-    over = found.bytes - problem.capacity_bytes
-    if over > 1e-9 * max(found.bytes, problem.capacity_bytes):
-        raise short(problem, over)
+    if none_within(found.bytes, problem.capacity_bytes):
+        raise short(problem, found.bytes - problem.capacity_bytes)
 
 
-def short(problem: Problem, over: float) -> InfeasibleError:
-    """The error for a problem of which every plan is proven to be `over` bytes above the capacity."""
+def short(problem: Problem, over: float, prices: Floats | None = None) -> InfeasibleError:
+    """The error for a problem of which every plan is proven to be `over` bytes above the capacity: by `prices` of its
+    times, or by the smallest sizes at one."""
     why = explained(problem)
-    return InfeasibleError(
+    return PricedShortfallError(
         f"no plan fits: every plan needs at least {format_bytes(over)} more than the capacity of "
         f"{format_bytes(problem.capacity_bytes)}" + (f" ({why})" if why else ""),
         "more devices, a smaller batch, or a leaner optimizer",
+        np.zeros(problem.horizon) if prices is None else prices,
     )
 
 

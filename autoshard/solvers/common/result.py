@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 
+from autoshard.ir.plan import Certificate
 from autoshard.ir.problem import Problem, memory, objective
 
 TOLERANCE = 1e-9  # relative: below it an objective equals its bound (sums are rounded in different orders)
@@ -57,6 +58,23 @@ def tightened(bound: float, other: float, value: float) -> float:
 def status(value: float, bound: float, cut: bool) -> str:
     """`bound` is one that `proved` gave. What the bound proves stays proved where the clock ended the rest."""
     return OPTIMAL if value == bound else CUT_SHORT if cut else FEASIBLE
+
+
+def without_proof(certificate: Certificate, objective: float, seconds: float | None = None) -> Certificate:
+    """Of a plan of which nothing is proved, or no more: what its level minimises is `objective`, its sum of costs
+    `seconds` (None: as before)."""
+    proved(objective, 0.0)
+    total = certificate.objective_seconds if seconds is None else seconds
+    return Certificate(certificate.solver, FEASIBLE, total, 0.0, objective)
+
+
+def within_wider(certificate: Certificate, whatever_memory: bool) -> Certificate:
+    """What is left of a proof within a tighter memory limit than the one that it is told for; `whatever_memory`: the
+    level's bound is one of plans of any memory."""
+    left = replace(certificate, lower_bound_seconds=0.0)
+    if whatever_memory:
+        return left
+    return replace(left, level_bound=0.0, status=FEASIBLE if left.status == OPTIMAL else left.status)
 
 
 @dataclass(frozen=True, eq=False)

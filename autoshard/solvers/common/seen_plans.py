@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autoshard.ir.problem import Node, Problem, Value
-from autoshard.solvers.common.result import NOTHING, TOLERANCE, WRONG, FalseProof, Solution
+from autoshard.solvers.common.result import NOTHING, WRONG, FalseProof, Solution, fits
 
 
 class _Bound(NamedTuple):
@@ -60,7 +60,6 @@ class SeenPlans:
 
 
 def _check(bound: _Bound, plan: _Plan) -> None:
-    fits = plan.peak_bytes <= bound.capacity_bytes * (1 + TOLERANCE)
-    if fits and bound.objective > plan.objective * (1 + WRONG) + NOTHING:
+    if fits(plan.peak_bytes, bound.capacity_bytes) and bound.objective > plan.objective * (1 + WRONG) + NOTHING:
         said, found = bound.objective, plan.objective
         raise FalseProof(f"{bound.solver}: a lower bound of {said!r} stands above a plan of {found!r}")

@@ -26,7 +26,7 @@ from autoshard.ir.problem import Integers, Node, Problem, Value, memory, objecti
 from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.local_search import Aim, Choice, descend, line, links
 from autoshard.solvers.common.memory_repair import repaired
-from autoshard.solvers.common.result import Solution, finish
+from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.elimination.cost_tables import Contents
@@ -60,7 +60,7 @@ def solve(problem: Problem, options: Options) -> Solution:
 def _fitting(problem: Problem, free: Choice, clock: Clock) -> Choice | None:
     """The fastest of the plans that fit, over a few prices of memory."""
     found = repaired(problem, free)
-    if memory(problem, free).max(initial=0.0) <= problem.capacity_bytes:
+    if fits(memory(problem, free).max(initial=0.0), problem.capacity_bytes):
         return free
     low, high = 0.0, 1e3 * objective(problem, free) / max(memory(problem, free).max(), 1.0)
     price = 1e-3 * high
@@ -68,11 +68,11 @@ def _fitting(problem: Problem, free: Choice, clock: Clock) -> Choice | None:
         if clock.over:
             break
         choice = bisected(problem, price, clock)
-        fits = memory(problem, choice).max(initial=0.0) <= problem.capacity_bytes
-        mended = choice if fits else repaired(problem, choice)
+        within = fits(memory(problem, choice).max(initial=0.0), problem.capacity_bytes)
+        mended = choice if within else repaired(problem, choice)
         if mended is not None and (found is None or objective(problem, mended) < objective(problem, found)):
             found = mended
-        low, high = (low, price) if fits else (price, high)
+        low, high = (low, price) if within else (price, high)
         price = math.sqrt(max(low, 1e-6 * high) * high)
     return found
 

@@ -32,7 +32,7 @@ from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.common.local_search import Choice, Links, links
 from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.common.restrict import original, restricted
-from autoshard.solvers.common.result import Solution, finish
+from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.common.star_bound import by_layout, star_bound
 from autoshard.solvers.relax.memory_columns import condensed
@@ -83,7 +83,7 @@ def propagate(problem: Problem, pinned: Mapping[int, int]) -> Propagated:
             proven=False,
         )
     choice: Choice | None = tuple(run.choice)
-    if memory(small, run.choice).max(initial=0.0) > small.capacity_bytes:
+    if not fits(memory(small, run.choice).max(initial=0.0), small.capacity_bytes):
         choice = repaired(small, run.choice)
     if choice is None:
         raise infeasible(small, proven=False)

@@ -26,7 +26,7 @@ from autoshard.ir.problem import Floats, Integers, Problem, memory, objective
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.local_search import Aim, Choice, descend, links
 from autoshard.solvers.common.memory_repair import repaired
-from autoshard.solvers.common.result import TOLERANCE, Solution, finish, proved, tightened
+from autoshard.solvers.common.result import TOLERANCE, Solution, finish, fits, proved, tightened
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.ilp import pulp_engine, warm_start
 from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
@@ -98,7 +98,7 @@ class _IntegerSearch:
 
     def offer(self, choice: Choice | None) -> bool:
         """Takes a plan if it is allowed, fits and is better; says whether it fits."""
-        if choice is None or memory(self.problem, choice).max(initial=0.0) > self.problem.capacity_bytes:
+        if choice is None or not fits(memory(self.problem, choice).max(initial=0.0), self.problem.capacity_bytes):
             return False
         value = objective(self.problem, choice)
         if value < self.value:

@@ -20,7 +20,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.problem import Floats, Problem, memory, objective
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import Solution, finish
+from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.ilp import warm_start
@@ -73,10 +73,10 @@ def _solve(problem: Problem, options: Options) -> Solution:
         choice = program.model.picked(x)
         over = overflows(small, memory(small, choice), program.memory.times)
         if not over:
-            fits = memory(small, choice).max(initial=0.0) <= small.capacity_bytes
-            if fits and objective(small, choice) <= value:
+            within = fits(memory(small, choice).max(initial=0.0), small.capacity_bytes)
+            if within and objective(small, choice) <= value:
                 best, value = choice, objective(small, choice)
-            proven = proven and fits
+            proven = proven and within
             break
         program.add(program.memory.rows(over))
         proven = False

@@ -30,7 +30,7 @@ from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.infeasibility import short
 from autoshard.solvers.common.local_search import Aim, Choice, descend, links, mixtures
-from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimise
@@ -65,7 +65,7 @@ def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None
     """
     clock = clock or Clock()
     first = column_of(problem, free.choice)
-    if first.peak <= problem.capacity_bytes:
+    if fits(first.peak, problem.capacity_bytes):
         return free.choice, Dual(free.bound, np.zeros(problem.horizon), (first,))
     dual = _seconds_dual(problem, first, free.bound, budget, clock)
     choice = _best(problem, dual.columns)
@@ -131,9 +131,9 @@ def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
     linked = links(problem)
     finite = [column for column in columns if math.isfinite(column.seconds)]
     aim = _aim(problem, finite)
-    light = sorted((c for c in finite if c.peak > capacity), key=lambda c: (c.peak, c.seconds))[:_STARTS]
+    light = sorted((c for c in finite if not fits(c.peak, capacity)), key=lambda c: (c.peak, c.seconds))[:_STARTS]
     tried = [column_of(problem, descend(problem, linked, column.choice, aim)) for column in light]
-    fitting = [column for column in (*finite, *tried) if column.peak <= capacity]
+    fitting = [column for column in (*finite, *tried) if fits(column.peak, capacity)]
     if not fitting:
         return None
     fitting.sort(key=lambda c: c.seconds)
@@ -141,10 +141,10 @@ def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
     mixed = [
         column_of(problem, choice) for fit, heavy in pairs for choice in mixtures(problem, fit.choice, heavy.choice)
     ]
-    fitting.extend(column for column in mixed if column.peak <= capacity)
+    fitting.extend(column for column in mixed if fits(column.peak, capacity))
     fitting.sort(key=lambda c: c.seconds)
     polished = [column_of(problem, descend(problem, linked, column.choice, aim)) for column in fitting[:_STARTS]]
-    return min((c for c in (*polished, *fitting) if c.peak <= capacity), key=lambda c: c.seconds).choice
+    return min((c for c in (*polished, *fitting) if fits(c.peak, capacity)), key=lambda c: c.seconds).choice
 
 
 def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock: Clock) -> Choice:
@@ -164,7 +164,7 @@ def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock:
                 return best.choice
             work += found.work
             column = column_of(problem, found.choice)
-            if column.peak <= problem.capacity_bytes and column.seconds < best.seconds:
+            if fits(column.peak, problem.capacity_bytes) and column.seconds < best.seconds:
                 best = column
     return best.choice
 
@@ -180,8 +180,8 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
     capacity = problem.capacity_bytes
     lightest = min(columns, key=lambda column: column.peak)
     dual = memory_dual(problem, lightest, budget)
-    if dual.bound > capacity * (1 + TOLERANCE):
-        raise short(problem, dual.bound - capacity)
+    if none_within(dual.bound, capacity):
+        raise short(problem, dual.bound - capacity, dual.multipliers)
     lean = _lean(problem, (*dual.columns, *columns), capacity)
     choice = _best(problem, lean)
     if choice is None:

@@ -17,7 +17,7 @@ from autoshard.solvers.common.clock import attempt, check
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import short
 from autoshard.solvers.common.local_search import weighed_mixtures
-from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
@@ -64,7 +64,7 @@ class LimitedSearch:
         light: list[Column] = []
         times = list(self.times)
         unit = max(self.columns[0].peak, 1.0)
-        if any(own.peak <= self.capacity for own in self.columns):
+        if any(fits(own.peak, self.capacity) for own in self.columns):
             return
         for _ in range(_LIGHT_ROUNDS):
             prices = master_prices(light, times, 0.0, 0.0, unit, 1.0)[0] if light else np.ones(1)
@@ -73,10 +73,10 @@ class LimitedSearch:
             found = attempt(self._least, multipliers, 0.0)
             if found is None:
                 return
-            if found.bound > self.capacity * (1 + TOLERANCE):
-                raise short(self.problem, found.bound - self.capacity)
+            if none_within(found.bound, self.capacity):
+                raise short(self.problem, found.bound - self.capacity, multipliers)
             own = self._take(found)
-            if own.peak <= self.capacity or any(own.choice == other.choice for other in light):
+            if fits(own.peak, self.capacity) or any(own.choice == other.choice for other in light):
                 return
             light.append(own)
 
@@ -117,8 +117,8 @@ class LimitedSearch:
             return own.seconds + float(self.best @ own.bytes)
 
         ranked = sorted((own for own in self.columns if math.isfinite(own.seconds)), key=least)
-        fit = [own for own in ranked if own.peak <= self.capacity][: self.pairs]
-        over = [own for own in ranked if own.peak > self.capacity][: self.pairs]
+        fit = [own for own in ranked if fits(own.peak, self.capacity)][: self.pairs]
+        over = [own for own in ranked if not fits(own.peak, self.capacity)][: self.pairs]
         for first in fit:
             for second in over:
                 if second.seconds < self.state.value:
