@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,13 +13,14 @@ from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_costs import StepProblem
-from autoshard.search.objectives import MEMORY, SPEED
+from autoshard.joint.step_rest import rest_of
+from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.solvers.common.result import none_within
 from autoshard.solvers.stages.one_stage import RunningBlock, fastest_points, least_peak
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
-from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
+from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
 from autoshard.units import format_bytes
 
 TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
@@ -48,14 +50,20 @@ class StepFound:
     def peak_bytes(self) -> float:
         return max(self.timeline.peak_bytes)
 
+    @cached_property
+    def rest_seconds(self) -> float:
+        """What level 0 minimises."""
+        return rest_of(self.problem, self.plan)
+
 
 @dataclass(frozen=True, eq=False)
 class JointResult:
     """`best`, and the best of every other outer choice that was simulated, fastest first. `left`: (choice, reason).
 
     `bound_seconds`: below the step of every plan, in any order. `model_seconds` and `model_bound`: the least closed
-    form found, and below that of every plan; at level 1 these are not known, and `bound_bytes` is below what any
-    plan's fullest device holds. Counts: of outer choices with a split `considered`, `solved`, `fitting`.
+    form found, and below that of every plan; at levels 0 and 1 these are not known: `bound_bytes` is below what any
+    plan's fullest device holds, `bound_rest_seconds` below what any communicates and does again. Counts: of outer
+    choices with a split `considered`, `solved`, `fitting`.
     """
 
     best: StepFound
@@ -71,13 +79,17 @@ class JointResult:
     undivided: tuple[tuple[str, int], ...]
     level: int = SPEED
     bound_bytes: float = 0.0
+    bound_rest_seconds: float = 0.0
 
     @property
     def gap(self) -> float:
         """Of the simulated step to any plan in any order, both by the costs of blocks, relative to the bound; at level
-        1 of the fullest device's memory."""
+        1 of the fullest device's memory, at level 0 of what is communicated and done again."""
         if self.level == MEMORY:
             return self.best.peak_bytes / self.bound_bytes - 1
+        if self.level == RATIO:
+            own, least = self.best.rest_seconds, self.bound_rest_seconds
+            return own / least - 1 if least else 0.0 if own <= 0.0 else float("inf")
         return self.best.seconds / self.bound_seconds - 1
 
     @property
@@ -129,8 +141,7 @@ def best_stages(problem: StepProblem) -> StageSolution | None:
     several = problem.choice.micro_batches > 1  # then the form counts no less than is held
     if several and found and found.plans[0].seconds * (1 - TOLERANCE) <= RoomBound(problem.bounding).form_seconds:
         return found
-    blocks, always = _running(problem)
-    points = fastest_points(blocks, problem.capacity_bytes - always)
+    points = least_points(problem, [own.front for own in problem.fronts])
     if points is None:
         return found
     own, parts = problem.stage_problem, (Part(0, 0, 0, len(problem.kinds)),)
@@ -139,12 +150,21 @@ def best_stages(problem: StepProblem) -> StageSolution | None:
     return StageSolution(own, (plan, *others)[:SIMULATED], plan.seconds * (1 - _ROUND))
 
 
+def least_points(problem: StepProblem, fronts: Sequence[Front]) -> tuple[int, ...] | None:
+    """Of the plan of one stage that takes the least seconds of these `fronts`, by kind, within what that holds as it is
+    simulated; None where none fits, or too many are to be followed, or there are more stages."""
+    if not _is_one(problem):
+        return None
+    blocks, always = _running(problem, fronts)
+    return fastest_points(blocks, problem.capacity_bytes - always)
+
+
 def one_stage_bytes(problem: StepProblem) -> float:
     """What the plan of one stage that holds least holds, and what is withheld of it; infinite with more stages, and
     where too many plans are to be followed."""
     if not _is_one(problem):
         return np.inf
-    blocks, always = _running(problem)
+    blocks, always = _running(problem, [own.front for own in problem.fronts])
     return always + least_peak(blocks)
 
 
@@ -153,13 +173,14 @@ def _is_one(problem: StepProblem) -> bool:
     return problem.choice.stages == 1 and float(problem.live[0]) == 1 and everywhere
 
 
-def _running(problem: StepProblem) -> tuple[list[RunningBlock], float]:
-    """Blocks along the line, their seconds of a micro-batch with a share of the tail's, and the bytes that are held in
-    any case. Of a single micro-batch the gradients of a block, and of those after it, are there as it runs."""
+def _running(problem: StepProblem, fronts: Sequence[Front]) -> tuple[list[RunningBlock], float]:
+    """Blocks along the line, their seconds in `fronts` of a micro-batch with a share of the tail's, and the bytes that
+    are held in any case. Of a single micro-batch the gradients of a block, and of those after it, are there as it
+    runs."""
     fresh = [problem.fresh_bytes(block) for block in range(len(problem.kinds))]
     made, found = sum(fresh), []
     for block, kind in enumerate(problem.kinds):
-        front = problem.fronts[kind].front
+        front = fronts[kind]
         working = np.array([problem.working_bytes(block, point) for point in range(front.points)])
         seconds = front.seconds + front.tail_seconds / problem.choice.micro_batches
         found.append(RunningBlock(seconds, front.kept_bytes, working + made))

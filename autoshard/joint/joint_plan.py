@@ -21,7 +21,7 @@ from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.rules.captured_batch import followed_numbers
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
-from autoshard.search.objectives import MEMORY
+from autoshard.search.objectives import MEMORY, RATIO
 from autoshard.search.whole_step import predicted, without_torn
 from autoshard.solvers.common.result import without_proof
 from autoshard.units import counted, format_bytes, format_seconds
@@ -68,7 +68,11 @@ def joint_plan(
     )  # fmt: skip
     made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
     told = "stages, micro-batches, what is computed again, ZeRO and the mesh were searched for together: "
-    if found.level == MEMORY:
+    if found.level == RATIO:
+        told += f"{format_seconds(best.rest_seconds)} of a step, the mean of all devices, go to communication and to "
+        told += "what is computed again or by others too, each by itself, by the costs of blocks; what stages wait for "
+        told += "each other does not count"
+    elif found.level == MEMORY:
         told += (
             f"{format_bytes(best.peak_bytes)} by the costs of blocks, at most {found.gap:.2%} above the least that the "
         )
@@ -88,28 +92,28 @@ def joint_plan(
             *(kept_counts(line.graph, step.samples) if holds_graph(origin.model) else followed_numbers(graph, carried)),
         ),
     )
-    return graph, _certified(predicted(replace(made, search=search), graph))
+    return graph, _certified(predicted(replace(made, search=search), graph), best)
 
 
-def _certified(plan: Plan) -> Plan:
+def _certified(plan: Plan, best: StepFound) -> Plan:
     """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
-    objective = _peak_bytes(plan) if plan.search.level == MEMORY else plan.predicted_seconds
+    own = {RATIO: best.rest_seconds, MEMORY: _peak_bytes(plan)}
+    objective = own.get(plan.search.level, plan.predicted_seconds)
     return replace(plan, certificate=without_proof(plan.certificate, objective))
 
 
 def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
     """The best by its own program, of those that may be: after the first, others are made into plans while the blocks'
-    costs say that they are better than the best program so far."""
+    costs say that they are better than the best program so far. What level 0 minimises is of blocks alone."""
     made: list[tuple[StepFound, Graph, Plan]] = []
     left = [found.best, *found.others]
-    lean = found.level == MEMORY
 
     def by_program(own: StepFound) -> tuple[float, float]:
         both = own.program_seconds, own.program_bytes
-        return both[::-1] if lean else both
+        return {RATIO: (own.rest_seconds, own.program_seconds), MEMORY: both[::-1]}.get(found.level, both)
 
     for own in left[:MOST_PLANS]:
-        blocks = own.peak_bytes if lean else own.seconds
+        blocks = {RATIO: own.rest_seconds, MEMORY: own.peak_bytes}.get(found.level, own.seconds)
         if made and blocks >= min(by_program(other)[0] for other, *_ in made):
             break
         left.remove(own)

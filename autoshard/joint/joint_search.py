@@ -28,12 +28,13 @@ from autoshard.joint.blocks.block_splits import BlockSplit, block_splits
 from autoshard.joint.fitting_steps import FAR, fastest_step
 from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
 from autoshard.joint.least_memory import leanest_of
+from autoshard.joint.least_rest import least_rest_of
 from autoshard.joint.nearby_steps import as_solved, nearby_steps
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices, what_divides
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
-from autoshard.search.objectives import MEMORY, SPEED
+from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, certificate
 
@@ -144,8 +145,9 @@ def joint_search(
     level: int = SPEED,
     tell: Callable[[str], None] = lambda text: None,
 ) -> JointResult:
-    """The best of `space`: the fastest, or at level 1 the one that needs least memory. `stage_of`: blocks that a pin
-    puts on a stage; `again`: kinds of blocks that are computed again in any case. InfeasibleError where none fits."""
+    """The best of `space`: the fastest, at level 1 the one that needs least memory, at level 0 the one that has least
+    beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: kinds of blocks that are computed again
+    in any case. InfeasibleError where none fits."""
     line = block_line(graph)
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
@@ -173,9 +175,8 @@ def joint_search(
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
         raise InfeasibleError(told, what_divides(space, hardware))
-    if level == MEMORY:
-        return leanest_of(problems, line, log, count, len(store.made), tell)
-    return best_of(problems, line, log, count, len(store.made), tell)
+    search = {RATIO: least_rest_of, MEMORY: leanest_of, SPEED: best_of}[level]
+    return search(problems, line, log, count, len(store.made), tell)
 
 
 def _is_again(graph: Graph, path: str) -> bool:

@@ -16,7 +16,6 @@ from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
 from autoshard.rules.rebatch import batch_size, rebatched
-from autoshard.search.objectives import RATIO
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_order
 
@@ -51,7 +50,6 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
     )
     said = {
         "--micro-batches": wanted.step.micro_batches is not None,
-        "--level 0": wanted.level == RATIO,
         "--strategy": wanted.strategy != "best",
         "--solver": wanted.solver is not None,
         "--pareto": wanted.pareto,

@@ -9,7 +9,7 @@ from typing import Any
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.ir.plan import StepTried
 from autoshard.joint.found_steps import JointResult, StepFound
-from autoshard.search.objectives import MEMORY, SPEED
+from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.stages.stage_problem import Part
 from autoshard.text.step_rows import HEADER, step_cells
@@ -58,15 +58,22 @@ def left_out(found: JointResult) -> list[str]:
 def certainty(found: JointResult) -> list[str]:
     """The gaps, in words, and of what they speak."""
     ways = len(found.best.problem.costs)
+    if found.level == RATIO:
+        return [
+            f"gap {found.gap:.2%}: by the costs of blocks {format_seconds(found.best.rest_seconds)} of a step, the "
+            "mean of all devices, go to communication, to what is computed again and to what other devices compute "
+            "too, each by itself, and none of the plans below has less than "
+            f"{format_seconds(found.bound_rest_seconds)} of it; what stages wait for each other does not count, and "
+            "nothing is proved of the step's time",
+            _searched(found, "have more of it by their bounds"),
+        ]
     if found.level == MEMORY:
         return [
             f"gap {found.gap:.2%}: by the costs of blocks its fullest device holds "
             f"{format_bytes(found.best.peak_bytes)}, and that of none of the plans below less than "
             f"{format_bytes(found.bound_bytes)}; of those that hold as little as their outer choice can, the fastest "
             "was looked for, and nothing is proved of its time",
-            f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved; "
-            f"the others hold more by their bounds. Blocks of {ways} kinds, split over a replica in the ways that "
-            f"{found.fronts} searches found; of each all is kept, what is dear, or its input",
+            _searched(found, "hold more by their bounds"),
         ]
     return [
         f"gap {found.gap:.2%}: by the costs of blocks it takes {format_seconds(found.best.seconds)}, and none of the "
@@ -78,6 +85,14 @@ def certainty(found: JointResult) -> list[str]:
         f"which {found.fitting:,} fit; the others can't be better by their bounds. Blocks of {ways} kinds, split over "
         f"a replica in the ways that {found.fronts} searches found; of each all is kept, what is dear, or its input",
     ]
+
+
+def _searched(found: JointResult, others: str) -> str:
+    return (
+        f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved; "
+        f"the others {others}. Blocks of {len(found.best.problem.costs)} kinds, split over a replica in the ways that "
+        f"{found.fronts} searches found; of each all is kept, what is dear, or its input"
+    )
 
 
 def taken(own: StepFound) -> float:
@@ -154,6 +169,9 @@ def why_not(own: StepFound, best: StepFound, level: int = SPEED) -> str:
     """Like is compared with like: programs, else the costs of blocks."""
     if own is best:
         return "chosen"
+    if level == RATIO:
+        more = own.rest_seconds / best.rest_seconds - 1 if best.rest_seconds else 0.0
+        return f"{more:.1%} more communication and repeated work" if more > 0 else "not better"
     if level == MEMORY:
         both = own.program_bytes and best.program_bytes
         more = own.program_bytes / best.program_bytes if both else own.peak_bytes / best.peak_bytes
@@ -179,6 +197,9 @@ def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:
 
 
 def _bounds(found: JointResult) -> dict[str, Any]:
+    if found.level == RATIO:
+        rest, bound = found.best.rest_seconds, found.bound_rest_seconds
+        return {"rest_seconds": rest, "bound_rest_seconds": bound, "gap": found.gap}
     if found.level == MEMORY:
         return {"peak_bytes": found.best.peak_bytes, "bound_bytes": found.bound_bytes, "gap": found.gap}
     return {

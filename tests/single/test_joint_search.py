@@ -38,6 +38,7 @@ from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
+from autoshard.joint.step_rest import rest_of
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
@@ -46,6 +47,7 @@ from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import solve_stages
+from autoshard.solvers.stages.stage_problem import StagePlan
 from autoshard.text.step_rows import step_cells
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
@@ -100,6 +102,12 @@ def everything(result_space: OuterSpace, graph: Graph, capacity: float) -> float
 
 def every_step(result_space: OuterSpace, graph: Graph) -> Iterator[tuple[float, float]]:
     """(seconds, bytes of the fullest device) of all of them, as they are simulated, whether they fit or not."""
+    for problem, plan in every_plan_of(result_space, graph):
+        made = simulate_step(problem.step_costs(plan))
+        yield made.step_seconds, max(made.peak_bytes)
+
+
+def every_plan_of(result_space: OuterSpace, graph: Graph) -> Iterator[tuple[StepProblem, StagePlan]]:
     line = block_line(graph)
     replicas = measured_replicas(outer_choices(result_space, hardware()))
     store, kinds = FrontStore(line, hardware(), replicas=replicas), tuple(block.kind for block in line.blocks)
@@ -120,8 +128,7 @@ def every_step(result_space: OuterSpace, graph: Graph) -> Iterator[tuple[float, 
                 if counted in seen:
                     continue
                 seen.add(counted)
-                made = simulate_step(problem.step_costs(plan))
-                yield made.step_seconds, max(made.peak_bytes)
+                yield problem, plan
 
 
 @pytest.mark.parametrize(
@@ -206,6 +213,18 @@ def test_at_level_1_no_plan_of_the_space_holds_less() -> None:
     assert found.gap < 0.01
     fastest = min(seconds for seconds, peak in every if peak <= found.best.peak_bytes * (1 + 1e-9))
     assert found.best.seconds <= 1.005 * fastest
+
+
+def test_at_level_0_no_plan_of_the_space_has_less_beside_useful_work() -> None:
+    graph = gpt2(2)
+    own = space(graph, 4, 8, micro_batch=(2,), stages=(1, 2), tensor=(1, 2), zero=(0, 1), virtual_stages=(1,))
+    found = joint_search(graph, hardware(), own, 8e10, level=0)
+    every = list(every_plan_of(own, graph))
+    least = min(rest_of(problem, plan) for problem, plan in every)
+    assert found.bound_rest_seconds <= least * (1 + 1e-9) and found.best.rest_seconds <= 1.0001 * least
+    assert found.gap < 0.01 and found.best.problem.choice.stages == 2
+    problem, fastest = min(every, key=lambda own: simulate_step(own[0].step_costs(own[1])).step_seconds)
+    assert rest_of(problem, fastest) > least
 
 
 def test_the_fastest_split_of_each_choice_stands_in_order() -> None:
@@ -489,7 +508,6 @@ def wide() -> Graph:
 def test_what_a_searched_step_does_not_have_is_said() -> None:
     step = StepRequest(global_batch=16)
     for wanted, option in (
-        (SearchRequest(devices=4, step=step, level=0), "--level 0"),
         (SearchRequest(devices=4, step=step, strategy="megatron"), "--strategy"),
         (SearchRequest(devices=4, step=step, pins=("transformer.h=Shard(0)@tp",)), "--pin transformer.h"),
     ):

@@ -25,8 +25,8 @@ from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, 
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_brute_force import every_plan
-from autoshard.solvers.stages.stage_partition import certificate, solve_stages
-from autoshard.solvers.stages.stage_problem import StagePlan, bytes_of
+from autoshard.solvers.stages.stage_partition import certificate, is_possible, solve_stages
+from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem, bytes_of
 from autoshard.solvers.stages.stage_values import stage_values
 from tests.graphs import mlp_graph
 
@@ -263,3 +263,15 @@ def test_the_least_memory_is_found_where_only_the_simulated_step_has_room(seed: 
     room = min(peaks) * (1 + 1e-9)
     found = leanest_of([(replace(free, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
     assert found.bound_bytes <= found.best.peak_bytes <= room
+
+
+def test_only_the_last_stage_may_hold_the_last_block() -> None:
+    """What early stages could hold as well is left to the others: it was said that nothing fits."""
+    small, large = (
+        Front(np.ones(1), np.ones(1), np.full(1, kept), np.zeros(1), np.zeros(1), np.zeros(1)) for kept in (0.1, 4.0)
+    )
+    own = StageProblem((small, large), (0, 0, 0, 0, 1), 3, 6, np.array([3.0, 2.0, 1.0]), np.full(3, 5.0))
+    assert is_possible(own)
+    found = solve_stages(own)
+    assert found is not None and found.plans[0].seconds == min(plan.seconds for plan in every_plan(own))
+    assert not is_possible(replace(own, capacity_bytes=np.full(3, 3.0)))

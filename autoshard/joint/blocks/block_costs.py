@@ -8,7 +8,8 @@ from dataclasses import astuple, dataclass, replace
 @dataclass(frozen=True)
 class HeldParameters:
     """Parameters on one device, whole over the replicas: bytes of weights, gradients and optimizer state, and seconds
-    of their update. `moved_bytes`: of the weights as they are gathered."""
+    of their update; of the latter `own_update_seconds`, where devices of a replica that do the same share it.
+    `moved_bytes`: of the weights as they are gathered; `partial_bytes`: of gradients that are sums over them."""
 
     weights_bytes: float = 0.0
     gradient_bytes: float = 0.0
@@ -16,6 +17,8 @@ class HeldParameters:
     moved_bytes: float = 0.0
     update_seconds: float = 0.0
     buffer_bytes: float = 0.0
+    own_update_seconds: float = 0.0
+    partial_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class BlockCosts:
     """Of one micro-batch. `again_seconds[keep]`: what backward computes again; `kept_bytes[keep]` until backward;
     `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what enters from the blocks before.
     `held`: of the parameters that the block reads first; `shared`: that a block before reads too. `moves`: what
-    replicas exchange of weights in shards, which takes none of the seconds here."""
+    replicas exchange of weights in shards, which takes none of the seconds here. `rest_seconds`: what devices of a
+    replica communicate, and compute as others do, in both directions, each by itself."""
 
     forward_seconds: float
     backward_seconds: float
@@ -44,6 +48,7 @@ class BlockCosts:
     held: HeldParameters
     shared: HeldParameters
     moves: tuple[Move, ...] = ()
+    rest_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from functools import cached_property
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.again_blocks import called_modules
 from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
+from autoshard.formulation.cost_breakdown import copies
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
-from autoshard.ir.layout import largest_shape
+from autoshard.ir.layout import REPLICATE_PARTIAL, largest_shape
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.ir.program import Compute, Program, ProgramParameter
 from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts, held_together
@@ -19,6 +21,7 @@ from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.blocks.replicated_split import DATA, replicated_split
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import inside, reads_of, results_of
+from autoshard.rules.algebra.strategy import Choice
 from autoshard.rules.operators import constants
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.engine import timed
@@ -59,7 +62,8 @@ def sharded_costs(
 
     def costs(measured: _Measured, number: int) -> BlockCosts:
         own = measured.block(number)
-        return replace(own, held=whole[number].held, shared=whole[number].shared)
+        same = whole[number]
+        return replace(own, held=same.held, shared=same.shared, rest_seconds=same.rest_seconds)
 
     def of_block(number: int) -> ShardedCosts:
         first, second = (costs(measured, number) for measured in once)
@@ -142,7 +146,20 @@ class _Measured:
             self._received(number),
             *self._held(number),
             self._moves[number],
+            self._rest[number],
         )
+
+    @cached_property
+    def _rest(self) -> list[float]:
+        """Of each block: collectives with what is copied for them, and of what computes the share that others do."""
+        steps, found = self.program.instructions, [0.0] * len(self.short.line.blocks)
+        for event in self.timeline.events:
+            if event.instruction is not None:
+                step, share = steps[event.instruction], 1.0
+                if isinstance(step, Compute) and not event.collective:
+                    share = 1 - 1 / _times(step.strategy, self.program.mesh)
+                found[self.block_of[event.instruction]] += share * event.duration_seconds
+        return found
 
     @cached_property
     def _moves(self) -> list[tuple[Move, ...]]:
@@ -263,9 +280,17 @@ class _Measured:
                 own = HeldParameters(buffer_bytes=parts[0])
             else:
                 update = optimizer_seconds(self.hardware, graph, parameter, stored.layout, mesh)
-                own = HeldParameters(*parts, moved, update)
+                value = program.value(stored.value)
+                partial = local_bytes(value, mesh) * (REPLICATE_PARTIAL in value.layout.placements)
+                own = HeldParameters(*parts, moved, update, 0.0, update / copies(stored.layout, mesh), partial)
             if number == min(readers):
                 total = held_together(total, own)
             else:
                 shared = held_together(shared, own)
         return total, shared
+
+
+def _times(strategy: str, mesh: Mesh) -> int:
+    """How many devices do the same work under a strategy, as it prints."""
+    pairs = zip(strategy.split(), mesh.sizes, strict=False)  # behind the choices may stand where it runs
+    return math.prod(size for choice, size in pairs if Choice.parse(choice).kind != "factor")

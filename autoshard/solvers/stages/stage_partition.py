@@ -46,7 +46,7 @@ class StageSolution:
 def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> StageSolution | None:
     """The best plan and up to `count` in all; None where none fits. The search over the maximum ends when what is left
     is at most `tolerance` (relative) better."""
-    if not _possible(problem):
+    if not is_possible(problem):
         return None
     costs = RangeCosts(problem, 1.0, 1 / problem.micro_batches)
     first = _first_feasible(problem, costs)
@@ -57,23 +57,26 @@ def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) 
     return StageSolution(problem, tuple(ranked[:count]), bound)
 
 
-def _possible(problem: StageProblem) -> bool:
+def is_possible(problem: StageProblem) -> bool:
     """False where there are fewer blocks than parts, where chunks don't divide them, or where the least bytes of the
-    line don't fit: each stage takes as many blocks as it can hold."""
+    line don't fit: from each place that stages may reach the next one takes a block, or as many as it can hold."""
     start, stop = problem.run
     dealt = stop - start if problem.chunks > 1 else len(problem.line)
     if dealt < problem.stages * problem.chunks or (problem.chunks > 1 and dealt % problem.chunks):
         return False
-    block = 0
+    places = np.arange(len(problem.line) + 1)
+    reached = places == 0
     for stage in range(problem.stages):
-        least = [float(own.min()) for own in problem.point_bytes(stage)]
-        room = float(problem.capacity_bytes[stage]) * (1 + _ROUND)
-        if block < len(problem.line) and least[problem.line[block]] > room:
-            return False
-        while block < len(problem.line) and least[problem.line[block]] <= room:
-            room -= least[problem.line[block]]
-            block += 1
-    return block == len(problem.line)
+        least = np.array([float(own.min()) for own in problem.point_bytes(stage)])
+        held = np.cumsum([0.0, *least[list(problem.line)]])
+        room = held + float(problem.capacity_bytes[stage]) * (1 + _ROUND) + _ROUND * held[-1]
+        farthest = np.searchsorted(held, room, side="right") - 1
+        begins = np.flatnonzero(reached & (farthest > places))
+        change = np.zeros(len(places) + 1, dtype=np.int64)
+        np.add.at(change, begins + 1, 1)
+        np.add.at(change, farthest[begins] + 1, -1)
+        reached = np.cumsum(change)[:-1] > 0
+    return bool(reached[-1])
 
 
 def _formula(problem: StageProblem, total: float, most: float) -> float:
@@ -87,7 +90,7 @@ def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, li
     most = [float(front.seconds.max() + front.tail_seconds.max()) for front in problem.fronts]
     top = whole + sum(most[kind] for kind in problem.line)
     while True:
-        found = _least_sum(costs.table(limit), limit)
+        found = least_sum(costs.table(limit), limit)
         if found is not None or limit >= top:
             return found
         limit = min(top, limit * _GROW) if limit > 0 else top
@@ -107,11 +110,11 @@ def _swept(
     low, high = 0, len(values) - 1  # bisected to the first feasible maximum
     while low < high:
         middle = (low + high) // 2
-        if _least_sum(table, float(values[middle])) is None:
+        if least_sum(table, float(values[middle])) is None:
             low = middle + 1
         else:
             high = middle
-    loosest = _least_sum(table, float(values[-1]))
+    loosest = least_sum(table, float(values[-1]))
     assert loosest is not None, "the plan that set the limit is in the table"
     met: dict[tuple[int, ...], tuple[float, list[int], float]] = {tuple(loosest[1]): loosest}
     best, left, index = min(best, _formula(problem, loosest[0], loosest[2])), _INF, low
@@ -120,17 +123,17 @@ def _swept(
         if bound >= best * (1 - tolerance):
             left = bound
             break
-        found = _least_sum(table, float(values[index]))
+        found = least_sum(table, float(values[index]))
         if found is not None:
             met.setdefault(tuple(found[1]), found)
             best = min(best, _formula(problem, found[0], found[2]))
         index += 1
-    plans = [_plan(problem, costs, cuts) for _, cuts, _ in met.values()]
+    plans = [plan_of_cuts(problem, costs, cuts) for _, cuts, _ in met.values()]
     exact = min(plan.seconds for plan in plans)
     return plans, min(left, exact)
 
 
-def _least_sum(table: list[Floats], limit: float) -> tuple[float, list[int], float] | None:
+def least_sum(table: list[Floats], limit: float) -> tuple[float, list[int], float] | None:
     """(sum, cuts as places, maximum) of the least sum of stages that take at most `limit`; None where there is none."""
     ends, lengths = table[0].shape
     begin = np.arange(ends)[:, None] - np.arange(lengths)[None, :]
@@ -153,7 +156,7 @@ def _least_sum(table: list[Floats], limit: float) -> tuple[float, list[int], flo
     return float(sums[-1]), cuts[::-1], most
 
 
-def _plan(problem: StageProblem, costs: RangeCosts, cuts: list[int]) -> StagePlan:
+def plan_of_cuts(problem: StageProblem, costs: RangeCosts, cuts: list[int]) -> StagePlan:
     positions = [costs.places[cut] for cut in cuts]
     parts = parts_of(problem, positions)
     points = [-1] * len(problem.line)

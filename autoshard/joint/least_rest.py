@@ -1,0 +1,130 @@
+"""Level 0 of whole steps: the plan that communicates and does again least, of equal ones the fastest found.
+
+Outer choices best first by a bound; the rest of a plan is a sum over blocks and cuts, so that its least within the
+memory of stages is found exactly, of plans that surely fit and of all that may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from autoshard.ir.problem import Floats
+from autoshard.joint.blocks.block_line import BlockLine
+from autoshard.joint.blocks.block_splits import BlockSplit
+from autoshard.joint.found_steps import REPAIRS, JointResult, StepFound, best_of_each, least_points, none_fits
+from autoshard.joint.outer_space import Divided
+from autoshard.joint.step_costs import StepProblem
+from autoshard.joint.step_rest import mean_seconds, rest_fronts, rest_of, with_rest
+from autoshard.search.objectives import RATIO
+from autoshard.simulation.step_timeline import simulate_step
+from autoshard.solvers.stages.stage_partition import StageSolution
+from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
+from autoshard.solvers.stages.summed_stages import solve_sum
+from autoshard.units import format_seconds
+
+_ROUND = 1e-9
+
+
+def least_rest_of(
+    problems: Iterable[tuple[StepProblem, BlockSplit | None]],
+    line: BlockLine,
+    log: Divided,
+    count: int,
+    fronts: int,
+    tell: Callable[[str], None],
+) -> JointResult:
+    """InfeasibleError where none fits."""
+    candidates = list(problems)
+    heap = [(_fastest(problem), number, False) for number, (problem, _) in enumerate(candidates)]
+    heapify(heap)
+    found: list[StepFound] = []
+    least, bound, solved = np.inf, np.inf, 0
+    while heap and heap[0][0] <= least * (1 + _ROUND):
+        own, number, exact = heappop(heap)
+        problem, split = candidates[number]
+        if not exact:
+            heappush(heap, (max(own, rest_bound(problem)), number, True))
+            continue
+        if own == np.inf:
+            break
+        solved += 1
+        bound = min(bound, own)
+        made = least_rest(problem, split)
+        if made is not None:
+            found.append(made)
+            least = min(least, made.rest_seconds)
+            tell(f"{problem.choice}: {format_seconds(made.rest_seconds)}")
+    if not found:
+        raise none_fits([problem for problem, _ in candidates])
+    ranked = best_of_each(found, lambda own: (own.rest_seconds, own.seconds))
+    return JointResult(
+        ranked[0], tuple(ranked[1 : count + 1]), line, 0.0, ranked[0].plan.seconds, 0.0, len(candidates), solved,
+        len(found), fronts, tuple(log.reasons.items()), RATIO, 0.0, float(min(bound, ranked[0].rest_seconds)),
+    )  # fmt: skip
+
+
+def _fastest(problem: StepProblem) -> float:
+    """Below the rest of every plan, whatever memory there is."""
+    owns, count = rest_fronts(problem), problem.choice.micro_batches
+    least = [float((front.seconds + front.tail_seconds / count).min()) for front in owns]
+    counted = problem.stage_problem
+    sent = sum(sum(counted.sends(stage)) for stage in range(counted.stages)) * counted.send_seconds
+    return mean_seconds(problem, sum(least[kind] for kind in problem.kinds) + sent) * (1 - _ROUND)
+
+
+def rest_bound(problem: StepProblem) -> float:
+    """Below the rest of every plan that fits as it is simulated; infinite where none does."""
+    roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + _ROUND))
+    own = solve_sum(with_rest(roomy, roomy.bounding), _entering(problem))
+    if own is None:
+        return np.inf
+    points = least_points(roomy, rest_fronts(roomy))
+    exact = rest_of(roomy, _one_stage(roomy, points)) if points else 0.0
+    return max(mean_seconds(problem, own[0]), exact) * (1 - _ROUND)
+
+
+def least_rest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
+    """The least of an outer choice that fits as it is simulated, of those that its count of memory finds. Where a stage
+    holds more than there is, as much less room is taken to be there."""
+    own, found = problem, list[StepFound]()
+    for attempt in range(REPAIRS):
+        plans = _plans(own)
+        made = [_made(problem, split, plan) for plan in plans]
+        found += [step for step in made if step.peak_bytes <= problem.capacity_bytes]
+        if found or not made:
+            break
+        over = np.maximum(np.array(made[0].timeline.peak_bytes) - problem.capacity_bytes, 0.0)
+        own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
+    return min(found, key=lambda step: (step.rest_seconds, step.seconds), default=None)
+
+
+def _plans(problem: StepProblem) -> list[StagePlan]:
+    """Of the least rest: of one stage by what it holds exactly; else of all that may fit, and of those that do by the
+    count of `stage_problem`."""
+    points = least_points(problem, rest_fronts(problem))
+    if points is not None:
+        return [_one_stage(problem, points)]
+    solved = (
+        solve_sum(with_rest(problem, own), _entering(problem)) for own in (problem.stage_problem, problem.bounding)
+    )
+    return list(dict.fromkeys(own[1] for own in solved if own))
+
+
+def _entering(problem: StepProblem) -> Floats:
+    """Seconds of what is sent before each block, its gradient back with it."""
+    return np.array([2 * problem.received_seconds(block) for block in range(len(problem.kinds))])
+
+
+def _one_stage(problem: StepProblem, points: tuple[int, ...]) -> StagePlan:
+    parts = (Part(0, 0, 0, len(problem.kinds)),)
+    return StagePlan(parts, points, closed_form(problem.stage_problem, parts, points))
+
+
+def _made(problem: StepProblem, split: BlockSplit | None, plan: StagePlan) -> StepFound:
+    timed = replace(plan, seconds=closed_form(problem.stage_problem, plan.parts, plan.points))
+    solution = StageSolution(problem.stage_problem, (timed,), 0.0)
+    return StepFound(problem, split, timed, solution, simulate_step(problem.step_costs(timed)))

@@ -1,0 +1,71 @@
+"""Level 0 of whole steps: what is left beside useful work, its least and the bound on it, against every plan."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from autoshard.joint.least_rest import least_rest, least_rest_of, rest_bound
+from autoshard.joint.outer_space import Divided
+from autoshard.joint.step_costs import StepProblem
+from autoshard.joint.step_rest import rest_of
+from autoshard.solvers.stages.stage_brute_force import every_plan
+from tests.tiny.test_stage_rooms import LINE, problem
+
+SILENT = lambda text: None  # noqa: E731
+
+
+def drawn(draw: random.Random, chunks: int) -> StepProblem:
+    """With communication inside blocks, and room for some plans."""
+    own = problem(draw, chunks)
+    costs = tuple(replace(cost, rest_seconds=draw.random() * 0.3) for cost in own.costs)
+    return replace(own, costs=costs)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("seed", range(16))
+def test_no_plan_that_fits_has_less_rest_than_the_bound(seed: int, chunks: int) -> None:
+    draw = random.Random(f"rest {seed} {chunks}")
+    free = drawn(draw, chunks)
+    plans = list(itertools.islice(every_plan(free.stage_problem), 400))
+    peaks = [max(free.step_costs(plan).peak_bytes) for plan in plans]
+    for share in (0.0, 0.3, 1.0):
+        own = replace(free, capacity_bytes=min(peaks) + share * (max(peaks) - min(peaks)))
+        fitting = [rest_of(own, plan) for plan, peak in zip(plans, peaks, strict=True) if peak <= own.capacity_bytes]
+        bound, made = rest_bound(own), least_rest(own, None)
+        assert bound <= min(fitting) * (1 + 1e-12)
+        if made is not None:
+            assert made.peak_bytes <= own.capacity_bytes
+            assert made.rest_seconds >= bound
+            assert len(plans) == 400 or made.rest_seconds >= min(fitting) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_a_limit_the_least_is_found(seed: int) -> None:
+    draw = random.Random(f"least {seed}")
+    own = drawn(draw, 1)
+    plans = list(every_plan(own.stage_problem))
+    found = least_rest_of([(own, None)], LINE, Divided(), 8, 1, SILENT)
+    least = min(rest_of(own, plan) for plan in plans)
+    assert found.best.rest_seconds == pytest.approx(least, rel=1e-9)
+    assert found.bound_rest_seconds <= found.best.rest_seconds
+    assert found.gap <= 1e-6
+
+
+def test_what_is_computed_again_and_sent_is_rest_and_waiting_is_not() -> None:
+    own = drawn(random.Random("one"), 1)
+    while own.choice.stages < 2:
+        own = drawn(random.Random(own.choice.micro_batches), 1)
+    plans = list(every_plan(own.stage_problem))
+    kept = [
+        plan for plan in plans if all(own.keeps[k][p] == "all" for k, p in zip(own.kinds, plan.points, strict=True))
+    ]
+    inside = own.choice.micro_batches / own.choice.stages * sum(own.costs[kind].rest_seconds for kind in own.kinds)
+    for plan in kept:
+        sent = sum(2 * own.received_seconds(part.first) for part in plan.parts[1:])
+        assert rest_of(own, plan) == pytest.approx(inside + own.choice.micro_batches / own.choice.stages * sent)
+    again = [plan for plan in plans if plan.parts == kept[0].parts and plan.points != kept[0].points]
+    assert all(rest_of(own, plan) >= rest_of(own, kept[0]) for plan in again)
