@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +17,19 @@ from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.found_steps import REPAIRS, JointResult, StepFound, best_of_each, least_points, none_fits
+from autoshard.joint.nearby_steps import Nearby
 from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_rest import mean_seconds, rest_fronts, rest_of, with_rest
 from autoshard.search.objectives import RATIO
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.solvers.stages.stage_partition import StageSolution
-from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
+from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
+from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
 from autoshard.solvers.stages.summed_stages import solve_sum
 from autoshard.units import format_seconds
 
 _ROUND = 1e-9
+EFFORT = 300_000  # of looking around one plan, see `nearby_steps`
 
 
 def least_rest_of(
@@ -88,8 +91,9 @@ def rest_bound(problem: StepProblem) -> float:
 
 
 def least_rest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
-    """The least of an outer choice that fits as it is simulated, of those that its count of memory finds. Where a stage
-    holds more than there is, as much less room is taken to be there."""
+    """The least of an outer choice that fits as it is simulated, of those that its count of memory finds, and of plans
+    near it that have as little the fastest. Where a stage holds more than there is, as much less room is taken to be
+    there."""
     own, found = problem, list[StepFound]()
     for attempt in range(REPAIRS):
         plans = _plans(own)
@@ -99,7 +103,11 @@ def least_rest(problem: StepProblem, split: BlockSplit | None) -> StepFound | No
             break
         over = np.maximum(np.array(made[0].timeline.peak_bytes) - problem.capacity_bytes, 0.0)
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
-    return min(found, key=lambda step: (step.rest_seconds, step.seconds), default=None)
+    if not found:
+        return None
+    least = min(step.rest_seconds for step in found) * (1 + _ROUND)
+    first = min((step for step in found if step.rest_seconds <= least), key=lambda step: step.seconds)
+    return Nearby(EFFORT, lambda own, plan: rest_of(own, plan) <= least).fastest(first)
 
 
 def _plans(problem: StepProblem) -> list[StagePlan]:
@@ -111,7 +119,24 @@ def _plans(problem: StepProblem) -> list[StagePlan]:
     solved = (
         solve_sum(with_rest(problem, own), _entering(problem)) for own in (problem.stage_problem, problem.bounding)
     )
-    return list(dict.fromkeys(own[1] for own in solved if own))
+    return list(dict.fromkeys([*(own[1] for own in solved if own), *_fastest_of_least(problem)]))
+
+
+def _fastest_of_least(problem: StepProblem) -> list[StagePlan]:
+    """The fastest cut of blocks that all have the least rest that they may, where that fits."""
+    counted, least = problem.stage_problem, []
+    for own, front in zip(rest_fronts(problem), counted.fronts, strict=True):
+        rest = own.seconds + own.tail_seconds / counted.micro_batches
+        least.append(int(np.lexsort((front.seconds, rest))[0]))
+    fronts = tuple(_only(front, point) for front, point in zip(counted.fronts, least, strict=True))
+    found = solve_stages(replace(counted, fronts=fronts))
+    return [replace(plan, points=tuple(least[kind] for kind in problem.kinds)) for plan in found.plans] if found else []
+
+
+def _only(front: Front, point: int) -> Front:
+    """With one of its points alone."""
+    arrays: dict[str, Any] = {name: own[[point]] for name, own in vars(front).items() if isinstance(own, np.ndarray)}
+    return replace(front, **arrays)
 
 
 def _entering(problem: StepProblem) -> Floats:

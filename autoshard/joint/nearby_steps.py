@@ -8,7 +8,7 @@ the only one that fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -36,10 +36,12 @@ def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSol
 
 
 class Nearby:
-    """Looks around plans as long as its effort lasts."""
+    """Looks around plans as long as its effort lasts, at those that are `allowed`."""
 
-    def __init__(self, effort: int = EFFORT) -> None:
-        self.left = effort
+    def __init__(
+        self, effort: int = EFFORT, allowed: Callable[[StepProblem, StagePlan], bool] = lambda problem, plan: True
+    ) -> None:
+        self.left, self.allowed = effort, allowed
 
     def fastest(self, found: StepFound) -> StepFound:
         """A step that fits and is faster than `found`, or fits where that does not; else `found`."""
@@ -62,6 +64,8 @@ class Nearby:
     def _simulated(self, problem: StepProblem, plan: StagePlan, value: tuple[float, float]) -> StepTimeline | None:
         """Where it is better than `value`."""
         self.left -= _OF_BLOCK * len(problem.kinds)
+        if not self.allowed(problem, plan):
+            return None
         costs = problem.step_costs(plan)
         if _over(problem, costs) > value[0]:
             return None

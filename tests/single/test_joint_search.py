@@ -38,7 +38,6 @@ from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
-from autoshard.joint.step_rest import rest_of
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
@@ -201,30 +200,6 @@ def test_copies_of_shared_parameters_take_room_where_their_block_stands(room: fl
     leanest = leanest_of([(problem, None)], block_line(gpt2()), Divided(), 1, 1, lambda text: None)
     assert leanest.best.peak_bytes <= room
     assert leanest.bound_bytes <= min(max(step.peak_bytes) for step in steps) * (1 + 1e-9)
-
-
-def test_at_level_1_no_plan_of_the_space_holds_less() -> None:
-    graph = gpt2(3)
-    own = space(graph, 4, 8, micro_batch=(2,), stages=(1, 2), tensor=(1, 2), zero=(0, 1, 3), virtual_stages=(1, 3))
-    found = joint_search(graph, hardware(), own, 8e10, level=1)
-    every = list(every_step(own, graph))
-    least = min(peak for _, peak in every)
-    assert found.bound_bytes <= least * (1 + 1e-9) and found.best.peak_bytes <= 1.0001 * least
-    assert found.gap < 0.01
-    fastest = min(seconds for seconds, peak in every if peak <= found.best.peak_bytes * (1 + 1e-9))
-    assert found.best.seconds <= 1.005 * fastest
-
-
-def test_at_level_0_no_plan_of_the_space_has_less_beside_useful_work() -> None:
-    graph = gpt2(2)
-    own = space(graph, 4, 8, micro_batch=(2,), stages=(1, 2), tensor=(1, 2), zero=(0, 1), virtual_stages=(1,))
-    found = joint_search(graph, hardware(), own, 8e10, level=0)
-    every = list(every_plan_of(own, graph))
-    least = min(rest_of(problem, plan) for problem, plan in every)
-    assert found.bound_rest_seconds <= least * (1 + 1e-9) and found.best.rest_seconds <= 1.0001 * least
-    assert found.gap < 0.01 and found.best.problem.choice.stages == 2
-    problem, fastest = min(every, key=lambda own: simulate_step(own[0].step_costs(own[1])).step_seconds)
-    assert rest_of(problem, fastest) > least
 
 
 def test_the_fastest_split_of_each_choice_stands_in_order() -> None:

@@ -12,6 +12,7 @@ from autoshard.joint.least_rest import least_rest, least_rest_of, rest_bound
 from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_rest import rest_of
+from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from tests.tiny.test_stage_rooms import LINE, problem
 
@@ -53,6 +54,9 @@ def test_without_a_limit_the_least_is_found(seed: int) -> None:
     assert found.best.rest_seconds == pytest.approx(least, rel=1e-9)
     assert found.bound_rest_seconds <= found.best.rest_seconds
     assert found.gap <= 1e-6
+    as_little = [plan for plan in plans if rest_of(own, plan) <= least * (1 + 1e-9)]
+    fastest = min(simulate_step(own.step_costs(plan)).step_seconds for plan in as_little)
+    assert found.best.seconds <= 1.01 * fastest
 
 
 def test_what_is_computed_again_and_sent_is_rest_and_waiting_is_not() -> None:
