@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autoshard.ir.graph import Graph, Op, Saved
-from autoshard.ir.program import Collective, Instruction
+from autoshard.ir.program import Collective, Compute, Instruction
 from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.operators import record
 
@@ -56,3 +56,28 @@ def storage_roots(instructions: Sequence[Instruction], graph: Graph, fixed: Iter
             source = known.operands[known.aliases[position]] if position in known.aliases else None
             root[name] = root[source] if source is not None else name
     return root
+
+
+def run_again(instructions: Sequence[Instruction], own: Iterable[int], graph: Graph) -> list[int]:
+    """Of the instructions `own` of a block that backward computes again those that run: torch's checkpoint stops at the
+    last of which autograd keeps something. That one is not run where it keeps its operands alone: they are kept before
+    it computes."""
+    order = sorted(own)
+    ends = [i for i in order if _keeps(instructions[i], graph)]
+    if not ends:
+        return []
+    last = ends[-1] if _keeps_before(instructions[ends[-1]], graph) else ends[-1] + 1
+    return [i for i in order if i < last]
+
+
+def _keeps(step: Instruction, graph: Graph) -> bool:
+    if not isinstance(step, Compute):
+        return False
+    saved = graph.by_op[step.op].saved
+    return bool(saved.operands or saved.results or saved.extra_bytes)
+
+
+def _keeps_before(step: Instruction, graph: Graph) -> bool:
+    assert isinstance(step, Compute)
+    saved = graph.by_op[step.op].saved
+    return not (saved.results or saved.extra_bytes or step.variant)

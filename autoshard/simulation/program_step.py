@@ -19,6 +19,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.ir.program import Compute, Program
+from autoshard.program.instruction_storage import run_again
 from autoshard.program.module_scopes import reads_of
 from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
 from autoshard.rules.algebra.operator_record import Product, Work
@@ -183,7 +184,7 @@ class _MeasuredPart:
         hardware: Hardware,
         accumulates: bool,
     ) -> None:
-        self.part, self.count, self.handed = part, len(part.instructions), handed_to(part, whole)
+        self.part, self.count, self.handed, self.graph = part, len(part.instructions), handed_to(part, whole), graph
         self.timeline = _among(part, graph, hardware)
         self.memory: MemoryPlan = plan_memory(
             part, graph, accumulates=accumulates, block_bytes=hardware.constant("allocator.block")
@@ -266,7 +267,8 @@ class _MeasuredPart:
         } | {*self.part.outputs}
         dear = {i for i in own if policy.keep == "expensive" and self._is_dear(i)}
         starts = self.timeline.starts
-        seconds = math.fsum(starts[i + 1] - starts[i] for i in own - dear)  # what the host takes, too
+        run = run_again(self.part.instructions, own, self.graph)
+        seconds = math.fsum(starts[i + 1] - starts[i] for i in run if i not in dear)  # what the host takes, too
         dropped = [span for span in self._kept if span.start in own - dear and span.held.name not in outside]
         saved = [
             span

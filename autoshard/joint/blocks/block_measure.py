@@ -19,6 +19,7 @@ from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move,
 from autoshard.joint.blocks.block_line import ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.blocks.replicated_split import DATA, replicated_split
+from autoshard.program.instruction_storage import run_again
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import inside, reads_of, results_of
 from autoshard.rules.algebra.strategy import Choice
@@ -130,12 +131,12 @@ class _Measured:
     def block(self, number: int) -> BlockCosts:
         forward, backward = self._wall(number)
         own = [i for i in range(self.count) if self.block_of[i] == number]
-        again_cheap = self._cheap_seconds(own)
+        run = self._run_again(number, own)
         everything = sum(span.held.bytes for block, span in self.kept if block == number)
         entered = self._entered(number) + self._handed_inside(number)
         dear = self._dear_bytes(number)
         kept = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
-        again = {"all": 0.0, "expensive": again_cheap, "input": forward}
+        again = {"all": 0.0, "expensive": self._seconds(run, cheap=True), "input": self._seconds(run)}
         working = {keep: self.working[number] + max(0.0, everything - size) for keep, size in kept.items()}
         return BlockCosts(
             forward,
@@ -181,10 +182,22 @@ class _Measured:
         backward = starts[turn - first + 1] - starts[turn - last]
         return max(forward, 0.0), max(backward, 0.0)
 
-    def _cheap_seconds(self, own: list[int]) -> float:
-        """Of the forward of all but what is dear."""
+    def _run_again(self, number: int, own: list[int]) -> list[int]:
+        """Of a block's instructions, those that run in backward where nothing but inputs is kept. In a list of modules
+        each stops by itself."""
+        path, steps = self.short.line.blocks[number].module, self.program.instructions
+        called = called_modules(self.graph, path) if path else ()
+        found, left = list[int](), set(own)
+        for module in called:
+            mine = [i for i in own if steps[i].module == module or inside(steps[i].module, module)]
+            found += run_again(steps, mine if len(called) > 1 else own, self.graph)
+            left -= {*(mine if len(called) > 1 else own)}
+        return [*found, *sorted(left)]
+
+    def _seconds(self, own: list[int], cheap: bool = False) -> float:
+        """Of the forward of these instructions; of all but what is dear."""
         starts, steps = self.timeline.starts, self.program.instructions
-        dear = {i for i in own if isinstance(step := steps[i], Compute) and is_expensive(step.target)}
+        dear = {i for i in own if cheap and isinstance(step := steps[i], Compute) and is_expensive(step.target)}
         return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
 
     def _dear_bytes(self, number: int) -> float:
