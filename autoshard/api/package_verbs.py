@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,12 @@ def fit_run(plan: PlannedModel, measured: MeasuredStep, out: Path) -> RunFiles:
     fitted = run_fit.run_fit(built.program, built.graph, built.hardware, measured)
     run = f"{measured.steps} steps of {built.graph.name} on {built.plan.mesh}"
     return run_files.write_run(out, built.hardware, fitted, run)
+
+
+def compiled(plan: PlannedModel) -> PlannedModel:
+    """Its step with blocks that `train.py --compile` has compiled."""
+    check_one_batch(plan.plan.step, "--compiled")
+    return replace(plan, compiled=True)
 
 
 def export(plan: PlannedModel, kind: str, output: Path | None = None) -> tuple[Path, list[str]]:

@@ -51,7 +51,7 @@ class PlannedModel:
     """A plan with all that it was made from. `str(...)` is the summary that the command line prints.
 
     `ignored`: sentences about settings that did not count. `folder`: of the package that it was read from. `log`: what
-    took how many seconds.
+    took how many seconds. `compiled`: simulated as `train.py --compile` runs it.
     """
 
     plan: Plan
@@ -63,11 +63,12 @@ class PlannedModel:
     front: tuple[Point, ...] = ()
     styles: tuple[StylePlan, ...] = ()
     log: tuple[tuple[str, float], ...] = ()
+    compiled: bool = False
 
     @cached_property
     def simulated(self) -> SimulatedPlan:
         """The program, and its simulated step."""
-        return build(self.plan, self.graph, self.hardware)
+        return build(self.plan, self.graph, self.hardware, self.compiled)
 
     @property
     def beside(self) -> Beside:

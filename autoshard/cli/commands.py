@@ -254,6 +254,8 @@ def simulate(options: argparse.Namespace) -> int:
 
     with step("simulating", options.json):
         made = verbs.load_plan(options.plan)
+        if options.compiled:
+            made = package_verbs.compiled(made)
         timeline = verbs.simulate(made)
     if options.export:
         target, files = package_verbs.export(made, options.export, options.output)

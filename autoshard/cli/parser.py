@@ -210,6 +210,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", "--out", type=path("--output"), metavar="PATH", help=output)
     formats = "profiler: as torch.profiler writes, a file a rank; chakra: execution traces; memory: torch's snapshot"
     parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"in another form: {formats}")
+    parser.add_argument("--compiled", action="store_true", help="blocks as train.py --compile makes them")
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:

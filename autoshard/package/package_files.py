@@ -60,13 +60,13 @@ class Beside:
     model_text: str = ""
 
 
-def build(plan: Plan, graph: Graph, hardware: Hardware) -> SimulatedPlan:
-    """Lower the plan and simulate its program."""
+def build(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) -> SimulatedPlan:
+    """Lower the plan and simulate its program, its blocks `compiled` or not."""
     from autoshard.program.lower import lower
     from autoshard.simulation import simulate
 
     program = lower(plan, graph)
-    return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware))
+    return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware, compiled))
 
 
 def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[str, str]:

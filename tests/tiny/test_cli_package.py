@@ -108,6 +108,15 @@ def test_simulate(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "communication tp" in shown and "±" in shown.splitlines()[1]
 
 
+def test_a_compiled_step_is_simulated(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The perceptron has no numbered blocks: its operators stay as they are, and so does its step."""
+    out = str(tmp_path / "t.json")
+    assert commands.main(["simulate", str(package), "--compiled", "-o", out, "--json"]) == 0
+    assert (
+        json.loads(capsys.readouterr().out)["step_seconds"] == plan_json.load(package / "plan.json").predicted_seconds
+    )
+
+
 def test_report(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["report", str(package), "-o", str(tmp_path / "r.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'r.html'}\n"

@@ -22,6 +22,7 @@ from autoshard.ir.local_op import local_op
 from autoshard.ir.program import Compute
 from autoshard.rules.algebra.operator_record import Product, Work
 from autoshard.rules.operators import record
+from autoshard.simulation import simulate
 from autoshard.simulation.compiled.fused_kernels import _Kernel, fused_seconds
 from autoshard.simulation.compiled.kernel_groups import kernel_groups
 
@@ -105,6 +106,19 @@ def test_every_kernel_stands_between_the_same_products() -> None:
     for number, members in enumerate(kernel_groups(built.program, built.graph).groups):
         assert seconds[members[-1]][0] > 0, number
         assert all(seconds[index] == (0.0, 0.0) for index in members[:-1])
+
+
+def test_experts_cost_what_they_cost() -> None:
+    """They are products, though their record says nothing of it."""
+    model = replace(LLAMA, experts=8, top_k=2)
+    built = build(model, ONE, H100)
+    groups = kernel_groups(built.program, built.graph).groups
+    assert "autoshard.experts" not in {getattr(built.program.instructions[i], "target", "") for g in groups for i in g}
+    seconds = []
+    for compiled in (False, True):
+        events = simulate(built.program, built.graph, H100, compiled).events
+        seconds.append([e.duration_seconds for e in events if e.name.startswith("experts")])
+    assert seconds[0] and seconds[0] == pytest.approx(seconds[1])
 
 
 def test_casts_to_float8_are_joined() -> None:

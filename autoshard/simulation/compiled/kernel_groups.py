@@ -3,7 +3,8 @@
 Inductor leaves products, attention and collectives to their libraries and writes kernels for the rest. Here an operator
 joins the kernel of an operator that it reads from if both stand in one block (compiled each by itself), as many
 products, attentions and collectives lie before both (so that none lies between), and it goes over no more elements.
-What goes by an index, or has a form of its own over several devices, stays as it is.
+What goes by an index, sorts, pools or steps, experts, and all that has a form of its own over several devices stay as
+they are.
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Instruction, Program
 from autoshard.program.instruction_storage import facts, storage_roots
 from autoshard.program.weight_buckets import block_of
-from autoshard.rules.operators import record
+from autoshard.rules.operators import elementwise, normalisation, record, views
 
 ONE_BY_ONE = frozenset({"aten.add", "aten.sub", "autoshard.rotate_half"})  # though their records count bytes themselves
+REDUCTIONS = ("all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max", "mean", "min",
+              "norm", "prod", "std", "std_mean", "sum", "var", "var_mean")  # fmt: skip
+DRAWS = ("aten.bernoulli", "aten.dropout", "aten.rand_like", "aten.randn_like", "autoshard.random")
+WRITTEN = frozenset({  # by the compiler: element by element, copies, along rows
+    *elementwise.OPERATORS, *normalisation.OPERATORS, *views.OPERATORS, *ONE_BY_ONE, *DRAWS,
+    *(f"aten.{name}" for name in REDUCTIONS),
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ def is_view(instruction: Instruction, graph: Graph) -> bool:
 def is_joined(instruction: Compute, graph: Graph) -> bool:
     """Whether a compiler writes its kernel."""
     own = record(instruction.target)
-    plain = own.work is None and own.cell_weights is None and not own.chooses and not own.repeated
+    plain = instruction.target in WRITTEN and own.work is None and not own.chooses
     counted = own.traffic is None or instruction.target in ONE_BY_ONE
     alone = not instruction.variant and not instruction.host and bool(block_of(instruction.module))
     return plain and counted and alone and any(instruction.operands)
