@@ -153,7 +153,7 @@ def _judge(kind: StepKind, own: Sequence[StepCase]) -> Judged:
     errors, models = np.array([abs(case.error) for case in own]), np.array([case.model for case in own])
     names = np.unique(models)
     if len(names) == 1:
-        return Judged(kind, half_width(errors), len(own), 1, math.nan, math.nan, float(errors.mean()))
+        return Judged(kind, lone_width(errors), len(own), 1, math.nan, math.nan, float(errors.mean()))
     bands = np.zeros(len(own))
     for name in names:
         bands[models == name] = half_width(errors[models != name])
@@ -169,6 +169,13 @@ def half_width(errors: np.ndarray) -> float:
     return float(np.round(width, 3))
 
 
+def lone_width(errors: np.ndarray) -> float:
+    """The same of one model's steps, which no other model judges: where `n` exponential errors are all that is known of
+    their mean, five of six of the next lie within n (6^(1/n) - 1) times it (5 of one, 2.9 of two, 1.8 of many)."""
+    count = len(errors)
+    return float(np.round(count * (6 ** (1 / count) - 1) * np.abs(errors).mean(), 3))
+
+
 def tables(data: Path) -> list[str]:
     found = judged(cases(data))
     lines = [
@@ -176,7 +183,8 @@ def tables(data: Path) -> list[str]:
         "",
         f"What a prediction shows as its band, by kind of step: {SPREAD} times the mean error of measured steps of the",
         "kind, within which five of six errors lie if they are normal or exponential, or the rank of their errors",
-        f"within which {SHARE:.1%} of the next ones lie, where that is less. It is judged on what it was not made",
+        f"within which {SHARE:.1%} of the next ones lie, where that is less; of a kind with one model's n steps, which",
+        "no other judges, n (6^(1/n) - 1) times it: 5 mean errors of one step. It is judged on what it was not made",
         "from: the steps of each model by the band that the other models of the kind make. *Inside* is the share",
         "of them that lie in it, *width* the mean of those bands beside the mean error. Errors here are measured /",
         "predicted - 1; steps that a rate was fitted to are in no band. A step of any other kind, of an emitted",

@@ -152,6 +152,9 @@ def test_the_command_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
     for own in ("", "--compiled", "--recompute operators", "--norm rms_norm_apart"):
         assert main(["estimate", "--hardware", "h100-80g-sxm", *numbers.split(), *own.split(), "--json"]) == 0
     assert '"compiled": true' in capsys.readouterr().out
+    for own, shown in (([], False), (["--compiled"], True)):
+        assert main(["estimate", "--hardware", "h100-80g-sxm", *numbers.split(), *own]) == 0
+        assert ("ZeRO 0, layers compiled" in capsys.readouterr().out) is shown
 
 
 def test_operators_keep_every_second_product_and_attention() -> None:

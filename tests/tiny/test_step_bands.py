@@ -56,7 +56,9 @@ def test_a_band_is_judged_on_models_that_it_was_not_made_from() -> None:
     assert made.width == pytest.approx((0.315 + 0.315 + 0.252 + 0.102) / 4)
     assert made.mean_error == pytest.approx((0.02 + 0.10 + 0.05 + 0.30) / 4)
     (alone,) = step_bands.judged([StepCase(KIND, "a", 0.1)])
-    assert alone.models == 1 and math.isnan(alone.inside)
+    assert alone.models == 1 and math.isnan(alone.inside) and alone.error == pytest.approx(0.5)  # 5 times it
+    (twice,) = step_bands.judged([StepCase(KIND, "a", error) for error in (0.1, -0.3)])
+    assert twice.error == pytest.approx(2 * (6**0.5 - 1) * 0.2, abs=1e-3)
 
 
 def test_few_steps_make_one_band_for_one_node_and_many() -> None:

@@ -22,12 +22,13 @@ def text(made: Estimate, hardware: Hardware) -> str:
     model, run = made.model, made.run
     shared = f"cp={run.cp}," if run.cp > 1 else ""
     shared += f"ep={run.ep} of dp," if run.ep > 1 else ""
+    compiled = ", layers compiled" if run.compiled else ""
     where = f"dp={run.dp},{shared}tp={run.tp},pp={run.pp} ({run.devices} devices) of {hardware.name}"
     lines = [
         f"transformer of {made.parameters / 1e9:.4g} billion parameters: {model.layers} layers, hidden {model.hidden}, "
         f"{model.heads} heads, sequence {model.sequence}",
         f"{run.batch} sequences a step on {where}, {run.precision}, {run.optimizer}: {run.micro_batches} micro-batches "
-        f"of {run.micro_batch} a replica, {run.schedule}, recompute {run.recompute}, ZeRO {run.zero}",
+        f"of {run.micro_batch} a replica, {run.schedule}, recompute {run.recompute}, ZeRO {run.zero}{compiled}",
         *_experts(made),
         *_uneven(made),
         "",
