@@ -3,56 +3,95 @@
 python benchmarks/plan_seconds.py [--only NAME] [--write]
 
 Each command is a process of its own, of modules that are compiled as pip does when it installs; tracing the model is
-apart. --write puts the table into benchmarks/README.md.
+apart. --write puts the table into benchmarks/README.md. The UNet needs diffusers.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
-import json
 import os
 import re
 import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir import graph_json, plan_json
+from autoshard.ir.plan import Plan
+from autoshard.program.lower import lower
+from autoshard.simulation import simulate
+from autoshard.text.critical_path import LARGE, waits
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- plan_seconds: written by the command below -->", "<!-- plan_seconds end -->"
 HARDWARE = "h100-80g-sxm"
 GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/llama.py:sized")
+OTHERS = str(ROOT / "benchmarks/wide_models.py")
 WIDE = {"hidden": 4096, "inner": 14336, "heads": 32, "heads_of_keys": 8, "words": 128256, "layers": 32, "batch": 16}
-# name, model, its arguments, mesh, the most CPU seconds beyond `autoshard trace`
-ROWS: tuple[tuple[str, str, dict[str, int], str, float], ...] = (
+# name, model, its arguments, mesh, the most CPU seconds beyond `autoshard trace` where that is said
+Row = tuple[str, str, dict[str, int], str, float | None]
+ROWS: tuple[Row, ...] = (
     ("GPT-2, 12 layers", GPT2, {"sequence": 1024}, "dp=2,tp=4", 2.5),
     ("Llama, 12 layers of 1024", LLAMA, {}, "dp=2,tp=4", 6.0),
     ("Llama-8B, 32 layers", LLAMA, WIDE, "dp=8,tp=8", 10.0),
     ("Llama-8B on three axes", LLAMA, WIDE, "dp=4,sp=8,tp=8", 30.0),
+    *(
+        (name, f"{OTHERS}:{builder}", {}, mesh, None)
+        for name, builder in (
+            ("ViT, base", "vit"),
+            ("T5, base", "t5"),
+            ("Mixtral, 8 layers of 1024", "mixtral"),
+            ("ResNet-50", "resnet"),
+            ("UNet, Stable Diffusion 1's", "unet"),
+        )
+        for mesh in ("dp=2,tp=4", "dp=8,tp=8")
+    ),
 )
 
 
 def timed(*words: str, cache: str = "off") -> tuple[float, str]:
     """CPU seconds of an autoshard command, and what it printed. `cache`: the folder of what searches found."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "AUTOSHARD_CACHE": cache}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "AUTOSHARD_CACHE": cache}
     command = [sys.executable, "-m", "autoshard", *words]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
-def line(folder: Path, name: str, model: str, arguments: dict[str, int], mesh: str, limit: float) -> str:
-    graph, out = folder / "graph.json", folder / "out"
-    given = [f"{key}={value}" for key, value in arguments.items()]
-    with_ = ["--with", *given] if given else []
-    trace, _ = timed("trace", model, *with_, "--precision", "bf16-mixed", "-o", str(graph))
-    plan, printed = timed("plan", str(graph), "--mesh", mesh, "--hardware", HARDWARE, "--out", str(out), "--json")
-    found = json.loads(printed)
-    step, bound = 1e3 * found["predicted_seconds"], 1e3 * found["level_bound"]
-    cells = [name, mesh.replace(",", " "), f"{trace:.1f}", f"{plan:.1f}", f"{limit:.1f}"]
-    return "| " + " | ".join([*cells, f"{step:.2f}", f"{bound:.2f}", f"{1 - bound / step:.1%}"]) + " |"
+def line(graph: Path, traced: float, row: Row) -> str:
+    name, _, _, mesh, limit = row
+    out = graph.parent / "out"
+    plan, _ = timed("plan", str(graph), "--mesh", mesh, "--hardware", HARDWARE, "--out", str(out))
+    found = plan_json.load(out / "plan.json")
+    step, bound = 1e3 * found.predicted_seconds, 1e3 * found.certificate.level_bound
+    gap, bar = 1 - bound / step, "" if limit is None else f"{limit:.1f}"
+    cells = [name, mesh.replace(",", " "), f"{traced:.1f}", f"{plan:.1f}", bar, f"{step:.2f}", f"{bound:.2f}"]
+    return "| " + " | ".join([*cells, f"{gap:.1%}", reason(found, graph) if gap > LARGE else ""]) + " |"
+
+
+def reason(plan: Plan, path: Path) -> str:
+    """What the simulated step waits for in turn."""
+    graph = graph_json.load(path)
+    return waits(simulate(lower(plan, graph), graph, load_hardware(HARDWARE)))
+
+
+def lines(rows: Iterable[Row]) -> Iterator[str]:
+    """A model is traced once."""
+    for (model, given), same in groupby(rows, lambda row: (row[1], row[2])):
+        with tempfile.TemporaryDirectory() as folder:
+            graph = Path(folder) / "graph.json"
+            with_ = ["--with", *(f"{key}={value}" for key, value in given.items())] if given else []
+            traced, _ = timed("trace", model, *with_, "--precision", "bf16-mixed", "-o", str(graph))
+            yield from (line(graph, traced, row) for row in same)
 
 
 def write(text: str) -> None:
@@ -65,16 +104,14 @@ def write(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[name for name, *_ in ROWS], action="append")
+    parser.add_argument("--only", choices=list(dict.fromkeys(name for name, *_ in ROWS)), action="append")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     arguments = parser.parse_args()
     compileall.compile_dir(ROOT / "autoshard", quiet=1)
-    lines = []
-    for row in ROWS:
-        if not arguments.only or row[0] in arguments.only:
-            with tempfile.TemporaryDirectory() as folder:
-                lines.append(line(Path(folder), *row))
-            print(lines[-1], flush=True)
+    found = []
+    for own in lines(row for row in ROWS if not arguments.only or row[0] in arguments.only):
+        found.append(own)
+        print(own, flush=True)
     text = "\n".join([
         BEGIN,
         "## The whole command",
@@ -85,10 +122,11 @@ def main() -> None:
         "autoshard's modules are compiled beforehand, as pip does when it installs.",
         f"Profile {HARDWARE}, bf16-mixed, load average {os.getloadavg()[0]:.1f} at the end, which adds to them.",
         "*bar*: the most that a plan should take. The step is simulated; no plan's step is below *bound*.",
+        "Where the gap is more than 5 %, what the step waits for in turn: no resource of the bound holds all of that.",
         "",
-        "| model | mesh | trace s | plan s | bar s | step ms | bound ms | gap |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-        *lines,
+        "| model | mesh | trace s | plan s | bar s | step ms | bound ms | gap | waits for |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+        *found,
         END,
     ])  # fmt: skip
     if arguments.write:
