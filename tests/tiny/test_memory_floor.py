@@ -170,6 +170,16 @@ def test_plans_with_a_pin_are_bounded_alone() -> None:
     assert caught.value.proven
 
 
+def test_plans_of_a_style_are_bounded_alone() -> None:
+    """Copies of weights take more than shards; other plans may fit, and it is said of which none does."""
+    mesh, graph = Mesh.parse("dp=4"), mlp_graph(2, 4, 256)
+    request = SearchRequest(mesh, strategy="dp")
+    limit = 0.99 * memory_floor(prepare(graph, mesh, HARDWARE, request).formulation).bytes
+    with pytest.raises(InfeasibleError, match=r"^proved: no plan of --strategy dp on mesh dp=4 fits"):
+        search(graph, HARDWARE, replace(request, memory_limit_bytes=limit))
+    assert search(graph, HARDWARE, SearchRequest(mesh, memory_limit_bytes=limit)).predicted_peak_bytes <= limit
+
+
 def test_nothing_is_said_of_steps_of_several_micro_batches() -> None:
     mesh = Mesh.parse("tp=2")
     task = prepare(GRAPHS["mlp"], mesh, HARDWARE, SearchRequest(mesh, memory_limit_bytes=1.0))
