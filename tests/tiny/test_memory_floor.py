@@ -190,7 +190,8 @@ def test_nothing_is_said_of_steps_of_several_micro_batches() -> None:
 
 def test_a_program_below_the_bound_is_a_fault_that_is_told() -> None:
     assert none_within(10.0, 9.0) and none_within(10.0, 9.0, 10.0)
-    assert not none_within(10.0, 10.0) and not none_within(10.0, 10.0 - 1e-10) and fits(10.0, 10.0 - 1e-9)
+    assert not none_within(10.0, 10.0) and not none_within(10.0, 10.0 - 1e-10) and fits(10.0, 10.0 - 1e-12)
+    assert fits(1e11, 1e11) and not fits(1e11 + 1, 1e11), "whole bytes are told apart"
     assert not none_within(-math.inf, 1.0)
     with pytest.raises(FalseProof):
         none_within(10.0, 9.0, 8.0)

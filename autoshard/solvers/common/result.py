@@ -13,6 +13,7 @@ from autoshard.ir.plan import Certificate
 from autoshard.ir.problem import Problem, memory, objective
 
 TOLERANCE = 1e-9  # relative: below it an objective equals its bound (sums are rounded in different orders)
+EXACT = 1e-12  # relative: below it bytes are the same; whole numbers to 1e12 are never taken for each other
 NOTHING = 1e-12  # seconds or bytes: what rounding may leave of zero
 WRONG = 1e-6  # relative: a bound that is further above a plan than this (tolerances of HiGHS) is none
 OPTIMAL, FEASIBLE, CUT_SHORT = "optimal", "feasible", "cut short"
@@ -36,16 +37,16 @@ def proved(value: float, bound: float) -> float:
 
 
 def fits(size: float, limit: float) -> bool:
-    """Whether bytes are within a limit, but for rounding."""
-    return size <= limit * (1 + TOLERANCE)
+    """Whether bytes are within a limit, but for the rounding of sums of parts of bytes."""
+    return size <= limit * (1 + EXACT)
 
 
 def none_within(least: float, limit: float, found: float = math.inf) -> bool:
-    """Whether `least` bytes, proved of every plan, show that no plan is within a limit. `found`: the least that a plan
-    met so far needs. Raises FalseProof where that is below what every plan is said to need."""
+    """Whether `least` bytes, proved of every plan but for rounding, show that no plan is within a limit. `found`: the
+    least that a plan met so far needs. Raises FalseProof where that is below what every plan is said to need."""
     if math.isfinite(found):
         proved(found, least)
-    return math.isfinite(least) and not fits(least, limit)
+    return math.isfinite(least) and least > limit * (1 + TOLERANCE)
 
 
 def tightened(bound: float, other: float, value: float) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Floats, Integers, Problem, Value
-from autoshard.solvers.common.result import TOLERANCE, Solution, finish
+from autoshard.solvers.common.result import EXACT, Solution, finish
 from autoshard.units import format_bytes
 
 LARGEST = 2_000_000
@@ -33,7 +33,7 @@ def solve(problem: Problem) -> Solution:
         seconds = _seconds(problem, digits, len(flat))
         peaks = _memory(problem, digits, len(flat)).max(axis=0, initial=0.0)
         least = min(least, float(peaks[np.isfinite(seconds)].min(initial=math.inf)))
-        seconds = np.where(peaks <= problem.capacity_bytes * (1 + TOLERANCE), seconds, np.inf)
+        seconds = np.where(peaks <= problem.capacity_bytes * (1 + EXACT), seconds, np.inf)
         at = int(np.argmin(seconds))
         if seconds[at] < best:
             best, best_flat = float(seconds[at]), low + at
