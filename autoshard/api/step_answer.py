@@ -8,10 +8,10 @@ from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.model_request import asks_to_recompute
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, StepRequest
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, TENSORS, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import KEEP_SOME, Plan
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
 from autoshard.joint.outer_space import OuterChoice
@@ -68,8 +68,13 @@ def _again(step: StepRequest, found: JointResult) -> str | None:
     pairs = zip(problem.kinds, found.best.plan.points, strict=True)
     kept = {problem.keeps[kind][point] for block, (kind, point) in zip(blocks, pairs, strict=True) if block.module}
     asked = RECOMPUTE if step.recompute in (None, AUTO) else str(step.recompute).split(",")
-    words = [word for word in asked if RECOMPUTE[word] in kept]
+    words = [word for word in dict.fromkeys((*asked, TENSORS)) if _is_kept(word, kept)]
     return ",".join(words) or step.recompute
+
+
+def _is_kept(word: str, kept: set[str]) -> bool:
+    some = any(keep.startswith(KEEP_SOME) for keep in kept)
+    return some if word == TENSORS else RECOMPUTE[word] in kept
 
 
 def _made(graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin) -> tuple[JointResult, Graph, Plan]:

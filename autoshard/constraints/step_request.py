@@ -13,6 +13,7 @@ from autoshard.program.step_check import check_counts
 
 AUTO = "auto"
 RECOMPUTE = {"none": "all", "selective": "expensive", "full": "input"}  # as said -> what a block keeps
+TENSORS = "tensors"  # in a search: what some of the results are kept of, tensor by tensor (ir.plan.KEEP_SOME)
 STAGE_PIN = "stage:"
 Count = int | str | None  # AUTO, numbers with commas, or None where nothing was said
 THRESHOLD_KB = 64  # MindSpore's: parameters of no more stay whole under its parallel optimizer
@@ -111,8 +112,9 @@ class StepRequest:
             if name not in (AUTO, *SCHEDULES):
                 raise UsageError(f"unknown schedule {name!r}", f"--schedule {' or '.join(SCHEDULES)}")
         for name in (self.recompute or AUTO).split(","):
-            if name not in (AUTO, *RECOMPUTE):
-                raise UsageError(f"unknown recomputation {name!r}", f"--recompute {' or '.join(RECOMPUTE)}")
+            if name not in (AUTO, *RECOMPUTE, TENSORS):
+                known = " or ".join((*RECOMPUTE, TENSORS))
+                raise UsageError(f"unknown recomputation {name!r}", f"--recompute {known}")
         if self.open_:
             return
         one = self.fixed_stages() == 1 and not (searched and self.stages is None)

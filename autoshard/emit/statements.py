@@ -12,7 +12,7 @@ from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
 from autoshard.emit.let_go import Holding
 from autoshard.emit.nested_calls import with_brackets
-from autoshard.ir.plan import KEEP_ALL
+from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, kept_results
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.early_reductions import ColumnParallel
 from autoshard.program.module_scopes import RANDOM, random_index, results_of
@@ -96,14 +96,16 @@ class Body:
         expression = self._called(
             self.owner.access(call.path), [self.text(value) for value in call.arguments], call.keep
         )
-        return statement(f"{self._targets(list(call.results))} = {expression}" if call.results else expression, 2)
+        made = f"{self._targets(list(call.results))} = {expression}" if call.results else expression
+        return statement(made, 2, _kept_words(call.keep))
 
     def _called(self, module: str, arguments: list[str], keep: str) -> str:
         """The call, or one that backward makes again."""
         if keep == KEEP_ALL:
             return f"{module}({', '.join(arguments)})"
         self.owner.uses_random = True
-        more = [f"keep={quoted(keep)}"] if keep != "input" else []
+        kept = _places(keep) if keep.startswith(KEEP_SOME) else quoted(keep)
+        more = [f"keep={kept}"] if keep != "input" else []
         return f"recomputed({', '.join([module, self.owner.ours('random'), *arguments, *more])})"
 
     def _loop(self, i: int, loop: Loop) -> list[str]:
@@ -120,7 +122,7 @@ class Body:
         targets = {r: slots[i, a] for a, r in carried.items()}
         results = [targets.get(r) or ("_" if v is None else self.names[v]) for r, v in enumerate(loop.results)]
         inner_call = f"{', '.join(results)} = {self._called(variable, arguments, loop.keep)}"
-        return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3)]
+        return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3, _kept_words(loop.keep))]
 
     # --- operators ---
 
@@ -292,3 +294,14 @@ def _last_name(path: str) -> str:
     parts = path.split(".")
     start = next((i for i in reversed(range(len(parts))) if not parts[i].isdecimal()), 0)
     return ".".join(parts[start:])
+
+
+def _places(keep: str) -> str:
+    """`(0, 2, "attention")`: what a policy that keeps some results keeps."""
+    places = [quoted(place) if place == ATTENTION else place for place, _ in kept_results(keep)]
+    return f"({', '.join(places)}{',' * (len(places) == 1)})"
+
+
+def _kept_words(keep: str) -> str:
+    """A comment that names them."""
+    return f"kept: {', '.join(module for _, module in kept_results(keep))}" if keep.startswith(KEEP_SOME) else ""

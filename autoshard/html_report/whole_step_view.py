@@ -90,5 +90,6 @@ def _rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, .
 
 
 def _again(plan: Plan, blocks: set[str]) -> str:
-    keeps = {KEPT[keep] for module, keep in plan.step.keeps.items() if module in blocks}
+    kept = [keep for module, keep in plan.step.keeps.items() if module in blocks]
+    keeps = {KEPT.get(keep, "all but some products and attention") for keep in kept}
     return ", ".join(sorted(keeps)) or "nothing"

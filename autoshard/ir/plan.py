@@ -11,6 +11,8 @@ SCHEMA_VERSION = 7
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 KEEP_ALL = "all"
 KEEPS = (KEEP_ALL, "expensive", "input")  # of a block's values, until its backward
+KEEP_SOME = "some: "  # and of its products and attention those named behind, as in `kept_results`
+ATTENTION = "attention"
 
 
 @dataclass(frozen=True)
@@ -189,11 +191,22 @@ class StagePart:
 
 @dataclass(frozen=True)
 class BlockPolicy:
-    """What backward finds of the block at `module`, a path: "all", "expensive" (its inputs, products and attention) or
-    "input" (its inputs alone). The rest is computed again, and collectives run again."""
+    """What backward finds of the block at `module`, a path: "all", "expensive" (its inputs, products and attention),
+    "input" (its inputs alone) or "some: ..." (its inputs, and of its products and attention those that
+    `kept_results` reads there). The rest is computed again, and collectives run again."""
 
     module: str
     keep: str
+
+
+def kept_results(keep: str) -> tuple[tuple[str, str], ...]:
+    """(place, module) of each result that a policy names: `some: 0 attn.c_attn, attention attn` is what the first
+    linear layer of the block makes, in the order in which they run, and what attention makes. ValueError for others."""
+    found = tuple(tuple(part.split(" ")) for part in keep.removeprefix(KEEP_SOME).split(", "))
+    pairs = tuple((own[0], own[1]) for own in found if len(own) == 2 and (own[0] == ATTENTION or own[0].isdecimal()))
+    if not keep.startswith(KEEP_SOME) or len(pairs) < len(found):
+        raise ValueError(keep)
+    return pairs
 
 
 @dataclass(frozen=True)

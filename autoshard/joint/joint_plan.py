@@ -147,8 +147,17 @@ def _kept(best: StepFound, found: JointResult) -> tuple[BlockPolicy, ...]:
     for k, point in enumerate(best.plan.points):
         keep = problem.keeps[problem.kinds[k]][point]
         for path in called_modules(found.line.graph, found.line.blocks[k].module) if keep != KEEP_ALL else ():
-            keeps[path] = max(keep, keeps.get(path, keep), key=KEEPS.index)
+            keeps[path] = _less(keep, keeps.get(path, keep))
     return tuple(BlockPolicy(path, keep) for path, keep in keeps.items())
+
+
+def _less(keep: str, other: str) -> str:
+    """The policy that keeps less, of two that keep some results that of neither."""
+    known = [own for own in (keep, other) if own in KEEPS]
+    if not known:
+        return keep if keep == other else KEEPS[-1]
+    least = max(known, key=KEEPS.index)
+    return least if len(known) == 2 or least == KEEPS[-1] else keep if other in KEEPS else other
 
 
 def other_averages(graph: Graph, samples: int) -> list[str]:

@@ -21,6 +21,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.again_blocks import called_modules
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
+from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.blocks.block_measure import block_costs, sharded_costs
@@ -169,7 +170,8 @@ def joint_search(
         for own in store.costs(choice.tensor, choice.micro_batch):
             allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
             sharded = store.sharded(own) if choice.zero else ()
-            problem = StepProblem(choice, kinds, own.costs, keeps, hardware, capacity_bytes, allowed, sharded)
+            there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
+            problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
             problems.append((problem, own.split))
     if not problems:
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
@@ -177,6 +179,12 @@ def joint_search(
         raise InfeasibleError(told, what_divides(space, hardware))
     search = {RATIO: least_rest_of, MEMORY: leanest_of, SPEED: best_of}[level]
     return search(problems, line, log, count, len(store.made), tell)
+
+
+def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
+    """What blocks of a kind may keep; of the ways to keep some results those that there are."""
+    some = [keep for keep, _ in costs.kept_bytes if keep.startswith(KEEP_SOME)]
+    return tuple(own for keep in offered for own in (some if keep == KEEP_SOME else [keep])) or ("all",)
 
 
 def _is_again(graph: Graph, path: str) -> bool:

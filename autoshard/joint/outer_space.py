@@ -18,6 +18,7 @@ Choices = tuple[int, ...] | tuple[str, ...] | None  # None: all of them
 class OuterSpace:
     """What a search may choose. None: everything that divides.
 
+    `keeps` with `KEEP_SOME` for those of the results that each kind of block may keep, tensor by tensor.
     `blocks` of the longest run of equal ones, `line` blocks in all. `micro_batch`: samples of one replica and pass.
     """
 

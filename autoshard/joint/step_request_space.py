@@ -8,9 +8,10 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.pins import pin_file_texts
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, STAGE_PIN, StagePin
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, STAGE_PIN, TENSORS, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import CAST, Graph
+from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_line import BlockLine, block_line
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_search import joint_search
@@ -97,7 +98,7 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         None,
         read_choices("--micro-batch", step.micro_batch),
         step.zero_levels or None,
-        tuple(RECOMPUTE[name] for name in keeps),
+        tuple(KEEP_SOME if name == TENSORS else RECOMPUTE[name] for name in keeps),
         bool(step.pins),
         _shared_by_all(line),
         _least_stages(wanted),

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autoshard.ir.graph import Graph, Op, Saved
+from autoshard.ir.plan import ATTENTION, kept_results
 from autoshard.ir.program import Collective, Compute, Instruction
-from autoshard.rules.algebra.operator_record import Work
+from autoshard.rules.algebra.operator_record import Product, Work
 from autoshard.rules.operators import record
+
+LINEAR = ("aten.linear", "autoshard.linear_in_out")  # one product of torch's each
 
 
 @dataclass(frozen=True)
@@ -81,3 +84,50 @@ def _keeps_before(step: Instruction, graph: Graph) -> bool:
     assert isinstance(step, Compute)
     saved = graph.by_op[step.op].saved
     return not (saved.results or saved.extra_bytes or step.variant)
+
+
+def is_expensive(target: str) -> bool:
+    """Is its result dear to make again: a product, a convolution, attention?"""
+    work = record(target).work
+    return isinstance(work, Product) or work is Work.ATTENTION
+
+
+def found_again(instructions: Sequence[Instruction], own: Iterable[int], keep: str) -> set[int]:
+    """Of the instructions `own` of a block those whose results its backward finds under a policy. A collective runs
+    again (see emit/runtime)."""
+    dear = [i for i in sorted(own) if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
+    if keep in ("expensive", "input"):
+        return {*dear} if keep == "expensive" else set()
+    places = {place for place, _ in kept_results(keep)}
+    return {i for i, place in zip(dear, _places(instructions, dear), strict=True) if place in places}
+
+
+def some_results(
+    instructions: Sequence[Instruction], own: Iterable[int], graph: Graph, block: str
+) -> dict[str, list[int]]:
+    """`0 attn.c_attn`, as in a policy -> the instructions of a block at path `block` that make it, of what is dear and
+    run again. None where more is dear than linear layers, each one product of torch's, and attention."""
+    dear = [i for i in sorted(own) if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
+    if not all(_is_linear(instructions[i]) or _is_attention(instructions[i]) for i in dear):
+        return {}
+    again, found = {*run_again(instructions, own, graph)}, dict[str, list[int]]()
+    modules = {i: instructions[i].module.removeprefix(block).removeprefix(".") or "." for i in dear}
+    attention = "+".join(dict.fromkeys(modules[i] for i in dear if _is_attention(instructions[i])))
+    for i, place in zip(dear, _places(instructions, dear), strict=True):
+        if i in again:
+            found.setdefault(f"{place} {attention if place == ATTENTION else modules[i]}", []).append(i)
+    return found
+
+
+def _places(instructions: Sequence[Instruction], dear: Sequence[int]) -> list[str]:
+    """Of what is dear in a block: its place among the linear layers; all else is one thing."""
+    linear = [i for i in dear if _is_linear(instructions[i])]
+    return [str(linear.index(i)) if _is_linear(instructions[i]) else ATTENTION for i in dear]
+
+
+def _is_linear(step: Instruction) -> bool:
+    return isinstance(step, Compute) and step.target in LINEAR
+
+
+def _is_attention(step: Instruction) -> bool:
+    return isinstance(step, Compute) and record(step.target).work is Work.ATTENTION

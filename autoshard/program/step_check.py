@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import KEEPS, SCHEDULES, StepPlan
+from autoshard.ir.plan import KEEP_SOME, KEEPS, SCHEDULES, StepPlan, kept_results
 from autoshard.rules.rebatch import batch_size
 from autoshard.units import counted
 
@@ -22,10 +22,18 @@ def check_step(step: StepPlan, graph: Graph) -> None:
         if told:
             raise UsageError(f"{path} can't be computed again: {told}", "another block, or what holds it left as it is")
     for policy in step.recompute:
-        if policy.keep not in KEEPS:
-            raise UsageError(f"{policy.module} keeps {policy.keep!r}", f"one of {', '.join(KEEPS)}")
+        if policy.keep not in KEEPS and not _is_some(policy.keep):
+            told = f"one of {', '.join(KEEPS)}, or as in {KEEP_SOME}0 attn.c_attn, attention attn"
+            raise UsageError(f"{policy.module} keeps {policy.keep!r}", told)
         if policy.module not in modules:
             raise UsageError(f"the model has no module {policy.module} to compute again", "a path of the model's")
+
+
+def _is_some(keep: str) -> bool:
+    try:
+        return bool(kept_results(keep))
+    except ValueError:
+        return False
 
 
 def _check_counts(step: StepPlan, graph: Graph) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.again_blocks import called_modules, torn_modules
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
-from autoshard.constraints.step_request import RECOMPUTE, StagePin, StepRequest
+from autoshard.constraints.step_request import RECOMPUTE, TENSORS, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
@@ -35,6 +35,9 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
 
 def check_request(graph: Graph, request: StepRequest) -> int:
     """How many micro-batches a step has. UsageError for what is wrong whatever plan a search finds."""
+    if request.recompute == TENSORS:
+        told = "--recompute tensors is for steps that are searched for: memory prices say which results are kept"
+        raise UsageError(told, "--global-batch and --devices, without --mesh")
     if request.open_ or request.micro_batch is not None:
         told = "auto, lists and --micro-batch are for steps that are searched for: for a global batch on devices"
         raise UsageError(told, "--global-batch and --devices, without --mesh")

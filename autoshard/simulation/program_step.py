@@ -18,12 +18,10 @@ from autoshard.costs.collective import joint_seconds
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
-from autoshard.ir.program import Compute, Program
-from autoshard.program.instruction_storage import run_again
+from autoshard.ir.program import Program
+from autoshard.program.instruction_storage import found_again, run_again
 from autoshard.program.module_scopes import reads_of
 from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
-from autoshard.rules.algebra.operator_record import Product, Work
-from autoshard.rules.operators import record
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
@@ -111,12 +109,6 @@ def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardw
     body = _body_seconds(_among(program, graph, hardware), count)
     tail = _late_seconds(once, body, count) + _update_seconds(once, count)
     return body + tail / micro_batches
-
-
-def is_expensive(target: str) -> bool:
-    """Is its result dear to make again: a product, a convolution, attention?"""
-    work = record(target).work
-    return isinstance(work, Product) or work is Work.ATTENTION
 
 
 def _tied_seconds(parts: Iterable[Program], stages: int, wide: Mesh, hardware: Hardware) -> dict[int, float]:
@@ -265,7 +257,7 @@ class _MeasuredPart:
         outside = {
             name for i, step in enumerate(self.part.instructions) if i not in own for name in reads_of(step) if name
         } | {*self.part.outputs}
-        dear = {i for i in own if policy.keep == "expensive" and self._is_dear(i)}
+        dear = found_again(self.part.instructions, own, policy.keep)
         starts = self.timeline.starts
         run = run_again(self.part.instructions, own, self.graph)
         seconds = math.fsum(starts[i + 1] - starts[i] for i in run if i not in dear)  # what the host takes, too
@@ -276,8 +268,3 @@ class _MeasuredPart:
             if span.held.kind == "activation" and span.start in dear and span.last < self.count
         ]
         return _Again(seconds, tuple(dropped), tuple(saved), max(own, default=0))
-
-    def _is_dear(self, index: int) -> bool:
-        """A collective runs again (see emit/runtime)."""
-        instruction = self.part.instructions[index]
-        return isinstance(instruction, Compute) and is_expensive(instruction.target)

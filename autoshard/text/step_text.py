@@ -6,17 +6,18 @@ from collections import Counter
 from itertools import groupby
 from typing import Any
 
-from autoshard.constraints.step_request import RECOMPUTE
-from autoshard.ir.plan import StepTried
+from autoshard.constraints.step_request import RECOMPUTE, TENSORS
+from autoshard.ir.plan import KEEP_SOME, StepTried, kept_results
 from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.stages.stage_problem import Part
 from autoshard.text.step_rows import HEADER, step_cells
 from autoshard.text.tables import table, wrapped
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import counted, format_bytes, format_seconds
 
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
+MEMORY_PRICE = "what takes longest to make again for each byte is kept first, as the memory of a stage allows"
 
 
 def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
@@ -35,7 +36,7 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
     ]
     if found.others:
         lines += ["", *table([HEADER, *map(step_cells, steps(found))], width)]
-    for told in left_out(found):
+    for told in (*kept_some(found), *left_out(found)):
         lines += wrapped(told, width)
     return lines
 
@@ -47,7 +48,17 @@ def steps(found: JointResult) -> tuple[StepTried, ...]:
 
 def sentences(found: JointResult) -> tuple[str, ...]:
     """As a plan keeps them."""
-    return (*certainty(found), *left_out(found))
+    return (*certainty(found), *kept_some(found), *left_out(found))
+
+
+def kept_some(found: JointResult) -> list[str]:
+    """Which results the blocks keep that keep some of them."""
+    problem, counts = found.best.problem, Counter[str]()
+    for kind, point in zip(problem.kinds, found.best.plan.points, strict=True):
+        counts[problem.keeps[kind][point]] += 1
+    some = {keep: count for keep, count in counts.items() if keep.startswith(KEEP_SOME)}
+    said = [f"{counted(n, 'block')} of {', '.join(own for _, own in kept_results(keep))}" for keep, n in some.items()]
+    return [f"results kept: {'; '.join(said)}; {MEMORY_PRICE}"] if said else []
 
 
 def left_out(found: JointResult) -> list[str]:
@@ -83,7 +94,7 @@ def certainty(found: JointResult) -> list[str]:
         f"{format_seconds(found.model_bound)}",
         f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved, of "
         f"which {found.fitting:,} fit; the others can't be better by their bounds. Blocks of {ways} kinds, split over "
-        f"a replica in the ways that {found.fronts} searches found; of each all is kept, what is dear, or its input",
+        f"a replica in the ways that {found.fronts} searches found; of each {_ways(found)}",
     ]
 
 
@@ -91,8 +102,14 @@ def _searched(found: JointResult, others: str) -> str:
     return (
         f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved; "
         f"the others {others}. Blocks of {len(found.best.problem.costs)} kinds, split over a replica in the ways that "
-        f"{found.fronts} searches found; of each all is kept, what is dear, or its input"
+        f"{found.fronts} searches found; of each {_ways(found)}"
     )
+
+
+def _ways(found: JointResult) -> str:
+    """What is kept of a block."""
+    some = any(keep.startswith(KEEP_SOME) for keeps in found.best.problem.keeps for keep in keeps)
+    return f"all is kept, what is dear, {'some of that, ' * some}or its input"
 
 
 def taken(own: StepFound) -> float:
@@ -154,7 +171,7 @@ def again(found: StepFound, parts: list[Part]) -> str:
     """`full 3, selective 9` of these parts' blocks; "nothing"."""
     problem = found.problem
     keeps = [problem.keeps[problem.kinds[k]][found.plan.points[k]] for p in parts for k in range(p.first, p.stop)]
-    counts = Counter(SAID[keep] for keep in keeps if keep != "all")
+    counts = Counter(SAID.get(keep, TENSORS) for keep in keeps if keep != "all")
     return ", ".join(f"{word} {count}" for word, count in sorted(counts.items())) or "nothing"
 
 

@@ -10,20 +10,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, StepPlan
 from autoshard.ir.program import Compute, Program
-from autoshard.program.instruction_storage import run_again
+from autoshard.program.instruction_storage import found_again, is_expensive, run_again, some_results
 from autoshard.program.lower import lower
+from autoshard.program.step_check import check_step
 from autoshard.search.whole_step import repeated_blocks
-from autoshard.simulation.program_step import is_expensive
-from autoshard.verification.case import written
+from autoshard.simulation.program_step import step_costs
+from autoshard.verification.case import check_files, written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
-from tests.single.test_recompute import SPEC
+from tests.single.test_recompute import SPEC, alive_after_forward, captured, case, planned
 
 PRODUCTS = frozenset(("mm", "addmm"))
 
@@ -73,3 +76,56 @@ def test_backward_runs_a_block_up_to_the_last_of_which_something_is_kept(dropout
         assert len(linear) == blocks_products and all(is_expensive(steps[i].target) for i in linear)
         counted += len(linear)
     assert found - usual == counted
+
+
+SOME = "some: 0 attn.c_attn, attention attn, 2 mlp.c_fc"
+
+
+def test_results_are_kept_one_by_one() -> None:
+    """Of four linear layers of a block two are run again, as the predicted seconds have it; the code says which."""
+    usual, _ = products_in_backward(0.1, "all")
+    found, program = products_in_backward(0.1, SOME)
+    steps, graph = program.instructions, capture(SPEC, {"dropout": 0.1})
+    counted = 0
+    for path in repeated_blocks(graph):
+        own = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
+        results = some_results(steps, own, graph, path)
+        assert list(results) == ["0 attn.c_attn", "attention attn", "1 attn.c_proj", "2 mlp.c_fc", "3 mlp.c_proj"]
+        kept = found_again(steps, own, SOME)
+        assert kept == {i for name in results if name in SOME for i in results[name]}
+        again = [step for i in run_again(steps, own, graph) if i not in kept and isinstance(step := steps[i], Compute)]
+        counted += sum(is_expensive(step.target) for step in again)
+    assert found - usual == counted == 2 * 3
+    plan = replace(forced_plan(graph, Mesh.parse("dp=1"), lambda *_: True), step=program.step)
+    text = emit(program, plan, graph)["model_parallel.py"]
+    assert "            # kept: attn.c_attn, attn, mlp.c_fc" in text
+    assert 'recomputed(block, self.random, hidden_states, keep=(0, "attention", 2))' in text
+
+
+@pytest.mark.parametrize("keep", [SOME, "some: 3 mlp.c_proj", "some: attention attn"])
+def test_the_step_is_that_of_the_original(keep: str) -> None:
+    graph = captured()
+    policies = tuple(
+        BlockPolicy(path, own) for path, own in zip(repeated_blocks(graph), (keep, "input", keep), strict=True)
+    )
+    plan = planned("tp=2", False, StepPlan(2, recompute=policies))
+    proof = check_files(case(2), program := lower(plan, graph), emit(program, plan, graph))
+    assert proof.passed, proof.failure
+
+
+def test_a_policy_that_names_nothing_is_refused() -> None:
+    for keep in ("some: ", "some: x attn", "some", "0 attn.c_attn"):
+        step = StepPlan(recompute=(BlockPolicy("transformer.h.0", keep),))
+        with pytest.raises(UsageError, match="keeps"):
+            check_step(step, captured())
+
+
+def test_bytes_between_forward_and_backward_are_those_predicted() -> None:
+    """With dropout the CPU's attention is several operators: all keep the same of it."""
+    found, blocks = [], repeated_blocks(captured())
+    for keep in ("expensive", SOME, "some: attention attn"):
+        plan = planned("dp=1", False, StepPlan(recompute=tuple(BlockPolicy(path, keep) for path in blocks)))
+        costs = step_costs(plan, lower(plan, captured()), captured(), load_hardware("a100-80g-sxm")).parts[0]
+        found.append((alive_after_forward(plan), costs.kept_bytes))
+    assert found[0][1] > found[1][1] > found[2][1]
+    assert [own[0] - found[2][0] for own in found] == [own[1] - found[2][1] for own in found]

@@ -1,4 +1,4 @@
-"""Blocks that backward computes again: only their inputs are kept, or the results of their expensive operators too.
+"""Blocks that backward computes again: only their inputs are kept, or results of their expensive operators too.
 
 Random numbers are those of the first time, for they depend on the step, the micro-batch and the operator alone.
 Collectives always run again: they write into tensors that are there, which a list of results to keep can't know (the
@@ -28,8 +28,13 @@ _EXPENSIVE = (
 KEPT = frozenset(getattr(torch.ops.aten, name).default for name in _EXPENSIVE if hasattr(torch.ops.aten, name))
 
 
-def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: str = "input") -> Any:
-    """`block(*inputs)`, of which backward finds the inputs; with `keep="expensive"` products and attention, too."""
+LINEAR = frozenset((torch.ops.aten.mm.default, torch.ops.aten.addmm.default))
+Keep = str | tuple[int | str, ...]
+
+
+def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: Keep = "input") -> Any:
+    """`block(*inputs)`, of which backward finds the inputs; with `keep="expensive"` products and attention, too; with
+    `keep=(0, 2, "attention")` of its linear layers, counted as they run, those, and attention."""
     moment = random.moment
 
     def run(*given: Tensor) -> Any:
@@ -39,11 +44,27 @@ def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: str = "i
     contexts: dict[str, Callable[[], Any]] = {}
     if keep == "expensive":
         contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    elif keep != "input":
+        contexts["context_fn"] = lambda: create_selective_checkpoint_contexts(_Some(keep))
     return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **contexts)
 
 
 def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _Some:
+    """The policy of one call: its linear layers are counted, in forward and again in backward."""
+
+    def __init__(self, keep: Keep) -> None:
+        self.keep, self.met = keep, {False: 0, True: 0}
+
+    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = op in KEPT and "attention" in self.keep
+        if op in LINEAR:
+            kept = self.met[context.is_recompute] in self.keep
+            self.met[context.is_recompute] += 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextlib.contextmanager

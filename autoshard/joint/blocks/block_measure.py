@@ -13,13 +13,13 @@ from autoshard.formulation.cost_breakdown import copies
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
 from autoshard.ir.layout import REPLICATE_PARTIAL, largest_shape
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import StepPlan
+from autoshard.ir.plan import KEEP_SOME, StepPlan
 from autoshard.ir.program import Compute, Program, ProgramParameter
 from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts, held_together
 from autoshard.joint.blocks.block_line import ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.blocks.replicated_split import DATA, replicated_split
-from autoshard.program.instruction_storage import run_again
+from autoshard.program.instruction_storage import LINEAR, is_expensive, run_again, some_results
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import inside, reads_of, results_of
 from autoshard.rules.algebra.strategy import Choice
@@ -27,7 +27,6 @@ from autoshard.rules.operators import constants
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
-from autoshard.simulation.program_step import is_expensive
 from autoshard.simulation.working_memory import local_bytes
 
 
@@ -137,6 +136,9 @@ class _Measured:
         dear = self._dear_bytes(number)
         kept = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
         again = {"all": 0.0, "expensive": self._seconds(run, cheap=True), "input": self._seconds(run)}
+        for keep, found in self._some(number, own).items():
+            kept[keep] = self._made_bytes(found) + entered
+            again[keep] = self._seconds([i for i in run if i not in found])
         working = {keep: self.working[number] + max(0.0, everything - size) for keep, size in kept.items()}
         return BlockCosts(
             forward,
@@ -200,18 +202,45 @@ class _Measured:
         dear = {i for i in own if cheap and isinstance(step := steps[i], Compute) and is_expensive(step.target)}
         return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
 
+    def _some(self, number: int, own: list[int]) -> dict[str, set[int]]:
+        """Policies that keep some of what is dear, by what it takes to make again for each byte, the most first: with
+        prices of memory between, one of these is the best. The whole graph says what it takes, whatever the split."""
+        path = self.short.line.blocks[number].module
+        if not path or called_modules(self.graph, path) != (path,):
+            return {}
+        results = some_results(self.program.instructions, own, self.graph, path)
+        worth = {name: self._operations_of_element(made[0]) for name, made in results.items()}
+        found, names, made = dict[str, set[int]](), list[str](), set[int]()
+        dear = {i for i in own if self._is_dear(i)}
+        for most in sorted({*worth.values()}, reverse=True):
+            alike = [name for name in results if worth[name] == most]
+            names, made = names + alike, made | {i for name in alike for i in results[name]}
+            if made != dear:
+                in_order = [name for name in results if name in names]
+                found[KEEP_SOME + ", ".join(in_order)] = made
+        return found
+
+    def _operations_of_element(self, index: int) -> int:
+        """Multiplications for each element of the result: of a linear layer as many as its inputs, of attention as many
+        as there are keys (twice, and half of them masked)."""
+        step = self.program.instructions[index]
+        assert isinstance(step, Compute)
+        op = self.graph.by_op[step.op]
+        first, second = (self.graph.tensor(name).shape for name in op.operands[:2] if name is not None)
+        return first[-1] if step.target in LINEAR else second[-2]
+
     def _dear_bytes(self, number: int) -> float:
         """Of what is dear in a block: all results, whether a backward reads them or not, and what it keeps beside."""
-        made = [
-            span
-            for span in self.memory.spans
-            if span.held.kind in ("activation", "extra") and span.start < self.count and self._is_dear(span)
-        ]
-        return sum(span.held.bytes for span in made if self.block_of[span.start] == number)
+        return self._made_bytes({i for i in range(self.count) if self.block_of[i] == number and self._is_dear(i)})
 
-    def _is_dear(self, span: Span) -> bool:
-        """Is it a result of something dear? A collective runs again (see emit/runtime)."""
-        instruction = self.program.instructions[span.start]
+    def _made_bytes(self, made: set[int]) -> float:
+        """Of the results of these instructions, and of what they keep beside."""
+        spans = (span for span in self.memory.spans if span.held.kind in ("activation", "extra") and span.start in made)
+        return sum(span.held.bytes for span in spans)
+
+    def _is_dear(self, index: int) -> bool:
+        """Is its result dear? A collective runs again (see emit/runtime)."""
+        instruction = self.program.instructions[index]
         return isinstance(instruction, Compute) and is_expensive(instruction.target)
 
     @cached_property
