@@ -64,9 +64,7 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
 
 def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
     """Raises InfeasibleError, proven, where every program of the task holds more than the limit. `smallest_bytes`: of
-    the programs made so far. Of steps of several micro-batches nothing is said."""
-    if task.formulation.micro_batches > 1:
-        return
+    the programs made so far. A step of several micro-batches, which adds up gradients beside, holds no less."""
     with timed(task.log, "bounding the memory"):
         floor = memory_floor(task.formulation)
     if none_within(floor.bytes, task.memory_limit_bytes, smallest_bytes):

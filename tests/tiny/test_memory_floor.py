@@ -14,6 +14,7 @@ import pytest
 
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
@@ -28,14 +29,15 @@ from autoshard.ir.program import Compute, Program
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.search.mesh_search import of_all_meshes
-from autoshard.search.min_memory import refuse
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import prepare
 from autoshard.search.select_plan import search
+from autoshard.search.whole_step import predicted
 from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import FalseProof, Solution, fits, none_within
 from autoshard.solvers.heuristics.random_plans import random_choice
+from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("h100-80g-sxm")
@@ -111,7 +113,7 @@ def test_no_moment_of_a_program_has_less(name: str, mesh: str) -> None:
     """Of a single plan: every moment of its own program. And the least over all plans is below each program's peak."""
     formulation = formulate(GRAPHS[name], Mesh.parse(mesh), HARDWARE, math.inf)
     least, near = memory_floor(formulation).bytes, 0.0
-    for choice in some(formulation, 4):
+    for choice in some(formulation, 3):
         program, memory = program_of(formulation, choice)
         at = {step.op: i for i, step in enumerate(program.instructions) if isinstance(step, Compute)}
         alone = list(floors(narrowed(formulation, {n: [s] for n, s in enumerate(choice)})))
@@ -180,12 +182,17 @@ def test_plans_of_a_style_are_bounded_alone() -> None:
     assert search(graph, HARDWARE, SearchRequest(mesh, memory_limit_bytes=limit)).predicted_peak_bytes <= limit
 
 
-def test_nothing_is_said_of_steps_of_several_micro_batches() -> None:
-    mesh = Mesh.parse("tp=2")
-    task = prepare(GRAPHS["mlp"], mesh, HARDWARE, SearchRequest(mesh, memory_limit_bytes=1.0))
-    refuse(replace(task, formulation=replace(task.formulation, micro_batches=2)))
-    with pytest.raises(InfeasibleError, match=r"^proved"):
-        refuse(task)
+def test_a_step_of_several_micro_batches_holds_no_less() -> None:
+    mesh, graph, step = Mesh.parse("tp=2"), GRAPHS["mlp"], StepRequest(micro_batches=4)
+    formulation = formulate(graph, mesh, HARDWARE, math.inf, micro_batches=4)
+    for choice in some(formulation, 3):
+        solution = Solution(formulation.problem, choice, 0.0, "test")
+        plan = predicted(plan_of(formulation, solution, Origin("test"), 1e18, "test"), graph)
+        alone = memory_floor(narrowed(formulation, {n: [s] for n, s in enumerate(choice)}))
+        assert plan.step.predicted_peak_bytes >= alone.bytes
+    limit = 0.99 * memory_floor(formulation).bytes
+    with pytest.raises(InfeasibleError, match=r"^proved: no plan of mesh tp=2 fits"):
+        make_plan(graph, HARDWARE, SearchRequest(mesh, memory_limit_bytes=limit, step=step))
 
 
 def test_a_program_below_the_bound_is_a_fault_that_is_told() -> None:

@@ -32,7 +32,7 @@ def dear(problem: Problem, seed: int, factor: float) -> Problem:
 
 def small(factor: float) -> Iterator[tuple[Problem, dict[tuple[int, ...], float]]]:
     """Problems with the objective of every choice that is allowed, where there is one."""
-    for seed in (*range(40), *WERE_WRONG):
+    for seed in (*range(30), *WERE_WRONG):
         problem = dear(random_problem(seed, most_nodes=5), seed, factor)
         if math.prod(len(node.seconds) for node in problem.nodes) <= 300:
             every = itertools.product(*(range(len(node.seconds)) for node in problem.nodes))
@@ -54,4 +54,4 @@ def test_no_bound_is_above_a_plan_whatever_the_magnitudes(factor: float) -> None
         for n, least in enumerate(beliefs.marginals()):
             for choice, value in known.items():
                 assert least[choice[n]] <= value * (1 + 1e-12)
-    assert met > 20 or factor > 1.0
+    assert met > 10 or factor > 1.0
