@@ -68,8 +68,9 @@ def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
     with timed(task.log, "bounding the memory"):
         floor = memory_floor(task.formulation)
     if none_within(floor.bytes, task.memory_limit_bytes, smallest_bytes):
-        style = f"--strategy {task.request.strategy} on " if task.request.strategy in STYLES else ""
-        raise InfeasibleError(f"proved: no plan of {style}mesh {task.formulation.mesh} fits: {_holds(floor)}")
+        where, style = f"mesh {task.formulation.mesh}", task.request.strategy
+        which = f"--strategy {style} on {where}" if style in STYLES else where
+        raise InfeasibleError(f"proved: no plan of {which} fits: {_holds(floor)}")
 
 
 def _holds(floor: MemoryFloor) -> str:

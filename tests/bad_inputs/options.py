@@ -176,7 +176,7 @@ CHOICES = [
     Row(f"{P} --strategy random:", 2, "expected a whole number"),
     Row(f"{P} --strategy random:-1", 2, "expected a whole number"),
     Row(f"plan {GRAPH} --devices 4 --hardware cpu-local --out o --strategy random:1", 2, "needs a mesh"),
-    Row(f"{P} --memory-limit '1 KiB'", 3, "no plan fits"),
+    Row(f"{P} --memory-limit '1 KiB'", 3, "proved: no plan of mesh"),
     Row(f"plan {GRAPH} --mesh dp=2 --hardware '' --out o", 2, "unknown hardware profile ''"),
     Row(f"plan {GRAPH} --mesh dp=2 --hardware a100 --out o", 2, "unknown hardware profile 'a100'"),
     Row(f"plan {GRAPH} --mesh dp=2 --hardware .. --out o", 2, "unknown hardware profile '..'"),
