@@ -150,7 +150,7 @@ def plan(options: argparse.Namespace) -> int:
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
         timeline = made.simulated.timeline
-        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width(), timeline))
+        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width(), timeline, made.staged))
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")

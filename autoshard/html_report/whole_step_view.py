@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.html_report.picture.stage_row import part_words
 from autoshard.html_report.picture.stages_picture import about_step, stages_svg
 from autoshard.html_report.timeline_series import differences, ticks
 from autoshard.ir.graph import Graph
@@ -13,9 +12,8 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.simulation.program_step import simulate_plan_step
 from autoshard.simulation.step_timeline import StepTimeline
-from autoshard.units import counted, format_bytes, format_seconds
-
-KEPT = {"expensive": "all but products and attention", "input": "all"}
+from autoshard.text.stage_table import part_words, stage_rows
+from autoshard.units import counted
 
 
 def is_whole(plan: Plan) -> bool:
@@ -40,7 +38,7 @@ def whole_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
         "text": text,
         "picture": stages_svg(timeline),
         "about": about_step(timeline),
-        "rows": _rows(plan, graph, timeline),
+        "rows": stage_rows(plan, graph, timeline),
         "data": slots(timeline, [part_words(plan, graph, number)[0] for number in range(len(timeline.costs.parts))]),
     }
 
@@ -66,30 +64,3 @@ def slots(timeline: StepTimeline, parts: list[str]) -> dict[str, Any]:
             for stage, placed in enumerate(timeline.by_stage)
         ],
     }
-
-
-def _rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
-    """Stage, its modules, what is computed again, seconds of a micro-batch there and back, busy share, memory."""
-    rows: list[tuple[str, ...]] = []
-    for stage in range(timeline.stages):
-        parts = [timeline.costs.part(stage, chunk) for chunk in range(timeline.costs.chunks)]
-        names = [part_words(plan, graph, chunk * timeline.stages + stage) for chunk in range(timeline.costs.chunks)]
-        rows.append(
-            (
-                str(stage),
-                "; ".join(words for words, _ in names),
-                _again(plan, {module for _, own in names for module in own}),
-                format_seconds(sum(part.forward_seconds for part in parts)),
-                format_seconds(sum(part.backward_seconds for part in parts)),
-                format_seconds(timeline.costs.stages[stage].tail_seconds),
-                f"{timeline.busy_seconds(stage) / timeline.step_seconds:.0%}",
-                format_bytes(timeline.peak_bytes[stage]),
-            )
-        )
-    return rows
-
-
-def _again(plan: Plan, blocks: set[str]) -> str:
-    kept = [keep for module, keep in plan.step.keeps.items() if module in blocks]
-    keeps = {KEPT.get(keep, "all but some products and attention") for keep in kept}
-    return ", ".join(sorted(keeps)) or "nothing"

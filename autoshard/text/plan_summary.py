@@ -19,10 +19,12 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Fusion, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
+from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.text import plan_words
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
 from autoshard.text.critical_path import left_open, waits
 from autoshard.text.float8_words import float8_words
+from autoshard.text.stage_table import HEADER, short_rows
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds, signed_seconds
 from autoshard.whole_steps.software import KERNELS
@@ -44,13 +46,18 @@ def summary(
     styles: Sequence[StylePlan] = (),
     width: int = WIDTH,
     timeline: Timeline | None = None,
+    staged: StepTimeline | None = None,
 ) -> str:
     """The printed plan, `width` columns wide: the answer, the plan block by block, where time goes, what else was
-    possible. `styles`: see search/style_plans.py. `timeline`: the simulated step, whose collectives are counted."""
+    possible. `styles`: see search/style_plans.py. `timeline`: the simulated step, whose collectives are counted;
+    `staged`: the whole step, of stages that are listed."""
     stages = f" on each of {plan.step.stages} stages" if plan.step.stages > 1 else ""
     where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
-    lines += ["", *_answer(plan, graph, styles, width, timeline), "", *_block_table(plan, graph, width), ""]
+    lines += ["", *_answer(plan, graph, styles, width, timeline), ""]
+    if staged is not None:
+        lines += [*table([HEADER, *short_rows(plan, graph, staged)], width), ""]
+    lines += [*_block_table(plan, graph, width), ""]
     lines += _figures(plan, graph, timeline, width)
     if plan.search.meshes:
         lines += ["", *mesh_table(plan, width)]

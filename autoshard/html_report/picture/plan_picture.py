@@ -13,10 +13,11 @@ from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, TensorSh
 from autoshard.html_report.picture.shard_glyph import WIDTH as GLYPH
 from autoshard.html_report.picture.shard_glyph import glyph, shape_text
 from autoshard.html_report.picture.shard_glyph import words as shard_words
-from autoshard.html_report.picture.stage_row import stage_row, stage_words
+from autoshard.html_report.picture.stage_row import stage_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
+from autoshard.text.stage_table import stage_words
 from autoshard.units import format_bytes, format_seconds
 
 ROOM = 226.0  # inside a box

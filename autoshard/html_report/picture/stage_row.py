@@ -5,28 +5,10 @@ from __future__ import annotations
 from autoshard.html_report.picture import svg
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
-from autoshard.program.weight_buckets import block_of
+from autoshard.text.stage_table import stage_words
 
 WIDTH, LINE, GAP, PAGE = 168.0, 13.0, 22.0, 1180.0
 MOST_LINES = 4
-
-
-def part_words(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
-    """`the start, h.0 … h.5`: of a part of the model, and its blocks."""
-    names = [op.name for op in graph.ops]
-    first = [names.index(part.first_op) for part in plan.step.parts] or [0]
-    ops = graph.ops[first[number] : (*first, len(names))[number + 1]]
-    blocks = [path for path in dict.fromkeys(block_of(op.module) for op in ops) if path]
-    said = [blocks[0] if len(blocks) == 1 else f"{blocks[0]} … {blocks[-1]}"] if blocks else []
-    said = (["the start"] if number == 0 else []) + said + (["the end"] if number == len(first) - 1 else [])
-    return ", ".join(said), blocks
-
-
-def stage_words(plan: Plan, graph: Graph, stage: int) -> str:
-    """Of all its parts, in the order of the model."""
-    count = plan.step.stages
-    parts = range(stage, len(plan.step.parts) or 1, count)
-    return "; ".join(part_words(plan, graph, number)[0] for number in parts)
 
 
 def stage_row(plan: Plan, graph: Graph, x: float, y: float) -> tuple[list[str], float, float]:

@@ -1,0 +1,69 @@
+"""The stages of a step: what each has, computes again, takes and holds, by the programs of its parts."""
+
+from __future__ import annotations
+
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.program.weight_buckets import block_of
+from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.units import format_bytes, format_seconds
+
+HEADER = ("stage", "has", "computed again", "forward", "backward", "once a step", "busy", "memory")
+KEPT = {"expensive": "all but products and attention", "input": "all"}
+
+
+def part_words(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
+    """`the start, h.0 … h.5`: of a part of the model, and its blocks."""
+    names = [op.name for op in graph.ops]
+    first = [names.index(part.first_op) for part in plan.step.parts] or [0]
+    ops = graph.ops[first[number] : (*first, len(names))[number + 1]]
+    blocks = [path for path in dict.fromkeys(block_of(op.module) for op in ops) if path]
+    said = [blocks[0] if len(blocks) == 1 else f"{blocks[0]} … {blocks[-1]}"] if blocks else []
+    said = (["the start"] if number == 0 else []) + said + (["the end"] if number == len(first) - 1 else [])
+    return ", ".join(said), blocks
+
+
+def stage_words(plan: Plan, graph: Graph, stage: int) -> str:
+    """Of all its parts, in the order of the model."""
+    count = plan.step.stages
+    parts = range(stage, len(plan.step.parts) or 1, count)
+    return "; ".join(part_words(plan, graph, number)[0] for number in parts)
+
+
+def short_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
+    """As `stage_rows`, for a terminal: paths without what all of them share."""
+    parts = range(len(plan.step.parts))
+    paths = [path for number in parts for path in part_words(plan, graph, number)[1]]
+    shared = paths[0].rpartition(".")[0] + "." if paths else ""
+    shared = shared if all(path.startswith(shared) for path in paths) else ""
+    return [
+        (stage, has.replace(shared, "") if shared else has, *rest)
+        for stage, has, *rest in stage_rows(plan, graph, timeline)
+    ]
+
+
+def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
+    """Stage, its modules, what is computed again, seconds of a micro-batch there and back, busy share, memory."""
+    rows: list[tuple[str, ...]] = []
+    for stage in range(timeline.stages):
+        parts = [timeline.costs.part(stage, chunk) for chunk in range(timeline.costs.chunks)]
+        names = [part_words(plan, graph, chunk * timeline.stages + stage) for chunk in range(timeline.costs.chunks)]
+        rows.append(
+            (
+                str(stage),
+                "; ".join(words for words, _ in names),
+                _again(plan, {module for _, own in names for module in own}),
+                format_seconds(sum(part.forward_seconds for part in parts)),
+                format_seconds(sum(part.backward_seconds for part in parts)),
+                format_seconds(timeline.costs.stages[stage].tail_seconds),
+                f"{timeline.busy_seconds(stage) / timeline.step_seconds:.0%}",
+                format_bytes(timeline.peak_bytes[stage]),
+            )
+        )
+    return rows
+
+
+def _again(plan: Plan, blocks: set[str]) -> str:
+    kept = [keep for module, keep in plan.step.keeps.items() if module in blocks]
+    keeps = {KEPT.get(keep, "all but some products and attention") for keep in kept}
+    return ", ".join(sorted(keeps)) or "nothing"
