@@ -70,17 +70,18 @@ def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
     if none_within(floor.bytes, task.memory_limit_bytes, smallest_bytes):
         where, style = f"mesh {task.formulation.mesh}", task.request.strategy
         which = f"--strategy {style} on {where}" if style in STYLES else where
-        raise InfeasibleError(f"proved: no plan of {which} fits: {_holds(floor)}")
+        size = format_bytes(floor.bytes)
+        told = f"proved: no plan of {which} fits: each holds at least {size} {floor.moment} ({_parts_of(floor)})"
+        raise InfeasibleError(told)
 
 
-def _holds(floor: MemoryFloor) -> str:
-    told = f"each holds at least {format_bytes(floor.bytes)} {floor.moment}"
+def _parts_of(floor: MemoryFloor) -> str:
     parts = [f"{format_bytes(floor.stored)} of parameters with what trains them, buffers and inputs"]
     if floor.kept:
         parts.append(f"{format_bytes(floor.kept)} that operators before it keep for backward")
     if floor.op:
         parts.append(f"{format_bytes(floor.bytes - floor.stored - floor.kept)} of its own")
-    return f"{told} ({', '.join(parts)})"
+    return ", ".join(parts)
 
 
 def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
