@@ -36,7 +36,8 @@ from autoshard.errors import UsageError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLE_SECONDS, SAMPLES = 0.15, 25
-ROUNDS, ROUND_SAMPLES = 20, 5  # of each collective
+ROUNDS, ROUND_SAMPLES = 12, 5  # of each collective
+EVERY_SIZE = {"members": 1, "nodes": 2}  # between nodes two figures are fitted, in a node a score
 UNDISTURBED, UNDISTURBED_COLLECTIVE = 0.25, 0.05  # of the samples
 SHORTEST_SECONDS = 1e-3  # of one sample: shorter kernels are run several times
 LARGEST_MESSAGE = {"cpu": 2**24}
@@ -257,7 +258,7 @@ def _measured(
     for ranks, group in zip(groups, made, strict=True):
         if rank in ranks:
             transport = GroupTransport(group)
-            sizes = measured_shapes.message_bytes(LARGEST_MESSAGE.get(device.type, 2**28))
+            sizes = measured_shapes.message_bytes(LARGEST_MESSAGE.get(device.type, 2**28), EVERY_SIZE[column])
             runs = [one for size in sizes for one in _kinds(transport, len(ranks), size, device, dtype)]
             times = in_rounds([run for _, run in runs], transport, device)
             rows += [{column: count, **row, "seconds": own} for (row, _), own in zip(runs, times, strict=True)]

@@ -38,9 +38,9 @@ def attentions(flop_rate: float, generator: np.random.Generator) -> list[dict[st
     return found
 
 
-def message_bytes(largest: float) -> list[int]:
-    """Of collectives, up to `largest`."""
-    return [size for size in (SMALLEST_BYTES * 2**step for step in range(SIZES)) if size <= largest]
+def message_bytes(largest: float, every: int = 1) -> list[int]:
+    """Of collectives, up to `largest`; `every`: of how many sizes one."""
+    return [size for size in (SMALLEST_BYTES * 2**step for step in range(0, SIZES, every)) if size <= largest]
 
 
 def group_sizes(world: int) -> list[int]:

@@ -59,7 +59,7 @@ def test_a_disturbed_while_is_shared_by_all_collectives(monkeypatch: pytest.Monk
     def sample(run, device, repeats):
         nonlocal now
         now += 1
-        return run() + (0.01 if now % 400 >= 100 else 0.0)
+        return run() + (0.01 if now % 240 >= 60 else 0.0)
 
     monkeypatch.setattr(measure_worker, "_sample", sample)
     runs = [lambda own=own: own for own in quiet]

@@ -185,7 +185,7 @@ def test_shapes_stay_within_the_device():
         assert len(attentions(rate, np.random.default_rng(0))) == 16
     assert group_sizes(8) == [2, 4, 8] and group_sizes(6) == [2, 4, 6] and group_sizes(2) == [2]
     assert message_bytes(2**14) == [2**10, 2**11, 2**12, 2**13, 2**14]
-    assert message_bytes(2**28)[-1] == 2**26
+    assert message_bytes(2**28)[-1] == 2**26 and message_bytes(2**14, every=2) == [2**10, 2**12, 2**14]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
