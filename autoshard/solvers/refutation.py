@@ -123,7 +123,7 @@ def priced(problem: Problem, prices: Floats) -> Problem:
 
 
 def _parts(value: Value, sum_: Additive) -> Iterator[Value]:
-    """What is kept in a layout costs what the dearest of its keepers does: each step between their charges is a value
+    """What is kept in a layout costs what the costliest of its keepers does: each step between their charges is a value
     of those that reach it. The span of several is at least that of each."""
     charges = [charge(sum_, interval) for interval in value.intervals]
     forbidden = np.isinf(value.seconds)

@@ -106,7 +106,7 @@ MESSAGES = [
     (["--time-limit", "0s"], 2, "--time-limit '0s': expected more than zero"),
     (["--time-limit", "soon"], 2, "'soon' is not a quantity of seconds"),
     (["--memory-limit", "1 KiB", "--pin", "x=(2, 1)"], 3, "pinned: x=(2, 1)"),
-    (["--memory-limit", "1 KiB"], 3, "h.0.fc.weight 16 MiB"),
+    (["--memory-limit", "1 KiB"], 3, "h.0.fc.weight [2048, 2048] 16 MiB"),
     (["--devices", "0"], 2, "--devices '0': expected a whole number, at least 1"),
 ]
 
@@ -136,7 +136,7 @@ def test_a_limit_that_only_the_program_keeps(tmp_path: Path, capsys: pytest.Capt
         fits = [tried for tried in plan.search.candidates if tried.predicted_peak_bytes <= limit]
         assert all(plan.certificate.lower_bound_seconds <= tried.objective_seconds for tried in fits)
     code, _, err = run(words(path, tmp_path / "none", "--memory-limit", f"{limit / 2048:.0f} KiB", mesh="dp=2"), capsys)
-    assert code == 3 and "the program of the smallest plan found needs" in err
+    assert code == 3 and "proved: no plan of mesh dp=2 fits: each holds at least" in err
 
 
 def test_a_limit_below_the_program_that_the_solver_counts_as_least() -> None:
@@ -151,7 +151,7 @@ def test_a_limit_below_the_program_that_the_solver_counts_as_least() -> None:
         plan = search(graph, hardware, SearchRequest(mesh, level=level, memory_limit_bytes=limit))
         assert plan.predicted_peak_bytes <= limit
         assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
-    with pytest.raises(InfeasibleError, match="the program of the smallest plan found needs"):
+    with pytest.raises(InfeasibleError, match="proved: no plan of mesh dp=2,tp=2 fits: each holds at least"):
         search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit / 2))
 
 

@@ -123,7 +123,7 @@ def take_options(options: argparse.Namespace) -> None:
     if options.loss_scale is not None and not 0 < options.loss_scale < math.inf:
         raise UserError(f"--loss-scale {options.loss_scale:g}: expected more than 0, such as 65536")
     profiled_steps(options)
-    options.hccl_buffers = hccl_buffers(options)
+    options.hccl_buffer = hccl_buffers(options)
     if not options.max_norm > 0:
         raise UserError(f"--max-norm {options.max_norm:g}: expected more than 0 (inf: don't clip)")
     for name in ("save", "profile", "tensorboard"):
@@ -152,7 +152,7 @@ def hccl_buffers(options: argparse.Namespace) -> dict[str, int]:
 
 def tell_unused_buffers(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     """Groups are made at their first use: after training those that --hccl-buffer names in vain are known."""
-    unused = [names for names in options.hccl_buffers if names not in mesh.group_names]
+    unused = [names for names in options.hccl_buffer or () if names not in mesh.group_names]
     if unused and mesh.global_rank == 0:
         print(f"note: --hccl-buffer {', '.join(unused)}: no collective ran over these axes", file=sys.stderr)
 

@@ -482,7 +482,7 @@ def main() -> int:
         take_options(options)
         check_launch(options.backend)
         stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)
-        own = (options.timeout, *stages, host, options.hccl_buffers)
+        own = (options.timeout, *stages, host, options.hccl_buffer)
         run(options, ParallelMesh.from_environment(MESH, options.backend, *own))
     except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
         rank = os.environ.get("RANK", "0")

@@ -90,7 +90,7 @@ def casts(op: LocalOp, product: Product) -> Casts:
 
 
 def joined_casts(op: LocalOp, product: Product) -> Casts:
-    """The same as a compiler runs them, by torchao's own roofline (torchao/testing/float8/roofline_utils.py, casts
+    """The same as a compiler runs them, by torchao's own roofline (torchao.testing.float8.roofline_utils, casts
     computed again in backward): a pass for the largest element, a small one, and one that casts, to both orders where a
     gradient is used in both."""
     x, weight = _factors(op, product)
