@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.estimate.best_runs import best_runs
+from autoshard.estimate.run_space import RunSpace
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import held_bytes
 
@@ -22,6 +24,7 @@ from benchmarks.steps import EAGER, correlation, errors, measured, percent
 SEQUENCE = 2048
 BLOOM_VOCABULARY = 250_880
 CLUSTER = "a100-80g-sxm-4opa"  # with the network that was measured there
+AS_RUN = {"recompute": "full", "zero": 1, "interleave": 1, "sequence_parallel": False}  # what all runs have
 RANKED = ("181B", "02-25")  # the plans of one model on one cluster and one day
 
 
@@ -94,9 +97,32 @@ def bloom_plans(data: Path) -> list[str]:
         f"regret {regret:.1%}.",
         f"The other {len(others)} runs, of all days and models: error {percent(errors(others, rest))}.",
         "",
+        *_chosen_freely(chosen, each, real),
+        "",
         *_out_of_memory(everything),
         "",
         *_reported_memory([row for row, _, _ in everything if row.memory_gb > 0]),
+    ]
+
+
+def _chosen_freely(rows: Sequence[NamedRow], each: np.ndarray, real: np.ndarray) -> list[str]:
+    """The best of all plans of that space, beside the fastest of those that were measured: seconds a sequence."""
+    fastest = int(real.argmin())
+    row, batch = rows[fastest], rows[fastest].run.batch
+    found = best_runs(RunSpace(row.model, row.run, row.run.devices, AS_RUN), row.hardware, 1)
+    best = found.best[0]
+    own, run = best.step_seconds / batch, best.run
+    again = [
+        other for kept, other in zip(rows, real, strict=True)
+        if replace(kept.run, batch=batch, schedule=run.schedule) == run
+    ]  # fmt: skip
+    told = f"measured: {again[0] * 1e3:.1f} ms" if again else "not measured"
+    plan, other = (f"{r.dp} x {r.tp} x {r.pp}, {r.micro_batch}" for r in (run, row.run))
+    return [
+        f"Of the {found.fitting} plans that fit in the space of these runs ({row.run.devices} devices, {batch} "
+        "sequences, full recomputation, ZeRO 1, 1F1B, tensor parallelism in a node, none along the sequence) the one "
+        f"chosen is {plan}: {own * 1e3:.1f} ms a sequence ({told}). The fastest that was measured, {other}, is "
+        f"predicted to take {each[fastest] / own - 1:.1%} longer."
     ]
 
 
