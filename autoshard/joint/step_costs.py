@@ -142,7 +142,8 @@ class StepProblem:
     def bounding(self) -> StageProblem:
         """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
         several chunks keep as the mean of all, and what any block works with as beside all that is kept."""
-        problem, works = replace(self.stage_problem, fronts=self._surely_held), self._works
+        counted = replace(self.stage_problem, fronts=self._surely_held, late_beside=self._late_beside)
+        problem, works = counted, self._works
         if problem.chunks == 1:
             return replace(problem, fronts=self._with_working(problem.fronts))
         kept = [front.kept_bytes for front in problem.fronts]
@@ -169,13 +170,23 @@ class StepProblem:
         return static + most
 
     @property
+    def _late_beside(self) -> float:
+        """Of collectives after the last backward: see `late_exposed`, which ZeRO 1 alone has."""
+        if self.choice.zero != 1:
+            return 0.0
+        return 1.0 if takes_turns(self.mesh, self.hardware) else self.hardware.constant("overlap.slowdown")
+
+    @property
     def _surely_held(self) -> tuple[Front, ...]:
-        """By kind: a single micro-batch finds no gradients."""
+        """By kind: a single micro-batch finds no gradients. Collectives after the last backward are counted by
+        themselves, not with the first block's tail."""
         found = []
         for kind, own in enumerate(self.fronts):
             made = self.fresh_bytes(self._block[kind]) if kind in self._block else 0.0
             made += own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
-            found.append(replace(own.front, static_bytes=own.front.static_bytes - made))
+            tail = np.full(own.front.points, own.update_seconds)
+            static = own.front.static_bytes - made
+            found.append(replace(own.front, static_bytes=static, tail_seconds=tail, late_seconds=own.late_seconds))
         return tuple(found)
 
     @cached_property

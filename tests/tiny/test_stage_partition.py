@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.joint.blocks.block_fronts import exposed_seconds
 from autoshard.simulation.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
 from autoshard.solvers.stages.room_bound import RoomBound
-from autoshard.solvers.stages.stage_brute_force import every_plan
+from autoshard.solvers.stages.stage_brute_force import any_order_bound, every_plan
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import (
     Front,
     StagePlan,
     StageProblem,
-    any_order_bound,
     bytes_of,
     stage_seconds,
 )
@@ -31,7 +31,8 @@ SCHEDULE = {1: "1f1b", 2: "interleaved"}
 def front(rng: np.random.Generator, points: int, tail: bool) -> Front:
     forward, backward, kept, static, working = rng.uniform(0.2, 1.0, (5, points))
     tails, share = rng.uniform(0, 3, points) * tail, rng.choice([0.0, 0.1, 0.4], points)
-    return Front(forward, 2 * backward, kept, static, tails, share * working, rng.choice([0.0, 0.7]))
+    late = rng.choice([0.0, rng.uniform(0, 3)])
+    return Front(forward, 2 * backward, kept, static, tails, share * working, rng.choice([0.0, 0.7]), late)
 
 
 def live(stages: int, micro_batches: int, chunks: int) -> np.ndarray:
@@ -58,7 +59,18 @@ def problems(draw: st.DrawFn) -> StageProblem:
         allowed[draw(st.integers(0, stages - 1)), draw(st.integers(0, len(line) - 1))] = False
     send = draw(st.sampled_from([0.0, 0.3]))
     held = live(stages, micro_batches, chunks)
-    return StageProblem(fronts, line, stages, micro_batches, held, room, chunks, send, allowed)
+    beside = draw(st.sampled_from([0.0, 0.2, 1.0]))
+    own = StageProblem(fronts, line, stages, micro_batches, held, room, chunks, send, allowed)
+    return replace(own, late_beside=beside)
+
+
+def left_late(problem: StageProblem, plan: StagePlan, stage: int) -> float:
+    """What a stage's late collectives take after its last backward, one by one."""
+    (part,) = (part for part in plan.parts if (part.stage, part.chunk) == (stage, 0))
+    own = [(problem.fronts[problem.line[k]], plan.points[k]) for k in range(part.first, part.stop)]
+    late = [front.late_seconds for front, _ in own]
+    exposed = exposed_seconds([f.backward_seconds[p] for f, p in own], [0.0] * len(own), late)
+    return exposed + problem.late_beside * (sum(late) - exposed)
 
 
 def simulated(problem: StageProblem, plan: StagePlan, orders: list[list[Slot]] | None = None) -> float:
@@ -84,7 +96,8 @@ def simulated(problem: StageProblem, plan: StagePlan, orders: list[list[Slot]] |
     schedule = SCHEDULES[SCHEDULE[problem.chunks]]
     own = [schedule(s, problem.stages, problem.micro_batches, problem.chunks) for s in range(problem.stages)]
     placed = run_pipeline(orders or own, slot_seconds, lambda a, b: 0.0)
-    tails = stage_seconds(problem, plan.parts, plan.points)[2]
+    late = [left_late(problem, plan, stage) for stage in range(problem.stages)]
+    tails = stage_seconds(problem, plan.parts, plan.points)[2] + late
     return float((np.array(ends(placed, problem.stages)) + tails).max())
 
 
@@ -106,7 +119,7 @@ def test_the_best_plan_and_both_bounds_are_those_of_brute_force(problem: StagePr
     assert max(found.any_order_bound, room.step_seconds) <= min(steps) * (1 + 1e-9)
     for plan, step in zip(every, steps, strict=True):
         assert any_order_bound(problem, plan.parts, plan.points) <= step * (1 + 1e-9)
-    if problem.chunks == 1 and not any(front.tail_seconds.any() for front in problem.fronts):
+    if problem.chunks == 1 and not any(front.tail_seconds.any() or front.late_seconds for front in problem.fronts):
         exact = min(any_order_bound(problem, plan.parts, plan.points) for plan in every)
         known = found.plans[0].seconds + problem.first_seconds[-1]
         assert found.any_order_bound >= min(exact, known) * (1 - 1e-9)

@@ -62,7 +62,7 @@ def problem(draw: random.Random, chunks: int) -> StepProblem:
     entering = draw.random() * 1e9
     costs = (block(draw, entering), block(draw, entering), block(draw, entering))
     keeps = (draw.choice([KEEPS, ("all",)]), KEEPS, draw.choice([KEEPS, ("all",)]))
-    choice = OuterChoice(stages, chunks, schedule, 1, 1, 1, count, 0)
+    choice = OuterChoice(stages, chunks, schedule, draw.choice([1, 16]), 1, 1, count, 0)  # gradients between nodes
     return StepProblem(choice, line, costs, keeps, A100, FREE)
 
 

@@ -5,7 +5,8 @@
 and the certificate R, below every step of every plan, in whatever order its undivided forwards and backwards run that
 fits the memory:
 
-    R = max over stages of (m t + what a micro-batch takes before it, forward and backward) + the first stage's tail
+    R = max over stages of (m t + what a micro-batch takes before it, forward and backward) + the first stage's tail,
+        with what is left then of collectives that run once a step (late_bound)
 
 with, of stages of one chunk, what their memory makes them wait for (idle_bound).
 """
@@ -20,6 +21,7 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.stages.counted_points import first_chunk_seconds
 from autoshard.solvers.stages.idle_bound import IdleBound
+from autoshard.solvers.stages.late_bound import least_late
 from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
 
@@ -192,9 +194,11 @@ def certificate(problem: StageProblem, seconds: float) -> float:
     for stage in range(problem.stages - 1, 0, -1):
         rest = _behind(busy[stage] + once, passes[stage] + early, rest)
     found = float(_behind(busy[0] + once, passes[0] + early, rest)[0])
-    if any(front.tail_seconds.any() for front in problem.fronts):
-        first = busy[0] + once + _least_tail(problem, costs)
-        found = max(found, float(_behind(first, passes[0] + early, rest)[0]), _with_tail(problem, costs, rest))
+    if any(front.tail_seconds.any() or front.late_seconds for front in problem.fronts):
+        late = least_late(problem, costs.places)
+        tail = _least_tail(problem, costs) + late[:, None]
+        ended = _behind(busy[0] + once + tail, passes[0] + early + tail, rest)
+        found = max(found, float(ended[0]), _with_tail(problem, costs, rest, late))
     return min(found, seconds)
 
 
@@ -256,15 +260,16 @@ def _passing(problem: StageProblem, costs: RangeCosts, stage: int, own: Floats) 
     return np.where(np.isfinite(own), least[each] + hands, _INF)
 
 
-def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats) -> float:
-    """The first stage is busy with its tail too, which comes after everything else in any case."""
+def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats, late: Floats) -> float:
+    """The first stage is busy with its tail and its `late` collectives too, which come after everything else in any
+    case."""
     once, early = (own[:, 0] for own in _first(problem, costs))
     busy = RangeCosts(problem, float(problem.micro_batches), 1.0).from_start() + once
     if problem.stages == 1:
-        return float(busy[-1])
+        return float(busy[-1] + late[-1])
     passing = RangeCosts(problem, 1.0 if problem.chunks == 1 else 0.0, 1.0)
     own, (start, stop) = passing.from_start(), problem.run
     if problem.chunks > 1:
         each = np.maximum(np.minimum(passing.places, stop) - start, 0) // problem.chunks
         own = own + first_chunk_seconds(problem, 0, int(each.max()))[each] + problem.send_seconds
-    return float(np.maximum(busy, own + early + rest)[1:].min())
+    return float((np.maximum(busy, own + early + rest) + late)[1:].min())

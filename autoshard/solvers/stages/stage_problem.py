@@ -18,7 +18,8 @@ class Front:
 
     `tail_seconds` come once a step, after the last backward. `kept_bytes` are held from a micro-batch's forward to its
     backward, `static_bytes` always; `working_bytes` while the block runs, of one block of a stage at a time.
-    `first_seconds` are what the first forward of a step takes more, at any point.
+    `first_seconds` are what the first forward of a step takes more, at any point; `late_seconds` collectives that run
+    once a step, as the block's last backward ends (bounds alone count them).
     """
 
     forward_seconds: Floats
@@ -28,6 +29,7 @@ class Front:
     tail_seconds: Floats
     working_bytes: Floats
     first_seconds: float = 0.0
+    late_seconds: float = 0.0
 
     @property
     def points(self) -> int:
@@ -50,6 +52,8 @@ class StageProblem:
     `chunk_live[s, c]`: micro-batches that hold what a point of chunk c keeps more than the leanest of its kind; where
     it is None, as many as `live`. A stage that holds more micro-batches
     than its schedule has, in another order, has `handed_bytes[s]` less for each, and `of_order_bytes[s]` more.
+
+    `late_beside`: of a block's `late_seconds`, as far as they are hidden, what the backward beside them takes longer.
     """
 
     fronts: tuple[Front, ...]
@@ -64,6 +68,7 @@ class StageProblem:
     chunk_live: Floats | None = None
     handed_bytes: Floats | float = 0.0
     of_order_bytes: Floats | float = 0.0
+    late_beside: float = 0.0
 
     def __post_init__(self) -> None:
         assert self.allowed is None or self.chunks == 1, "ranges of the line are no stages where chunks take turns"
@@ -168,27 +173,3 @@ def bytes_of(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]
             working[part.stage] = max(working[part.stage], problem.fronts[kind].working_bytes[point])
     both: Floats = total + working
     return both
-
-
-def any_order_bound(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> float:
-    """No order of undivided forwards and backwards ends this plan earlier.
-
-    A stage has its first input after one micro-batch has passed the first chunk of every stage before it, then runs all
-    of its own, and after its last backward the same chunks return, before the first stage's tail; or its own tail.
-    """
-    forward, backward, tail = stage_seconds(problem, parts, points)
-    first, once = [part for part in parts if part.chunk == 0], problem.first_seconds
-    passes, begun = np.zeros((2, problem.stages)), np.zeros(problem.stages)
-    for part in parts:
-        begun[part.stage] += once[part.stop] - once[part.first]
-    for part in first:
-        passes[0, part.stage] += once[part.stop] - once[part.first]
-        for block in range(part.first, part.stop):
-            front, point = problem.fronts[problem.line[block]], points[block]
-            passes[:, part.stage] += front.forward_seconds[point], front.backward_seconds[point]
-        if problem.stages > 1:
-            hands = part.stage < problem.stages - 1 or problem.chunks > 1, part.stage > 0
-            passes[:, part.stage] += np.array(hands) * problem.send_seconds
-    before = np.concatenate([np.zeros((2, 1)), passes.cumsum(axis=1)[:, :-1]], axis=1)
-    busy = before[0] + begun + problem.micro_batches * (forward + backward)
-    return float(np.maximum(busy + before[1] + tail[0], busy + tail).max())
