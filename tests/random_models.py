@@ -132,7 +132,7 @@ class RandomModel(nn.Module):
 
     def _piece(self, case: OpCase) -> Piece:
         wires = tuple(self._wire(operand) for operand in case.operands)
-        samples = [None if o is None else _sample(o, self.rng) for o in case.operands]
+        samples = [None if o is None else sample(o, self.rng) for o in case.operands]
         cast, dtypes = False, [self.dtypes[w.index] if w.kind == "value" else None for w in wires]
         try:
             operands = [t if d is None or t is None else t.to(d) for t, d in zip(samples, dtypes, strict=True)]
@@ -151,7 +151,7 @@ class RandomModel(nn.Module):
         if operand is None:
             return Wire("none")
         if not operand.dtype.startswith("float") or not operand.gradient:
-            return Wire("input", self._input(_sample(operand, self.rng)))
+            return Wire("input", self._input(sample(operand, self.rng)))
         drawn = self.rng.random()
         same = [i for i, shape in enumerate(self.shapes) if shape == operand.shape]
         if same and drawn < 0.8:
@@ -203,7 +203,7 @@ class RandomModel(nn.Module):
         return torch.tanh(x) if wire.kind == "value" else x
 
 
-def _sample(operand: Operand, rng: random.Random) -> Tensor:
+def sample(operand: Operand, rng: random.Random) -> Tensor:
     if operand.dtype == "bool":
         return torch.randint(0, 2, operand.shape).bool()
     if not operand.dtype.startswith("float"):

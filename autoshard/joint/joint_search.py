@@ -173,6 +173,8 @@ def joint_search(
             there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
             problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
             problems.append((problem, own.split))
+    for told in _not_some(space, line, named, problems):
+        log.no(told)
     if not problems:
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
@@ -185,6 +187,21 @@ def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
     """What blocks of a kind may keep; of the ways to keep some results those that there are."""
     some = [keep for keep, _ in costs.kept_bytes if keep.startswith(KEEP_SOME)]
     return tuple(own for keep in offered for own in (some if keep == KEEP_SOME else [keep])) or ("all",)
+
+
+def _not_some(
+    space: OuterSpace, line: BlockLine, named: set[int], problems: Iterable[tuple[StepProblem, BlockSplit | None]]
+) -> Iterator[str]:
+    """Of each kind of block whose results can't be kept one by one, though that is asked for."""
+    offered = {kind for problem, _ in problems for kind, keeps in enumerate(problem.keeps) if _has_some(keeps)}
+    for kind in sorted(named - offered) if KEEP_SOME in space.keeps else ():
+        block = next(block for block in line.blocks if block.kind == kind)
+        told = "it is not called by itself, or has other products than those of several linear layers and attention"
+        yield f"results of {block.module}, kept one by one: {told}"
+
+
+def _has_some(keeps: tuple[str, ...]) -> bool:
+    return any(keep.startswith(KEEP_SOME) for keep in keeps)
 
 
 def _is_again(graph: Graph, path: str) -> bool:

@@ -9,9 +9,13 @@ from autoshard.ir.graph import Graph, Op, Saved
 from autoshard.ir.plan import ATTENTION, kept_results
 from autoshard.ir.program import Collective, Compute, Instruction
 from autoshard.rules.algebra.operator_record import Product, Work
-from autoshard.rules.operators import record
+from autoshard.rules.operators import record, recurrent
 
 LINEAR = ("aten.linear", "autoshard.linear_in_out")  # one product of torch's each
+BY_PRODUCTS = frozenset((  # made by a product or convolution of torch's, though the table counts their loops
+    "aten.einsum", "aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d",
+))  # fmt: skip
+WITH_PRODUCTS = frozenset(("autoshard.experts", *recurrent.OPERATORS))  # several inside, which no result is
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def _keeps_before(step: Instruction, graph: Graph) -> bool:
 def is_expensive(target: str) -> bool:
     """Is its result dear to make again: a product, a convolution, attention?"""
     work = record(target).work
-    return isinstance(work, Product) or work is Work.ATTENTION
+    return isinstance(work, Product) or work is Work.ATTENTION or target in BY_PRODUCTS
 
 
 def found_again(instructions: Sequence[Instruction], own: Iterable[int], keep: str) -> set[int]:
@@ -106,9 +110,12 @@ def some_results(
     instructions: Sequence[Instruction], own: Iterable[int], graph: Graph, block: str
 ) -> dict[str, list[int]]:
     """`0 attn.c_attn`, as in a policy -> the instructions of a block at path `block` that make it, of what is dear and
-    run again. None where more is dear than linear layers, each one product of torch's, and attention."""
-    dear = [i for i in sorted(own) if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
-    if not all(_is_linear(instructions[i]) or _is_attention(instructions[i]) for i in dear):
+    run again. None where torch runs other products than those of linear layers, one each, and of attention: the code
+    counts them."""
+    own = sorted(own)
+    dear = [i for i in own if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
+    inside = any(isinstance(step := instructions[i], Compute) and step.target in WITH_PRODUCTS for i in own)
+    if inside or not all(_is_counted(instructions[i], graph) for i in dear):
         return {}
     again, found = {*run_again(instructions, own, graph)}, dict[str, list[int]]()
     modules = {i: instructions[i].module.removeprefix(block).removeprefix(".") or "." for i in dear}
@@ -127,6 +134,14 @@ def _places(instructions: Sequence[Instruction], dear: Sequence[int]) -> list[st
 
 def _is_linear(step: Instruction) -> bool:
     return isinstance(step, Compute) and step.target in LINEAR
+
+
+def _is_counted(step: Instruction, graph: Graph) -> bool:
+    """Whether torch runs it as what the code counts: a linear layer as `mm` or `addmm`, which a frozen weight may make
+    a `bmm`; attention as neither, which matrices without a batch make `mm`."""
+    assert isinstance(step, Compute)
+    first, second = (graph.tensor(str(name)) for name in graph.by_op[step.op].operands[:2])
+    return second.requires_grad if _is_linear(step) else _is_attention(step) and len(first.shape) > 2
 
 
 def _is_attention(step: Instruction) -> bool:

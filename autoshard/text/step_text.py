@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE, TENSORS
-from autoshard.ir.plan import KEEP_SOME, StepTried, kept_results
+from autoshard.ir.plan import KEEP_ALL, KEEP_SOME, StepTried, kept_results
 from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
@@ -107,9 +107,11 @@ def _searched(found: JointResult, others: str) -> str:
 
 
 def _ways(found: JointResult) -> str:
-    """What is kept of a block."""
-    some = any(keep.startswith(KEEP_SOME) for keeps in found.best.problem.keeps for keep in keeps)
-    return f"all is kept, what is dear, {'some of that, ' * some}or its input"
+    """What may be kept of a block that can be computed again."""
+    offered = [keeps for keeps in found.best.problem.keeps if keeps != (KEEP_ALL,)] or [(KEEP_ALL,)]
+    named = {"all": "all", "expensive": "what is dear", KEEP_SOME: "some of what is dear", "input": "its input"}
+    first, *others = (word for keep, word in named.items() if any(own.startswith(keep) for own in chain(*offered)))
+    return ", ".join((f"{first} is kept", *others[:-1], *(f"or {last}" for last in others[-1:])))
 
 
 def taken(own: StepFound) -> float:

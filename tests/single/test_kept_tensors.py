@@ -18,6 +18,8 @@ from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_request
+from autoshard.text.step_text import certainty
+from tests.graphs import mlp_graph
 from tests.single.test_joint_search import gpt2, hardware, space
 from tests.single.test_joint_search import wide as wide_gpt2
 
@@ -76,3 +78,17 @@ def test_the_command_says_which_and_why(tmp_path: Path, capsys: pytest.CaptureFi
 def test_without_a_search_nothing_says_which_results() -> None:
     with pytest.raises(UsageError, match="--recompute tensors is for steps that are searched for"):
         check_request(gpt2(), SearchRequest(step=replace(SearchRequest().step, recompute="tensors")).step)
+
+
+def test_what_may_be_kept_is_said_as_it_was_asked() -> None:
+    """Of what was not offered nothing is told; a block without results of that kind is named."""
+    graph = gpt2()
+    ways = space(graph, 1, 8, stages=(1,), tensor=(1,), micro_batch=(4,), zero=(0,), keeps=("input",))
+    found = joint_search(graph, hardware(), ways, 8e10)
+    assert certainty(found)[-1].endswith("; of each its input is kept") and not found.undivided
+    single = mlp_graph(4, 8, 64)
+    ways = space(single, 1, 8, stages=(1,), tensor=(1,), micro_batch=(4,), zero=(0,), keeps=("all", KEEP_SOME))
+    found = joint_search(single, hardware(), ways, 8e10)
+    assert certainty(found)[-1].endswith("; of each all is kept")
+    told = "it is not called by itself, or has other products than those of several linear layers and attention"
+    assert found.undivided[0] == (f"results of h.0, kept one by one: {told}", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.emit.runtime import recompute
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, StepPlan
 from autoshard.ir.program import Compute, Program
-from autoshard.program.instruction_storage import found_again, is_expensive, run_again, some_results
+from autoshard.program.instruction_storage import (
+    LINEAR,
+    WITH_PRODUCTS,
+    found_again,
+    is_expensive,
+    run_again,
+    some_results,
+)
 from autoshard.program.lower import lower
 from autoshard.program.step_check import check_step
+from autoshard.rules.cases import ALL
+from autoshard.rules.proof.operator_call import call
+from autoshard.rules.proof.rule_proof import OpCase
 from autoshard.search.whole_step import repeated_blocks
 from autoshard.simulation.program_step import step_costs
 from autoshard.verification.case import check_files, written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
+from tests.random_models import sample
 from tests.single.test_recompute import SPEC, alive_after_forward, captured, case, planned
+from tests.small_models import spec as small
 
 PRODUCTS = frozenset(("mm", "addmm"))
 
@@ -100,6 +114,63 @@ def test_results_are_kept_one_by_one() -> None:
     text = emit(program, plan, graph)["model_parallel.py"]
     assert "            # kept: attn.c_attn, attn, mlp.c_fc" in text
     assert 'recomputed(block, self.random, hidden_states, keep=(0, "attention", 2))' in text
+
+
+class Kept(TorchDispatchMode):
+    """The operators that ran of those whose results a policy may keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran += [func] * (func in recompute.KEPT)
+        return func(*args, **(kwargs or {}))
+
+
+def kept_by_torch(own: OpCase) -> list[Any]:
+    """Of a call of an operator; weights of linear layers are trained."""
+    draw = random.Random(0)
+    operands = [None if operand is None else sample(operand, draw) for operand in own.operands]
+    for weight in operands[1:2] if own.target in LINEAR else ():
+        assert weight is not None
+        weight.requires_grad_()
+    with Kept() as kept:
+        call(own.target, operands, dict(own.attributes))
+    return kept.ran
+
+
+@pytest.mark.parametrize("target", sorted({case.target for case in ALL}))
+def test_what_torch_keeps_by_a_policy_is_what_is_counted_as_dear(target: str) -> None:
+    """Over the table: of a linear layer one product, of attention other operators, and none of what is not dear."""
+    counted = is_expensive(target) or target in WITH_PRODUCTS
+    for own in (own for own in ALL if own.target == target):
+        ran = kept_by_torch(own)
+        assert counted or not ran
+        products = [func for func in ran if func in recompute.LINEAR]
+        if target in LINEAR:
+            assert len(products) == len(ran) == 1
+        first = own.operands[0] if own.operands else None
+        if target == "aten.scaled_dot_product_attention" and first is not None and len(first.shape) > 2:
+            assert not products
+
+
+def test_results_are_not_kept_one_by_one_where_the_code_would_count_wrong() -> None:
+    """A frozen weight may be a `bmm`; experts have products inside."""
+    graph, steps = capture(SPEC, {"dropout": 0.1}), products_in_backward(0.1, "all")[1].instructions
+    path = repeated_blocks(graph)[0]
+    own = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
+    weight = next(op.operands[1] for op in graph.ops if op.module == f"{path}.mlp.c_fc")
+    frozen = replace(
+        graph, tensors=tuple(replace(t, requires_grad=t.requires_grad and t.name != weight) for t in graph.tensors)
+    )
+    assert some_results(steps, own, graph, path) and not some_results(steps, own, frozen, path)
+    mixture = capture(small("mixtral"), {})
+    program = lower(forced_plan(mixture, Mesh.parse("dp=1"), lambda *_: True), mixture)
+    path = next(path for path in repeated_blocks(mixture))
+    own = [i for i, step in enumerate(program.instructions) if step.module.startswith(f"{path}.")]
+    assert any(isinstance(step := program.instructions[i], Compute) and step.target in LINEAR for i in own)
+    assert not some_results(program.instructions, own, mixture, path)
 
 
 @pytest.mark.parametrize("keep", [SOME, "some: 3 mlp.c_proj", "some: attention attn"])

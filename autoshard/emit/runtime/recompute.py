@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .randomness import Moment, Random
 
 _EXPENSIVE = (
-    "mm", "addmm", "bmm", "baddbmm", "convolution", "_grouped_mm", "_scaled_mm",
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm",  # of experts, `_grouped_mm` runs again
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
