@@ -9,7 +9,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.model_request import asks_to_recompute
 from autoshard.constraints.step_request import AUTO, RECOMPUTE, TENSORS, StepRequest
-from autoshard.errors import UsageError
+from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, Plan
 from autoshard.joint.found_steps import JointResult
@@ -19,9 +19,14 @@ from autoshard.joint.step_request_space import searched_step
 from autoshard.rules.captured_batch import captured_with
 from autoshard.rules.rebatch import batch_size
 from autoshard.search.build_plan import Origin
+from autoshard.search.memory_fit import no_step_within
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.fusion_sizes import with_unused_fusion
+from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
+
+NARROWER = 3  # searches in which blocks have less room
+TIGHTER = 0.999  # than by proportion
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +41,7 @@ class StepAnswer:
 def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
     origin = replace(model.origin, fusion=read_fusion(wanted.fuse))
-    found, graph, plan = _made(model.graph, hardware, wanted, origin)
+    found, graph, plan = _fitting(model.graph, hardware, wanted, origin)
     known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph))
     if known is not graph:
         graph, plan = joint_plan(found, hardware, origin, known)
@@ -77,18 +82,44 @@ def _is_kept(word: str, kept: set[str]) -> bool:
     return some if word == TENSORS else RECOMPUTE[word] in kept
 
 
-def _made(graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin) -> tuple[JointResult, Graph, Plan]:
-    """The best step that can be made a plan. What parts of a model may not share, a weight or a buffer, is known of the
-    parts alone: where the best can't be made, a search of fewer parts follows, as far as the request leaves that."""
-    found = searched_step(graph, hardware, wanted)
+def _fitting(
+    graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin
+) -> tuple[JointResult, Graph, Plan]:
+    """The best step whose own program fits: where that holds more than the costs of its blocks say, these are given as
+    much less room. InfeasibleError where none is found."""
+    limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
+    first, made_graph, plan, wanted = _made(graph, hardware, wanted, origin, limit)
+    found, sizes, room = first, [first.best.program_bytes], limit
+    for _ in range(NARROWER):
+        if fits(sizes[-1], limit):
+            break
+        room *= limit / sizes[-1] * TIGHTER
+        narrower = replace(wanted, memory_limit_bytes=room)
+        try:
+            found, made_graph, plan, _ = _made(graph, hardware, narrower, origin, limit)
+        except InfeasibleError:
+            break
+        sizes.append(found.best.program_bytes)
+    if not fits(sizes[-1], limit):
+        raise no_step_within(limit, min(sizes))
+    return found.of_wider(first), made_graph, plan
+
+
+def _made(
+    graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin, limit_bytes: float
+) -> tuple[JointResult, Graph, Plan, SearchRequest]:
+    """The best step that can be made a plan, and what was asked for it. What parts of a model may not share, a weight
+    or a buffer, is known of the parts alone: where the best can't be made, a search of fewer parts follows, as far as
+    the request leaves that. `limit_bytes`: of programs, which those that fit are taken by."""
+    found = replace(searched_step(graph, hardware, wanted), limit_bytes=limit_bytes)
     try:
-        return confirmed(found, hardware, origin)
+        return *confirmed(found, hardware, origin), wanted
     except UsageError as error:
         fewer = _fewer_parts(wanted, found.best.problem.choice)
         if fewer is None:
             raise
-        found, graph, plan = _made(graph, hardware, fewer, origin)
-        return replace(found, undivided=((error.message, 1), *found.undivided)), graph, plan
+        found, graph, plan, asked = _made(graph, hardware, fewer, origin, limit_bytes)
+        return replace(found, undivided=((error.message, 1), *found.undivided)), graph, plan, asked
 
 
 def _fewer_parts(wanted: SearchRequest, choice: OuterChoice) -> SearchRequest | None:

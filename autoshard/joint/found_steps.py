@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -63,7 +63,8 @@ class JointResult:
     `bound_seconds`: below the step of every plan, in any order. `model_seconds` and `model_bound`: the least closed
     form found, and below that of every plan; at levels 0 and 1 these are not known: `bound_bytes` is below what any
     plan's fullest device holds, `bound_rest_seconds` below what any communicates and does again. Counts: of outer
-    choices with a split `considered`, `solved`, `fitting`.
+    choices with a split `considered`, `solved`, `fitting`. `limit_bytes`: what programs may hold, where their blocks
+    were given less room (0: as much); the bounds are of that limit.
     """
 
     best: StepFound
@@ -80,6 +81,17 @@ class JointResult:
     level: int = SPEED
     bound_bytes: float = 0.0
     bound_rest_seconds: float = 0.0
+    limit_bytes: float = 0.0
+
+    @property
+    def room_bytes(self) -> float:
+        """Of a device, for a plan's own program."""
+        return self.limit_bytes or self.best.problem.capacity_bytes
+
+    def of_wider(self, first: JointResult) -> JointResult:
+        """With the bounds of `first`, a search of the same plans within more."""
+        bounds = ("bound_seconds", "model_seconds", "model_bound", "bound_bytes", "bound_rest_seconds")
+        return replace(self, **{name: getattr(first, name) for name in bounds})
 
     @property
     def gap(self) -> float:

@@ -23,7 +23,7 @@ from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import MEMORY, RATIO
 from autoshard.search.whole_step import predicted, without_torn
-from autoshard.solvers.common.result import without_proof
+from autoshard.solvers.common.result import fits, without_proof
 from autoshard.units import counted, format_bytes, format_seconds
 
 MOST_PLANS = 3  # made of what was found
@@ -61,7 +61,7 @@ def joint_plan(
         replace(line, graph=graph), line.graph, shortened(line), best.split, choice.replicas, choice.zero > 0, hardware,
         choice.micro_batches,
     )  # fmt: skip
-    plan = plan_of(stored, solution, origin, best.problem.capacity_bytes, "search")
+    plan = plan_of(stored, solution, origin, found.room_bytes, "search")
     step = StepPlan(
         choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
@@ -103,8 +103,9 @@ def _certified(plan: Plan, best: StepFound) -> Plan:
 
 
 def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
-    """The best by its own program, of those that may be: after the first, others are made into plans while the blocks'
-    costs say that they are better than the best program so far. What level 0 minimises is of blocks alone."""
+    """The best by its own program, one that fits before others, of those that may be: after the first, others are made
+    into plans while the blocks' costs say that they are better than the best program so far that fits. What level 0
+    minimises is of blocks alone."""
     made: list[tuple[StepFound, Graph, Plan]] = []
     left = [found.best, *found.others]
 
@@ -112,14 +113,17 @@ def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
         both = own.program_seconds, own.program_bytes
         return {RATIO: (own.rest_seconds, own.program_seconds), MEMORY: both[::-1]}.get(found.level, both)
 
+    def fit(own: StepFound) -> bool:
+        return fits(own.program_bytes, found.room_bytes)
+
     for own in left[:MOST_PLANS]:
         blocks = {RATIO: own.rest_seconds, MEMORY: own.peak_bytes}.get(found.level, own.seconds)
-        if made and blocks >= min(by_program(other)[0] for other, *_ in made):
+        if blocks >= min((by_program(other)[0] for other, *_ in made if fit(other)), default=math.inf):
             break
         left.remove(own)
         graph, plan = joint_plan(replace(found, best=own), hardware, origin)
         made.append((replace(own, program_seconds=step_seconds(plan), program_bytes=_peak_bytes(plan)), graph, plan))
-    made.sort(key=lambda own: by_program(own[0]))
+    made.sort(key=lambda own: (not fit(own[0]), *by_program(own[0])))
     best, graph, plan = made[0]
     return replace(found, best=best, others=(*(own for own, *_ in made[1:]), *left)), graph, plan
 

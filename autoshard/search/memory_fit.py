@@ -153,7 +153,7 @@ def fitting_step(
             break
         target = (fitting[-1].predicted_peak_bytes + high) / 2 if fitting else _tighter(large, limit_bytes)
     if first is None or not fitting:
-        raise _none(limit_bytes, min(map(_peak, large)))
+        raise no_step_within(limit_bytes, min(map(_peak, large)))
     best = min(fitting, key=lambda plan: plan.step.predicted_seconds or plan.predicted_seconds)
     best = replace(best, capacity_bytes=limit_bytes)
     return best if fitting[0] is first else _within(best, first)
@@ -183,7 +183,8 @@ def _within(plan: Plan, first: Plan) -> Plan:
     return replace(plan, certificate=certificate, search=replace(plan.search, notes=(told,)))
 
 
-def _none(limit_bytes: float, least_bytes: float) -> InfeasibleError:
+def no_step_within(limit_bytes: float, least_bytes: float) -> InfeasibleError:
+    """`least_bytes`: of the leanest step that was tried."""
     told = f"no plan was found whose step fits in {format_bytes(limit_bytes)} a device: the smallest tried needs "
     hint = "more stages, --recompute full, more devices, --precision bf16-mixed, or a smaller micro-batch"
     return InfeasibleError(told + format_bytes(least_bytes), hint, proven=False)

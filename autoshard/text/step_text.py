@@ -27,7 +27,7 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
     lines = [
         f"{samples} samples a step on {wanted.devices} devices: {choice}",
         f"predicted step {format_seconds(taken(best))}, {samples / taken(best):,.4g} samples/s; fullest stage "
-        f"{format_bytes(best.program_bytes or best.peak_bytes)} of {format_bytes(best.problem.capacity_bytes)}",
+        f"{format_bytes(best.program_bytes or best.peak_bytes)} of {format_bytes(found.room_bytes)}",
         "",
         "by the costs of blocks, from which it was chosen:",
         *table(stage_rows(found), width),
@@ -36,7 +36,7 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
     ]
     if found.others:
         lines += ["", *table([HEADER, *map(step_cells, steps(found))], width)]
-    for told in (*kept_some(found), *left_out(found)):
+    for told in (*kept_some(found), *narrower(found), *left_out(found)):
         lines += wrapped(told, width)
     return lines
 
@@ -48,7 +48,7 @@ def steps(found: JointResult) -> tuple[StepTried, ...]:
 
 def sentences(found: JointResult) -> tuple[str, ...]:
     """As a plan keeps them."""
-    return (*certainty(found), *kept_some(found), *left_out(found))
+    return (*certainty(found), *kept_some(found), *narrower(found), *left_out(found))
 
 
 def kept_some(found: JointResult) -> list[str]:
@@ -59,6 +59,13 @@ def kept_some(found: JointResult) -> list[str]:
     some = {keep: count for keep, count in counts.items() if keep.startswith(KEEP_SOME)}
     said = [f"{counted(n, 'block')} of {', '.join(own for _, own in kept_results(keep))}" for keep, n in some.items()]
     return [f"results kept: {'; '.join(said)}; {MEMORY_PRICE}"] if said else []
+
+
+def narrower(found: JointResult) -> list[str]:
+    """That blocks were given less room than there is."""
+    own, limit = found.best.problem.capacity_bytes, found.room_bytes
+    told = f"searched within {format_bytes(own)} by the costs of blocks: the program of the best within "
+    return [f"{told}{format_bytes(limit)} by these holds more than that"] if own < limit else []
 
 
 def left_out(found: JointResult) -> list[str]:
