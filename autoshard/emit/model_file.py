@@ -19,7 +19,7 @@ from autoshard.ir.program import Compute, Program
 from autoshard.program.early_reductions import ALONE, SHARED, with_column_parallel
 from autoshard.program.label_counts import CLASS, labels_program
 from autoshard.program.module_tree import module_tree
-from autoshard.program.weight_buckets import parameter_paths
+from autoshard.program.weight_buckets import paths_by_dtype
 from autoshard.program.weights import careful_casts, gathered_weights
 from autoshard.replay.free_sizes import free_size
 from autoshard.replay.other_sizes import OtherSizes, same_code
@@ -281,21 +281,20 @@ def gradient_buckets(program: Program) -> list[str]:
 
 
 def weight_buckets(program: Program) -> list[str]:
-    head = "WEIGHT_BUCKETS: list[tuple[tuple[str, ...], torch.dtype, list[str], int, bool]] = ["
+    head = "WEIGHT_BUCKETS: list[tuple[tuple[str, ...], dict[torch.dtype, list[str]], int, bool]] = ["
     lines = [
         "# Weights that one flat all-gather brings, one block ahead, and whose gradients one flat reduce-scatter sums:"
     ]
-    lines += ["# axes, dtype, names, number of the block, and whether they stay whole from forward to backward."]
+    lines += ["# axes, names by dtype, number of the block, and whether they stay whole from forward to backward."]
     if not program.weight_buckets:
         return [*lines, f"{head}]"]
     lines += ["# fmt: off", head]
     for bucket in program.weight_buckets:
-        names = [f"        {line}" for line in packed([*map(quoted, parameter_paths(program, bucket))], WIDTH - 8)]
-        lines += [
-            f"    ({_names([*bucket.axes])}, torch.{bucket.dtype}, [",
-            *names,
-            f"    ], {bucket.block}, {bucket.kept}),",
-        ]
+        lines.append(f"    ({_names([*bucket.axes])}, {{")
+        for dtype, paths in paths_by_dtype(program, bucket).items():
+            names = [f"            {line}" for line in packed([*map(quoted, paths)], WIDTH - 12)]
+            lines += [f"        torch.{dtype}: [", *names, "        ],"]
+        lines.append(f"    }}, {bucket.block}, {bucket.kept}),")
     return [*lines, "]", "# fmt: on"]
 
 

@@ -12,6 +12,7 @@ from autoshard.ir.layout import parse_placement
 from autoshard.ir.plan import Plan, RedistributionPlan, TensorPlan
 from autoshard.ir.program import Program
 from autoshard.program.collective_reasons import reason
+from autoshard.program.weight_buckets import paths_by_dtype
 from autoshard.redistribute import BY_INDEX
 from autoshard.text import plan_words
 from autoshard.text.plan_summary import move_lines
@@ -142,7 +143,7 @@ def weight_buckets(program: Program) -> list[tuple[str, ...]]:
             str(bucket.block),
             " and ".join(bucket.axes),
             str(len(bucket.gathers)),
-            bucket.dtype,
+            " and ".join(paths_by_dtype(program, bucket)),
             "whole until backward has used them" if bucket.kept else "gathered again in backward",
         )
         for bucket in program.weight_buckets

@@ -144,8 +144,8 @@ class GradientBucket:
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Stored shards that are gathered together for use, by one flat all-gather in `dtype`, and whose gradients one flat
-    reduce-scatter sums.
+    """Stored shards that are gathered together for use, by one flat all-gather of each in the dtype of its use, and
+    whose gradients one flat reduce-scatter sums, in `dtype`.
 
     `gathers` are the positions of their collectives. The buckets of a block are gathered where the block before it
     comes into use, and waited for at the first of their collectives; in backward, for the weights that are gathered

@@ -119,8 +119,9 @@ def _check_early(program: Program) -> None:
 
 
 def _check_weight_buckets(program: Program) -> None:
-    """A collective is in one bucket at most; a bucket gathers along its axes, in its dtype; they stand in order. Its
-    weights are read by its gathers alone: a gradient on another way would come apart from the bucket's."""
+    """A collective is in one bucket at most; a bucket gathers along its axes, and sums gradients of its dtype; they
+    stand in order. Its weights are read by its gathers alone: a gradient on another way would come apart from the
+    bucket's."""
     positions = [position for bucket in program.weight_buckets for position in bucket.gathers]
     assert len(set(positions)) == len(positions), "gathered twice"
     firsts = [bucket.gathers[0] for bucket in program.weight_buckets]
@@ -135,7 +136,7 @@ def _check_weight_buckets(program: Program) -> None:
         for step in (program.instructions[position] for position in bucket.gathers):
             assert isinstance(step, Collective) and step.again is not bucket.once, step
             assert (step.axes, step.forward, step.backward) == (bucket.axes, "all_gather", "reduce_scatter"), step
-            assert program.value(step.result).dtype == bucket.dtype, step
+            assert (step.gradient_dtype or program.value(step.result).dtype) == bucket.dtype, step
     gathered = [path for bucket in program.weight_buckets for path in parameter_paths(program, bucket)]
     values = {p.path: p.value for p in program.parameters}
     for path in gathered:

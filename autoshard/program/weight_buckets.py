@@ -1,5 +1,8 @@
 """Which stored weights are gathered together: those of a block, whose modules stand in one item of a list.
 
+In mixed precision some move in the low one and norms in the high one: they go together all the same, as bytes, for
+their gradients are summed in one dtype.
+
 What comes before the first block goes with it, for nothing could hide its gather; a small rest goes with the block
 before it. A weight that is used elsewhere too, as a tied embedding, goes by itself; one that is read on another way
 than its gather too is in no bucket, so that the whole of its gradient comes at once. The bucket used last in forward is
@@ -29,7 +32,7 @@ class _Gather:
 
     position: int
     axes: tuple[str, ...]
-    dtype: str
+    dtype: str  # of its gradient
     block: str
     alone: bool
     last: int  # the last instruction that uses it
@@ -44,7 +47,8 @@ def weight_buckets(
     mesh: Mesh,
     fusion: Sequence[Fusion] = (),
 ) -> tuple[WeightBucket, ...]:
-    """In the order of their first use; one for each set of axes and dtype in a block, or by the plan's `fusion`."""
+    """In the order of their first use; one for each set of axes and dtype of gradients in a block, or by the plan's
+    `fusion`."""
     own = next((one for one in fusion if one.collective == "all_gather"), None)
     limit = None if own is None else own.bucket_bytes
 
@@ -68,7 +72,8 @@ def weight_buckets(
 
 
 def _split(run: list[_Gather], size: Callable[[list[_Gather]], int], limit: float | None) -> list[list[_Gather]]:
-    """What goes together, in order of its first: one for each set of axes and dtype, or more of at most `limit`."""
+    """What goes together, in order of its first: one for each set of axes and dtype of gradients, or more of at most
+    `limit`."""
     kinds: dict[tuple[tuple[str, ...], str], list[list[_Gather]]] = {}
     for gather in run:
         own = kinds.setdefault((gather.axes, gather.dtype), [])
@@ -168,7 +173,7 @@ def _found(
             continue
         blocks = {block_of(instructions[user].module) for user in (*readers, *again)}
         block = blocks.pop() if len(blocks) == 1 else None
-        dtype = values[step.result].dtype
+        dtype = step.gradient_dtype or values[step.result].dtype
         gather = _Gather(index, step.axes, dtype, block or "", block is None, max(readers), bool(again), step.once)
         found.append(gather)
     return found
@@ -246,6 +251,16 @@ def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:
         assert isinstance(step, Collective)
         found.append(paths[source_of(program.instructions[steps[step.result][0]]) or ""])
     return tuple(found)
+
+
+def paths_by_dtype(program: Program, bucket: WeightBucket) -> dict[str, list[str]]:
+    """The same by the dtype in which each is gathered."""
+    found: dict[str, list[str]] = {}
+    for position, path in zip(bucket.gathers, parameter_paths(program, bucket), strict=True):
+        step = program.instructions[position]
+        assert isinstance(step, Collective)
+        found.setdefault(program.value(step.result).dtype, []).append(path)
+    return found
 
 
 def bucket_bytes(program: Program, bucket: WeightBucket) -> float:

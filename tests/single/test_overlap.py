@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.emit.runtime import flat_weights
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
@@ -189,16 +192,73 @@ def sharded(spec: str, mesh: str, precision: str, batch: int = 6) -> tuple[Graph
 
 @pytest.mark.parametrize(("spec", "mesh", "precision"), SHARDED)
 def test_weights_of_a_block_go_together(spec: str, mesh: str, precision: str) -> None:
-    """Every weight that is gathered is in a bucket, a block has one for each dtype; the numbers are the original's."""
+    """Every weight that is gathered is in a bucket, a block has one; the numbers are the original's."""
     graph, program, files = sharded(spec, mesh, precision)
     gathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
     assert gathered == {position for bucket in program.weight_buckets for position in bucket.gathers}
-    kinds = [(bucket.block, bucket.dtype) for bucket in program.weight_buckets]
     tied = spec == GPT2
-    assert len(set(kinds)) == len(kinds) and kinds[-1][0] == 2 + tied, "three layers, and a tied embedding by itself"
+    blocks = [bucket.block for bucket in program.weight_buckets]
+    assert blocks == [*range(3 + tied)], "three layers, and a tied embedding by itself"
+    assert {bucket.dtype for bucket in program.weight_buckets} == {"float32"}
     assert [bucket.block for bucket in program.weight_buckets if bucket.kept][:1] == [0 if tied else 2]
     proof = check_files(make_case(spec, {"batch": 6, "layers": 3}, graph), program, files)
     assert proof.passed, proof.failure
+
+
+@pytest.mark.parametrize(("spec", "mesh"), [(LLAMA, "dp=3"), (GPT2, "dp=2,fs=2")])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
+def test_weights_of_two_dtypes_go_together_bit_for_bit(spec: str, mesh: str, precision: str) -> None:
+    """A block in mixed precision is one gather; gradients are those of a gather for each dtype, in their own bits."""
+    _, program, files = sharded(spec, mesh, precision)
+    with written(files) as folder:
+        package = load_package(Path(folder))
+        together = package.model.WEIGHT_BUCKETS
+        assert len(together) == len(program.weight_buckets) and max(len(names) for _, names, *_ in together) == 2
+        apart = [(axes, {dtype: own}, *rest) for axes, names, *rest in together for dtype, own in names.items()]
+
+        def work(ranks: Any) -> list[tuple[dict[str, Tensor], int]]:
+            found = []
+            for buckets in (together, apart):
+                model = package.model.build_model(ranks)
+                package.runtime.init_parameters(model, 0, package.initial.INITIAL)
+                log: list[tuple[Any, ...]] = []
+                _logged(ranks.joint(program.weight_buckets[0].axes).transport, (), log)
+                parameters, batch = parameters_of(package, model), batch_of(package, 0)
+                inputs = [package.batches.local_part(name, x, ranks) for name, x in batch.items()]
+                with package.runtime.gathered_together(ranks, parameters, buckets), package.runtime.regathering():
+                    model(*inputs).backward()
+                gradients = {name: local(p.grad) for name, p in parameters.items() if p.grad is not None}
+                found.append((gradients, sum(kind == "all_gather" for _, kind, _ in log)))
+            return found
+
+        local = package.runtime.local
+        ran = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
+    for (one, gathers), (other, more) in ran:
+        assert gathers < more and one.keys() == other.keys() and len(one) > 10
+        assert all(torch.equal(gradient, other[name]) for name, gradient in one.items())
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=5),
+    devices=st.integers(1, 4),
+    data=st.data(),
+)
+def test_places_of_several_dtypes(sizes: list[int], devices: int, data: st.DataObject) -> None:
+    """Each part at a multiple of its item size, within its device's, none over another; one dtype is without a gap."""
+    numbers = st.lists(st.integers(0, 7), min_size=devices, max_size=devices).map(tuple)
+    counts = tuple(data.draw(numbers) for _ in sizes)
+    starts, lengths = flat_weights._places_of(counts, tuple(sizes))
+    largest, taken = max(sizes), list[int]()
+    for device in range(devices):
+        begin, end = (largest * sum(lengths[:i]) for i in (device, device + 1))
+        for own, size, places in zip(counts, sizes, starts, strict=True):
+            part = range(size * places[device], size * (places[device] + own[device]))
+            assert not part or (begin <= part.start and part.stop <= end)
+            taken += part
+    assert len(taken) == len({*taken})
+    held = sum(size * sum(own) for size, own in zip(sizes, counts, strict=True))
+    assert largest * sum(lengths) < held + devices * (len(sizes) + 1) * largest
+    assert len({*sizes}) > 1 or largest * sum(lengths) == held
 
 
 @pytest.mark.parametrize(("spec", "mesh", "precision"), SHARDED)
@@ -323,12 +383,12 @@ def _logged(transport: Any, names: tuple[str, ...], log: list[tuple[Any, ...]]) 
 
 
 FAULTS = {
-    "the shards of others": ("local(weight.parameter).reshape(-1) for", "local(wanted[0].parameter).reshape(-1) for"),
-    "stale weights": ("place.copy_(shard)", "place.copy_(shard * 1.001)"),
+    "the shards of others": ("shard = local(weight.parameter)\n", "shard = local(wanted[0].parameter)\n"),
+    "stale weights": (".copy_(shard.reshape(-1))", ".copy_(1.001 * shard.reshape(-1))"),
     "gradients that are not given back": ("other.give_gradients()", "pass"),
     "gradients given back twice": ("hand_over(weight.parameter, part.", "hand_over(weight.parameter, 2 * part."),
     "scattered before the last gradient": ("if self.given == len(self.weights)", "if self.given == 1"),
-    "the part of another device": ("start + before[device]", "start + before[device - 1]"),
+    "the part of another device": ("zip(starts[self], self.counts", "zip([0, *starts[self][1:]], self.counts"),
     "a weight let go too early": ("self.whole = whole.detach() if", "self.whole = torch.zeros_like(whole) if"),
 }
 

@@ -2,7 +2,8 @@
 
 A block is gathered while the one before it is in use; in backward again, the other way around. Its gradients are
 scattered beside the rest of backward, and waited for as the next block's start. Which weights go together is the
-model's `WEIGHT_BUCKETS`; without `gathered_together` each goes by itself.
+model's `WEIGHT_BUCKETS`; without `gathered_together` each goes by itself. Weights of several dtypes go together as the
+bytes that they are, each at a multiple of its item size.
 
 Under ZeRO 1 and 2 weights are gathered once a step (`gather_once`), by the first micro-batch, and stay whole for all. A
 stage that waits for its first input starts all of its first part's at once, and those of a part as the one before it
@@ -12,6 +13,7 @@ ends: see `gathered_ahead`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from .mesh import ParallelMesh
     from .parameters import Sharding
 
-Buckets = Sequence[tuple[Sequence[str], torch.dtype, Sequence[str], int, bool]]
+Buckets = Sequence[tuple[Sequence[str], Mapping[torch.dtype, Sequence[str]], int, bool]]
 
 
 @contextlib.contextmanager
@@ -36,8 +38,8 @@ def gathered_together(
 ) -> Iterator[Line]:
     """Around a forward and its backward; where weights are gathered once a step, around those of all micro-batches.
 
-    A bucket: axis names, the dtype of its weights in use, their names in the order of use, the number of its block, and
-    whether they stay whole from forward to backward. Their gradients are added up over `scattered_after` backwards."""
+    A bucket: axis names, the names of its weights by their dtype in use, the number of its block, and whether they stay
+    whole from forward to backward. Their gradients are added up over `scattered_after` backwards."""
     line = Line(mesh, parameters, buckets, scattered_after=scattered_after)
     try:
         yield line
@@ -69,9 +71,11 @@ class Line:
         self.buckets: list[_Bucket] = []
         self.scattering: list[_Bucket] = []  # of one block
         self.next: Line | None = None  # the next part's, which starts as the last block here comes into use
-        for axes, dtype, names, block, kept in buckets:
-            bucket = _Bucket(self, block, mesh.joint(axes), dtype, kept)
-            bucket.weights = [Weight(bucket, name, parameters[name]) for name in names]
+        for axes, names, block, kept in buckets:
+            bucket = _Bucket(self, block, mesh.joint(axes), kept)
+            for dtype, own in names.items():
+                made = torch.empty(0, dtype=dtype).dtype  # a mode may make all tensors wider
+                bucket.weights += [Weight(bucket, name, parameters[name], made) for name in own]
             self.buckets.append(bucket)
 
     def ahead(self, used: _Bucket) -> None:
@@ -139,12 +143,12 @@ class Line:
 class _Bucket:
     """What is gathered together. `backward`: its second gather, or the one gather of a bucket that stays whole."""
 
-    def __init__(self, line: Line, block: int, axis: Axis, dtype: torch.dtype, kept: bool) -> None:
-        self.line, self.block, self.axis, self.dtype, self.kept = line, block, axis, dtype, kept
+    def __init__(self, line: Line, block: int, axis: Axis, kept: bool) -> None:
+        self.line, self.block, self.axis, self.kept = line, block, axis, kept
         self.weights: list[Weight] = []
         self.backward, self.started = False, 0  # gathers
         self.wait: Callable[[], Tensor] | None = None
-        self.flat: Tensor | None = None
+        self.flat: dict[torch.dtype, Tensor] | None = None  # what was gathered, as each dtype
         self.flat_gradient: Tensor | None = None
         self.scattered: Callable[[], Tensor] | None = None
         self.given = 0
@@ -174,36 +178,26 @@ class _Bucket:
         if self.started == (1 + self.backward) or not wanted:
             return
         self.started = 1 + self.backward
-        shards = [local(weight.parameter).reshape(-1) for weight in wanted]
-        send = torch.empty(sum(x.numel() for x in shards), dtype=self.dtype, device=shards[0].device)
-        for place, shard in zip(send.split([x.numel() for x in shards]), shards, strict=True):
-            place.copy_(shard)
-        self.wait = self.axis.transport.start_all_gather(send, self._lengths(wanted))
-        self.left = {id(weight): weight.uses if self.backward else 1 for weight in wanted}
-
-    def _lengths(self, weights: Sequence[Weight]) -> list[int]:
-        """What each device holds of them."""
-        return [sum(counts) for counts in zip(*(weight.counts for weight in weights), strict=True)]
-
-    def _places(self, flat: Tensor, weights: Sequence[Weight], weight: Weight) -> list[Tensor]:
-        """Where the part of each device lies: its parts of all weights stand together."""
-        position = weights.index(weight)
-        before = self._lengths(weights[:position]) if position else [0] * self.axis.size
-        whole, places, start = self._lengths(weights), [], 0
-        for device, count in enumerate(weight.counts):
-            places.append(flat.narrow(0, start + before[device], count))
-            start += whole[device]
-        return places
+        widest = max((weight.dtype for weight in wanted), key=lambda dtype: dtype.itemsize)
+        self.starts, lengths = _laid_out(wanted, tuple(weight.dtype.itemsize for weight in wanted))
+        send = torch.empty(lengths[self.axis.index], dtype=widest, device=local(wanted[0].parameter).device)
+        views, before = _by_dtype(send, wanted), widest.itemsize * sum(lengths[: self.axis.index])
+        for weight in wanted:
+            start = self.starts[weight][self.axis.index] - before // weight.dtype.itemsize
+            shard = local(weight.parameter)
+            views[weight.dtype].narrow(0, start, shard.numel()).copy_(shard.reshape(-1))
+        self.wait = self.axis.transport.start_all_gather(send, lengths)
+        self.left = {weight: weight.uses if self.backward else 1 for weight in wanted}
 
     def take(self, weight: Weight) -> list[Tensor]:
         """The flat part of each device. The next bucket is sent on its way."""
         if self.flat is None:
             self.start()
             assert self.wait is not None, f"{weight.name} is gathered again, but nothing has asked for it"
-            self.flat, self.wait = self.wait(), None
+            self.flat, self.wait = _by_dtype(self.wait(), self.wanted()), None
             self.line.ahead(self)
-        parts = self._places(self.flat, self.wanted(), weight)
-        self.left[id(weight)] -= 1
+        parts = weight.places(self.flat[weight.dtype], self.starts)
+        self.left[weight] -= 1
         if not any(self.left.values()):
             self.flat = None
         return parts
@@ -214,8 +208,9 @@ class _Bucket:
             self.next_backward()
         if self.flat_gradient is None:
             like = local(weight.parameter)
-            self.flat_gradient = torch.empty(sum(self._lengths(self.weights)), dtype=like.dtype, device=like.device)
-        for place, part in zip(self._places(self.flat_gradient, self.weights, weight), parts, strict=True):
+            self.gradient_starts, self.gradient_lengths = _laid_out(self.weights, (1,) * len(self.weights))
+            self.flat_gradient = torch.empty(sum(self.gradient_lengths), dtype=like.dtype, device=like.device)
+        for place, part in zip(weight.places(self.flat_gradient, self.gradient_starts), parts, strict=True):
             place.view(part.shape).add_(part) if weight.backwards else place.view(part.shape).copy_(part)
         weight.backwards += 1
         self.given += 1
@@ -238,9 +233,9 @@ class _Bucket:
         assert self.flat_gradient is not None
         for weight in self.weights:
             if not weight.backwards:
-                for place in self._places(self.flat_gradient, self.weights, weight):
+                for place in weight.places(self.flat_gradient, self.gradient_starts):
                     place.zero_()
-        self.scattered = self.axis.transport.start_reduce_scatter(self.flat_gradient, self._lengths(self.weights))
+        self.scattered = self.axis.transport.start_reduce_scatter(self.flat_gradient, self.gradient_lengths)
         self.flat_gradient = None
 
     @torch.no_grad()
@@ -256,15 +251,19 @@ class _Bucket:
 
 
 class Weight:
-    """One of a bucket. `uses`: the backwards that gather it again; `counts`: the numbers that each device holds;
-    `backwards`: those that have added to its gradient since the last scatter."""
+    """One of a bucket, in use in `dtype`. `uses`: the backwards that gather it again; `counts`: the numbers that each
+    device holds; `backwards`: those that have added to its gradient since the last scatter."""
 
-    def __init__(self, bucket: _Bucket, name: str, parameter: nn.Parameter) -> None:
-        self.bucket, self.name, self.parameter = bucket, name, parameter
+    def __init__(self, bucket: _Bucket, name: str, parameter: nn.Parameter, dtype: torch.dtype) -> None:
+        self.bucket, self.name, self.parameter, self.dtype = bucket, name, parameter, dtype
         self.uses, self.backwards = 0, 0
         self.whole: Tensor | None = None  # of a bucket that stays whole
         self.counts = _counts(parameter, bucket.axis)
         cast(Any, local(parameter)).weight = self
+
+    def places(self, flat: Tensor, starts: Mapping[Weight, Sequence[int]]) -> list[Tensor]:
+        """The part of each device."""
+        return [flat.narrow(0, start, count) for start, count in zip(starts[self], self.counts, strict=True)]
 
     def gather(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """In forward; `assemble` makes the whole of the flat parts."""
@@ -299,23 +298,52 @@ class Weight:
             leaf.weight = None
 
 
+def _by_dtype(flat: Tensor, weights: Sequence[Weight]) -> dict[torch.dtype, Tensor]:
+    dtypes = {weight.dtype for weight in weights}
+    return {dtype: flat if dtype == flat.dtype else flat.view(dtype) for dtype in dtypes}
+
+
+def _laid_out(weights: Sequence[Weight], item_bytes: tuple[int, ...]) -> tuple[dict[Weight, list[int]], list[int]]:
+    """Where the part of each device lies, in numbers of the weight, and what each device holds, in the largest numbers.
+
+    The parts that a device has of all weights stand together."""
+    starts, lengths = _places_of(tuple(weight.counts for weight in weights), item_bytes)
+    return dict(zip(weights, starts, strict=True)), lengths
+
+
+@functools.cache
+def _places_of(counts: tuple[tuple[int, ...], ...], item_bytes: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
+    """`counts[weight][device]`, of so many bytes each. The same in every step."""
+    largest, end = max(item_bytes), 0
+    starts: list[list[int]] = [[] for _ in counts]
+    lengths = []
+    for device in range(len(counts[0])):
+        begin = end
+        for own, size, places in zip(counts, item_bytes, starts, strict=True):
+            places.append(-(-end // size))
+            end = (places[-1] + own[device]) * size
+        end = -(-end // largest) * largest
+        lengths.append((end - begin) // largest)
+    return starts, lengths
+
+
 def weight_of(x: Tensor) -> Weight | None:
     """The weight of a bucket that `x` is the local part of."""
     return cast("Weight | None", getattr(getattr(x, "leaf_of", x), "weight", None))
 
 
-def _counts(parameter: nn.Parameter, axis: Axis) -> list[int]:
+def _counts(parameter: nn.Parameter, axis: Axis) -> tuple[int, ...]:
     """Noted with the leaf, for it stays as it is."""
-    known: dict[str, list[int]] = cast(Any, local(parameter)).__dict__.setdefault("counts", {})
+    known: dict[str, tuple[int, ...]] = cast(Any, local(parameter)).__dict__.setdefault("counts", {})
     if axis.name not in known:
         own: Sharding = cast(Any, parameter).sharding
-        known[axis.name] = [
+        known[axis.name] = tuple(
             math.prod(
                 len(held_indices(size, dim, own.layout, own.mesh, _coordinates(axis, device)))
                 for dim, size in enumerate(own.split_shape)
             )
             for device in range(axis.size)
-        ]
+        )
     return known[axis.name]
 
 
