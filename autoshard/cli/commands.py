@@ -61,7 +61,7 @@ def _check_words(words: Sequence[str]) -> None:
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """The options. `--help` and `--version` end the program, once what they print is out."""
     try:
-        return parser(VERBS).parse_args(words)
+        return parser(VERBS, words).parse_args(words)
     except SystemExit:
         terminal.flush()
         raise

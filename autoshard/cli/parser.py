@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoshard import __version__
-from autoshard.cli import estimate_options as estimate_command
 from autoshard.cli.option_values import path, quantity, whole
 from autoshard.errors import UsageError
 
@@ -51,8 +50,9 @@ def _meant(message: str, prog: str) -> str:
     return f"{found[1] if found[1].startswith('-') else prog} {near[0]}"
 
 
-def parser(verbs: Sequence[Verb]) -> argparse.ArgumentParser:
-    """The parser; `options.run` is the verb's function, whose name and docstring the help shows."""
+def parser(verbs: Sequence[Verb], words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The parser; `options.run` is the verb's function, whose name and docstring the help shows. `words`: what was
+    typed; verbs that are not among them have no options then, which take a while to make."""
     result = _Parser(
         prog="autoshard",
         allow_abbrev=False,
@@ -62,7 +62,9 @@ def parser(verbs: Sequence[Verb]) -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"autoshard {__version__}")
     added = result.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for run in verbs:
-        _OPTIONS[run.__name__](_verb(added, run))
+        own = _verb(added, run)
+        if words is None or run.__name__ in words:
+            _OPTIONS[run.__name__](own)
     return result
 
 
@@ -277,6 +279,12 @@ def _pair(text: str) -> tuple[str, str | int | float | bool]:
     return name, value
 
 
+def _add_estimate(parser: argparse.ArgumentParser) -> None:
+    from autoshard.cli import estimate_options  # imports all of `estimate`
+
+    estimate_options.add_options(parser)
+
+
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "trace": _add_trace,
     "plan": _add_plan,
@@ -286,7 +294,7 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "report": _add_report,
     "explain": _add_explain,
     "diff": _add_diff,
-    "estimate": estimate_command.add_options,
+    "estimate": _add_estimate,
     "profiles": _add_profiles,
     "calibrate": _add_calibrate,
     "prove": _add_prove,

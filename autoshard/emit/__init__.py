@@ -43,13 +43,13 @@ def package(program: Program, header: Header, parts: Mapping[str, str] | None = 
         "README.md": readme(program, header),
         **copies,
     }
-    for path in sorted((_HERE / "package").glob("*.py")):
-        files[path.name] = path.read_text(encoding="utf-8").replace(_LINT_MARK, "", 1)
-    for path in sorted((_HERE / "runtime").glob("*.py")):
-        files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")
     for name, text in files.items():
         if name.endswith(".py"):
             _check_python(name, text)
+    for path in sorted((_HERE / "package").glob("*.py")):  # autoshard's own
+        files[path.name] = path.read_text(encoding="utf-8").replace(_LINT_MARK, "", 1)
+    for path in sorted((_HERE / "runtime").glob("*.py")):
+        files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")
     return files
 
 

@@ -218,6 +218,12 @@ def _merged(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def local_sizes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[LocalSize, ...]:
     """The local shape of a tensor as expressions, one per dim."""
+    return _local_sizes(tuple(shape), layout, mesh)
+
+
+@lru_cache(maxsize=16384)
+def _local_sizes(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[LocalSize, ...]:
+    """Every program and every price asks for those of the same few shapes."""
     return tuple(
         LocalSize(size, tuple(AxisShard(mesh.names[a], s.blocks, s.unit) for a, s in layout.shards(dim)))
         for dim, size in enumerate(shape)
@@ -231,7 +237,12 @@ def local_shape(shape: Sequence[int], layout: Layout, mesh: Mesh, coordinates: S
 
 def largest_shape(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     """The local shape on the device that holds most (coordinate 0 of every axis): what costs are charged for."""
-    return tuple(size.largest(mesh) for size in local_sizes(shape, layout, mesh))
+    return _largest_shape(tuple(shape), layout, mesh)
+
+
+@lru_cache(maxsize=16384)
+def _largest_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    return tuple(size.largest(mesh) for size in _local_sizes(shape, layout, mesh))
 
 
 def normalise(layout: Layout, shape: Sequence[int], mesh: Mesh, differentiable: bool = True) -> Layout:

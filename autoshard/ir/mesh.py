@@ -20,6 +20,13 @@ class Mesh:
 
     axes: tuple[tuple[str, int], ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.axes)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.axes)

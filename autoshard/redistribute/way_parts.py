@@ -7,9 +7,10 @@ what a way takes where all-to-all is forbidden and the pair table has no way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -20,7 +21,7 @@ from autoshard.redistribute.direct_prices import MessageTerm, distinct, pair_cod
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
 from autoshard.redistribute.prices import Floats, Prices, Terms
 from autoshard.redistribute.shortest_ways import shortest
-from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, pair_table, space
+from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, Space, pair_table, space
 
 FORWARD, BACKWARD = "forward", "backward"
 GATHER = "gather"  # the all-gathers of the forward once more: a weight is gathered again for backward
@@ -99,42 +100,59 @@ class Ways:
         prices = copy(self.prices)
         if least is not None:
             prices.seconds = least
-        walk = _Walk(prices, (len(self.starts), len(self.stops)))
-        walk.follow(self.starts, self.stops, self.previous, self.direct)
-        if prices.all_to_all and self.direct.any():
-            _add_direct(walk, prices, self.sources, self.targets, self.direct)
-        deferred, elements = walk.summed & ~walk.others, prices.space.elements[self.starts]
-        return WayParts(dict(walk.seconds), dict(walk.tasks), walk.summed, deferred, elements)
+        count = _Count(prices, (len(self.starts), len(self.stops)))
+        for moves in self.moves:
+            count.add_moves(moves)
+        if self.exchanges is not None:
+            _add_direct(count, prices, self.exchanges)
+        deferred, elements = count.summed & ~count.others, prices.space.elements[self.starts]
+        return WayParts(dict(count.seconds), dict(count.tasks), count.summed, deferred, elements)
 
+    @cached_property
+    def exchanges(self) -> _Exchanges | None:
+        """The ways that are no steps of the pair table."""
+        direct = self.prices.all_to_all and self.direct.any()
+        return _exchanges(self.prices, self.sources, self.targets, self.direct) if direct else None
 
-class _Walk:
-    """The ways by the pair table, all followed back from their ends at once. A way has one step at a time, so that each
-    takes part in what is added for its own step alone."""
-
-    def __init__(self, prices: Prices, shape: tuple[int, int]) -> None:
-        self.prices, self.space = prices, prices.space
-        self.seconds: dict[tuple[str, Axes], Floats] = defaultdict(lambda: np.zeros(shape))
-        self.tasks: dict[str, Floats] = defaultdict(lambda: np.zeros(shape))
-        self.summed = np.zeros(shape, np.int64)
-        self.others = np.zeros(shape, np.int64)  # axes of steps that are no sums, and of second ones
-        self.placed = [_numbered([letter.placement for letter in own]) for own in self.space.letters]
-        self.codes = [np.array([letter.code for letter in own]) for own in self.space.letters]
-
-    def follow(self, starts: Integers, stops: Integers, previous: Integers, direct: NDArray[np.bool_]) -> None:
-        """`previous[start, state]`: the state before one on the way from a start; negative at the start."""
-        ways = np.flatnonzero(~direct)
-        row, here = ways // len(stops), stops[ways % len(stops)]
+    @cached_property
+    def moves(self) -> list[_Moves]:
+        """All steps of the ways by the pair table, followed back from their ends at once."""
+        found: list[_Moves] = []
+        ways = np.flatnonzero(~self.direct)
+        row, here = ways // len(self.stops), self.stops[ways % len(self.stops)]
+        steps = _Steps(self.prices.space)
         while True:
-            before = previous[row, here]
-            going = before >= 0
+            before = self.previous[row, here]
+            going = before >= 0  # negative at the start
             if not going.any():
-                break
+                return found
             ways, row, here, before = ways[going], row[going], here[going], before[going].astype(np.int64)
-            self.count(ways, before, here)
+            found += steps.alike(ways, before, here)
             here = before
 
-    def count(self, ways: Integers, start: Integers, stop: Integers) -> None:
-        """One step of each of the ways, which are given by their place in a flat table."""
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """One step of each of `ways`, which are given by their place in a flat table: all do the same `pair` over the same
+    axes. `place`: of each, its edge among those whose ends hold `before` and `after` elements."""
+
+    axes: Axes
+    pair: int
+    ways: Integers
+    place: Integers
+    before: Integers
+    after: Integers
+
+
+class _Steps:
+    """Steps of many ways, sorted by what they do."""
+
+    def __init__(self, own: Space) -> None:
+        self.space = own
+        self.placed = [_numbered([letter.placement for letter in letters]) for letters in own.letters]
+        self.codes = [np.array([letter.code for letter in letters]) for letters in own.letters]
+
+    def alike(self, ways: Integers, start: Integers, stop: Integers) -> Iterator[_Moves]:
         edges, position = distinct(start * self.space.states + stop, self.space.states**2)
         start, stop = edges // self.space.states, edges % self.space.states
         changed = np.zeros(len(edges), np.int64)
@@ -158,56 +176,70 @@ class _Walk:
             some = order[bounds[number] : bounds[number + 1]]
             edges_ = np.flatnonzero(kind == number + 1)
             place = np.searchsorted(edges_, position[some])
-            self.count_pair(axes, pair, ways[some], place, (start[edges_], stop[edges_]))
+            elements = (self.space.elements[end[edges_]] for end in (start, stop))
+            yield _Moves(axes, pair, ways[some].astype(np.int32), place.astype(np.int32), *elements)
 
-    def count_pair(
-        self, axes: Axes, pair: int, ways: Integers, place: Integers, ends: tuple[Integers, Integers]
-    ) -> None:
-        """The ways whose steps do the same over the same axes. `place`: of each, its edge among `ends`."""
-        bits = sum(1 << axis for axis in axes)
-        summed, others = self.summed.reshape(-1), self.others.reshape(-1)
-        if sums := PAIRS[pair] == ("R", "R+") and self.prices.differentiable:  # no gradient, no sum
+
+class _Count:
+    """What the steps of all ways add up to. A way has one step at a time, so that each takes part in what is added for
+    its own step alone."""
+
+    def __init__(self, prices: Prices, shape: tuple[int, int]) -> None:
+        self.prices = prices
+        self.seconds: dict[tuple[str, Axes], Floats] = defaultdict(lambda: np.zeros(shape))
+        self.tasks: dict[str, Floats] = defaultdict(lambda: np.zeros(shape))
+        self.summed = np.zeros(shape, np.int64)
+        self.others = np.zeros(shape, np.int64)  # axes of steps that are no sums, and of second ones
+
+    def add_moves(self, moves: _Moves) -> None:
+        bits = sum(1 << axis for axis in moves.axes)
+        ways, summed, others = moves.ways, self.summed.reshape(-1), self.others.reshape(-1)
+        if sums := PAIRS[moves.pair] == ("R", "R+") and self.prices.differentiable:  # no gradient, no sum
             others[ways] |= summed[ways] & bits
             summed[ways] |= bits
         else:
             others[ways] |= bits
-        forward, backward = ACTIONS[pair]
-        before, after = (self.space.elements[end] for end in ends)
+        forward, backward = ACTIONS[moves.pair]
         phases = [FORWARD, GATHER] if forward == "all_gather" else [FORWARD]
-        self.add(phases, axes, forward, before, after, 1.0, ways, place)
+        self.add(phases, forward, moves, moves.before, moves.after, 1.0)
         if self.prices.differentiable:
             phases = [SUM] if sums else [BACKWARD, SCATTER] if forward == "all_gather" else [BACKWARD]
-            self.add(phases, axes, backward, after, before, self.prices.widening, ways, place)
+            self.add(phases, backward, moves, moves.after, moves.before, self.prices.widening)
 
     def add(
-        self, phases: Sequence[str], axes: Axes, action: str, given: Integers, made: Integers, widening: float,
-        ways: Integers, place: Integers,
-    ) -> None:  # fmt: skip
+        self, phases: Sequence[str], action: str, moves: _Moves, given: Integers, made: Integers, widening: float
+    ) -> None:
         """The seconds of one action in all of these phases."""
         if not action:
             return
-        prices, item_bytes = self.prices, self.prices.item_bytes * widening
+        prices, item_bytes, axes = self.prices, self.prices.item_bytes * widening, moves.axes
         if action in COLLECTIVES:
-            whole = given if action == "all_to_all" else np.maximum(given, made)
-            known = {size: prices.seconds(axes, action, size * item_bytes) for size in set(whole.tolist())}
-            own = np.array([known[size] for size in whole.tolist()])
+            whole = (given if action == "all_to_all" else np.maximum(given, made)).tolist()
+            known = {size: prices.seconds(axes, action, size * item_bytes) for size in set(whole)}
+            own = np.array([known[size] for size in whole])
         else:
             moved = 2 * np.minimum(given, made) if action in CUTS else given + made
             own = np.asarray(prices.local.seconds(np.asarray(moved * item_bytes, float)))
-        seconds = own[place]
+        seconds = own[moves.place]
+        issued = seconds > 0
         for phase in phases:
-            self.tasks[phase].reshape(-1)[ways] += seconds > 0
-            self.seconds[phase, axes if action in COLLECTIVES else ()].reshape(-1)[ways] += seconds
+            self.tasks[phase].reshape(-1)[moves.ways] += issued
+            self.seconds[phase, axes if action in COLLECTIVES else ()].reshape(-1)[moves.ways] += seconds
 
 
-def _add_direct(
-    walk: _Walk,
-    prices: Prices,
-    sources: Sequence[Layout],
-    targets: Sequence[Layout],
-    where: NDArray[np.bool_],
-) -> None:
-    """What the direct ways `where` take."""
+@dataclass(frozen=True, eq=False)
+class _Exchanges:
+    """The direct ways. `before`, `after`: the distinct bytes at their ends; of each kind of exchange, its messages and
+    its ways, which are given by their place in a flat table, with the places of their bytes."""
+
+    before: Floats
+    after: Floats
+    kinds: list[tuple[list[MessageTerm], Integers, Integers, Integers]]
+
+
+def _exchanges(
+    prices: Prices, sources: Sequence[Layout], targets: Sequence[Layout], where: NDArray[np.bool_]
+) -> _Exchanges:
     elements = prices.space.elements
     starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
     before, after = (elements[states].astype(np.float64) * prices.item_bytes for states in (starts, stops))
@@ -220,28 +252,36 @@ def _add_direct(
     some, position = np.unique(codes, return_inverse=True)
     numbers = np.array([known.of(code)[0] for code in some.tolist()], np.int64)[position]
     sums, terms = list(known.sums), list(known.terms)
-    priced: dict[MessageTerm, Floats] = {}
     order = np.argsort(numbers, kind="stable")
+    kinds = []
     for own in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        row, column = of_source[rows[own]], of_target[columns[own]]
-        for term in (terms[t] for t in sums[int(numbers[own[0]])]):
-            if term.backward and not prices.differentiable:
-                continue
+        sent = [terms[t] for t in sums[int(numbers[own[0]])] if prices.differentiable or not terms[t].backward]
+        kinds.append((sent, ways[own], of_source[rows[own]], of_target[columns[own]]))
+    return _Exchanges(sizes, others, kinds)
+
+
+def _add_direct(count: _Count, prices: Prices, exchanges: _Exchanges) -> None:
+    """What the direct ways take."""
+    shape = len(exchanges.before), len(exchanges.after)
+    priced: dict[MessageTerm, Floats] = {}
+    for terms, ways, row, column in exchanges.kinds:
+        for term in terms:
             if term not in priced:
-                priced[term] = np.broadcast_to(prices.term_seconds_once(term, sizes, others), (len(sizes), len(others)))
-            _add_term(walk, term, ways[own], priced[term][row, column])
+                seconds = prices.term_seconds_once(term, exchanges.before, exchanges.after)
+                priced[term] = np.broadcast_to(seconds, shape)
+            _add_term(count, term, ways, priced[term][row, column])
 
 
-def _add_term(walk: _Walk, term: MessageTerm, ways: Integers, seconds: Floats) -> None:
+def _add_term(count: _Count, term: MessageTerm, ways: Integers, seconds: Floats) -> None:
     """A message of direct ways, which are given by their place in a flat table."""
     back = SUM if term.primitive == "all_reduce" else BACKWARD
     if term.backward and back == SUM:  # beside the exchange, over other axes: R -> R+
-        walk.summed.reshape(-1)[ways] |= sum(1 << axis for axis in term.axes)
+        count.summed.reshape(-1)[ways] |= sum(1 << axis for axis in term.axes)
     phase = back if term.backward else FORWARD
-    walk.seconds[phase, term.axes if term.primitive in COLLECTIVES else ()].reshape(-1)[ways] += seconds
-    walk.tasks[phase].reshape(-1)[ways] += seconds > 0
+    count.seconds[phase, term.axes if term.primitive in COLLECTIVES else ()].reshape(-1)[ways] += seconds
+    count.tasks[phase].reshape(-1)[ways] += seconds > 0
     if phase == FORWARD and term.primitive in _EXCHANGES:
-        walk.seconds[EXCHANGED, term.axes].reshape(-1)[ways] += seconds
+        count.seconds[EXCHANGED, term.axes].reshape(-1)[ways] += seconds
 
 
 def _numbered(items: Sequence[object]) -> Integers:

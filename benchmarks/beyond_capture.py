@@ -1,0 +1,46 @@
+"""An autoshard command in this process, and what it takes beyond capturing its model: CPU seconds.
+
+python benchmarks/beyond_capture.py FILE plan MODEL --mesh dp=2,tp=4 ...
+
+Into FILE goes {"all": ..., "captures": ...}: from the start of the process to the end of the command, and of these what
+`autoshard trace` takes too, the captures (of the model as it is, and anew for what it tells of other sizes). What is
+left holds the start of Python and all imports that a capture does not make, though `trace` starts Python as well.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CAPTURES = ("read_graph", "with_sizes_asked")  # of autoshard.workflow
+
+
+def main() -> int:
+    from autoshard import workflow
+    from autoshard.cli import commands
+
+    spent = [0.0]
+
+    def counted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def captured(*given: Any) -> Any:
+            before = time.process_time()
+            try:
+                return work(*given)
+            finally:
+                spent[0] += time.process_time() - before
+
+        return captured
+
+    for name in CAPTURES:
+        setattr(workflow, name, counted(getattr(workflow, name)))
+    code = commands.main(sys.argv[2:])
+    Path(sys.argv[1]).write_text(json.dumps({"all": time.process_time(), "captures": spent[0]}), encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
