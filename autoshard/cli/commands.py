@@ -14,6 +14,7 @@ from autoshard.cli.parser import parser
 from autoshard.errors import CheckError, InfeasibleError, UsageError, UserError
 from autoshard.system import system_errors, terminal
 from autoshard.system.files import write_text
+from autoshard.system.garbage import seldom_searched
 from autoshard.system.progress import step
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def _print_json(content: object) -> None:
 # --- the verbs ------------------------------------------------------------------------------------------------------
 
 
+@seldom_searched()
 def trace(options: argparse.Namespace) -> int:
     """Capture a model and save its graph."""
     with step(f"capturing {options.model}", options.json):
@@ -118,6 +120,7 @@ def trace(options: argparse.Namespace) -> int:
     return 0
 
 
+@seldom_searched()
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard.api import verbs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Saved
 
@@ -55,6 +56,10 @@ def local_op(
     op: Op, operands: tuple[LocalTensor | None, ...], results: tuple[LocalTensor, ...], extra_bytes: float, variant: str
 ) -> LocalOp:
     """The local operator of a graph operator; `extra_bytes` is what one device saves beside values."""
-    causal = dict(op.attributes).get("is_causal") is True
-    saved = replace(op.saved, extra_bytes=0)
-    return LocalOp(op.target, operands, results, saved, extra_bytes, causal, variant)
+    causal = any(name == "is_causal" and value is True for name, value in op.attributes)
+    return LocalOp(op.target, operands, results, _of_values(op.saved), extra_bytes, causal, variant)
+
+
+@lru_cache(maxsize=1024)
+def _of_values(saved: Saved) -> Saved:
+    return replace(saved, extra_bytes=0)

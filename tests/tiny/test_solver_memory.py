@@ -258,3 +258,23 @@ def test_a_stretch_has_the_weights_that_it_reads() -> None:
     assert line(problem) == [0, 2, 1, 3]
     assert (0, 1, 0, 1) in mixtures(problem, (0,) * 4, (1,) * 4)
     assert [len(some) for some in window(problem, (0,) * 4, 0, 2)] == [2, 1, 2, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**9), hubs=st.booleans(), weight=st.sampled_from([1.0, 0.5]))
+def test_descent_that_looks_at_moved_neighbours_alone_is_plain_descent(seed: int, hubs: bool, weight: float) -> None:
+    problem = hub_problem(seed) if hubs else random_problem(seed, most_nodes=12, forbid=0.0)
+    linked, rng = links(problem), np.random.default_rng(seed)
+    start = [int(rng.integers(len(node.seconds))) for node in problem.nodes]
+    plain = list(start)
+    for _ in range(20):
+        before = list(plain)
+        for n in range(len(plain)):
+            own = options(problem, linked, plain, n)
+            best = int(np.argmin(own))
+            here = own[plain[n]]
+            if own[best] < here and (math.isinf(here) or here - own[best] > 1e-12 * here):
+                plain[n] = best
+        if plain == before:
+            break
+    assert descend(problem, linked, start, Aim(weight, 0.0, math.inf)) == tuple(plain)

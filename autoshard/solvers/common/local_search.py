@@ -23,6 +23,11 @@ class Links:
     produced: tuple[tuple[Value, ...], ...]
     consumed: tuple[tuple[tuple[Value, int], ...], ...]
 
+    def around(self, n: int) -> list[int]:
+        """The nodes that share a value with node n, itself among them."""
+        values = (*self.produced[n], *(value for value, _ in self.consumed[n]))
+        return list({node for value in values for node in (value.producer, *value.consumers)})
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -44,19 +49,23 @@ def links(problem: Problem) -> Links:
 
 
 def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sweeps: int = 20) -> Choice:
-    """Coordinate descent from `choice` until a sweep changes nothing, or time is over; ties stay where they are."""
+    """Coordinate descent from `choice` until a sweep changes nothing, or time is over; ties stay where they are.
+
+    Without a capacity a node depends on those it shares a value with: it is looked at again once one of them moves.
+    """
     current = [int(s) for s in choice]
     bounded = aim.penalty > 0 and not math.isinf(aim.capacity)
     alive = memory(problem, current) if bounded else np.zeros(0)
+    settled = np.zeros(len(current), bool)
     for _ in range(sweeps):
         moved = False
         for n, node in enumerate(problem.nodes):
-            if len(node.seconds) < 2:
+            if len(node.seconds) < 2 or settled[n]:
                 continue
             if clock.over():
                 return tuple(current)
             seconds = options(problem, linked, current, n)
-            scores = np.where(np.isinf(seconds), np.inf, aim.weight * np.where(np.isinf(seconds), 0.0, seconds))
+            scores = aim.weight * seconds if aim.weight else np.where(np.isinf(seconds), np.inf, 0.0)
             if bounded:
                 prints = footprints(problem, linked, current, n)
                 peaks = (alive - prints[current[n]] + prints).max(axis=1, initial=0.0)
@@ -66,6 +75,8 @@ def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sw
                 if bounded:
                     alive = alive - prints[current[n]] + prints[best]
                 current[n], moved = best, True
+                settled[linked.around(n)] = False
+            settled[n] = not bounded
         if not moved:
             break
     return tuple(current)
@@ -79,9 +90,11 @@ def options(problem: Problem, linked: Links, choice: Sequence[int], n: int) -> F
     """Seconds that depend on node n, for each of its strategies while all others stay, shape (strategies,)."""
     total = to_readers(problem, linked, choice, n)
     for value, position in linked.consumed[n]:
-        pay = value.seconds[value.source[choice[value.producer]]].copy()
-        shared = [int(t[choice[c]]) for c, t in _others(value, position)]
-        pay[[t for t in shared if math.isfinite(pay[t])]] = 0.0
+        pay = value.seconds[value.source[choice[value.producer]]]
+        if len(value.consumers) > 1:
+            pay = pay.copy()
+            shared = [int(t[choice[c]]) for c, t in _others(value, position)]
+            pay[[t for t in shared if math.isfinite(pay[t])]] = 0.0
         total += pay[value.targets[position]]
     return total
 

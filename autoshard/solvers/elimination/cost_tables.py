@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
 
+_FEW_NUMBERS = 1 << 20  # flags of so many are made sooner than they are sorted
+
 
 class CostTerm(NamedTuple):
     """`table` over `scope`; axis i has the classes of map `maps[i]` of variable `scope[i]`.
@@ -30,7 +32,7 @@ class CostTerm(NamedTuple):
 
     @property
     def variables(self) -> tuple[int, ...]:
-        return self.scope + tuple(gate for gate, _ in self.gates)
+        return self.scope + tuple(gate for gate, _ in self.gates) if self.gates else self.scope
 
 
 class TableRecipe(NamedTuple):
@@ -92,10 +94,10 @@ class Store:
     def _join(self, a: int, b: int) -> int:
         if (a, b) not in self._joins:
             pairs = self.maps[a] * self.counts[b] + self.maps[b]
-            distinct, classes = np.unique(pairs, return_inverse=True)
+            there, classes = distinct(pairs)
             finest = a if self.counts[a] >= self.counts[b] else b
-            same = len(distinct) == self.counts[finest]
-            self._joins[a, b] = finest if same else self.map_id(classes.reshape(-1))
+            same = len(there) == self.counts[finest]
+            self._joins[a, b] = finest if same else self.map_id(classes)
         return self._joins[a, b]
 
     def project(self, fine: int, coarse: int) -> Integers:
@@ -127,6 +129,21 @@ class Store:
         table = self.tables[number]
         assert table is not None, "a table is used before it is computed"
         return table
+
+
+def distinct(numbers: Integers) -> tuple[Integers, Integers]:
+    """Of small numbers from 0 on the different ones, ascending, and the place of each of `numbers` among them: what
+    `np.unique` sorts for."""
+    most = int(numbers.max(initial=-1)) + 1
+    if most > _FEW_NUMBERS:
+        found, place = np.unique(numbers, return_inverse=True)
+        return found, place.reshape(-1)
+    there = np.zeros(most, bool)
+    there[numbers] = True
+    found = np.flatnonzero(there)
+    places = np.empty(most, np.int64)
+    places[found] = np.arange(len(found))
+    return found, places[numbers]
 
 
 def digest(array: NDArray[np.generic]) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.elimination.cost_tables import distinct
 
 _OWN, _COMMON = 4, 8  # columns by which a row is told from others: its own, and those of all rows
 _SMALL = 1 << 15  # entries of all pairs over all columns: they are not worth a bound
@@ -79,8 +80,13 @@ def beaten(own: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDArra
 
 def _of_all(pay: Floats) -> Floats:
     """A forbidden entry of a counts as infinitely more expensive."""
+    finite = bool(np.isfinite(pay).all())
+    if pay.size and len(pay) * pay.size <= _SMALL:  # at once: few calls, and each adds long rows
+        own, other = pay.T[:, :, None], pay.T[:, None, :]
+        least: Floats = (own - other if finite else _less(own, other)).min(axis=0)
+        return least
     result = np.empty((len(pay), len(pay)))
-    if pay.size and np.isfinite(pay).all():
+    if pay.size and finite:
         piece = np.empty_like(pay)
         for a, row in enumerate(pay):
             np.subtract(row, pay, out=piece).min(axis=1, out=result[a])
@@ -91,14 +97,14 @@ def _of_all(pay: Floats) -> Floats:
 
 
 def _of_pairs(pay: Floats, first: Integers, second: Integers) -> Floats:
-    pairs, back = np.unique(first * len(pay) + second, return_inverse=True)
+    pairs, back = distinct(first * len(pay) + second)
     first, second = pairs // len(pay), pairs % len(pay)
     result = np.empty(len(pairs))
     length = max(1, _SLAB // max(1, pay.shape[1]))
     for low in range(0, len(pairs), length):
         some = slice(low, low + length)
         result[some] = _less(pay[first[some]], pay[second[some]]).min(axis=1, initial=np.inf)
-    every: Floats = result[back.reshape(-1)]
+    every: Floats = result[back]
     return every
 
 
