@@ -20,6 +20,7 @@ CAPTURES = ("read_graph", "with_sizes_asked")  # of autoshard.workflow
 
 
 def main() -> int:
+    sys.path[0] = ""  # as `python -m autoshard` has it
     from autoshard import workflow
     from autoshard.cli import commands
 

@@ -1,22 +1,25 @@
-"""What a user waits for: CPU seconds of `autoshard plan` from a saved graph to the package, and how near its bound is.
+"""What a user waits for: CPU seconds of `autoshard plan` from a model to the package, and how near its bound is.
 
 python benchmarks/plan_seconds.py [--only NAME] [--write]
 
-Each command is a process of its own, of modules that are compiled as pip does when it installs; tracing the model is
-apart. --write puts the table into benchmarks/README.md. The UNet needs diffusers.
+Each command is a process of its own, of modules that are compiled as pip does when it installs, with an empty cache.
+What `plan` takes beyond the captures of the model, which `trace` makes too, is told by its own clock of CPU seconds
+(beyond_capture.py): the difference of two commands would tell how loaded the machine was. --write puts the table
+into benchmarks/README.md. The UNet needs diffusers.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
+import json
 import os
 import re
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -58,24 +61,39 @@ ROWS: tuple[Row, ...] = (
 
 def timed(*words: str, cache: str = "off") -> tuple[float, str]:
     """CPU seconds of an autoshard command, and what it printed. `cache`: the folder of what searches found."""
+    return _timed(("-m", "autoshard", *words), cache)
+
+
+def beyond(*words: str) -> tuple[float, float]:
+    """CPU seconds of an autoshard command from an empty cache, and of these those beyond capturing its model."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "seconds.json"
+        script = str(ROOT / "benchmarks" / "beyond_capture.py")
+        whole, _ = _timed((script, str(told), *words), str(Path(folder) / "cache"))
+        known = json.loads(told.read_text(encoding="utf-8"))
+    return whole, known["all"] - known["captures"]
+
+
+def _timed(arguments: Sequence[str], cache: str) -> tuple[float, str]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "AUTOSHARD_CACHE": cache}
-    command = [sys.executable, "-m", "autoshard", *words]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
-def line(graph: Path, traced: float, row: Row) -> str:
+def line(folder: Path, traced: float, asked: Sequence[str], row: Row) -> str:
     name, _, _, mesh, limit = row
-    out = graph.parent / "out"
-    plan, _ = timed("plan", str(graph), "--mesh", mesh, "--hardware", HARDWARE, "--out", str(out))
+    out = folder / "out"
+    plan, extra = beyond("plan", *asked, "--mesh", mesh, "--hardware", HARDWARE, "--out", str(out))
     found = plan_json.load(out / "plan.json")
     step, bound = 1e3 * found.predicted_seconds, 1e3 * found.certificate.level_bound
     gap, bar = 1 - bound / step, "" if limit is None else f"{limit:.1f}"
-    cells = [name, mesh.replace(",", " "), f"{traced:.1f}", f"{plan:.1f}", bar, f"{step:.2f}", f"{bound:.2f}"]
-    return "| " + " | ".join([*cells, f"{gap:.1%}", reason(found, graph) if gap > LARGE else ""]) + " |"
+    seconds = [*(f"{own:.1f}" for own in (traced, plan, extra)), bar]
+    cells = [name, mesh.replace(",", " "), *seconds, f"{step:.2f}", f"{bound:.2f}"]
+    return "| " + " | ".join([*cells, f"{gap:.1%}", reason(found, out / "graph.json") if gap > LARGE else ""]) + " |"
 
 
 def reason(plan: Plan, path: Path) -> str:
@@ -88,10 +106,10 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
     """A model is traced once."""
     for (model, given), same in groupby(rows, lambda row: (row[1], row[2])):
         with tempfile.TemporaryDirectory() as folder:
-            graph = Path(folder) / "graph.json"
             with_ = ["--with", *(f"{key}={value}" for key, value in given.items())] if given else []
-            traced, _ = timed("trace", model, *with_, "--precision", "bf16-mixed", "-o", str(graph))
-            yield from (line(graph, traced, row) for row in same)
+            asked = [model, *with_, "--precision", "bf16-mixed"]
+            traced, _ = timed("trace", *asked, "-o", str(Path(folder) / "graph.json"))
+            yield from (line(Path(folder), traced, asked, row) for row in same)
 
 
 def write(text: str) -> None:
@@ -118,14 +136,16 @@ def main() -> None:
         "",
         "`python benchmarks/plan_seconds.py --write`",
         "",
-        "CPU seconds of one thread: `autoshard trace`, and `autoshard plan` of the saved graph to the written package;",
-        "autoshard's modules are compiled beforehand, as pip does when it installs.",
+        "CPU seconds of one thread: `autoshard trace MODEL`, and `autoshard plan MODEL` to the written package, with",
+        "an empty cache; autoshard's modules are compiled beforehand, as pip does when it installs. *beyond*: of the",
+        "latter, from the start of Python to the end of the command by its own clock, all but the captures of the",
+        "model (as it is, and anew for what it tells of other sizes), which are nearly all that `trace` does.",
         f"Profile {HARDWARE}, bf16-mixed, load average {os.getloadavg()[0]:.1f} at the end, which adds to them.",
-        "*bar*: the most that a plan should take. The step is simulated; no plan's step is below *bound*.",
+        "*bar*: the most that *beyond* should be. The step is simulated; no plan's step is below *bound*.",
         "Where the gap is more than 5 %, what the step waits for in turn: no resource of the bound holds all of that.",
         "",
-        "| model | mesh | trace s | plan s | bar s | step ms | bound ms | gap | waits for |",
-        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+        "| model | mesh | trace s | plan s | beyond s | bar s | step ms | bound ms | gap | waits for |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
         *found,
         END,
     ])  # fmt: skip

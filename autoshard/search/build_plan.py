@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from autoshard import redistribute
 from autoshard.cluster.hardware import Hardware, hardware_text
 from autoshard.formulation.formulate import STORED, Formulation, Site
@@ -122,11 +124,9 @@ def labelled(plan: Plan, formulation: Formulation, by: Mapping[int, str]) -> Pla
 
 
 def _versions() -> tuple[tuple[str, str], ...]:
-    from importlib.metadata import version
-
     from autoshard import __version__  # of this very code: a clone need not be installed
 
-    return (("autoshard", __version__), ("numpy", version("numpy")))
+    return (("autoshard", __version__), ("numpy", np.__version__))
 
 
 def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]]) -> tuple[OpPlan, ...]:

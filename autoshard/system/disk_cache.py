@@ -130,8 +130,13 @@ def disk_cache(said: str | Path | bool | None = None) -> DiskCache | None:
 
 def key_of(*parts: object) -> str:
     """A name for what depends on `parts` (by their `repr`), on autoshard's code and constants, and on the libraries."""
-    libraries = tuple(version(name) for name in ("numpy", "scipy", "highspy"))
-    return hashlib.sha256(repr((own_code(), libraries, parts)).encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    return hashlib.sha256(repr((own_code(), libraries(), parts)).encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """The versions of those that plans come from: reading one takes 2 ms."""
+    return tuple(version(name) for name in ("numpy", "scipy", "highspy"))
 
 
 @cache

@@ -208,7 +208,7 @@ def test_a_key_holds_all_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert answers_of(cache, *usual).key == keys[0]  # type: ignore[arg-type]
     monkeypatch.setattr(disk_cache, "own_code", lambda: "of another autoshard")
     keys.append(answers_of(cache, *usual).key)  # type: ignore[arg-type]
-    monkeypatch.setattr(disk_cache, "version", lambda name: "0")
+    monkeypatch.setattr(disk_cache, "libraries", lambda: ("0",) * 3)
     keys.append(answers_of(cache, *usual).key)  # type: ignore[arg-type]
     assert len(set(keys)) == len(keys)
 
