@@ -63,8 +63,12 @@ class Beside:
 def build(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) -> SimulatedPlan:
     """Lower the plan and simulate its program, its blocks `compiled` or not."""
     from autoshard.program.lower import lower
+    from autoshard.search.build_plan import simulated
     from autoshard.simulation import simulate
 
+    if not compiled:
+        made = simulated(plan, graph, hardware)
+        return SimulatedPlan(plan, graph, hardware, made.program, made.timeline)
     program = lower(plan, graph)
     return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware, compiled))
 

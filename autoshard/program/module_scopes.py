@@ -43,6 +43,13 @@ class Key:
     code: tuple[Hashable, ...]
     updates: tuple[tuple[int, str], ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.original_class, self.parameters, self.code, self.updates))
+
 
 def operands_of(instruction: Instruction) -> tuple[str | None, ...]:
     return instruction.operands if isinstance(instruction, Compute) else (instruction.operand,)
@@ -53,6 +60,10 @@ def reads_of(instruction: Instruction) -> tuple[str | None, ...]:
     operands = operands_of(instruction)
     again = instruction.again if isinstance(instruction, Compute) else ()
     return (*operands, *(name for name in again if name not in operands))
+
+
+def _again(instruction: Instruction) -> tuple[str, ...]:
+    return instruction.again if isinstance(instruction, Compute) else ()
 
 
 def results_of(instruction: Instruction) -> tuple[str, ...]:
@@ -98,6 +109,10 @@ class Scopes:
             for name in filter(None, reads_of(ins)):
                 self.uses.setdefault(name, []).append(i)
         self._ids: dict[Hashable, int] = {}
+        self._read = [(*operands_of(own), *_again(own)) for own in program.instructions]
+        self._random = [random_index(own) for own in program.instructions]
+        self._inner: dict[tuple[str, str], tuple[Hashable, ...]] = {}
+        self._of_state = {name: self._id(self._kind(p)) for name, p in self.state.items()}
         self._static = [self._id(self._description(ins)) for ins in program.instructions]
         self._chains: dict[str, tuple[str, ...]] = {}
         self._held: dict[str, list[ProgramParameter]] = {}
@@ -107,6 +122,7 @@ class Scopes:
                 self._held.setdefault(".".join(parts[:n]), []).append(p)
         self._updates: dict[ModuleVisit, dict[str, str]] = {}
         self._keys: dict[ModuleVisit, Key] = {}
+        self._equal: dict[Key, Key] = {}  # of equal keys one, so that they are told by their address
         self.root = self._settle()
 
     # --- what a run reads and leaves behind ---
@@ -157,8 +173,7 @@ class Scopes:
 
     def random_base(self, run: ModuleVisit) -> int:
         """The smallest number of a random operator inside, -1 without one."""
-        found = (random_index(ins) for ins in self.program.instructions[run.start : run.stop])
-        return min((index for index in found if index is not None), default=-1)
+        return min((index for index in self._random[run.start : run.stop] if index is not None), default=-1)
 
     def held(self, path: str) -> list[ProgramParameter]:
         """Parameters, then buffers, of a module and all inside it."""
@@ -178,7 +193,8 @@ class Scopes:
     def key(self, run: ModuleVisit) -> Key:
         """Two runs with equal keys run the same code on values numbered in the order of their appearance."""
         if run not in self._keys:
-            self._keys[run] = self._make_key(run)
+            made = self._make_key(run)
+            self._keys[run] = self._equal.setdefault(made, made)
         return self._keys[run]
 
     def _make_key(self, run: ModuleVisit) -> Key:
@@ -188,18 +204,21 @@ class Scopes:
         base = self.random_base(run)
         code: list[Hashable] = []
         for i in range(run.start, run.stop):
-            instruction = self.program.instructions[i]
-            again = instruction.again if isinstance(instruction, Compute) else ()
-            read = (*operands_of(instruction), *again)
-            operands = tuple(self._reference(v, run, numbers, inputs) for v in read)
-            number = random_index(instruction)
-            chain = self._chain(self.assigned[i])
-            below = [path for path in chain[1:] if inside(path, run.path)]
-            inner = tuple((relative(path, run.path), self.classes[path], self.keeps.get(path)) for path in below)
+            operands = tuple(self._reference(v, run, numbers, inputs) for v in self._read[i])
+            number = self._random[i]
+            inner = self._below(self.assigned[i], run.path)
             code.append((self._static[i], inner, operands, None if number is None else number - base))
         pairs = self.updates(run).items()
         updates = tuple((int(numbers[new][1:]), relative(self.state[b].path, run.path)) for b, new in pairs)
         return Key(self.classes.get(run.path, ""), held, tuple(code), updates)
+
+    def _below(self, module: str, scope: str) -> tuple[Hashable, ...]:
+        """The known modules around what is of `module`, within `scope`."""
+        if (module, scope) not in self._inner:
+            within = [path for path in self._chain(module)[1:] if inside(path, scope)]
+            found = tuple((relative(path, scope), self.classes[path], self.keeps.get(path)) for path in within)
+            self._inner[module, scope] = found
+        return self._inner[module, scope]
 
     def _reference(self, name: str | None, run: ModuleVisit, numbers: dict[str, str], inputs: dict[str, str]) -> str:
         if name is None:
@@ -214,8 +233,12 @@ class Scopes:
 
     def _stored(self, p: ProgramParameter, scope: str) -> Hashable:
         ties = tuple(f".{relative(tie, scope)}" if inside(tie, scope) else tie for tie in p.ties)
+        return self._of_state[p.value], ties
+
+    def _kind(self, p: ProgramParameter) -> Hashable:
+        """All of a parameter or buffer except its names."""
         kind = (p.dtype, p.trainable, p.persistent, p.value in self.buffers)
-        return (p.shape, p.split_shape, str(p.split_layout), kind, repr(p.init), ties, self._type(p.value))
+        return (p.shape, p.split_shape, str(p.split_layout), kind, repr(p.init), self._type(p.value))
 
     def _description(self, ins: Instruction) -> Hashable:
         """All of an instruction except its names, its place, and the number of a random operator."""
@@ -259,6 +282,7 @@ class Scopes:
         """Move strays and dissolve modules until every module has one body; ends, as each pass shortens paths."""
         while True:
             self._chains.clear()
+            self._inner.clear()
             self._keys.clear()
             root = self._run("", 0, len(self.assigned), 0)
             visits: dict[str, list[ModuleVisit]] = {}

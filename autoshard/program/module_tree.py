@@ -111,6 +111,7 @@ class _Builder:
             wanted = run.path in scopes.keeps or scopes.key(run) in looped
             if run is scopes.root or wanted or self._deserves_class(run):
                 self.groups.setdefault(scopes.key(run), []).append(run)
+        self.positions: dict[object, list[int]] = {}
         self.names: dict[object, str] = {}
         self._check_policies()
 
@@ -162,7 +163,7 @@ class _Builder:
 
     def _definition(self, key: object, runs: list[ModuleVisit]) -> Definition:
         first = runs[0]
-        positions = self._output_positions(runs)
+        positions = self._output_positions(key)
         values = self.scopes.values(first)
         is_root = first is self.scopes.root
         body: list[Item] = []
@@ -197,12 +198,14 @@ class _Builder:
     def _is_class(self, run: ModuleVisit) -> bool:
         return self.scopes.key(run) in self.groups
 
-    def _output_positions(self, runs: list[ModuleVisit]) -> list[int]:
-        """Positions, among the values a run defines, of those that are needed after some visit."""
-        needed: set[int] = set()
-        for run in runs:
-            needed |= {i for i, name in enumerate(self.scopes.values(run)) if self.scopes.escapes(name, run)}
-        return sorted(needed)
+    def _output_positions(self, key: object) -> list[int]:
+        """Positions, among the values that the runs of a key define, of those that are needed after some visit."""
+        if key not in self.positions:
+            needed: set[int] = set()
+            for run in self.groups[key]:
+                needed |= {i for i, name in enumerate(self.scopes.values(run)) if self.scopes.escapes(name, run)}
+            self.positions[key] = sorted(needed)
+        return self.positions[key]
 
     def _needed(self, run: ModuleVisit, positions: list[int], values: list[str]) -> set[str]:
         """Values that must be there when the body ends."""
@@ -230,7 +233,7 @@ class _Builder:
         offset = base - self.scopes.random_base(scope) if base >= 0 else 0
         children.setdefault(path, Child(path, self.names[key], offset))
         values = self.scopes.values(run)
-        results = [values[i] for i in self._output_positions(self.groups[key])]
+        results = [values[i] for i in self._output_positions(key)]
         used = tuple(v if v in needed or self.scopes.escapes(v, run) else None for v in results)
         keep = self.scopes.keeps.get(run.path, KEEP_ALL)
         return ModuleCall(path, self.names[key], tuple(self.scopes.inputs(run)), used, keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +31,10 @@ from autoshard.ir.plan import (
 )
 from autoshard.solvers.common.result import Solution
 
+if TYPE_CHECKING:
+    from autoshard.ir.program import Program
+    from autoshard.simulation.timeline import Timeline
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -44,14 +49,55 @@ class Origin:
 def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
     """The plan with the step time and peak memory of the very program that is emitted; of a step of several
     micro-batches with the mean time of one, on one stage that keeps all."""
-    from autoshard.program.lower import lower
-    from autoshard.simulation import simulate
     from autoshard.simulation.program_step import mean_seconds
 
+    made = simulated(plan, graph, hardware)
+    seconds = mean_seconds(made.program, made.timeline, graph, hardware, plan.step.micro_batches)
+    found = replace(plan, predicted_seconds=seconds, predicted_peak_bytes=made.timeline.peak_bytes)
+    _keep(graph, found, made)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """The program of a plan, and its step on `hardware`. `decided`: what the program was made of."""
+
+    program: Program
+    timeline: Timeline
+    hardware: Hardware
+    decided: tuple[object, ...]
+
+
+def simulated(plan: Plan, graph: Graph, hardware: Hardware) -> Simulated:
+    """Anew, but for the fastest and the smallest of the plans that were `priced`: one of them is mostly written."""
+    from autoshard.program.lower import lower
+    from autoshard.simulation import simulate
+
+    decided = _decided(plan)
+    for _, made in graph.once(_best).values():
+        if made.hardware is hardware and made.decided == decided:
+            return made
     program = lower(plan, graph)
-    timeline = simulate(program, graph, hardware)
-    seconds = mean_seconds(program, timeline, graph, hardware, plan.step.micro_batches)
-    return replace(plan, predicted_seconds=seconds, predicted_peak_bytes=timeline.peak_bytes)
+    return Simulated(program, simulate(program, graph, hardware), hardware, decided)
+
+
+def _decided(plan: Plan) -> tuple[object, ...]:
+    """All of a plan that its program depends on, beside the graph."""
+    stored = tuple((t.name, t.layout) for t in (*plan.inputs, *plan.parameters, *plan.buffers))
+    chosen = tuple((op.op, op.strategy) for op in plan.ops)
+    return plan.mesh, plan.step, plan.fusion, plan.precision, plan.optimizer, stored, chosen, plan.redistributions
+
+
+def _best(graph: Graph) -> dict[str, tuple[float, Simulated]]:
+    """By what is least: that, and the plan's program."""
+    return {}
+
+
+def _keep(graph: Graph, plan: Plan, made: Simulated) -> None:
+    for what, own in (("seconds", plan.predicted_seconds), ("bytes", plan.predicted_peak_bytes)):
+        known = graph.once(_best).get(what)
+        if known is None or own < known[0]:
+            graph.once(_best)[what] = own, made
 
 
 def plan_of(

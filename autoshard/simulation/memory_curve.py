@@ -83,7 +83,20 @@ def step_count(program: Program) -> int:
 
 def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, block_bytes: float = 1.0) -> MemoryPlan:
     """`accumulates`: a step before has left gradients, to which this one adds. `block_bytes`: each tensor takes a
-    multiple of them, as the device's allocator gives them out; `static_bytes` is what the tensors themselves have."""
+    multiple of them, as the device's allocator gives them out; `static_bytes` is what the tensors themselves have. Made
+    once for a program: the report asks again for what was simulated."""
+    known, key = program.once(_known), (id(graph), accumulates, block_bytes)
+    if key not in known:
+        known[key] = graph, _plan_memory(program, graph, accumulates, block_bytes)
+    return known[key][1]
+
+
+def _known(program: Program) -> dict[object, tuple[Graph, MemoryPlan]]:
+    """By address of the graph, which is kept so that no other one gets it."""
+    return {}
+
+
+def _plan_memory(program: Program, graph: Graph, accumulates: bool, block_bytes: float) -> MemoryPlan:
     lives = _Lives(program, graph, accumulates)
     steps = max(1, step_count(program))
     static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
