@@ -29,7 +29,7 @@ def over_all(pay: Floats) -> Floats:
 def test_what_few_columns_tell_is_what_all_tell(seed: int, forbid: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(least_excess, "_SMALL", 0)
     rng = np.random.default_rng(seed)
-    pays = [table(rng, 20, columns, forbid) for columns in (5, 17, 40)]
+    pays = [table(rng, 20, columns, forbid)[:, rng.integers(0, columns, columns)] for columns in (5, 17, 40)]
     own, row = rng.integers(0, 4, 30).astype(float), [rng.integers(0, 20, 30) for _ in range(3)]
     given = -np.abs(rng.integers(0, 3, (20, 20))).astype(float)
     parts = [LeastExcess(pays[:1]), LeastExcess(pays[1:], clipped=True), LeastExcess([], given)]
@@ -54,3 +54,9 @@ def test_rows_that_differ_are_not_looked_at_over_all_columns(monkeypatch: pytest
     assert found[79, :79].all()
     assert not found[:79].any()
     assert sum(looked) <= 2 * 80
+
+
+def test_columns_that_are_equal_are_looked_at_once() -> None:
+    pay = table(np.random.default_rng(3), 30, 7, 0.1)
+    (told,) = LeastExcess([np.repeat(pay, 50, axis=1)]).tables
+    assert np.array_equal(told, pay) and np.array_equal(LeastExcess([told]).whole, over_all(pay))

@@ -91,9 +91,7 @@ def foreseen(sum_: Additive, short: Short, contents: Contents, budget: int) -> b
 def _start(sum_: Additive, short: Short, kept: Sequence[Integers], contents: Contents, budget: int) -> _Start | None:
     """The least work of the encodings and orders that fit the budget."""
     found: list[_Start] = []
-    for store, encoded in encodings(sum_, kept, contents, budget):
-        if encoded.relaxed:
-            continue
+    for store, encoded in encodings(sum_, kept, contents, budget, exact=True):
         for key in KEYS:
             fork = store.fork()
             plans = [_block_plan(fork, encoded, short, fold, key, budget) for fold in short.folds]

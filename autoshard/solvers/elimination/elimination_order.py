@@ -1,8 +1,9 @@
 """The elimination order, and with it the size of every table, before anything is computed.
 
-Greedy, by one of two keys: fewest new neighbour pairs ("fill"), or the smallest joint table ("size"). Ties go to the
-variable whose neighbourhood is least eliminated, so that repeated blocks are all folded before any two are joined, then
-to the lowest index.
+Greedy, by one of three keys: fewest new neighbour pairs ("fill"), the smallest joint table ("size"), or the smallest
+tables left behind ("left": around gates a small joint table may leave one over all that the gate keeps apart). Ties go
+to the variable whose neighbourhood is least eliminated, so that repeated blocks are all folded before any two are
+joined, then to the lowest index.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.elimination.cost_tables import CostTerm, Store
 from autoshard.solvers.elimination.factor_graph import EliminationStep, TermGraph
 
-Key = Literal["size", "fill"]
+Key = Literal["size", "left", "fill"]
 _Priority = tuple[int, int, int]
 
 
@@ -89,7 +90,7 @@ def plan(
 def _priority(graph: TermGraph, variable: int, key: Key, costs: dict[int, int]) -> _Priority:
     """Notes the cost, too."""
     costs[variable] = graph.cost(variable)
-    level = costs[variable].bit_length()
+    level = (graph.left(variable) if key == "left" else costs[variable]).bit_length()
     first = graph.fill(variable) * 1000 + level if key == "fill" else level
     return first, graph.generation[variable], variable
 

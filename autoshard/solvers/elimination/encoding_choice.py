@@ -15,7 +15,7 @@ _TERM_SHARE = 16  # the largest term that is written down is this part of the bu
 EASY = 20_000_000  # joint entries: not worth looking for a better order
 
 Candidate = tuple[Store, Encoded, elimination_order.Elimination]
-KEYS: tuple[elimination_order.Key, ...] = ("size", "fill")
+KEYS: tuple[elimination_order.Key, ...] = ("size", "left", "fill")
 
 
 def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate | None:
@@ -33,18 +33,18 @@ def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: i
 
 
 def encodings(
-    sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int
+    sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int, *, exact: bool = False
 ) -> Iterator[tuple[Store, Encoded]]:
-    """In the order in which they are worth trying."""
+    """In the order in which they are worth trying. `exact`: those in which no value is relaxed alone."""
     most = max((len(value.consumers) for value in sum_.problem.values), default=1)
     styles: list[Style] = ["product"]
     styles += ["gates"] if most > 1 else []
     styles += ["shares"] if has_hub(sum_.problem) else []
     styles += ["sets"] if most > 2 else []
     for style in styles:
-        store = Store()
-        encoded = encode(store, sum_, kept, contents, budget // _TERM_SHARE, style)
-        if not encoded.relaxed or style != "product" or len(styles) == 1:
+        store, whole = Store(), exact or (style == "product" and len(styles) > 1)
+        encoded = encode(store, sum_, kept, contents, budget // _TERM_SHARE, style, exact=whole)
+        if encoded is not None:
             yield store, encoded
 
 
@@ -70,6 +70,7 @@ def bounding(sum_: Additive, kept: Sequence[Integers], contents: Contents, budge
     while True:
         store = Store()
         encoded = encode(store, sum_, kept, contents, limit, "sets")
+        assert encoded is not None
         plan = elimination_order.plan(store, encoded.terms, encoded.domains, "size", limit=limit)
         assert plan is not None
         if limit <= 1 or (plan.entries <= budget and plan.work <= WORK_PER_ENTRY * budget):

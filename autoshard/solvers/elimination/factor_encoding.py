@@ -71,10 +71,18 @@ def has_hub(problem: Problem) -> bool:
 
 
 def encode(
-    store: Store, sum_: Additive, kept: Sequence[Integers], contents: Contents, largest: float, style: Style
-) -> Encoded:
-    """Terms of at most `largest` entries, in the preferred form where that is possible and smaller."""
-    return _Encoder(store, sum_, kept, contents, largest, style).encoded()
+    store: Store,
+    sum_: Additive,
+    kept: Sequence[Integers],
+    contents: Contents,
+    largest: float,
+    style: Style,
+    *,
+    exact: bool = False,
+) -> Encoded | None:
+    """Terms of at most `largest` entries, in the preferred form where that is possible and smaller. `exact`: None as
+    soon as a value must be relaxed."""
+    return _Encoder(store, sum_, kept, contents, largest, style).encoded(exact)
 
 
 class _Encoder:
@@ -98,7 +106,7 @@ class _Encoder:
         self.merged: dict[int, tuple[int, list[Integers]]] = {}
         self.products: dict[tuple[object, ...], CostTerm | None] = {}
 
-    def encoded(self) -> Encoded:
+    def encoded(self, exact: bool) -> Encoded | None:
         tables: dict[tuple[int, float, int, int], tuple[tuple[int, ...], int]] = {}
         for n, (node, some) in enumerate(zip(self.sum.problem.nodes, self.kept, strict=True)):
             alike = (id(node.seconds), charge(self.sum, node.interval), id(node.bytes), id(some))
@@ -111,6 +119,8 @@ class _Encoder:
         for v, value in enumerate(self.sum.problem.values):
             pace.step(v)
             self.add_value(v, value)
+            if exact and self.relaxed:
+                return None
             origins += [v] * (len(self.terms) - len(origins))
         return Encoded(
             tuple(self.terms), tuple(origins), tuple(self.domains), frozenset(self.gates), tuple(self.relaxed)

@@ -72,6 +72,14 @@ class TermGraph:
             return _HOPELESS
         return sum(self.joint(variable, active)[0] for _, active in self.by_setting(variable, terms))
 
+    def left(self, variable: int) -> int:
+        """Entries of the tables that eliminating it leaves."""
+        terms = [self.terms[t] for t in self.of[variable]]
+        if self.settings(variable, terms) > _MOST_SETTINGS:
+            return _HOPELESS
+        around = [self.joint(variable, active)[1] for _, active in self.by_setting(variable, terms)]
+        return sum(math.prod(self.store.counts[map_] for map_ in joined.values()) for joined in around)
+
     def settings(self, variable: int, terms: Iterable[CostTerm]) -> int:
         return math.prod(self.domains[g] for g in {g for t in terms for g, _ in t.gates} if g != variable)
 

@@ -27,7 +27,8 @@ class LeastExcess:
     row costs less counts. `given`: the least itself, in place of tables."""
 
     def __init__(self, tables: Sequence[Floats], given: Floats | None = None, *, clipped: bool = False) -> None:
-        self.tables, self.given, self.clipped = tables, given, clipped
+        self.tables = [_told_apart(table) for table in tables]
+        self.given, self.clipped = given, clipped
 
     @cached_property
     def small(self) -> bool:
@@ -76,6 +77,13 @@ def beaten(own: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDArra
             exact = exact + least.at(row[first], row[second])
     open_[first, second] = exact >= 0
     return open_
+
+
+def _told_apart(pay: Floats) -> Floats:
+    """Without columns that equal an earlier one, as most do where bytes alone count: they say nothing more."""
+    columns = np.ascontiguousarray(pay.T)
+    first = {column.tobytes(): number for number, column in reversed(list(enumerate(columns)))}
+    return pay if len(first) == len(columns) else np.ascontiguousarray(columns[sorted(first.values())].T)
 
 
 def _of_all(pay: Floats) -> Floats:
