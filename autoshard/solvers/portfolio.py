@@ -32,12 +32,14 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, wide_choices
+from autoshard.solvers.relax.few_ranked import least_of_few
 from autoshard.solvers.relax.lagrangian import priced_fit
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.reader_terms import MANY
+from autoshard.solvers.relax.wide_choices import WideChoices
 from autoshard.solvers.relax.window_search import improved
 
 _LOOSE = 1e-3  # relative gap that is worth more work
@@ -144,12 +146,14 @@ def _auto(state: Incumbent, options: Options) -> None:
         shares = options.kept["shares"] = ReaderShares(problem)
     given_time = math.isfinite(options.clock.limit_seconds) and math.isinf(problem.capacity_bytes)
     loose = _LOOSE if given_time else _LOOSE_SHARES
-    fits = exact or shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
-    check()
-    if not fits and suits(problem) and not options.rough:
-        attempt(wide_choices.search, state, shares, budget, loose)
-    elif state.near is not None and state.gap > loose:  # what is best without the limit overflows
-        attempt(LimitedSearch(state, shares, budget, exact).run)
+    settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))
+    if not settled:
+        fits = exact or shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
+        check()
+        if not fits and suits(problem) and not options.rough:
+            attempt(wide_choices.search, state, shares, budget, loose)
+        elif state.near is not None and state.gap > loose:  # what is best without the limit overflows
+            attempt(LimitedSearch(state, shares, budget, exact).run)
     check()
     if state.choice is None and state.near is not None:
         found = Minimum(state.bound, state.near, False, (), 0)
@@ -160,8 +164,20 @@ def _auto(state: Incumbent, options: Options) -> None:
     if options.rough and state.choice is not None:
         return
     few = sum(len(node.seconds) for node in problem.nodes) <= _FEW_CHOICES
-    if not state.closed and (state.gap > loose or few):
+    if not state.closed and (few or (state.gap > loose and not settled)):
         _search(state, budget, options.clock, options.rough, options.unfit)
+
+
+def _limited_soon(state: Incumbent, shares: ReaderShares, options: Options, loose: float) -> bool:
+    """Where a plan near the one that is best without the memory limit overflows, and equal layers tell it soon: leaves
+    what is found among few choices, and whether no price of bytes gives more."""
+    if math.isinf(state.problem.capacity_bytes):
+        return False
+    near = least_of_few(shares.apart(state.problem), _ROUGH_ENTRIES)
+    if near is None or shares.offered(state, near.choice) or state.near is None:
+        return False
+    among = WideChoices(state, condensed(state.problem), shares, options.budget_entries or BUDGET_ENTRIES, loose)
+    return among.run(exact_rounds=0) if options.rough else among.run()
 
 
 def _exact_soon(state: Incumbent, options: Options) -> bool:

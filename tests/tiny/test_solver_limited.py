@@ -11,6 +11,7 @@ import pytest
 from autoshard import solvers
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import portfolio
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.solver_options import Clock, Looks, Options
 from autoshard.solvers.elimination.cost_tables import Contents
@@ -21,6 +22,7 @@ from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.trws_layouts import Beliefs
 from tests.random_problems import hub_problem, limited, random_problem
+from tests.tiny.test_solver_fold import repeated
 
 
 def priced(problem: Problem, choice: tuple[int, ...], multipliers: np.ndarray, scale: float) -> float:
@@ -125,6 +127,41 @@ def test_few_choices_and_messages_stand_around_the_optimum(seed: int, monkeypatc
     except InfeasibleError as error:
         assert not error.proven or best == np.inf
     assert state.bound <= best * (1 + 1e-9) and state.value >= best * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_few_choices_of_equal_layers_and_their_prices_stand_around_the_optimum(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide_choices, "_FEW", 1 + seed % 2)
+    problem = limited(repeated(seed, 12, charged=True), seed)
+    try:
+        best = solvers.solve(problem, "ilp").objective
+    except InfeasibleError:
+        best = np.inf
+    state, shares, kept = Incumbent(problem), ReaderShares(problem), {"shares": ReaderShares(problem)}
+    settled = False
+    try:
+        settled = portfolio._limited_soon(state, shares, Options(kept=kept), 0.0)
+    except InfeasibleError as error:
+        assert not error.proven or best == np.inf
+    assert state.bound <= best * (1 + 1e-9) and state.value >= best * (1 - 1e-9)
+    assert not settled or (state.choice is not None and state.bound > 0.0)
+
+
+def test_most_limits_on_equal_layers_are_settled_among_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without rounds of shares, and in one solve or two over all choices."""
+    exactly, looked = wide_choices.WideChoices.exactly, []
+    monkeypatch.setattr(
+        wide_choices.WideChoices, "exactly", lambda self, prices: looked.append(0) or exactly(self, prices)
+    )
+    monkeypatch.setattr(LimitedSearch, "_by_shares", lambda self, multipliers: pytest.fail("shares are not asked"))
+    for share in (0.95, 0.8, 0.6):
+        problem = replace(layers(60), capacity_bytes=share * 240.0)
+        state = Incumbent(problem)
+        assert portfolio._limited_soon(state, ReaderShares(problem), Options(), 0.01)
+        assert state.gap <= 0.01
+    assert len(looked) <= 6
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Integers, Problem
+from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.compress_blocks import Short, shortened
 from autoshard.solvers.elimination.cost_tables import Contents
@@ -45,12 +45,14 @@ def least_of_few(problem: Problem, budget_entries: int, count: int = _FEW) -> Ne
     return Near(found.bound, tuple(int(some[s]) for some, s in zip(few, found.choice, strict=True)))
 
 
-def few_ranked(problem: Problem, count: int) -> list[Integers] | None:
-    """Of each node `count` choices at most, the same of nodes that are alike; None where nothing repeats."""
-    short = shortened(additive(problem), Contents(problem))
+def few_ranked(problem: Problem, count: int, prices: Floats | None = None) -> list[Integers] | None:
+    """Of each node `count` choices at most, the same of nodes that are alike; None where nothing repeats.
+
+    `prices`: seconds that a byte costs, over time."""
+    short = shortened(additive(problem, prices), Contents(problem))
     if short is None:
         return None
-    beliefs = Beliefs(additive(short.problem))
+    beliefs = Beliefs(additive(short.problem, prices))
     for _ in range(_ROUNDS):
         beliefs.round()
     ranked = ranking(short.problem, beliefs)

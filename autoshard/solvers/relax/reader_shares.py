@@ -118,6 +118,12 @@ class ReaderShares:
         state.offer(choice)
         self.keep(choice)
 
+    def offered(self, state: Incumbent, choice: Choice) -> bool:
+        """Leaves a plan, its heads chosen anew; whether it is allowed and fits."""
+        choice = self.given_heads(state.problem, choice)
+        self.keep(choice)
+        return state.offer(choice)
+
     def given_heads(self, problem: Problem, choice: Choice) -> Choice:
         """What values with many readers are made of, and views of them, chosen anew for the readers of `choice`."""
         if not self.views:

@@ -1,30 +1,33 @@
-"""Nodes of hundreds of choices, in tables that are too large: the few choices that messages rank first, and messages
-again for what all plans cost at the least.
+"""A memory limit, or nodes of hundreds of choices, where exact tables over all choices take seconds, or don't fit: the
+few choices that messages rank first, and what all plans cost at the least.
 
-1. Messages without prices rank the choices (`trws_layouts.Beliefs`); the problem over the first few is solved, in
-   small tables. More rounds raise the bound.
+1. Messages without prices rank the choices, over one of equal layers where layers are equal (`few_ranked.py`), else
+   over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables.
 2. Where that plan overflows: the least memory in full, or the proof that nothing fits. Then the problem over few
-   choices is solved within the limit, which leaves prices of bytes; messages under these bound all plans that fit, and
-   rank the choices that are added for the next time.
+   choices is solved within the limit, which leaves prices of bytes; messages under these rank the choices that are
+   added for the next time.
+3. Once prices settle: the least under them over all choices bounds every plan that fits, or where its tables don't fit
+   messages do. What is least is added, and 2 goes on from there while that gains.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.ir.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, minimum_within
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
+from autoshard.solvers.relax.few_ranked import few_ranked
 from autoshard.solvers.relax.hub_relaxation import undercutting
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
@@ -36,6 +39,7 @@ _FIRST = 4  # rounds before choices are ranked, or shares move
 _ROUNDS = 12  # the same without prices, where the bound stays open
 _FEW = 16  # choices of each node
 _BETTER = 3e-3  # relative: worth the choices that other prices rank first
+_EXACT_ROUNDS = 4  # over all choices, at most
 _PAIRS = 2  # plans that are mixed
 _PLANS = 12  # that prices begin from
 
@@ -47,35 +51,128 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float) ->
     """
     problem = condensed(state.problem)
     beliefs = Beliefs(additive(problem))
-    _climb(state, beliefs, 0.0, _FIRST, loose)
+    climb(state, beliefs, 0.0, _FIRST, loose)
     keep = [some[:_FEW] for some in ranking(problem, beliefs)]
     _free(state, replace(problem, capacity_bytes=math.inf), keep)
     if state.near is None:
-        _climb(state, beliefs, 0.0, _ROUNDS, loose)
+        climb(state, beliefs, 0.0, _ROUNDS, loose)
         return
-    plans, before = [state.near], math.inf
-    if state.choice is None:
-        full = LimitedSearch(state, shares, budget)
-        full.light()
-        plans = [own.choice for own in full.columns]
-    while True:
-        prices = _within(state, problem, keep, plans)
-        if prices is None:
-            return
-        paid = float(prices.sum()) * problem.capacity_bytes
-        beliefs = Beliefs(additive(problem, prices))
-        _climb(state, beliefs, paid, _FIRST, loose)
-        if state.gap <= loose:
-            return
-        if state.value > before * (1 - _BETTER):
-            _exactly(state, problem, beliefs, prices, shares.cut)
-            return
-        before = state.value
-        ranked = ranking(problem, beliefs)
-        keep = [np.union1d(old, some[:_FEW]) for old, some in zip(keep, ranked, strict=True)]
+    WideChoices(state, problem, shares, budget, loose).run(keep)
 
 
-def _climb(state: Incumbent, beliefs: Beliefs, paid: float, most: int, loose: float) -> None:
+class WideChoices:
+    """Of a plan that overflows, `state.near`: those that fit. `problem`: that of `state` on condensed times."""
+
+    def __init__(self, state: Incumbent, problem: Problem, shares: ReaderShares, budget: int, loose: float) -> None:
+        assert state.near is not None, "there is a plan that overflows"
+        self.state, self.problem, self.shares, self.budget, self.loose = state, problem, shares, budget, loose
+        self.contents = Contents(problem)
+        self.plans = [state.near]
+        self.beliefs: Beliefs | None = None  # of the last prices, where nothing repeats
+
+    def run(self, keep: list[Integers] | None = None, exact_rounds: int = _EXACT_ROUNDS) -> bool:
+        """`keep`: the choices to begin with. `exact_rounds`: over all choices, at most. Whether there is a plan and
+        prices have settled. Raises InfeasibleError where it is proven that nothing fits."""
+        if self.state.choice is None:
+            full = LimitedSearch(self.state, self.shares, self.budget)
+            full.light()
+            self.plans = [own.choice for own in full.columns]
+        keep = keep or self.ranked(np.zeros(self.problem.horizon))
+        before = math.inf
+        while self.state.gap > self.loose:
+            prices = self.within(keep)
+            if prices is None:
+                return False
+            more = self.ranked(prices)
+            if self.state.value > before * (1 - _BETTER):
+                new, exact_rounds = self.exactly(prices) if exact_rounds > 0 else False, exact_rounds - 1
+                if not new:
+                    return new is not None
+            before = self.state.value
+            keep = [np.union1d(old, some) for old, some in zip(keep, more, strict=True)]
+        return True
+
+    def ranked(self, prices: Floats) -> list[Integers]:
+        """The first few choices of each node under these prices; all of what is chosen for its readers."""
+        part = reader_terms.without_hubs(additive(self.problem, prices), self.shares.cut)
+        few = few_ranked(part, _FEW, prices)
+        self.beliefs = None if few else self.messages(prices)
+        if self.beliefs is not None:
+            return [some[:_FEW] for some in ranking(self.problem, self.beliefs)]
+        assert few is not None
+        for n in (*self.shares.heads, *self.shares.views):
+            few[n] = np.arange(len(self.problem.nodes[n].seconds))
+        return few
+
+    def messages(self, prices: Floats) -> Beliefs:
+        """Between all nodes; they raise the bound."""
+        beliefs = Beliefs(additive(self.problem, prices))
+        climb(self.state, beliefs, self.paid(prices), _FIRST, self.loose)
+        return beliefs
+
+    def paid(self, prices: Floats) -> float:
+        """What these prices give for the capacity."""
+        return float(prices.sum()) * self.problem.capacity_bytes
+
+    def within(self, few: list[Integers]) -> Floats | None:
+        """Leaves the best plan within the limit over these choices and those of `plans`, to which it adds those that it
+        meets; gives the prices of bytes behind its bound. None where there is no plan."""
+        state, problem = self.state, self.problem
+        known = [own for own in (state.choice, state.near) if own is not None]
+        start = list(dict.fromkeys([*self.plans, *known]))
+        keep = [np.union1d(some, [own[n] for own in start]).astype(np.int64) for n, some in enumerate(few)]
+        inner = Incumbent(narrowed(problem, keep))
+        shares = ReaderShares(inner.problem)
+        for own in start:
+            lowered = tuple(int(np.searchsorted(some, s)) for some, s in zip(keep, own, strict=True))
+            inner.offer(lowered)
+            shares.remember(lowered)
+        if inner.near is None:
+            return None
+        within = LimitedSearch(inner, shares, BUDGET_ENTRIES, exact=True)
+        within.pairs = _PAIRS
+        try:
+            attempt(within.run)
+        except InfeasibleError:  # of these few
+            return None
+        met = (_whole(keep, own.choice) for own in within.columns)
+        self.plans = list(dict.fromkeys([*self.plans, *met]))[-_PLANS:]
+        if inner.choice is None:
+            return None
+        state.offer(_whole(keep, inner.choice))
+        return within.best
+
+    def exactly(self, prices: Floats) -> bool | None:
+        """Leaves the bound of the least under prices, but for what is cut off, and its plan; whether that was not met
+        before. Over all choices, or where tables are too large over those that a plan better than the best may have;
+        None where these are too large too."""
+        state, paid, found = self.state, self.paid(prices), None
+        if self.beliefs is None:  # equal layers are one
+            found = self.least(prices, self.problem, None)
+            state.raise_bound(found.bound - paid if found else 0.0)
+        if found is None and state.choice is not None:
+            beliefs = self.beliefs or self.messages(prices)
+            worth = undercutting(self.problem, beliefs, state.choice, state.value + paid)
+            found = self.least(prices, narrowed(self.problem, worth), worth)
+            state.raise_bound(min(found.bound - paid, state.value) if found else 0.0)
+        if found is None:
+            return None
+        choice = self.shares.given_heads(self.problem, found.choice)
+        state.offer(choice)
+        new = choice not in self.plans and math.isfinite(objective(self.problem, choice))
+        self.plans += [choice] if new else []
+        return new
+
+    def least(self, prices: Floats, problem: Problem, keep: Sequence[Integers] | None) -> Minimum | None:
+        """`problem`: over the choices `keep`, which its own stand for. None where its tables or time don't suffice."""
+        part = reader_terms.without_hubs(additive(problem, prices), self.shares.cut)
+        contents = self.contents if keep is None else Contents(problem)
+        contents.also(part)
+        found = attempt(minimum_within, part, contents, multipliers=prices, budget_entries=self.budget)
+        return found if found is None or keep is None else replace(found, choice=_whole(keep, found.choice))
+
+
+def climb(state: Incumbent, beliefs: Beliefs, paid: float, most: int, loose: float) -> None:
     """Rounds of messages. `paid`: what the prices give for the capacity."""
     while beliefs.rounds < most and not (beliefs.rounds >= _FIRST and state.gap <= loose):
         if beliefs.rounds >= _FIRST:
@@ -92,49 +189,6 @@ def _free(state: Incumbent, problem: Problem, keep: list[Integers]) -> None:
         return
     if inner.choice is not None:
         state.offer(_whole(keep, inner.choice))
-
-
-def _within(state: Incumbent, problem: Problem, few: list[Integers], plans: list[Choice]) -> Floats | None:
-    """Leaves the best plan within the limit over these choices and those of `plans`, to which it adds those that it
-    meets; gives the prices of bytes behind its bound. None where there is no plan."""
-    known = [own for own in (state.choice, state.near) if own is not None]
-    start = list(dict.fromkeys([*plans, *known]))
-    keep = [np.union1d(some, [own[n] for own in start]).astype(np.int64) for n, some in enumerate(few)]
-    inner = Incumbent(narrowed(problem, keep))
-    shares = ReaderShares(inner.problem)
-    for own in start:
-        lowered = tuple(int(np.searchsorted(some, s)) for some, s in zip(keep, own, strict=True))
-        inner.offer(lowered)
-        shares.remember(lowered)
-    if inner.near is None:
-        return None
-    within = LimitedSearch(inner, shares, BUDGET_ENTRIES, exact=True)
-    within.pairs = _PAIRS
-    try:
-        attempt(within.run)
-    except InfeasibleError:  # of these few
-        return None
-    plans[:] = list(dict.fromkeys([*plans, *(_whole(keep, own.choice) for own in within.columns)]))[-_PLANS:]
-    if inner.choice is None:
-        return None
-    state.offer(_whole(keep, inner.choice))
-    return within.best
-
-
-def _exactly(state: Incumbent, problem: Problem, beliefs: Beliefs, prices: Floats, cut: Collection[int]) -> None:
-    """The least under prices, but for what is cut off, over the choices that a plan better than the best may have."""
-    if state.choice is None:
-        return
-    paid = float(prices.sum()) * problem.capacity_bytes
-    keep = undercutting(problem, beliefs, state.choice, state.value + paid)
-    small = narrowed(problem, keep)
-    part = reader_terms.without_hubs(additive(small, prices), cut)
-    contents = Contents(small)
-    contents.also(part)
-    found = attempt(minimum_within, part, contents, multipliers=prices)
-    if found is not None:
-        state.raise_bound(min(found.bound - paid, state.value))
-        state.offer(_whole(keep, found.choice))
 
 
 def _whole(keep: Sequence[Integers], choice: Sequence[int]) -> Choice:
