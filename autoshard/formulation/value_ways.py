@@ -20,6 +20,7 @@ class ValueWays:
         self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
         self.found: dict[Hashable, tuple[Ways, CollectiveSeconds]] = {}
         self.known: dict[Hashable, WayParts] = {}
+        self.last: Ways | None = None  # whose steps are held: they are many
 
     def parts(self, v: int) -> WayParts:
         return self._counted(v, "seconds", lambda alone: alone)
@@ -42,6 +43,9 @@ class ValueWays:
                 terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
                 self.found[way] = Ways(site.sources, site.targets, terms), terms.seconds
             ways, alone = self.found[way]
+            if self.last is not None and self.last is not ways:
+                self.last.forget()
+            self.last = ways
             self.known[way, name] = ways.parts(count(alone))
         return self.known[way, name]
 

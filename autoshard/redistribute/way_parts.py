@@ -108,6 +108,11 @@ class Ways:
         deferred, elements = count.summed & ~count.others, prices.space.elements[self.starts]
         return WayParts(dict(count.seconds), dict(count.tasks), count.summed, deferred, elements)
 
+    def forget(self) -> None:
+        """Lets go of the steps, which are found again where they are needed."""
+        for name in ("moves", "exchanges"):
+            vars(self).pop(name, None)
+
     @cached_property
     def exchanges(self) -> _Exchanges | None:
         """The ways that are no steps of the pair table."""
