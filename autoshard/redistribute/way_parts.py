@@ -182,7 +182,7 @@ class _Steps:
             edges_ = np.flatnonzero(kind == number + 1)
             place = np.searchsorted(edges_, position[some])
             elements = (self.space.elements[end[edges_]] for end in (start, stop))
-            yield _Moves(axes, pair, ways[some].astype(np.int32), place.astype(np.int32), *elements)
+            yield _Moves(axes, pair, ways[some], place, *elements)
 
 
 class _Count:
