@@ -31,7 +31,7 @@ class Holding:
                 self.last[value] = nested.get(i, i)
         stay = {*definition.outputs, *(new for _, new in definition.updates), *definition.inputs}
         own = [[value for value in storage if value in self.last] for storage in program.short_lived]
-        own += [[value] for value in gathered if value in self.last]
+        own += [[value] for value in self.last if value in gathered]  # a set has another order in each process
         self.ends: dict[int, list[str]] = {}  # position -> the values that end with its statement
         for values in own:
             if values and stay.isdisjoint(values):
