@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoshard.ir.graph import Derives
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 
@@ -261,7 +262,7 @@ class Fusion:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Derives):
     graph_hash: str
     model: str  # what the user named: file.py:callable, package.module:callable, file.pt2, file.graph.json
     model_arguments: tuple[tuple[str, str | int | float | bool], ...]  # keyword arguments given to the callable

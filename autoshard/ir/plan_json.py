@@ -19,7 +19,11 @@ _AGAIN = "make the plan again with `autoshard plan`"
 
 
 def dumps(plan: Plan) -> str:
-    """The plan as JSON text that ends with a newline."""
+    """The plan as JSON text that ends with a newline. Made once: what is written of a plan names it by its hash."""
+    return plan.once(_dumped)
+
+
+def _dumped(plan: Plan) -> str:
     lines = [f'"kind": "{KIND}"', f'"schema_version": {SCHEMA_VERSION}']
     for field in dataclasses.fields(plan):
         lines.append(f"{_text(field.name)}: {_block(encode(getattr(plan, field.name)))}")

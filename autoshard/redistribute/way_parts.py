@@ -102,7 +102,7 @@ class Ways:
             prices.seconds = least
         count = _Count(prices, (len(self.starts), len(self.stops)))
         for moves in self.moves:
-            count.add_moves(moves)
+            count.add_steps(moves)
         if self.exchanges is not None:
             _add_direct(count, prices, self.exchanges)
         deferred, elements = count.summed & ~count.others, prices.space.elements[self.starts]
@@ -120,9 +120,9 @@ class Ways:
         return _exchanges(self.prices, self.sources, self.targets, self.direct) if direct else None
 
     @cached_property
-    def moves(self) -> list[_Moves]:
+    def moves(self) -> list[_LikeSteps]:
         """All steps of the ways by the pair table, followed back from their ends at once."""
-        found: list[_Moves] = []
+        found: list[_LikeSteps] = []
         ways = np.flatnonzero(~self.direct)
         row, here = ways // len(self.stops), self.stops[ways % len(self.stops)]
         steps = _Steps(self.prices.space)
@@ -137,7 +137,7 @@ class Ways:
 
 
 @dataclass(frozen=True, eq=False)
-class _Moves:
+class _LikeSteps:
     """One step of each of `ways`, which are given by their place in a flat table: all do the same `pair` over the same
     axes. `place`: of each, its edge among those whose ends hold `before` and `after` elements."""
 
@@ -157,7 +157,7 @@ class _Steps:
         self.placed = [_numbered([letter.placement for letter in letters]) for letters in own.letters]
         self.codes = [np.array([letter.code for letter in letters]) for letters in own.letters]
 
-    def alike(self, ways: Integers, start: Integers, stop: Integers) -> Iterator[_Moves]:
+    def alike(self, ways: Integers, start: Integers, stop: Integers) -> Iterator[_LikeSteps]:
         edges, position = distinct(start * self.space.states + stop, self.space.states**2)
         start, stop = edges // self.space.states, edges % self.space.states
         changed = np.zeros(len(edges), np.int64)
@@ -182,7 +182,7 @@ class _Steps:
             edges_ = np.flatnonzero(kind == number + 1)
             place = np.searchsorted(edges_, position[some])
             elements = (self.space.elements[end[edges_]] for end in (start, stop))
-            yield _Moves(axes, pair, ways[some], place, *elements)
+            yield _LikeSteps(axes, pair, ways[some], place, *elements)
 
 
 class _Count:
@@ -196,7 +196,7 @@ class _Count:
         self.summed = np.zeros(shape, np.int64)
         self.others = np.zeros(shape, np.int64)  # axes of steps that are no sums, and of second ones
 
-    def add_moves(self, moves: _Moves) -> None:
+    def add_steps(self, moves: _LikeSteps) -> None:
         bits = sum(1 << axis for axis in moves.axes)
         ways, summed, others = moves.ways, self.summed.reshape(-1), self.others.reshape(-1)
         if sums := PAIRS[moves.pair] == ("R", "R+") and self.prices.differentiable:  # no gradient, no sum
@@ -212,7 +212,7 @@ class _Count:
             self.add(phases, backward, moves, moves.after, moves.before, self.prices.widening)
 
     def add(
-        self, phases: Sequence[str], action: str, moves: _Moves, given: Integers, made: Integers, widening: float
+        self, phases: Sequence[str], action: str, moves: _LikeSteps, given: Integers, made: Integers, widening: float
     ) -> None:
         """The seconds of one action in all of these phases."""
         if not action:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard import __version__
@@ -105,11 +105,14 @@ def chosen(plan: Plan, formulation: Formulation) -> dict[int, int]:
     """Node -> the index of the plan's choice, where the formulation offers it. Sinks are no choices."""
     texts = {(kind, d.op if isinstance(d, OpPlan) else d.name): said(d) for kind, d in decisions(plan)}
     found = {}
+    known: dict[int, dict[str, int]] = {}  # by the tuple of choices, which alike sites share
     for n, site in enumerate(formulation.sites):
-        offered = [str(choice) for choice in site.strategies or site.layouts]
-        text = texts.get((site.kind, site.name))
-        if text in offered:
-            found[n] = offered.index(text)
+        choices: Sequence[object] = site.strategies or site.layouts
+        if id(choices) not in known:
+            known[id(choices)] = {str(choice): s for s, choice in reversed([*enumerate(choices)])}
+        offered, text = known[id(choices)], texts.get((site.kind, site.name))
+        if text is not None and text in offered:
+            found[n] = offered[text]
     return found
 
 
