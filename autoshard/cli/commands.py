@@ -270,7 +270,7 @@ def simulate(options: argparse.Namespace) -> int:
             plan_summary.timeline_dict(timeline, made.plan, made.graph) | {"written": str(target), "files": files}
         )
     else:
-        print(plan_summary.timeline_summary(timeline, made.plan, made.graph))
+        print(plan_summary.timeline_summary(timeline, made.plan, made.graph, options.compiled))
         print(f"written to {target}" + (f": {plan_summary.file_names(files)}" if options.export else ""))
     return 0
 

@@ -64,11 +64,14 @@ def moved(plan: Plan, objective_seconds: float, predicted_seconds: float) -> str
     return f"costs have changed since this plan was made ({was}): figures are today's, and no bound holds for them"
 
 
-def resimulated(plan: Plan, step_seconds: float) -> tuple[str, ...]:
-    """What a reader of a timeline made today, of one micro-batch, should know of its plan."""
+def resimulated(plan: Plan, step_seconds: float, compiled: bool = False) -> tuple[str, ...]:
+    """What a reader of a timeline made today, of one micro-batch, should know of its plan. `compiled`: its blocks are,
+    which those of the plan's own step are not."""
     if plan.step.predicted_seconds:
-        whole = format_seconds(plan.step.predicted_seconds)
-        return (*origin(plan), f"the timeline is of one micro-batch by itself; the step of all takes {whole}")
+        eager, whole = " of eager blocks" * compiled, format_seconds(plan.step.predicted_seconds)
+        return (*origin(plan), f"the timeline is of one micro-batch by itself; the step of all{eager} takes {whole}")
+    if compiled:
+        return (*origin(plan), f"with eager blocks the predicted step is {format_seconds(plan.predicted_seconds)}")
     if _close(plan.predicted_seconds, step_seconds):
         return origin(plan)
     then = format_seconds(plan.predicted_seconds)

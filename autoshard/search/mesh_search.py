@@ -97,7 +97,7 @@ def search_meshes(
                 _Tried(mesh, 0.0, "no plan found that fits" if isinstance(error, InfeasibleError) else "not possible")
             )
     if not any(t.found for t in tried):
-        raise of_all_meshes(errors)
+        raise _of_others(of_all_meshes(errors), len(errors) - 1, request.devices)
     return _chosen(tried, request.level, options)
 
 
@@ -107,6 +107,16 @@ def of_all_meshes(errors: Sequence[UserError]) -> UserError:
     infeasible = [error for error in errors if isinstance(error, InfeasibleError)]
     open_ = [error for error in infeasible if not error.proven]
     return open_[-1] if open_ else infeasible[-1] if infeasible else last
+
+
+def _of_others(error: UserError, others: int, devices: int) -> UserError:
+    """`error` of one mesh, which says that the `others` have no plan either."""
+    if not others or not isinstance(error, InfeasibleError):
+        return error
+    told = (
+        f"{error.message}; nor {'is' if error.proven else 'was'} there one on {others} other mesh{'es' * (others > 1)}"
+    )
+    return InfeasibleError(f"{told} of {devices} devices", error.hint, proven=error.proven)
 
 
 def _try(task: SearchTask, leader: float) -> _Tried:

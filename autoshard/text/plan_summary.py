@@ -268,8 +268,9 @@ def next_command(plan: Plan, graph: Graph, out: str, verified: bool = False) -> 
     return f"torchrun --nproc-per-node {plan.devices} {out}/train.py --backend gloo --steps 5"
 
 
-def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:
-    """A simulated step in a few lines: its length and how sure it is, each stream, the memory peak."""
+def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph, compiled: bool = False) -> str:
+    """A simulated step in a few lines: its length and how sure it is, each stream, the memory peak. `compiled`: its
+    blocks are."""
     rows: list[Sequence[str]] = [("step", format_seconds(timeline.step_seconds), str(error_band(plan, graph)))]
     for stream, seconds in timeline.busy_seconds:
         share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
@@ -284,7 +285,7 @@ def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:
         rows.append((f"  {kind} {'+'.join(axes)}", str(count.calls), f"{sizes}, {format_bytes(count.bytes)} in all"))
     rows.append(("memory peak", format_bytes(timeline.peak_bytes), f"{format_seconds(timeline.peak_at_seconds)} in"))
     rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
-    notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds)]
+    notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds, compiled)]
     if timeline.events:  # streams run beside each other, and may all wait for the host
         notes = [*wrapped(f"in turn, the step waits for {waits(timeline)}", WIDTH), *notes]
     return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])

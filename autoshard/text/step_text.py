@@ -75,7 +75,6 @@ def left_out(found: JointResult) -> list[str]:
 
 def certainty(found: JointResult) -> list[str]:
     """The gaps, in words, and of what they speak."""
-    ways = len(found.best.problem.costs)
     if found.level == RATIO:
         return [
             f"gap {found.gap:.2%}: by the costs of blocks {format_seconds(found.best.rest_seconds)} of a step, the "
@@ -83,7 +82,7 @@ def certainty(found: JointResult) -> list[str]:
             "too, each by itself, and none of the plans below has less than "
             f"{format_seconds(found.bound_rest_seconds)} of it; what stages wait for each other does not count, and "
             "nothing is proved of the step's time",
-            _searched(found, "have more of it by their bounds"),
+            _searched(found, "", "have more of it by their bounds"),
         ]
     if found.level == MEMORY:
         return [
@@ -91,7 +90,7 @@ def certainty(found: JointResult) -> list[str]:
             f"{format_bytes(found.best.peak_bytes)}, and that of none of the plans below less than "
             f"{format_bytes(found.bound_bytes)}; of those that hold as little as their outer choice can, the fastest "
             "was looked for, and nothing is proved of its time",
-            _searched(found, "hold more by their bounds"),
+            _searched(found, "", "hold more by their bounds"),
         ]
     return [
         f"gap {found.gap:.2%}: by the costs of blocks it takes {format_seconds(found.best.seconds)}, and none of the "
@@ -99,17 +98,19 @@ def certainty(found: JointResult) -> list[str]:
         f"undivided forwards and backwards run{_below(found)}",
         f"gap {found.model_gap:.2%} of the closed form to the least that any of them can have, "
         f"{format_seconds(found.model_bound)}",
-        f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved, of "
-        f"which {found.fitting:,} fit; the others can't be better by their bounds. Blocks of {ways} kinds, split over "
-        f"a replica in the ways that {found.fronts} searches found; of each {_ways(found)}",
+        _searched(
+            found, f", {found.fitting:,} of which fit{'s' * (found.fitting == 1)}", "can't be better by their bounds"
+        ),
     ]
 
 
-def _searched(found: JointResult, others: str) -> str:
+def _searched(found: JointResult, of_these: str, others: str) -> str:
+    solved = f"{found.solved:,} {'was' if found.solved == 1 else 'were'} solved{of_these}"
+    kinds, searches = counted(len(found.best.problem.costs), "kind"), counted(found.fronts, "search")
+    choices = f"{found.considered:,} outer choice{'s' * (found.considered != 1)}"
     return (
-        f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved; "
-        f"the others {others}. Blocks of {len(found.best.problem.costs)} kinds, split over a replica in the ways that "
-        f"{found.fronts} searches found; of each {_ways(found)}"
+        f"the plans: {choices} with a split of the blocks; {solved}; the others "
+        f"{others}. Blocks of {kinds}, split over a replica in the ways that {searches} found; of each {_ways(found)}"
     )
 
 

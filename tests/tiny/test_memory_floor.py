@@ -211,6 +211,15 @@ def test_of_several_meshes_all_must_be_proven() -> None:
     assert of_all_meshes([wrong]) is wrong
 
 
+def test_no_plan_on_any_mesh_of_some_devices_is_said_of_all_of_them() -> None:
+    graph, request = GRAPHS["mlp"], SearchRequest(devices=4, memory_limit_bytes=1024.0)
+    with pytest.raises(
+        InfeasibleError, match=r"^proved: no plan of mesh .*; nor is there one on \d+ other mesh"
+    ) as caught:
+        make_plan(graph, HARDWARE, request)
+    assert caught.value.proven
+
+
 def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = tmp_path / "mlp.json"
     graph_json.save(mlp_graph(2), graph)

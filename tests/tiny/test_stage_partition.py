@@ -246,6 +246,14 @@ def test_the_room_of_stages_bounds_the_step_where_all_must_be_lean() -> None:
     assert RoomBound(replace(problem, capacity_bytes=np.full(2, 3.9))).step_seconds == np.inf
 
 
+def test_stages_without_any_room_hold_nothing() -> None:
+    """Of a vertex that is none, infinitely many times no room."""
+    nothing = np.zeros(3)
+    block = Front(np.array([1.0, 1.5, 2.0]), np.ones(3), nothing, np.array([3.0, 2.9, 1.0]), nothing, nothing)
+    problem = StageProblem((block,), (0,) * 2, 1, 4, np.ones(1), np.zeros(1))
+    assert RoomBound(problem).step_seconds == RoomBound(problem).form_seconds == np.inf
+
+
 def test_of_two_chunks_the_first_one_is_lean_for_most_of_it_is_in_flight() -> None:
     """4 blocks on one of two stages, of which one must keep less."""
     nothing = np.zeros(2)

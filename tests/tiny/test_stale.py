@@ -101,6 +101,15 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
     )
 
 
+def test_a_timeline_of_compiled_blocks_is_not_laid_beside_eager_ones_unsaid(old: Plan) -> None:
+    compiled = package_files.build(old, GRAPH, HARDWARE, compiled=True).timeline
+    told = plan_summary.timeline_summary(compiled, old, GRAPH, compiled=True)
+    assert "note: with eager blocks the predicted step is" in told and "simulated anew" not in told
+    again = replace(old, step=replace(old.step, predicted_seconds=1.0))
+    told = plan_summary.timeline_summary(compiled, again, GRAPH, compiled=True)
+    assert "the step of all of eager blocks takes 1 s" in told
+
+
 def test_a_profile_that_has_changed_since_is_told(old: Plan) -> None:
     shipped = load_hardware("a100-80g-sxm").text
     slower = shipped.replace("312 TFLOP/s", "31.2 TFLOP/s")

@@ -38,11 +38,13 @@ class RoomBound:
         sizes = np.array([np.concatenate([own[kind] for kind in there])[taking] for own in each])
         self.room = problem.capacity_bytes - min(float(front.working_bytes.min()) for front in used)
         self.sent = problem.send_seconds * np.array([sum(problem.sends(s)) for s in range(problem.stages)])
-        self.u, self.w = _vertices(content[taking], seconds, sizes)
+        self.u, w = _vertices(content[taking], seconds, sizes)
+        there_is = np.isfinite(w)  # infinite times no room is no number
+        self.roomed = np.where(there_is, np.where(there_is, w, 0.0) * self.room[:, None], _INF)
 
     def held(self, seconds: Floats) -> tuple[Floats, Floats]:
         """(content, its slope) of what each stage holds at most in `seconds`."""
-        every = self.u * seconds[:, None] + np.where(np.isfinite(self.w), self.w * self.room[:, None], _INF)
+        every = self.u * seconds[:, None] + self.roomed
         least = every.argmin(axis=1)
         rows = np.arange(len(every))
         return every[rows, least], self.u[rows, least]
@@ -98,7 +100,7 @@ class RoomBound:
             left = (limit - held - sent) / problem.micro_batches - float(self.sent[stage])
             if left <= 0:
                 break
-            each = self.u[stage] * left + np.where(np.isfinite(self.w[stage]), self.w[stage] * self.room[stage], _INF)
+            each = self.u[stage] * left + self.roomed[stage]
             least = int(each.argmin())
             steep = float(self.u[stage, least]) / problem.micro_batches
             held, grown = held + float(each[least]), grown + steep * (1 - grown)
