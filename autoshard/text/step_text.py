@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain, groupby
+from math import inf
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE, TENSORS
@@ -11,6 +12,7 @@ from autoshard.ir.plan import KEEP_ALL, KEEP_SOME, StepTried, kept_results
 from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
+from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.stage_problem import Part
 from autoshard.text.step_rows import HEADER, step_cells
 from autoshard.text.tables import table, wrapped
@@ -43,7 +45,7 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
 
 def steps(found: JointResult) -> tuple[StepTried, ...]:
     """As a plan keeps them: the best, and what was found of every other outer choice."""
-    return tuple(_tried(own, found.best, found.level) for own in (found.best, *found.others))
+    return tuple(_tried(own, found) for own in (found.best, *found.others))
 
 
 def sentences(found: JointResult) -> tuple[str, ...]:
@@ -185,17 +187,19 @@ def again(found: StepFound, parts: list[Part]) -> str:
     return ", ".join(f"{word} {count}" for word, count in sorted(counts.items())) or "nothing"
 
 
-def _tried(own: StepFound, best: StepFound, level: int) -> StepTried:
+def _tried(own: StepFound, found: JointResult) -> StepTried:
     size, again_ = own.program_bytes or own.peak_bytes, again(own, list(own.plan.parts))
-    why = why_not(own, best, level)
+    why = why_not(own, found.best, found.level, found.room_bytes)
     return StepTried(**vars(own.problem.choice), again=again_, outcome=why, blocks_seconds=own.seconds,
                      program_seconds=own.program_seconds, peak_bytes=size)  # fmt: skip
 
 
-def why_not(own: StepFound, best: StepFound, level: int = SPEED) -> str:
-    """Like is compared with like: programs, else the costs of blocks."""
+def why_not(own: StepFound, best: StepFound, level: int = SPEED, room_bytes: float = inf) -> str:
+    """Like is compared with like: programs, else the costs of blocks. `room_bytes`: of a device."""
     if own is best:
         return "chosen"
+    if own.program_bytes and not fits(own.program_bytes, room_bytes):
+        return "too large"
     if level == RATIO:
         more = own.rest_seconds / best.rest_seconds - 1 if best.rest_seconds else 0.0
         return f"{more:.1%} more communication and repeated work" if more > 0 else "not better"

@@ -446,8 +446,8 @@ def test_the_program_of_a_step_fits_where_it_holds_more_than_its_blocks(level: i
     assert not caught.value.proven
 
 
-def found_with(blocks: float, program: float) -> Any:
-    return SimpleNamespace(seconds=blocks, program_seconds=program)
+def found_with(blocks: float, program: float, size: float = 0.0) -> Any:
+    return SimpleNamespace(seconds=blocks, program_seconds=program, program_bytes=size)
 
 
 def test_programs_are_compared_with_programs_and_none_is_slower_by_less_than_nothing() -> None:
@@ -456,6 +456,7 @@ def test_programs_are_compared_with_programs_and_none_is_slower_by_less_than_not
     assert why_not(found_with(0.99, 1.078), best) == "10.0% slower"
     assert why_not(found_with(1.1, 0.0), best) == "10.0% slower by blocks"
     assert why_not(found_with(0.95, 0.0), best) == "not made a plan"
+    assert why_not(found_with(0.95, 0.97, 11.0), best, room_bytes=10.0) == "too large"
 
 
 @pytest.mark.parametrize(
