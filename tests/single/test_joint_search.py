@@ -423,29 +423,6 @@ def test_a_step_that_no_plan_can_be_made_of_gives_way_to_fewer_parts(monkeypatch
     assert "changes in part 0 of the pipeline" in found.undivided[0][0]
 
 
-@pytest.mark.parametrize("level", [0, 2])
-def test_the_program_of_a_step_fits_where_it_holds_more_than_its_blocks(level: int) -> None:
-    """As with tensors of a few bytes, each of which takes a whole block of the allocator."""
-    sizes = {"batch": 4, "sequence": 8, "n_layer": 3, "n_embd": 32, "n_head": 4, "vocabulary": 64}
-    model = verbs.capture(str(GPT2), arguments=sizes)
-    step = StepRequest(global_batch=8, micro_batch=4, recompute="none,full", stages=1)
-    wanted = SearchRequest(devices=1, step=step, level=level)
-    free = planned_step(model, hardware(), wanted).found
-    limit = free.best.peak_bytes
-    assert free.best.program_bytes > limit, "this model's blocks count no less"
-    made = planned_step(model, hardware(), replace(wanted, memory_limit_bytes=limit))
-    assert made.found.best.program_bytes <= limit == made.plan.plan.capacity_bytes
-    assert made.found.best.problem.capacity_bytes < limit
-    assert (made.found.bound_seconds, made.found.bound_rest_seconds) == pytest.approx(
-        (free.bound_seconds, free.bound_rest_seconds)
-    ), "the bounds are of the limit"
-    assert "searched within" in " ".join(made.plan.plan.search.steps_told)
-    with pytest.raises(InfeasibleError, match="no plan was found whose step fits in") as caught:
-        least = planned_step(model, hardware(), replace(wanted, level=1)).found.best
-        planned_step(model, hardware(), replace(wanted, memory_limit_bytes=least.peak_bytes))
-    assert not caught.value.proven
-
-
 def found_with(blocks: float, program: float, size: float = 0.0) -> Any:
     return SimpleNamespace(seconds=blocks, program_seconds=program, program_bytes=size)
 
