@@ -90,7 +90,7 @@ class JointResult:
 
     def of_wider(self, first: JointResult) -> JointResult:
         """With the bounds of `first`, a search of the same plans within more."""
-        bounds = ("bound_seconds", "model_seconds", "model_bound", "bound_bytes", "bound_rest_seconds")
+        bounds = ("bound_seconds", "model_bound", "bound_bytes", "bound_rest_seconds")
         return replace(self, **{name: getattr(first, name) for name in bounds})
 
     @property
