@@ -133,9 +133,10 @@ class StepResources:
         readers = (replace(reader, hub=reader.hub or reader.value in values) for reader in self.readers)
         return replace(self, readers=tuple(readers))
 
-    def likely(self, weights: Floats) -> Problem:
-        """The mean of what is roughly used, without the constants: with the structure and the memory of the problem."""
-        mean = _Means(weights)
+    def likely(self, weights: Floats, added: float = 0.0) -> Problem:
+        """The mean of what is roughly used, without the constants: with the structure and the memory of the problem.
+        `added`: the part of it that the problem's own costs are, in which nothing overlaps."""
+        mean = _Means((1.0 - added) * weights, added)
         nodes = zip(self.problem.nodes, self.nodes, strict=True)
         values = zip(self.problem.values, self.values, strict=True)
         return replace(
@@ -153,17 +154,19 @@ def in_a_row(resources: StepResources) -> Floats:
 class _Means:
     """Arrays of weighted means, each made once; what is forbidden stays so."""
 
-    def __init__(self, weights: Floats) -> None:
-        self.weights = weights
+    def __init__(self, weights: Floats, added: float = 0.0) -> None:
+        self.weights, self.added = weights, added
         self.known: dict[Hashable, tuple[Floats, object]] = {}  # with what its key names
         self.paid: dict[int, bool] = {}
 
     def of(self, seconds: Floats, allowed: Floats) -> Floats:
-        """`allowed` is infinite where a choice or pair is forbidden."""
+        """`allowed`: what is added a part of; infinite where a choice or pair is forbidden."""
         key = (id(seconds), id(allowed))
         if key not in self.known:
+            forbidden = np.isinf(allowed)
             found = np.tensordot(self.weights, seconds, 1)
-            self.known[key] = np.where(np.isinf(allowed), np.inf, found), (seconds, allowed)
+            found = found + self.added * np.where(forbidden, 0.0, allowed) if self.added else found
+            self.known[key] = np.where(forbidden, np.inf, found), (seconds, allowed)
         return self.known[key][0]
 
     def with_least(self, own: Floats, pairs: Floats, target: Integers) -> Floats:

@@ -18,7 +18,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.host_lead import with_leads
 from autoshard.formulation.step_resources import StepResources, follows, in_a_row, pair_seconds, step_resources
-from autoshard.ir.problem import Floats, Problem
+from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers import solve
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
@@ -41,7 +41,10 @@ _INWARD = 0.25  # of the way to weights that found plans: at the edge most choic
 _CUTS = 12  # between two plans
 _CLOSE = 5e-3  # relative: between the bound and what more weights can give
 _SAME = 0.02  # weights that differ by less give the same plan
+_ADDED = (0.3, 0.6)  # the part of all costs in what is weighted, and in what is in a row
 _HOPEFUL = 1.06  # times the best estimate: a plan that is worth simulating
+_LIKELY = 1.03  # times the best middle between what is occupied most and all costs together
+_MOST_LIKELY = 3  # plans by that
 _MOST_TRIED = 2  # plans of the bound that are simulated
 _ENTRIES = 20_000_000
 _MOST_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and weights are found over few choices
@@ -199,17 +202,27 @@ class StepSearch:
         return self.found[self._ranked()[0]][1]
 
     def others(self) -> Iterator[tuple[str, Choice]]:
-        """(name, choice): the others so far that seem near the best, the least sum of costs, the best between two, and
-        the least of the bound's weights."""
+        """(name, choice): the others so far that seem near the best, the least sum of costs and of a part of them, the
+        best between two, and the least of the bound's weights."""
         self._solved("least sum of costs", self.problem, _ROUNDS[1])
         between = self._between()
         if between is not None:
             self._take("between two of them", between)
-        longest = [self.resources.longest(used) for used in self.used]
-        for i in self._ranked():
-            if longest[i] <= _HOPEFUL * min(longest):
-                yield self.found[i]
+        weights = self.weights, in_a_row(self.resources)
+        for name, own, added in zip(("weighted, with costs", "in a row, with costs"), weights, _ADDED, strict=True):
+            self._solved(name, self.resources.likely(own, added), _ROUNDS[2])
+        yield from self._hopeful()
         yield from self._of_bound()
+
+    def _hopeful(self) -> list[tuple[str, Choice]]:
+        """Those worth simulating, the shortest by the estimate first, then those by the middle between it and the sum
+        of costs, between which a step is: where axes are many, little overlaps of what may."""
+        longest = [self.resources.longest(used) for used in self.used]
+        middle = [own + objective(self.problem, choice) for own, (_, choice) in zip(longest, self.found, strict=True)]
+        hopeful = [i for i in self._ranked() if longest[i] <= _HOPEFUL * min(longest)]
+        distinct = {self.found[i][1]: i for i in sorted(range(len(middle)), key=lambda i: -middle[i])}
+        likely = [i for i in reversed(distinct.values()) if middle[i] <= _LIKELY * min(middle)]
+        return [self.found[i] for i in dict.fromkeys([*hopeful, *likely[:_MOST_LIKELY]])]
 
     def _ranked(self) -> list[int]:
         """Of `found`, the shortest by the estimate first."""
