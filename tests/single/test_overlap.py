@@ -383,8 +383,8 @@ def _logged(transport: Any, names: tuple[str, ...], log: list[tuple[Any, ...]]) 
 
 
 FAULTS = {
-    "the shards of others": ("shard = local(weight.parameter)\n", "shard = local(wanted[0].parameter)\n"),
-    "stale weights": (".copy_(shard.reshape(-1))", ".copy_(1.001 * shard.reshape(-1))"),
+    "the shards of others": ("[weight.leaf.reshape(-1) for", "[wanted[0].leaf.reshape(-1) for"),
+    "stale weights": ("copy_(places, shards)", "copy_(places, [1.001 * x for x in shards])"),
     "gradients that are not given back": ("other.give_gradients()", "pass"),
     "gradients given back twice": ("hand_over(weight.parameter, part.", "hand_over(weight.parameter, 2 * part."),
     "scattered before the last gradient": ("if self.given == len(self.weights)", "if self.given == 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,34 @@ def test_cross_entropy(text: str, classes: int, smoothing: float) -> None:
         [y for y, _ in results], expected, Layout.parse(" ".join("P" if n == "rows" else "R" for n in mesh.names)), mesh
     )
     assert_means([g for _, g in results], gradient, layout, mesh, gradient=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_of_whole_classes_is_by_torch(reduction: str, weighted: bool) -> None:
+    """Rows are cut unevenly, one device's labels are all ignored; the mean is over those of all devices."""
+    logits, target = random(5, 6, 3), torch.arange(15).view(5, 3) % 6
+    target[0, 1] = target[3] = target[4] = -100
+    weight = random(6).abs() if weighted else None
+    options: dict[str, Any] = {"reduction": reduction, "label_smoothing": 0.1}
+    mesh = Mesh.parse("r=2")
+
+    def work(local: ParallelMesh) -> tuple[Tensor, Tensor, str]:
+        x = part(logits, Layout.parse("S0"), mesh, local.rank).requires_grad_()
+        labels = part(target, Layout.parse("S0"), mesh, local.rank)
+        loss = runtime.parallel_cross_entropy(x, labels, weight, rows=[local["r"]], size=6, **options)
+        loss.sum().backward()
+        assert x.grad is not None and loss.grad_fn is not None
+        return loss.detach(), x.grad, loss.grad_fn.name()
+
+    whole = logits.clone().requires_grad_()
+    expected = F.cross_entropy(whole, target, weight, **options)
+    expected.sum().backward()
+    results = run_lockstep({"r": 2}, work)
+    made = [y for y, *_ in results]
+    torch.testing.assert_close(torch.cat(made) if reduction == "none" else made[0] + made[1], expected.detach())
+    torch.testing.assert_close(torch.cat([g for _, g, _ in results]), whole.grad)
+    assert all("_CrossEntropy" not in name for *_, name in results)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

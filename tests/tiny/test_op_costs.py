@@ -366,11 +366,16 @@ def test_a_variant_is_priced_as_the_runtime_computes_it():
         "l",
     )
     made = Op("l", "aten.cross_entropy_loss", ("x",), (), ("l",))
-    mesh = Mesh.parse("dp=1")
-    plain = costs.op_seconds(A100, mesh, graph, made, strategy("R", "R"))
-    variant = costs.op_seconds(A100, mesh, graph, made, strategy("R", "R", variant="parallel_cross_entropy"))
-    passes = 8 * 4096 * 50000 * 4 / (A100.memory_bandwidth * A100.constant("memory.default"))
-    assert variant[0] == pytest.approx(passes, rel=0.01) and variant[0] > plain[0]
+    one, two = Mesh.parse("dp=1"), Mesh.parse("dp=2")
+    variant = "parallel_cross_entropy"
+    plain = costs.local_seconds(A100, one, graph, made, strategy("R", "R"))
+    cut = costs.local_seconds(A100, two, graph, made, strategy("S1", "R", variant=variant))
+    passes = 8 * 4096 * 25000 * 4 / (A100.memory_bandwidth * A100.constant("memory.default"))
+    assert cut[0] == pytest.approx(passes, rel=0.01) and cut[0] > plain[0]
+    rows = costs.local_seconds(A100, two, graph, made, strategy("S0", "P", variant=variant))
+    assert rows == pytest.approx([own / 2 for own in plain], rel=0.05), "torch's own kernels, where classes are whole"
+    low = replace(graph, tensors=tuple(replace(x, dtype="bfloat16") for x in graph.tensors))
+    assert costs.local_seconds(A100, two, low, made, strategy("S0", "P", variant=variant))[0] > 2 * rows[0]
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class Line:
             for dtype, own in names.items():
                 made = torch.empty(0, dtype=dtype).dtype  # a mode may make all tensors wider
                 bucket.weights += [Weight(bucket, name, parameters[name], made) for name in own]
+            bucket.even = all(weight.counts[0] and len({*weight.counts}) == 1 for weight in bucket.weights)
             self.buckets.append(bucket)
 
     def ahead(self, used: _Bucket) -> None:
@@ -146,6 +147,7 @@ class _Bucket:
     def __init__(self, line: Line, block: int, axis: Axis, kept: bool) -> None:
         self.line, self.block, self.axis, self.kept = line, block, axis, kept
         self.weights: list[Weight] = []
+        self.even = False  # does every device hold as much of each?
         self.backward, self.started = False, 0  # gathers
         self.wait: Callable[[], Tensor] | None = None
         self.flat: dict[torch.dtype, Tensor] | None = None  # what was gathered, as each dtype
@@ -180,17 +182,20 @@ class _Bucket:
         self.started = 1 + self.backward
         widest = max((weight.dtype for weight in wanted), key=lambda dtype: dtype.itemsize)
         self.starts, lengths = _laid_out(wanted, tuple(weight.dtype.itemsize for weight in wanted))
-        send = torch.empty(lengths[self.axis.index], dtype=widest, device=local(wanted[0].parameter).device)
+        shards = [weight.leaf.reshape(-1) for weight in wanted]
+        send = torch.empty(lengths[self.axis.index], dtype=widest, device=shards[0].device)
         views, before = _by_dtype(send, wanted), widest.itemsize * sum(lengths[: self.axis.index])
-        for weight in wanted:
-            start = self.starts[weight][self.axis.index] - before // weight.dtype.itemsize
-            shard = local(weight.parameter)
-            views[weight.dtype].narrow(0, start, shard.numel()).copy_(shard.reshape(-1))
+        begins = [self.starts[weight][self.axis.index] - before // weight.dtype.itemsize for weight in wanted]
+        places = [
+            views[weight.dtype].narrow(0, begin, len(shard))
+            for weight, begin, shard in zip(wanted, begins, shards, strict=True)
+        ]
+        torch._foreach_copy_(places, shards)
         self.wait = self.axis.transport.start_all_gather(send, lengths)
         self.left = {weight: weight.uses if self.backward else 1 for weight in wanted}
 
     def take(self, weight: Weight) -> list[Tensor]:
-        """The flat part of each device. The next bucket is sent on its way."""
+        """See `Weight.places`. The next bucket is sent on its way."""
         if self.flat is None:
             self.start()
             assert self.wait is not None, f"{weight.name} is gathered again, but nothing has asked for it"
@@ -203,11 +208,11 @@ class _Bucket:
         return parts
 
     def put(self, weight: Weight, parts: Sequence[Tensor]) -> None:
-        """The part of a whole gradient that each device is to have. With the last of the bucket, they are sent."""
+        """The parts of a whole gradient, as `Weight.places` lie. With the last of the bucket, they are sent."""
         if weight.backwards == self.line.scattered_after:  # another micro-batch's
             self.next_backward()
         if self.flat_gradient is None:
-            like = local(weight.parameter)
+            like = weight.leaf
             self.gradient_starts, self.gradient_lengths = _laid_out(self.weights, (1,) * len(self.weights))
             self.flat_gradient = torch.empty(sum(self.gradient_lengths), dtype=like.dtype, device=like.device)
         for place, part in zip(weight.places(self.flat_gradient, self.gradient_starts), parts, strict=True):
@@ -247,7 +252,7 @@ class _Bucket:
         self.scattered = None
         for weight, part in zip(self.weights, own, strict=True):
             if weight.backwards:
-                hand_over(weight.parameter, part.view_as(local(weight.parameter)))
+                hand_over(weight.parameter, part.view_as(weight.leaf))
 
 
 class Weight:
@@ -256,13 +261,17 @@ class Weight:
 
     def __init__(self, bucket: _Bucket, name: str, parameter: nn.Parameter, dtype: torch.dtype) -> None:
         self.bucket, self.name, self.parameter, self.dtype = bucket, name, parameter, dtype
+        self.leaf = local(parameter)
         self.uses, self.backwards = 0, 0
         self.whole: Tensor | None = None  # of a bucket that stays whole
-        self.counts = _counts(parameter, bucket.axis)
-        cast(Any, local(parameter)).weight = self
+        self.counts = _counts(self.leaf, parameter, bucket.axis)
+        cast(Any, self.leaf).weight = self
 
     def places(self, flat: Tensor, starts: Mapping[Weight, Sequence[int]]) -> list[Tensor]:
-        """The part of each device."""
+        """The parts of all devices, (devices, numbers), where each holds as much; else the part of each, flat."""
+        if self.bucket.even:
+            apart = flat.view(len(self.counts), flat.numel() // len(self.counts))
+            return [apart.narrow(1, starts[self][0], self.counts[0])]
         return [flat.narrow(0, start, count) for start, count in zip(starts[self], self.counts, strict=True)]
 
     def gather(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
@@ -293,9 +302,8 @@ class Weight:
         self.hide()
 
     def hide(self) -> None:
-        leaf = cast(Any, local(self.parameter))
-        if getattr(leaf, "weight", None) is self:
-            leaf.weight = None
+        if getattr(self.leaf, "weight", None) is self:
+            cast(Any, self.leaf).weight = None
 
 
 def _by_dtype(flat: Tensor, weights: Sequence[Weight]) -> dict[torch.dtype, Tensor]:
@@ -332,9 +340,9 @@ def weight_of(x: Tensor) -> Weight | None:
     return cast("Weight | None", getattr(getattr(x, "leaf_of", x), "weight", None))
 
 
-def _counts(parameter: nn.Parameter, axis: Axis) -> tuple[int, ...]:
+def _counts(leaf: Tensor, parameter: nn.Parameter, axis: Axis) -> tuple[int, ...]:
     """Noted with the leaf, for it stays as it is."""
-    known: dict[str, tuple[int, ...]] = cast(Any, local(parameter)).__dict__.setdefault("counts", {})
+    known: dict[str, tuple[int, ...]] = cast(Any, leaf).__dict__.setdefault("counts", {})
     if axis.name not in known:
         own: Sharding = cast(Any, parameter).sharding
         known[axis.name] = tuple(

@@ -49,7 +49,8 @@ def local(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 
 
 def _held(tensor: Tensor) -> Tensor:
-    return cast(Tensor, cast(Any, tensor)._local_tensor) if isinstance(tensor, DTensor) else tensor
+    held: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return held
 
 
 def give_gradients_to(parameter: nn.Parameter, arrived: Arrived | None) -> None:

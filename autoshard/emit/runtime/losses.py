@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .axis import Axis
@@ -102,9 +103,27 @@ def parallel_cross_entropy(
 ) -> Tensor:  # fmt: skip
     """Cross entropy of (rows, `size` classes), also (rows, classes, d1, ...): a partial sum over `rows` (a row's own
     without a reduction), whole over `vocabulary`. A mean is over the labels of all devices that are not ignored, or
-    over their weights. Only the local softmax is saved."""
+    over their weights. Only the local softmax is saved, or its logarithm."""
     options = _Options(tuple(rows), tuple(vocabulary), size, ignore_index, label_smoothing, reduction)
+    if not vocabulary and logits.dtype == accumulation(logits.dtype):
+        return _of_whole_classes(logits, target, weight, options)
     return cast(Tensor, _CrossEntropy.apply(_classes_last(logits), target, weight, options))
+
+
+def _of_whole_classes(logits: Tensor, target: Tensor, weight: Tensor | None, options: _Options) -> Tensor:
+    """torch's kernels: their own mean would be over this device's labels alone."""
+    mean, ignored = options.reduction == "mean", options.ignore_index
+    reduction = "sum" if mean else options.reduction
+    losses = F.cross_entropy(
+        logits, target, weight, ignore_index=ignored, reduction=reduction, label_smoothing=options.smoothing
+    )
+    if not mean:
+        return losses
+    valid = target != ignored
+    count = valid.sum() if weight is None else weight[target.where(valid, 0)].where(valid, 0).sum()
+    for axis in options.rows:
+        count = reduced(count, axis)
+    return losses / count
 
 
 def parallel_nll_loss(

@@ -275,20 +275,32 @@ def gather_once(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blo
     assemble = _assembling(x, axis, cut)
 
     def scattered(grad: Tensor) -> None:
-        weight.bucket.put(weight, [_part(grad, axis, cut, i) for i in range(axis.size)])
+        weight.bucket.put(weight, _taken_apart(grad, weight, axis, cut))
 
     return cast(Tensor, _Redistribution.apply(x, lambda _: weight.gather_once(assemble), scattered))
 
 
 def _assembling(x: Tensor, axis: Axis, cut: Cut) -> Callable[[list[Tensor]], Tensor]:
-    """What makes a weight of the flat parts of all devices; `x` is this one's."""
-    shapes = [[*x.shape[: cut.dim], cut.blocks, n, *x.shape[cut.dim + 1 :]] for n in cut.lengths(axis)]
+    """What makes a weight of its `Weight.places`; `x` is what this device holds."""
 
     def assemble(parts: list[Tensor]) -> Tensor:
+        lengths = cut.lengths(axis)
+        shapes = [[*x.shape[: cut.dim], cut.blocks, n, *x.shape[cut.dim + 1 :]] for n in lengths]
+        if len(parts) == 1:
+            apart = parts[0].view(axis.size, *shapes[0]).movedim(0, cut.dim + 1)
+            return apart.flatten(cut.dim, cut.dim + 2).contiguous()
         pieces = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         return torch.cat(pieces, cut.dim + 1).flatten(cut.dim, cut.dim + 1)
 
     return assemble
+
+
+def _taken_apart(whole: Tensor, weight: Weight, axis: Axis, cut: Cut) -> list[Tensor]:
+    """What goes to its `Weight.places`."""
+    if weight.bucket.even:
+        lengths = cut.blocks, axis.size, cut.size // (cut.blocks * axis.size)
+        return [whole.unflatten(cut.dim, lengths).movedim(cut.dim + 1, 0)]
+    return [_part(whole, axis, cut, i) for i in range(axis.size)]
 
 
 def _together(x: Tensor, weight: Weight, axis: Axis, cut: Cut) -> Tensor:
@@ -297,7 +309,7 @@ def _together(x: Tensor, weight: Weight, axis: Axis, cut: Cut) -> Tensor:
 
     def scattered(grad: Tensor) -> None:
         weight.let_go()
-        weight.bucket.put(weight, [_part(grad, axis, cut, i) for i in range(axis.size)])
+        weight.bucket.put(weight, _taken_apart(grad, weight, axis, cut))
 
     def again(_: Tensor) -> Tensor:
         return weight.gather_again(assemble)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from math import prod
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
@@ -26,6 +27,7 @@ from autoshard.rules.algebra.variant_record import (
     LocalTensors,
     OperatorVariant,
     Temporary,
+    WholeShapes,
     bytes_of,
     first,
     shards,
@@ -153,13 +155,33 @@ def cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
 
 
 def parallel_cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
-    """The runtime's own kernels in float32: maximum, difference, exponential, sum, quotient; backward two passes."""
+    """The runtime's own kernels in float32: maximum, difference, exponential, sum, quotient; backward two passes. See
+    `of_whole_classes` for where they run."""
     logits = op.operand(0)
     cast = 0 if logits.dtype in ("float32", "float64") else logits.bytes + 4 * logits.numel
     wide = max(logits.bytes, 4 * logits.numel)
     return 8 * wide + cast, 4 * wide + cast
 
 
+def of_whole_classes(local: LocalOp, whole: WholeShapes) -> LocalOp:
+    """Where a device has all classes, in the precision of the sums, the runtime calls the operator itself."""
+    logits = local.operand(0)
+    cut = whole[0] is None or logits.shape[_class_dim(logits)] != whole[0][_class_dim(logits)]
+    return local if cut or logits.dtype not in _SUMMED_AS_THEY_ARE else replace(local, variant="")
+
+
+def _by_operator(operands: LocalTensors, layouts: Layouts) -> bool:
+    """The same of layouts."""
+    logits = first(operands)
+    cut = any(dim == _class_dim(logits) for _, dim in shards(layouts[0]))
+    return not cut and logits.dtype in _SUMMED_AS_THEY_ARE
+
+
+def _class_dim(logits: LocalTensor) -> int:
+    return min(1, len(logits.shape) - 1)
+
+
+_SUMMED_AS_THEY_ARE = ("float32", "float64")
 COUNT_BYTES = 8  # of labels that are not ignored
 KEPT_OF_A_ROW = 18  # bytes: column, whether it is here and counts, two weights
 USED_OF_A_ROW = 36
@@ -169,7 +191,7 @@ def cross_entropy_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layout
     """Over the vocabulary: the maximum of each row, then sums of it, stacked. Over rows: the count of labels."""
     logits = operands[0]
     assert logits is not None
-    class_dim = 1 if len(logits.shape) > 1 else 0
+    class_dim = _class_dim(logits)
     rows = math.prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
     vocabulary = [axis for axis, dim in shards(layouts[0]) if dim == class_dim]
     smoothed, weighted = bool(dict(op.attributes).get("label_smoothing")), len(operands) > 2 and bool(operands[2])
@@ -204,6 +226,8 @@ def parallel_cross_entropy_holds(
     mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> Temporary:
     """Logits less their maximum, beside the softmax that is kept; both in float32. Backward: twice the gradient."""
+    if _by_operator(operands, layouts):
+        return cross_entropy_holds(mesh, op, operands, layouts, results)
     logits = first(operands)
     rounded = logits.bytes != wide_bytes(logits)  # the softmax, as it is kept
     size = wide_bytes(logits) * (2 if rounded else 1)
@@ -213,6 +237,8 @@ def parallel_cross_entropy_holds(
 def parallel_cross_entropy_keeps(
     mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> KeptTensors:
+    if _by_operator(operands, layouts):
+        return KeptTensors()
     logits = first(operands)
     return KeptTensors((1,), float(logits.bytes + KEPT_OF_A_ROW * _rows(op, logits)))
 
@@ -271,6 +297,7 @@ VARIANTS: dict[str, OperatorVariant] = {
         keeps=parallel_cross_entropy_keeps,
         bandwidth="parallel_loss",
         traffic=parallel_cross_entropy_traffic,
+        widened=of_whole_classes,
     ),
     "parallel_nll_loss": OperatorVariant(localise=localise_classes, collectives=nll_collectives),
     "parallel_loss": OperatorVariant(localise=localise_loss),
