@@ -50,6 +50,46 @@ def twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return one, one.cos()
 
 
+class Calls(nn.Module):
+    """Functions that a forward calls: what they make on the way, and what they return, in other orders than made."""
+
+    def forward(self, samples: Tensor) -> Tensor:
+        lower, upper = bounds(samples)
+        pair = bounds(upper * lower)
+        centre = middle(pair)
+        turned = centre * upper + middle(pair) * lower
+        return (turned - lower).mean()
+
+
+def bounds(x: Tensor) -> tuple[Tensor, Tensor]:
+    high = x.exp()
+    widened = high.sin()
+    low = widened * x
+    return low, high
+
+
+def middle(pair: tuple[Tensor, Tensor]) -> Tensor:
+    total = pair[0] + pair[1]
+    half = total.tanh()
+    half = half.cos()
+    return half
+
+
+def test_what_functions_make_is_called_as_there_and_what_they_return_as_the_caller_has_it() -> None:
+    graph = capture_model(Calls(), (torch.randn(4, 8),))
+    names = dict(graph.variables)
+    called = [(op.target.partition(".")[2], names.get(op.results[0], "")) for op in graph.ops]
+    assert called == [
+        ("exp", "upper"), ("sin", "widened"), ("mul", "lower"),
+        ("mul", ""), ("exp", "high"), ("sin", "widened"), ("mul", "low"),
+        ("add", "total"), ("tanh", "half"), ("cos", "centre"),
+        ("mul", ""), ("add", "total"), ("tanh", "half"), ("cos", ""), ("mul", ""), ("add", "turned"),
+        ("sub", ""), ("mean", ""),
+    ]  # fmt: skip
+    assert {op.source.partition(":")[0] for op in graph.ops} == {"single/test_variables.py"}
+    assert len({op.source for op in graph.ops}) == 9, "each has its own line, also within a function"
+
+
 def captured() -> Graph:
     return capture_model(Net(), (torch.randn(4, 8), torch.randn(4, 8)))
 

@@ -20,7 +20,7 @@ from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.python_state import steady
 from autoshard.graph_capture.tracing.refusals import noting_autocast, refuse_hooks, watching
-from autoshard.graph_capture.tracing.source_lines import culprit, headline, library_function
+from autoshard.graph_capture.tracing.source_lines import culprit, headline, library_function, noting_calls
 from autoshard.graph_capture.tracing.value_questions import Answers, FlagBuffers
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
@@ -97,7 +97,7 @@ def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuff
 
     def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
         begin_trace()
-        with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta():
+        with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta(), noting_calls():
             return torch.export.export(module, given, strict=False)
 
     program = _without_vmap(steady(model, arguments, exported))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import linecache
 import re
 import sys
 import sysconfig
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from traceback import walk_tb
+from traceback import StackSummary, walk_tb
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), "<")
 _MACHINERY = tuple(f"/site-packages/{name}/" for name in ("sympy", "mpmath", "hypothesis"))  # called by torch, or by gc
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 MOST_SHOWN = 240  # characters: a list of missing keys may be long
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 
 
 def blame(error: BaseException) -> str:
@@ -92,6 +96,23 @@ def short_path(filename: str) -> str:
     return "/".join(Path(filename).parts[-2:])
 
 
+@contextlib.contextmanager
+def noting_calls() -> Iterator[None]:
+    """Within it, an exported node's frames are those of the functions, too, that a forward calls; torch leaves all out
+    that aren't called `forward`."""
+    usual = PythonKeyTracer._filter_traceback_frames
+
+    def visible(_: PythonKeyTracer, frames: StackSummary) -> StackSummary:
+        begun = itertools.dropwhile(lambda frame: frame.name != "forward", frames)
+        return StackSummary.from_list(frame for frame in begun if is_visible(frame.filename))
+
+    PythonKeyTracer._filter_traceback_frames = visible
+    try:
+        yield
+    finally:
+        PythonKeyTracer._filter_traceback_frames = usual
+
+
 def node_frame(node: Any) -> tuple[str, int] | None:
     """File and line of the innermost frame of the forward that made an exported node, torch's own left out."""
     visible = node_frames(node)
@@ -100,8 +121,13 @@ def node_frame(node: Any) -> tuple[str, int] | None:
 
 def node_frames(node: Any) -> list[tuple[str, int]]:
     """All of them, outermost first."""
+    return [frame for frame, _ in node_calls(node)]
+
+
+def node_calls(node: Any) -> list[tuple[tuple[str, int], str]]:
+    """The same, each with the name of its function."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    return [(name, int(line)) for name, line in frames if is_visible(name)]
+    return [((name, int(line)), function) for name, line, function in frames if is_visible(name)]
 
 
 def node_source(node: Any) -> str:

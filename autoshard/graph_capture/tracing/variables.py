@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import linecache
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 from torch import fx
 
-from autoshard.graph_capture.tracing.source_lines import node_frames
+from autoshard.graph_capture.tracing.source_lines import node_calls, node_frames
 
-_RETURNED = ("",)  # of a statement that hands its value to the caller
+
+@dataclass(frozen=True)
+class _Returned:
+    """Of a statement that hands its value to the caller: at which `positions` of how many values; None for the one.
+    `name`: the variable that it assigns before."""
+
+    positions: tuple[int, ...] | None = None
+    count: int = 1
+    name: str = ""
+
+    def of(self, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if self.positions is None:
+            return targets
+        if len(targets) != self.count:  # the caller does not take them apart
+            return (self.name,) if self.name else targets
+        return tuple(targets[position] for position in self.positions)
+
+
+_Statement = tuple[tuple[tuple[str, int], ...], tuple[str, ...]]  # frames, targets
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def variables_of(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
@@ -23,9 +42,7 @@ def variables_of(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
     function returns, the caller's. What it makes on the way is called as the module of torch that makes it, if any.
     """
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-    for _, group in itertools.groupby(nodes, key=_statement):
-        made = list(group)
-        _, targets = _statement(made[0])
+    for (_, targets), made in _statements(nodes):
         ends = [node for node in made if _escapes(node, set(made))]
         names = targets * len(ends) if len(targets) == 1 else targets if len(targets) >= len(ends) else ()
         named = dict(zip(ends, names, strict=False))
@@ -38,6 +55,22 @@ def variables_of(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
                 yield node, name
 
 
+def _statements(nodes: list[fx.Node]) -> list[tuple[_Statement, list[fx.Node]]]:
+    """Nodes of one run of a statement together, whatever functions that it calls make in between."""
+    found: list[tuple[_Statement, list[fx.Node]]] = []
+    open_: list[tuple[_Statement, list[fx.Node]]] = []
+    for node in nodes:
+        own = _statement(node)
+        while open_ and open_[-1][0] != own and _is_called(own[0], open_[-1][1][0]):
+            open_.pop()
+        if open_ and open_[-1][0] == own:
+            open_[-1][1].append(node)
+        else:
+            open_.append((own, [node]))
+            found.append(open_[-1])
+    return found
+
+
 def _parts(parts: list[fx.Node], targets: tuple[str, ...]) -> Iterator[tuple[fx.Node, str]]:
     for part in parts:
         position = part.args[1]
@@ -45,19 +78,35 @@ def _parts(parts: list[fx.Node], targets: tuple[str, ...]) -> Iterator[tuple[fx.
             yield part, targets[position]
 
 
-def _statement(node: fx.Node) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+def _statement(node: fx.Node) -> _Statement:
     """The frames down to the statement that assigns what the node is a part of, and its targets."""
-    frames = node_frames(node)
+    frames, returned = node_frames(node), _Returned()
     while frames:
-        targets = _assigned(frames[-1][0]).get(frames[-1][1], ())
-        if targets != _RETURNED:
-            return tuple(frames), targets
-        frames = frames[:-1]
+        made = _assigned(frames[-1][0]).get(frames[-1][1], ())
+        if not isinstance(made, _Returned):
+            return tuple(frames), returned.of(made)
+        frames, returned = frames[:-1], returned if made.positions is None else made
     return (), ()
 
 
 def _escapes(node: fx.Node, group: set[fx.Node]) -> bool:
-    return any(_escapes(user, group) if user.target is operator.getitem else user not in group for user in node.users)
+    return any(
+        _escapes(user, group) if user.target is operator.getitem else user not in group and not _is_argument(node, user)
+        for user in node.users
+    )
+
+
+def _is_argument(node: fx.Node, user: fx.Node) -> bool:
+    """Does a function read it that the statement calls? Of a module, which is a class of its own, it is a value."""
+    return _is_called(tuple(node_frames(node)), user)
+
+
+def _is_called(frames: tuple[tuple[str, int], ...], node: fx.Node) -> bool:
+    """Does a function make it that is no forward, and that the statement at `frames` calls?"""
+    own, calls = [*frames], node_calls(node)
+    return [frame for frame, _ in calls[: len(own)]] == own and any(
+        name != "forward" for _, name in calls[len(own) :][:1]
+    )
 
 
 def _library_module(node: fx.Node) -> str:
@@ -72,23 +121,54 @@ def _library_module(node: fx.Node) -> str:
 
 
 @cache
-def _assigned(filename: str) -> dict[int, tuple[str, ...]]:
-    """Line -> the names that the statement there assigns."""
+def _assigned(filename: str) -> dict[int, tuple[str, ...] | _Returned]:
+    """Line -> the names that the statement there assigns, or that it makes what the function returns: but for a
+    forward, which is a class of its own in a package, by its last assignment to the variable, too."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return {}
-    found: dict[int, tuple[str, ...]] = {}
+    found: dict[int, tuple[str, ...] | _Returned] = {}
     for statement in ast.walk(tree):
         names = _names(statement)
         if names and isinstance(statement, ast.stmt):
-            found |= dict.fromkeys(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1), names)
+            found |= dict.fromkeys(_lines(statement), names)
+    for function in ast.walk(tree):
+        if isinstance(function, _Function) and function.name != "forward":
+            found |= _handed_on(function)
     return found
 
 
-def _names(statement: ast.AST) -> tuple[str, ...]:
+def _lines(statement: ast.stmt) -> range:
+    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+
+
+def _handed_on(function: _Function) -> dict[int, _Returned]:
+    """The lines of the last assignments to what its one `return` names."""
+    returns = [statement for statement in ast.walk(function) if isinstance(statement, ast.Return)]
+    if len(returns) != 1 or returns[0].value is None:
+        return {}
+    value = returns[0].value
+    parts = value.elts if isinstance(value, ast.Tuple) else [value]
+    last: dict[str, ast.stmt] = {}
+    for statement in ast.walk(function):
+        names = _names(statement)
+        if isinstance(statement, ast.stmt) and isinstance(names, tuple) and len(names) == 1:
+            before = last.get(names[0])
+            last[names[0]] = statement if before is None or before.lineno < statement.lineno else before
+    found: dict[int, _Returned] = {}
+    for position, part in enumerate(parts):
+        if isinstance(part, ast.Name) and part.id in last:
+            own = _Returned((position,), len(parts), part.id) if len(parts) > 1 else _Returned()
+            found |= dict.fromkeys(_lines(last[part.id]), own)
+    return found
+
+
+def _names(statement: ast.AST) -> tuple[str, ...] | _Returned:
     if isinstance(statement, ast.Return):
-        return _RETURNED
+        values = statement.value.elts if isinstance(statement.value, ast.Tuple) else []
+        made = tuple(position for position, value in enumerate(values) if not isinstance(value, ast.Name))
+        return _Returned(made, len(values)) if made else _Returned()
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target: ast.AST = statement.targets[0]
     elif isinstance(statement, ast.AnnAssign | ast.AugAssign):
