@@ -17,7 +17,6 @@ from autoshard.costs.moving import moving_facts, moving_terms
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation import resource_tables
-from autoshard.formulation import step_resources as step_resources_room
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, formulate
@@ -245,34 +244,6 @@ def test_other_plans_are_found_between_and_beside() -> None:
     shortest = [search.resources.longest(search.resources.roughly_used(choice)) for choice in (first, *known)]
     assert shortest[0] == min(shortest[: 1 + len(known) - len(others)])
     assert all(math.isfinite(objective(formulation.problem, choice)) for _, choice in others)
-
-
-@pytest.mark.parametrize("mesh", MESHES[:2])
-def test_a_part_of_all_costs_is_added_to_what_is_weighted(mesh: str) -> None:
-    formulation = made(mesh, *SIZES[1])
-    resources = step_resources(formulation)
-    weights = step_resources_room.in_a_row(resources)
-    for seed in range(4):
-        choice = random_choice(formulation.problem, seed)
-        row, both = (objective(resources.likely(weights, part), choice) for part in (0.0, 0.3))
-        assert both == pytest.approx(0.7 * row + 0.3 * objective(formulation.problem, choice))
-
-
-def test_plans_between_what_is_occupied_most_and_all_costs_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is hoped of the estimate alone, as with many axes, of which little overlaps."""
-    monkeypatch.setattr(step_search, "_HOPEFUL", 0.0)
-    formulation = made("dp=2,tp=8", *SIZES[1])
-    search = StepSearch(formulation)
-    assert search.first() is not None
-    others = [choice for _, choice in search.others()]
-
-    def middle(choice: Choice) -> float:
-        longest = search.resources.longest(search.resources.roughly_used(choice))
-        return longest + objective(formulation.problem, choice)
-
-    known = {choice: middle(choice) for _, choice in search.found}
-    assert known[others[0]] == min(known.values()) and len(others) == len(set(others)) <= 3
-    assert {"weighted, with costs", "in a row, with costs"} <= {name for name, _ in search.found}
 
 
 def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Plans and weights that are found over few choices of each node: they guide the search, and never make a bound."""
+"""Plans and weights that guide the search, over few choices of each node or with a part of all costs: never a bound."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import pytest
 from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.step_resources import in_a_row, step_resources
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import objective
 from autoshard.search import step_search
 from autoshard.search.step_search import StepSearch
+from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.heuristics.random_plans import random_choice
 from autoshard.solvers.relax.few_ranked import Near
 from tests.graphs import mlp_graph
-from tests.tiny.test_step_bound import Counted, plans, step_seconds
+from tests.tiny.test_step_bound import MESHES, SIZES, Counted, made, plans, step_seconds
 
 
 def deep(mesh: str) -> Formulation:
@@ -55,3 +57,31 @@ def test_few_choices_never_make_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(step_search, "least_of_few", lambda problem, budget: Near(objective(problem, bad), bad))
     found = search.bound([first])
     assert 0 < found.seconds <= step_seconds(formulation, first) and len(found.tried) > 1
+
+
+@pytest.mark.parametrize("mesh", MESHES[:2])
+def test_a_part_of_all_costs_is_added_to_what_is_weighted(mesh: str) -> None:
+    formulation = made(mesh, *SIZES[1])
+    resources = step_resources(formulation)
+    weights = in_a_row(resources)
+    for seed in range(4):
+        choice = random_choice(formulation.problem, seed)
+        row, both = (objective(resources.likely(weights, part), choice) for part in (0.0, 0.3))
+        assert both == pytest.approx(0.7 * row + 0.3 * objective(formulation.problem, choice))
+
+
+def test_plans_between_what_is_occupied_most_and_all_costs_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is hoped of the estimate alone, as with many axes, of which little overlaps."""
+    monkeypatch.setattr(step_search, "_HOPEFUL", 0.0)
+    formulation = made("dp=2,tp=8", *SIZES[1])
+    search = StepSearch(formulation)
+    assert search.first() is not None
+    others = [choice for _, choice in search.others()]
+
+    def middle(choice: Choice) -> float:
+        longest = search.resources.longest(search.resources.roughly_used(choice))
+        return longest + objective(formulation.problem, choice)
+
+    known = {choice: middle(choice) for _, choice in search.found}
+    assert known[others[0]] == min(known.values()) and len(others) == len(set(others)) <= 3
+    assert {"weighted, with costs", "in a row, with costs"} <= {name for name, _ in search.found}
