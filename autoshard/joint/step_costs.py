@@ -29,8 +29,7 @@ from autoshard.joint.blocks.block_fronts import (
 )
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
-from autoshard.solvers.stages.least_held import least_held
-from autoshard.solvers.stages.least_working import of_dealt, of_every_part
+from autoshard.solvers.stages.least_held import least_held, of_dealt, of_every_part
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, StageProblem
 from autoshard.solvers.stages.stage_values import StageValues, stage_values
 

@@ -53,7 +53,7 @@ def block(draw: random.Random, entering: float) -> BlockCosts:
     return BlockCosts(forward, backward, *each, received, held(draw), shared)
 
 
-def problem(draw: random.Random, chunks: int) -> StepProblem:
+def problem(draw: random.Random, chunks: int, replicas: int = 1) -> StepProblem:
     stages = draw.choice([2, 3]) if chunks > 1 else draw.choice([1, 2, 3, 4])
     run = stages * chunks * draw.choice([1, 1 + (stages * chunks < 6)]) if chunks > 1 else draw.randint(stages, 5)
     count = stages * draw.randint(1, 4) if chunks > 1 else stages + draw.randint(0, 8)
@@ -62,7 +62,7 @@ def problem(draw: random.Random, chunks: int) -> StepProblem:
     entering = draw.random() * 1e9
     costs = (block(draw, entering), block(draw, entering), block(draw, entering))
     keeps = (draw.choice([KEEPS, ("all",)]), KEEPS, draw.choice([KEEPS, ("all",)]))
-    choice = OuterChoice(stages, chunks, schedule, draw.choice([1, 16]), 1, 1, count, 0)  # gradients between nodes
+    choice = OuterChoice(stages, chunks, schedule, replicas, 1, 1, count, 0)
     return StepProblem(choice, line, costs, keeps, A100, FREE)
 
 
@@ -71,12 +71,14 @@ def some_plans(draw: random.Random, own: StepProblem) -> list[StagePlan]:
     return draw.sample(every, min(len(every), 25))
 
 
+@pytest.mark.parametrize("replicas", [1, 16])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(12))
-def test_no_plan_holds_less_than_its_bound_knows_nor_takes_less(seed: int, chunks: int) -> None:
-    """Blocks that keep most may all stand in the chunk of which fewest micro-batches are in flight."""
+def test_no_plan_holds_less_than_its_bound_knows_nor_takes_less(seed: int, chunks: int, replicas: int) -> None:
+    """Blocks that keep most may all stand in the chunk of which fewest micro-batches are in flight. Of several replicas
+    the gradients are summed between nodes after the last backward."""
     draw = random.Random(f"{seed} {chunks}")
-    free = problem(draw, chunks)
+    free = problem(draw, chunks, replicas)
     made = []
     for plan in some_plans(draw, free):
         step, bounding = simulate_step(free.step_costs(plan)), free.bounding
