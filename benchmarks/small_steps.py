@@ -58,13 +58,13 @@ def every_step(space: OuterSpace, graph: Graph, hardware: Hardware) -> Iterator[
     choices = list(outer_choices(space, hardware))
     store = FrontStore(line, hardware, replicas=measured_replicas(choices))
     for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # shards are measured with the largest one
-        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero else ():
+        for own in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
             store.sharded(own)
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module}
     keeps = tuple(space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
     for choice in choices:
-        for own in store.costs(choice.tensor, choice.micro_batch):
+        for own in store.costs(choice.inner, choice.micro_batch):
             sharded = store.sharded(own) if choice.zero else ()
             problem = StepProblem(choice, kinds, own.costs, keeps, hardware, FREE, None, sharded)
             for plan in every_plan(problem.stage_problem):

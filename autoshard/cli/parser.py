@@ -137,6 +137,11 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch", type=whole("--global-batch"), metavar="B", help=samples)
     one = "samples of a replica in one pass"
     parser.add_argument("--micro-batch", type=_count("--micro-batch"), metavar="N", help=one)
+    second = "devices on a second axis beside tp that share a block, {}, where a step is searched for; default auto, "
+    second += "which offers them where {}"
+    long, many = second.format("cp", "sequences are long"), second.format("ep", "the model has experts")
+    parser.add_argument("--context-parallel", type=_count("--context-parallel"), metavar="N", help=long)
+    parser.add_argument("--expert-parallel", type=_count("--expert-parallel"), metavar="N", help=many)
     zero = "ZeRO over the devices that use weights alike: 1 stores weights and optimizer state in shards and gathers "
     zero += (
         "them once a step, 2 scatters the gradients of each micro-batch, 3 gathers for each; 0 stores weights as used; "

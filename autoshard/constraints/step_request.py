@@ -32,8 +32,9 @@ class StagePin:
 class StepRequest:
     """None where nothing was said. `global_batch`: samples a step; the captured batch is one micro-batch.
 
-    Where a step is searched for, each may be AUTO or several with commas; `micro_batch` is of one replica. The last
-    three are MindSpore's words for `zero` 1, or 2 where accumulated gradients are sharded too; the threshold in KB.
+    Where a step is searched for, each may be AUTO or several with commas; `micro_batch` is of one replica, and devices
+    that share a block may have a second axis, cp or ep. `enable_parallel_optimizer` and the two after it are
+    MindSpore's words for `zero` 1, or 2 where accumulated gradients are sharded too; the threshold in KB.
     """
 
     micro_batches: int | None = None
@@ -48,6 +49,8 @@ class StepRequest:
     enable_parallel_optimizer: bool = False
     gradient_accumulation_shard: bool = False
     parallel_optimizer_threshold: int | None = None
+    context_parallel: Count = None
+    expert_parallel: Count = None
 
     @property
     def zero_levels(self) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ from itertools import product
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
 from autoshard.estimate.transformer import SHARDED, Schedule, TrainingRun, Transformer, is_possible, wrong
+from autoshard.whole_steps.shared_sequences import shared_sequences
 from autoshard.whole_steps.software import PACKAGES
 
 FREE = ("tp", "sequence_parallel", "dp", "pp", "cp", "interleave", "micro_batch", "recompute", "zero", "ep")
 SEARCHED = ["none", "selective", "full"]  # of recomputation
-LEAST_TOKENS = 4096  # of a sequence, on each of the devices that share it
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def _shared_sequences(space: RunSpace) -> list[int]:
     run, model = space.run, space.model
     if run.cp > 1 or run.software == PACKAGES or model.attention == "unfused":
         return [run.cp]
-    counts = (2**n for n in range(space.devices.bit_length()))
-    return [n for n in counts if n == 1 or (space.devices % n == 0 and model.sequence // n >= LEAST_TOKENS)]
+    return shared_sequences(space.devices, model.sequence)
 
 
 def _zeros(run: TrainingRun, replicas: int) -> list[int]:

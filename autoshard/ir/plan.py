@@ -8,7 +8,7 @@ from autoshard.ir.graph import Derives
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 KEEP_ALL = "all"
 KEEPS = (KEEP_ALL, "expensive", "input")  # of a block's values, until its backward
@@ -158,6 +158,8 @@ class StepTried:
     blocks_seconds: float
     program_seconds: float
     peak_bytes: float
+    context: int = 1
+    expert: int = 1
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def loads(text: str, where: str = "plan") -> Plan:
     found = data.get("schema_version")
     own = {name: data.get(name, {}) for name in ("step", "search")}
     if type(found) is int and OLDEST <= found < SCHEMA_VERSION and all(isinstance(part, dict) for part in own.values()):
-        own = {"step": encode(StepPlan()) | own["step"], "search": encode(Search()) | own["search"]}
+        own = {"step": encode(StepPlan()) | own["step"], "search": encode(Search()) | _on_one_axis(own["search"])}
         data, found = {"fusion": []} | data | own, SCHEMA_VERSION
     if found != SCHEMA_VERSION:
         raise InvalidFileError(
@@ -53,6 +53,14 @@ def loads(text: str, where: str = "plan") -> Plan:
     except ValueError as error:
         raise InvalidFileError(f"{where} is damaged: {error}", _AGAIN) from None
     return plan
+
+
+def _on_one_axis(search: dict[str, Any]) -> dict[str, Any]:
+    """Before version 8 the steps that were tried had the axes dp and tp alone."""
+    steps = search.get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        return search
+    return search | {"steps": [{"context": 1, "expert": 1} | step for step in steps]}
 
 
 def save(plan: Plan, path: str | Path) -> None:

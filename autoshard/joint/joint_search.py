@@ -9,9 +9,9 @@ keeping all, what is dear, or its input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
@@ -19,8 +19,10 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.again_blocks import called_modules
+from autoshard.costs.model_flops import ideal_seconds
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
@@ -31,7 +33,7 @@ from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fas
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.least_rest import least_rest_of
 from autoshard.joint.nearby_steps import as_solved, nearby_steps
-from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices, what_divides
+from autoshard.joint.outer_space import Divided, Inner, OuterChoice, OuterSpace, outer_choices, what_divides
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
@@ -55,31 +57,32 @@ class SplitCosts:
 
 @dataclass
 class FrontStore:
-    """Splits and block costs by (tensor-parallel size, micro-batch), each made once. `replicas`: of which what is in
+    """Splits and block costs by (axes of a replica, micro-batch), each made once. `replicas`: of which what is in
     shards over them is measured."""
 
     line: BlockLine
     hardware: Hardware
-    made: dict[tuple[int, int], tuple[SplitCosts, ...]] = field(default_factory=dict)
+    made: dict[tuple[Inner, int], tuple[SplitCosts, ...]] = field(default_factory=dict)
     sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
     measured: dict[tuple[str, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
     carried: dict[int, ShortGraph] = field(default_factory=dict)
+    ideal: dict[int, float] = field(default_factory=dict)
     replicas: int = 2
     tell: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
         self.short = shortened(self.line)
 
-    def costs(self, tensor: int, micro_batch: int) -> tuple[SplitCosts, ...]:
-        if (tensor, micro_batch) not in self.made:
-            self.tell(f"splitting blocks over tp={tensor}, micro-batches of {micro_batch}")
-            self.made[tensor, micro_batch] = self._costs(tensor, micro_batch)
-        return self.made[tensor, micro_batch]
+    def costs(self, inner: Inner, micro_batch: int) -> tuple[SplitCosts, ...]:
+        if (inner, micro_batch) not in self.made:
+            self.tell(f"splitting blocks over {Mesh(inner)}, micro-batches of {micro_batch}")
+            self.made[inner, micro_batch] = self._costs(inner, micro_batch)
+        return self.made[inner, micro_batch]
 
-    def _costs(self, tensor: int, micro_batch: int) -> tuple[SplitCosts, ...]:
+    def _costs(self, inner: Inner, micro_batch: int) -> tuple[SplitCosts, ...]:
         short = self._of(micro_batch)
         found: list[SplitCosts] = []
-        for split in block_splits(short.graph, tensor, self.hardware):
+        for split in block_splits(short.graph, Mesh(inner), self.hardware):
             own = block_costs(short, split, self.hardware)
             if all(own != other.made for other in found):
                 found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
@@ -90,6 +93,17 @@ class FrontStore:
             line = BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks)
             self.carried[samples] = replace(self.short, line=line)
         return self.carried[samples]
+
+    def least_seconds(self, choice: OuterChoice) -> float:
+        """Below any step of this choice: all products and attention at the peak of the devices, dealt out evenly."""
+        samples = choice.micro_batch
+        if samples not in self.ideal:
+            graph = rebatched(self.line.graph, samples)
+            self.ideal[samples] = ideal_seconds(graph, self.hardware, 1)
+        each = self.ideal[samples] / Mesh(choice.inner).size
+        if choice.virtual_stages > 1:
+            return choice.micro_batches * each / choice.stages
+        return each / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
 
     def not_carried(self, samples: int) -> str:
         """Why the model can't be planned at so many samples, as where no rule fits one alone; "" where it can."""
@@ -122,6 +136,7 @@ class FrontStore:
 
 
 Own = TypeVar("Own")
+Problem = tuple[StepProblem, BlockSplit | None]
 
 
 def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
@@ -162,25 +177,59 @@ def joint_search(
     named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
     offered = [(INPUT,) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
     keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
-    for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
-        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero else ():
-            store.sharded(own)
-    problems = []
-    for choice in choices:
-        for own in store.costs(choice.tensor, choice.micro_batch):
-            allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
-            sharded = store.sharded(own) if choice.zero else ()
-            there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
-            problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
-            problems.append((problem, own.split))
-    for told in _not_some(space, line, named, problems):
-        log.no(told)
-    if not problems:
+
+    def problems_of(own_choices: list[OuterChoice]) -> list[Problem]:
+        for choice in sorted(own_choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
+            for own in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
+                store.sharded(own)
+        problems: list[Problem] = []
+        for choice in own_choices:
+            for own in store.costs(choice.inner, choice.micro_batch):
+                allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
+                sharded = store.sharded(own) if choice.zero else ()
+                there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
+                problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
+                problems.append((problem, own.split))
+        for told in _not_some(space, line, named, problems):
+            log.no(told)
+        return problems
+
+    if not choices:
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
         raise InfeasibleError(told, what_divides(space, hardware))
-    search = {RATIO: least_rest_of, MEMORY: leanest_of, SPEED: best_of}[level]
-    return search(problems, line, log, count, len(store.made), tell)
+    later = _later(choices, store, problems_of) if level == SPEED else []
+    if not later:
+        search = {RATIO: least_rest_of, MEMORY: leanest_of, SPEED: best_of}[level]
+        return search(problems_of(choices), line, log, count, len(store.made), tell)
+    first = [choice for choice in choices if len(choice.inner) == 1]
+    found = best_of(problems_of(first), line, log, count, 0, tell, later)
+    return replace(found, fronts=len(store.made))
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """Outer choices of one mesh of a replica, whose blocks are split once they may be among the best: of none the step
+    takes less than `least_seconds`."""
+
+    choices: tuple[OuterChoice, ...]
+    least_seconds: float
+    problems: Callable[[], list[Problem]]
+
+
+def _later(
+    choices: list[OuterChoice], store: FrontStore, problems_of: Callable[[list[OuterChoice]], list[Problem]]
+) -> list[Later]:
+    """Those with a second axis, where there are others to begin with: a split over two axes takes longest to find."""
+    meshes = dict.fromkeys(choice.inner for choice in choices if len(choice.inner) > 1)
+    if len({choice.inner for choice in choices} - meshes.keys()) == 0:
+        return []
+    found = []
+    for inner in meshes:
+        own = [choice for choice in choices if choice.inner == inner]
+        least = min(map(store.least_seconds, own))
+        found.append(Later(tuple(own), least, partial(problems_of, own)))
+    return found
 
 
 def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
@@ -220,15 +269,16 @@ def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray |
 
 
 def best_of(
-    problems: Iterable[tuple[StepProblem, BlockSplit | None]],
+    problems: Iterable[Problem],
     line: BlockLine,
     log: Divided,
     count: int,
     fronts: int,
     tell: Callable[[str], None],
+    later: Sequence[Later] = (),
 ) -> JointResult:
     """Best first: what is left when the bound passes the best simulated step can't be better."""
-    search = _BestFirst([_Candidate(problem, split) for problem, split in problems])
+    search = _BestFirst([_Candidate(problem, split) for problem, split in problems], list(later))
     found: list[StepFound] = []
     unfit: list[StepFound] = []
     for own in search.hopeful():
@@ -243,14 +293,16 @@ def best_of(
     search.best = min((own.seconds for own in found), default=np.inf)
     if not found:
         raise none_fits([own.problem for own in search.candidates])
+    left = sum(len(own.choices) for own in search.later)
     found = fastest_of_each(found)
     solved = [own for own in search.candidates if own.solved]
     solutions = [own.solution for own in solved if own.solution is not None]
     model = min(solution.plans[0].seconds for solution in solutions)
     model_bound = min(own.form_least for own in search.candidates)
+    model_bound = min([model_bound, *(own.least_seconds for own in search.later)])  # a form is no less than a step
     return JointResult(
         found[0], tuple(found[1 : count + 1]), line, search.bound(), float(model), float(min(model, model_bound)),
-        len(search.candidates), len(solved), len(solutions), fronts, tuple(log.reasons.items()),
+        len(search.candidates) + left, len(solved), len(solutions), fronts, tuple(log.reasons.items()),
     )  # fmt: skip
 
 
@@ -297,15 +349,22 @@ class _BestFirst:
     """Candidates in the order of their bounds: the memory of stages is looked at where the bound without it does not
     say enough, and a problem is solved where that does not. `best`: seconds of the fastest step so far."""
 
-    def __init__(self, candidates: list[_Candidate]) -> None:
-        self.candidates = candidates
+    def __init__(self, candidates: list[_Candidate], later: list[Later]) -> None:
+        self.candidates, self.later = candidates, later
         self.best = np.inf
 
     def hopeful(self) -> Iterator[_Candidate]:
         """Those with a solution that may be simulated to less than the best so far."""
         heap = [(own.any_order_least, number) for number, own in enumerate(self.candidates)]
         heapify(heap)
-        while heap and heap[0][0] < self.best:
+        while True:
+            if not heap or heap[0][0] >= self.best:
+                made = self._made_later()
+                if not made:
+                    return
+                for number in made:
+                    heappush(heap, (self.candidates[number].any_order_least, number))
+                continue
             _, number = heappop(heap)
             own = self.candidates[number]
             if not own.roomed:
@@ -313,8 +372,19 @@ class _BestFirst:
             elif own.solution is not None and own.solution.plans[0].seconds * FAR < self.best:
                 yield own
 
+    def _made_later(self) -> range:
+        """Candidates of the mesh of which the step may be shortest, if it may be shorter than the best."""
+        least = min(self.later, key=lambda own: own.least_seconds, default=None)
+        if least is None or least.least_seconds >= self.best:
+            return range(0)
+        self.later.remove(least)
+        first = len(self.candidates)
+        self.candidates += [_Candidate(*problem) for problem in least.problems()]
+        return range(first, len(self.candidates))
+
     def bound(self) -> float:
-        """Below the step of every plan in any order. The least bounds are made exact first."""
+        """Below the step of every plan in any order. The least bounds are made exact first; those that are left to
+        be made are above the best."""
         least = self.best
         heap = [(own.any_order_least, number) for number, own in enumerate(self.candidates)]
         heapify(heap)

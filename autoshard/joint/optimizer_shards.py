@@ -7,7 +7,7 @@ uses, and for how long they stay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autoshard import solvers
@@ -16,9 +16,10 @@ from autoshard.constraints.step_request import AUTO, StepRequest
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site, formulate
-from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph, Op
-from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
+from autoshard.ir.graph import DTYPE_BYTES, Graph, Op
+from autoshard.ir.layout import Layout
 from autoshard.ir.plan import Plan
+from autoshard.joint.blocks.weight_shards import is_summed, is_whole, may_cast, shard_layouts, weight_sites, weight_uses
 from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
@@ -90,17 +91,18 @@ def least_step(least: Plan, fastest: Plan) -> Plan:
 def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
     """`plan` with its weights stored as `wanted` says, on the axes on which every use has them whole."""
     chosen = chosen_strategies(plan, graph)
-    uses = _uses(graph, chosen)
+    uses = weight_uses(graph, chosen)
     weights = {p.tensor for p in graph.parameters}
 
     def allowed(op: Op, strategy: Strategy) -> bool:
-        if op.target == CAST and op.operands[0] in weights:  # shards may be cast, and gathered after that
-            return not any(x is not None and PARTIAL in x.placements for x in strategy.operands)
-        return strategy == chosen[op.name]
+        cast = may_cast(op, strategy, weights)
+        return strategy == chosen[op.name] if cast is None else cast
 
     count, all_to_all = plan.step.micro_batches, plan.search.all_to_all
     formulation = formulate(graph, plan.mesh, hardware, float("inf"), allowed, all_to_all, count)
-    keep = {n: _stored(site, uses[site.name], graph, formulation, wanted) for n, site in _weights(formulation, uses)}
+    keep = {
+        n: _stored(site, uses[site.name], graph, formulation, wanted) for n, site in weight_sites(formulation, uses)
+    }
     own = narrowed(_with_inputs(formulation, plan), keep)
     solution = solvers.solve(own.problem, "auto", Options(rough=True))
     origin = Origin(plan.model, plan.model_arguments, plan.fusion)
@@ -126,59 +128,19 @@ def _told(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
 
 def _copied(plan: Plan, graph: Graph) -> bool:
     """Does some weight have an axis along which every device uses it whole, and makes the same gradient of it?"""
-    uses = _uses(graph, chosen_strategies(plan, graph)).values()
+    uses = weight_uses(graph, chosen_strategies(plan, graph)).values()
     axes = [axis for axis, size in enumerate(plan.mesh.sizes) if size > 1]
-    return any(_on_axis(own, axis) == {REPLICATE} and not _is_summed(own, axis) for own in uses for axis in axes)
-
-
-def _is_summed(uses: list[Layout], axis: int) -> bool:
-    return any(use.placements[axis] == REPLICATE_PARTIAL for use in uses)
-
-
-def _uses(graph: Graph, chosen: dict[str, Strategy]) -> dict[str, list[Layout]]:
-    """Weight -> the layouts in which operators read it, or what it is cast to."""
-    source = {p.tensor: p.tensor for p in graph.parameters if p.trainable}
-    found: dict[str, list[Layout]] = {}
-    for op in graph.ops:
-        if op.target == CAST and op.operands[0] in source:
-            source[op.results[0]] = source[op.operands[0]]
-            continue
-        for name, layout in zip(op.operands, chosen[op.name].operands, strict=True):
-            if name in source and layout is not None:
-                found.setdefault(source[name], []).append(layout)
-    return found
-
-
-def _weights(formulation: Formulation, uses: dict[str, list[Layout]]) -> Iterable[tuple[int, Site]]:
-    return [(n, s) for n, s in enumerate(formulation.sites) if s.kind == "parameter" and s.name in uses]
+    return any(is_whole(own, axis) and not is_summed(own, axis) for own in uses for axis in axes)
 
 
 def _stored(site: Site, uses: list[Layout], graph: Graph, formulation: Formulation, wanted: ZeroRequest) -> list[int]:
-    """The layouts that are cut as the uses are, and on the other axes as far as they can be, one dim rather than
-    several and the first one rather than others; or not there at all."""
+    """The layouts that are wanted of a weight."""
     tensor = graph.tensor(site.name)
     size = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
     whole = wanted.level == 0 or size <= wanted.threshold_bytes
-    used = [_on_axis(uses, axis) for axis in range(len(formulation.mesh.sizes))]
-    free = [own == {REPLICATE} and (not wanted.summed or _is_summed(uses, axis)) for axis, own in enumerate(used)]
-
-    def rank(layout: Layout) -> tuple[int, ...]:
-        kept = devices = 0
-        for placement, own, cut, length in zip(layout.placements, used, free, formulation.mesh.sizes, strict=True):
-            if not cut:
-                kept += placement in own
-            elif isinstance(placement, Shard):
-                devices += -1 if whole else round(1000 * math.log2(length))
-        dims = [placement.dim for placement in layout.placements if isinstance(placement, Shard)]
-        return (kept, devices, -len({*dims}), -sum(dims))
-
-    best = max(map(rank, site.layouts))
-    return [s for s, layout in enumerate(site.layouts) if rank(layout) == best]
-
-
-def _on_axis(uses: list[Layout], axis: int) -> set[Placement]:
-    found = {use.placements[axis] for use in uses}
-    return {REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in found}
+    axes = range(len(formulation.mesh.sizes))
+    free = [is_whole(uses, axis) and (not wanted.summed or is_summed(uses, axis)) for axis in axes]
+    return shard_layouts(site, uses, formulation.mesh.sizes, free, whole)
 
 
 def _with_inputs(formulation: Formulation, plan: Plan) -> Formulation:

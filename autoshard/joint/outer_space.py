@@ -1,4 +1,4 @@
-"""The outer choices of a whole step: stages, their parts, replicas, tensor parallelism, micro-batch, ZeRO, schedule."""
+"""The outer choices of a whole step: stages, their parts, schedule, replicas, the axes of each, micro-batch, ZeRO."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
+from autoshard.joint.blocks.second_axis import CONTEXT, EXPERT, TENSOR
+from autoshard.joint.second_axes import second_axes
 from autoshard.units import counted
 
 AUTO = "auto"
 ZEROS = (0, 1, 2, 3)  # stages of ZeRO
-Choices = tuple[int, ...] | tuple[str, ...] | None  # None: all of them
+Inner = tuple[tuple[str, int], ...]  # of them, (name, size)
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,16 @@ class OuterSpace:
     pinned: bool = False  # blocks to stages: parts of a stage then lie together
     shared: str = ""  # a weight that all blocks of that run read: of several parts each would train it
     least_stages: int = 1  # that pins name
+    context: tuple[int, ...] | None = (1,)  # None: as `long_tokens` and `experts` offer
+    expert: tuple[int, ...] | None = (1,)
+    long_tokens: int = 0  # of the longest sequence
+    experts: int = 0  # that every layer of experts has, or a multiple of it
 
 
 @dataclass(frozen=True)
 class OuterChoice:
-    """`micro_batches` of `micro_batch` samples on each of `replicas`; every stage has replicas x tensor devices."""
+    """`micro_batches` of `micro_batch` samples on each of `replicas`; every stage has replicas x context x expert x
+    tensor devices. Of the sizes of the second axis, cp or ep, one is 1 at least."""
 
     stages: int
     virtual_stages: int
@@ -50,13 +57,22 @@ class OuterChoice:
     micro_batch: int
     micro_batches: int
     zero: int
+    context: int = 1
+    expert: int = 1
+
+    @property
+    def inner(self) -> Inner:
+        """The axes of a replica's devices, tp the innermost."""
+        second = ((CONTEXT, self.context), (EXPERT, self.expert))
+        return (*((name, size) for name, size in second if size > 1), (TENSOR, self.tensor))
 
     def __str__(self) -> str:
         parts = f", {self.virtual_stages} parts each" if self.virtual_stages > 1 else ""
         staged = f"{self.stages} stages{parts} ({self.schedule}), " if self.stages > 1 else ""
         zero = f", ZeRO {self.zero}" if self.zero else ""
         counts = f"{counted(self.micro_batches, 'micro-batch')} of {self.micro_batch}"
-        return f"{staged}dp={self.replicas}, tp={self.tensor}, {counts}{zero}"
+        inner = ", ".join(f"{name}={size}" for name, size in self.inner)
+        return f"{staged}dp={self.replicas}, {inner}, {counts}{zero}"
 
 
 @dataclass
@@ -90,7 +106,20 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
             if inner % tensor:
                 log.no(f"{inner} devices of a stage are not divided by tp={tensor}")
                 continue
-            yield from _of_mesh(space, stages, inner // tensor, tensor, log)
+            for context, expert in _second_axes(space, inner // tensor, tensor, hardware, log):
+                found = _of_mesh(space, stages, inner // (tensor * context * expert), tensor, log)
+                yield from (replace(choice, context=context, expert=expert) for choice in found)
+
+
+def _second_axes(
+    space: OuterSpace, devices: int, tensor: int, hardware: Hardware, log: Divided
+) -> Iterator[tuple[int, int]]:
+    """With tp=1 a second axis is what tp of its size is, which stays in a node."""
+
+    def apart(size: int) -> bool:
+        return tensor > 1 or size > hardware.devices_per_node
+
+    return second_axes(devices, apart, space.context, space.expert, (space.long_tokens, space.experts), log.no)
 
 
 def _of_mesh(space: OuterSpace, stages: int, replicas: int, tensor: int, log: Divided) -> Iterator[OuterChoice]:

@@ -51,7 +51,7 @@ class StepProblem:
 
     @property
     def mesh(self) -> Mesh:
-        return step_mesh(self.choice.stages, self.choice.replicas, self.choice.tensor)
+        return step_mesh(self.choice.stages, self.choice.replicas, self.choice.inner)
 
     @cached_property
     def fronts(self) -> tuple[BlockFront, ...]:
@@ -288,8 +288,9 @@ class StepProblem:
 
     def fresh_bytes(self, block: int) -> float:
         """Of the gradients that a block's backward makes of a single micro-batch."""
-        shares = self.choice.replicas if self.choice.zero else 1
-        return self.costs[self.kinds[block]].held.gradient_bytes / shares if self._alone else 0.0
+        held = self.fronts[self.kinds[block]].costs.held
+        whole = held.gradient_share(self.choice.replicas) if self.choice.zero else held.gradient_bytes
+        return whole if self._alone else 0.0
 
     def working_bytes(self, block: int, point: int) -> float:
         """Whole gradients of a single micro-batch are scattered block by block, as ZeRO 2 does with those of each."""

@@ -8,11 +8,12 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.pins import pin_file_texts
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, STAGE_PIN, TENSORS, StagePin
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, STAGE_PIN, TENSORS, Count, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_line import BlockLine, block_line
+from autoshard.joint.blocks.second_axis import expert_count, longest_tokens
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
@@ -27,6 +28,7 @@ def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Jo
     _check(graph, wanted)
     _check_batch(graph, wanted)
     wanted = replace(wanted, step=with_requests(wanted.step, graph, searched=True))
+    _check_experts(graph, wanted.step.expert_parallel)
     fixed = wanted.step.stages
     check_order(graph, wanted.step.pins, fixed if isinstance(fixed, int) else _least_stages(wanted))
     line = block_line(graph)
@@ -66,6 +68,12 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
             raise UsageError(told, "--mesh, with a fixed number of --stages")
 
 
+def _check_experts(graph: Graph, said: Count) -> None:
+    asked = read_choices("--expert-parallel", said)
+    if asked not in (None, (1,)) and not expert_count(graph):
+        raise UsageError(f"--expert-parallel {said}: the model has no layer of experts", "without it")
+
+
 def _check_batch(graph: Graph, wanted: SearchRequest) -> None:
     """UsageError where the model can't be planned at another batch than its own, with what can be typed instead."""
     own = batch_size(graph)
@@ -102,6 +110,10 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         bool(step.pins),
         _shared_by_all(line),
         _least_stages(wanted),
+        read_choices("--context-parallel", step.context_parallel),
+        read_choices("--expert-parallel", step.expert_parallel),
+        longest_tokens(line.graph),
+        expert_count(line.graph),
     )
 
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoshard.costs.collective import joint_seconds
-from autoshard.joint.blocks.block_fronts import ALL, TENSOR, BlockFront, gathered_seconds, late_seconds, moved
+from autoshard.joint.blocks.block_fronts import ALL, BlockFront, gathered_seconds, late_seconds, moved
 from autoshard.joint.step_costs import StepProblem
 from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem
 
@@ -57,11 +56,12 @@ def _rest(problem: StepProblem, kind: int, own: BlockFront) -> Front:
     costs, zero, mesh, hardware = problem.costs[kind], problem.choice.zero, problem.mesh, problem.hardware
     again = dict(costs.again_seconds)
     each = [costs.rest_seconds + again[keep] + _between_replicas(problem, kind, keep) for keep in own.keeps]
-    moving = (late_seconds(costs.held, zero, mesh, hardware), gathered_seconds(costs.held, zero, mesh, hardware))
-    late = (TENSOR,), "all_reduce", costs.held.partial_bytes if zero < 2 else 0.0  # else with each micro-batch's
+    held = own.costs.held
+    moving = (late_seconds(held, zero, mesh, hardware), gathered_seconds(held, zero, mesh, hardware))
     replicas = problem.choice.replicas
-    repeated = costs.held.update_seconds / (replicas if zero else 1) - costs.held.own_update_seconds / replicas
-    once = sum(map(sum, moving)) + joint_seconds(hardware, mesh, *late) + max(0.0, repeated)
+    update = held.update_share(replicas) if zero else held.update_seconds
+    repeated = update - held.own_update_seconds / replicas
+    once = sum(map(sum, moving)) + max(0.0, repeated)
     return replace(
         own.front,
         forward_seconds=np.array(each),

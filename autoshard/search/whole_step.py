@@ -41,6 +41,10 @@ def check_request(graph: Graph, request: StepRequest) -> int:
     if request.open_ or request.micro_batch is not None:
         told = "auto, lists and --micro-batch are for steps that are searched for: for a global batch on devices"
         raise UsageError(told, "--global-batch and --devices, without --mesh")
+    shared = {"--context-parallel": request.context_parallel, "--expert-parallel": request.expert_parallel}
+    for option in (option for option, said in shared.items() if said is not None):
+        told = f"{option} is for steps that are searched for, for a global batch on devices: --mesh has its own axes"
+        raise UsageError(told, "--global-batch and --devices, without --mesh")
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
     assert isinstance(virtual, int)
     count = request.micro_batches or 1

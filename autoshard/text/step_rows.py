@@ -12,8 +12,10 @@ def step_cells(own: StepTried) -> tuple[str, ...]:
     """Cells under HEADER."""
     stages = f"{own.stages} x {own.virtual_stages}" if own.virtual_stages > 1 else str(own.stages)
     stages += " (gpipe)" if own.schedule == "gpipe" else ""
+    second = [f"{name}={size}" for name, size in (("cp", own.context), ("ep", own.expert)) if size > 1]
     return (
-        stages, str(own.replicas), str(own.tensor), f"{own.micro_batches} of {own.micro_batch}", str(own.zero),
+        stages, str(own.replicas), ", ".join([str(own.tensor), *second]),
+        f"{own.micro_batches} of {own.micro_batch}", str(own.zero),
         own.again, format_seconds(own.blocks_seconds),
         format_seconds(own.program_seconds) if own.program_seconds else "",
         format_bytes(own.peak_bytes), own.outcome,

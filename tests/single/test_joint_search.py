@@ -26,11 +26,13 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_json import dumps
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan_json import load
 from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
 from autoshard.joint.blocks.block_line import block_line, shortened
 from autoshard.joint.blocks.block_measure import block_costs
 from autoshard.joint.blocks.block_splits import block_splits
+from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.joint.found_steps import JointResult, fastest_of_each
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import FrontStore, best_of, joint_search, measured_replicas
@@ -80,15 +82,16 @@ def test_equal_layers_are_one_kind_and_a_short_graph_keeps_three_of_them() -> No
 
 
 def test_blocks_of_the_short_graph_cost_what_the_whole_program_takes() -> None:
-    """The step of six layers simulated whole, and as three layers of which one stands for all."""
+    """The step of six layers simulated whole, and as three layers of which one stands for all; gradients are summed
+    once a step, apart from blocks."""
     graph = gpt2(6)
     short = shortened(block_line(graph))
-    split = block_splits(short.graph, 2, hardware())[0]
+    split = block_splits(short.graph, Mesh(((TENSOR, 2),)), hardware())[0]
     costs = block_costs(short, split, hardware())
     line = [costs[short.represents[block.kind]] for block in block_line(graph).blocks]
-    made = block_splits(graph, 2, hardware())[0]
+    made = block_splits(graph, Mesh(((TENSOR, 2),)), hardware())[0]
     body = lower(made.plan, graph)
-    timeline = simulate(body, graph, hardware())
+    timeline = simulate(replace(body, gradient_buckets=()), graph, hardware())
     forward_and_backward = max(e.end_seconds for e in timeline.events if e.phase != "optimizer")
     predicted = sum(own.forward_seconds + own.backward_seconds for own in line)
     assert predicted == pytest.approx(forward_and_backward, rel=0.03)
@@ -111,12 +114,12 @@ def every_plan_of(result_space: OuterSpace, graph: Graph) -> Iterator[tuple[Step
     replicas = measured_replicas(outer_choices(result_space, hardware()))
     store, kinds = FrontStore(line, hardware(), replicas=replicas), tuple(block.kind for block in line.blocks)
     for choice in sorted(outer_choices(result_space, hardware()), key=lambda choice: -choice.micro_batch):
-        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero else ():
+        for own in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
             store.sharded(own)  # what shards change is measured with the largest micro-batch
     named = {block.kind for block in line.blocks if block.module}
     keeps = tuple(result_space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
     for choice in outer_choices(result_space, hardware()):
-        for own in store.costs(choice.tensor, choice.micro_batch):
+        for own in store.costs(choice.inner, choice.micro_batch):
             sharded = store.sharded(own) if choice.zero else ()
             problem = StepProblem(choice, kinds, own.costs, keeps, hardware(), 1e15, None, sharded)
             seen = set()
@@ -469,9 +472,9 @@ def test_a_split_of_one_sample_is_the_same_on_the_mesh_of_all_replicas() -> None
     found = joint_search(wide(), hardware(), space(wide(), 4, 16, **fixed), 8e10)
     graph, plan = joint_plan(found, hardware(), Origin("gpt2"))
     assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
-    inside = [r for r in plan.redistributions if "tp" in {axis for step in r.steps for axis in step.axes}]
-    own = [len([r for r in inside if graph.producers[r.tensor].module.startswith(f"transformer.h.{n}.")
-                if r.tensor in graph.producers]) for n in (1, 2)]  # fmt: skip
+    moved = [r for r in plan.redistributions if "tp" in {axis for step in r.steps for axis in step.axes}]
+    inside = [graph.producers[r.tensor].module for r in moved if r.tensor in graph.producers]
+    own = [len([module for module in inside if module.startswith(f"transformer.h.{n}.")]) for n in (1, 2)]
     assert own[0] == own[1] <= 8
 
 

@@ -172,5 +172,5 @@ def test_all_at_once_and_a_plan_of_before() -> None:
     assert plan.fusion == (Fusion("all_reduce", "size", 25 * 2**20),)
     text = plan_json.dumps(plan)
     assert plan_json.loads(text) == plan
-    old = plan_json.dumps(replace(plan, fusion=())).replace('"schema_version": 7', '"schema_version": 5')
+    old = plan_json.dumps(replace(plan, fusion=())).replace('"schema_version": 8', '"schema_version": 5')
     assert plan_json.loads(old.replace(',\n "fusion": []', "")) == replace(plan, fusion=())

@@ -19,9 +19,10 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.joint.blocks.block_line import KEPT, block_line
 from autoshard.joint.blocks.block_measure import block_costs
-from autoshard.joint.blocks.block_splits import TENSOR, BlockSplit
+from autoshard.joint.blocks.block_splits import BlockSplit
+from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.joint.joint_search import MEASURED, FrontStore, SplitCosts, by_kind
-from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.outer_space import Inner, OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
@@ -39,9 +40,9 @@ class MegatronStore(FrontStore):
     sequence_parallel: bool = False
     plans: dict[tuple[int, bool], Plan] = field(default_factory=dict)
 
-    def _costs(self, tensor: int, micro_batch: int) -> tuple[SplitCosts, ...]:
-        short, mesh = self._of(micro_batch), Mesh(((TENSOR, tensor),))
-        plan, name = self._plan(tensor, micro_batch), MEGATRON_SP if self.sequence_parallel else MEGATRON
+    def _costs(self, inner: Inner, micro_batch: int) -> tuple[SplitCosts, ...]:
+        short, mesh = self._of(micro_batch), Mesh(inner)
+        plan, name = self._plan(mesh.size, micro_batch), MEGATRON_SP if self.sequence_parallel else MEGATRON
         split = BlockSplit(name, plan, lower(plan, short.graph), short.graph, mesh)
         own = block_costs(short, split, self.hardware)
         return (SplitCosts(micro_batch, split, own, by_kind(short, own)),)
@@ -106,7 +107,7 @@ def problem_of(
     capacity_bytes: float,
 ) -> tuple[StepProblem, BlockSplit]:
     """The steps of an outer choice whose layers are computed again in one of the ways that are `offered`."""
-    own = store.costs(choice.tensor, choice.micro_batch)[0]
+    own = store.costs(choice.inner, choice.micro_batch)[0]
     sharded = store.sharded(own) if choice.zero else ()
     kinds, keeps = line_of(model), keeps_of(offered)
     return StepProblem(choice, kinds, own.costs, keeps, hardware, capacity_bytes, None, sharded), own.split

@@ -20,6 +20,7 @@ from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.ir.program import Collective, Program
 from autoshard.joint.blocks.block_line import block_line
 from autoshard.joint.blocks.replicated_split import replicated_split
+from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.program.lower import lower
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of
@@ -121,7 +122,7 @@ def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
     """Of the same splits that a search by blocks has."""
     model, run = asked.model, asked.run
     store = store_of(model, run, hardware)
-    split = store.costs(run.tp, run.micro_batch)[0].split
+    split = store.costs(((TENSOR, run.tp),), run.micro_batch)[0].split
     captured = transformer_graph(model, BATCH, run.precision, run.optimizer).graph
     graph = rebatched(captured, run.dp * run.micro_batch)
     line = block_line(graph)

@@ -129,7 +129,7 @@ def _problems(
             if choice.micro_batch >= too_much.get(key, choice.micro_batch + 1):
                 continue
             store = _store(space, cut, replicas, hardware)
-            costs = store.costs(choice.tensor, choice.micro_batch)[0].costs
+            costs = store.costs(choice.inner, choice.micro_batch)[0].costs
             if min(size for _, size in costs[LAYER].working_bytes) > room:
                 too_much[key] = choice.micro_batch
                 continue

@@ -17,6 +17,7 @@ from autoshard.estimate.stage_slots import Host, Part
 from autoshard.estimate.transformer import PRECISIONS, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer
 from autoshard.joint.blocks.block_costs import HeldParameters, held_together
+from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.whole_steps.software import KERNELS, PACKAGES, with_software
 from autoshard.whole_steps.step_bands import step_kind, whole_step_band
@@ -85,7 +86,7 @@ def _held(
     model: Transformer, run: TrainingRun, parts: Sequence[Layers], stage: int, hardware: Hardware
 ) -> HeldParameters:
     """Of the parameters of a stage, with its copies of what another one holds too."""
-    costs, found = store_of(model, run, hardware).costs(run.tp, run.micro_batch)[0].costs, HeldParameters()
+    costs, found = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].costs, HeldParameters()
     for number in range(stage, len(parts), run.pp):
         kinds = [FIRST] * (number == 0) + [LAYER] * sum(parts[number].values()) + [LAST] * (number == len(parts) - 1)
         for own in (costs[kind] for kind in kinds):
@@ -96,7 +97,7 @@ def _held(
 
 def step_band(model: Transformer, run: TrainingRun, tail: Sequence[Part], hardware: Hardware) -> Band:
     """As a plan has it: such a step nobody measured."""
-    split = store_of(model, run, hardware).costs(run.tp, run.micro_batch)[0].split
+    split = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].split
     seconds = families(BuiltTransformer(split.program, split.graph, split.mesh), hardware, model.layers)
     seconds = {name: own * run.micro_batches / run.pp for name, own in seconds.items()}
     for name, own in tail:

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+INNER = "inner"  # of HeldParameters, no number
+
+
+@dataclass(frozen=True)
+class InnerSums:
+    """Of the parameters on one device, those whose gradients are sums over the `summed` axes of a replica, and whose
+    shards over the replicas (ZeRO) are cut over its `cut` axes, too, in `times` parts: positions among the axes of a
+    replica. `stored_bytes`: of weights, gradients and optimizer state, as they are used."""
+
+    summed: tuple[int, ...]
+    cut: tuple[int, ...]
+    times: int
+    gradient_bytes: float = 0.0
+    moved_bytes: float = 0.0
+    stored_bytes: float = 0.0
+    update_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class HeldParameters:
     """Parameters on one device, whole over the replicas: bytes of weights, gradients and optimizer state, and seconds
     of their update; of the latter `own_update_seconds`, where devices of a replica that do the same share it.
-    `moved_bytes`: of the weights as they are gathered; `partial_bytes`: of gradients that are sums over them."""
+    `moved_bytes`: of the weights as they are gathered; `inner`: those of them that concern other devices of a replica,
+    each once."""
 
     weights_bytes: float = 0.0
     gradient_bytes: float = 0.0
@@ -18,17 +37,32 @@ class HeldParameters:
     update_seconds: float = 0.0
     buffer_bytes: float = 0.0
     own_update_seconds: float = 0.0
-    partial_bytes: float = 0.0
+    inner: tuple[InnerSums, ...] = ()
+
+    def update_share(self, replicas: int) -> float:
+        """Seconds of the update where weights are in shards over so many."""
+        spared = sum(own.update_seconds * (1 - 1 / own.times) for own in self.inner)
+        return (self.update_seconds - spared) / replicas
+
+    def stored_share(self, replicas: int) -> float:
+        """Bytes of weights, gradients and optimizer state in shards over so many."""
+        stored = self.weights_bytes + self.gradient_bytes + self.optimizer_bytes
+        return (stored - sum(own.stored_bytes * (1 - 1 / own.times) for own in self.inner)) / replicas
+
+    def gradient_share(self, replicas: int) -> float:
+        """Bytes of gradients in shards over so many."""
+        spared = sum(own.gradient_bytes * (1 - 1 / own.times) for own in self.inner)
+        return (self.gradient_bytes - spared) / replicas
 
 
 @dataclass(frozen=True)
 class Move:
-    """A collective between replicas, over the tensor-parallel axis too where `wide`: full bytes."""
+    """A collective between replicas, over the axes `inner` of a replica too (positions): full bytes."""
 
     primitive: str
     bytes: float
     backward: bool
-    wide: bool = False
+    inner: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,4 +120,22 @@ def _changed(before: BlockCosts, after: BlockCosts, whole: BlockCosts) -> BlockC
 
 
 def held_together(a: HeldParameters, b: HeldParameters) -> HeldParameters:
-    return HeldParameters(*(x + y for x, y in zip(astuple(a), astuple(b), strict=True)))
+    sums = {field.name: getattr(a, field.name) + getattr(b, field.name) for field in fields(a) if field.name != INNER}
+    return HeldParameters(**sums, inner=inner_together((*a.inner, *b.inner)))
+
+
+def inner_together(parts: Iterable[InnerSums]) -> tuple[InnerSums, ...]:
+    """Those of the same axes as one."""
+    found: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[InnerSums]] = {}
+    for own in parts:
+        found.setdefault((own.summed, own.cut, own.times), []).append(own)
+    return tuple(
+        InnerSums(
+            *key,
+            sum(own.gradient_bytes for own in alike),
+            sum(own.moved_bytes for own in alike),
+            sum(own.stored_bytes for own in alike),
+            sum(own.update_seconds for own in alike),
+        )
+        for key, alike in found.items()
+    )

@@ -9,6 +9,7 @@ compute again, each weight goes by itself and nothing is hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,10 +22,11 @@ from autoshard.costs.links import joint_link
 from autoshard.costs.moving import local_pass
 from autoshard.ir.mesh import Mesh
 from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts
+from autoshard.program.gradient_buckets import BUCKET_BYTES
 from autoshard.solvers.stages.stage_problem import Front
 
 KEEPS = ("all", "expensive", "input")
-STAGES, REPLICAS, TENSOR = 0, 1, 2  # axes of `step_mesh`
+STAGES, REPLICAS, INNER = 0, 1, 2  # axes of `step_mesh`; those of a replica's devices from INNER on
 ALL = "all"
 
 
@@ -55,17 +57,21 @@ class Moved:
     scattered: float = 0.0
 
 
-def step_mesh(stages: int, replicas: int, tensor: int) -> Mesh:
-    """All devices of a step, stages outermost."""
-    return Mesh((("pp", stages), ("dp", replicas), ("tp", tensor)))
+def step_mesh(stages: int, replicas: int, inner: tuple[tuple[str, int], ...]) -> Mesh:
+    """All devices of a step, stages outermost, the axes of a replica's devices innermost."""
+    return Mesh((("pp", stages), ("dp", replicas), *inner))
+
+
+def with_replicas(inner: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes of `step_mesh`: replicas', and of a replica those at these positions."""
+    return (REPLICAS, *(INNER + axis for axis in inner))
 
 
 def moved(moves: Sequence[Move], mesh: Mesh, hardware: Hardware) -> Moved:
     """Between the replicas of one stage of `mesh`."""
     found = Moved()
     for move in moves:
-        axes = (REPLICAS, TENSOR) if move.wide else (REPLICAS,)
-        seconds = joint_seconds(hardware, mesh, axes, move.primitive, move.bytes)
+        seconds = joint_seconds(hardware, mesh, with_replicas(move.inner), move.primitive, move.bytes)
         if not move.backward:
             found = replace(found, gathered=found.gathered + seconds)
         elif move.primitive == "all_gather":
@@ -99,7 +105,7 @@ def block_front(
         [_beside(costs.backward_seconds + again[keep], own.scattered, slow, in_row) + own.again for keep in keeps]
     )
     late, copied = late_seconds(costs.held, zero, mesh, hardware)
-    update = costs.held.update_seconds / (replicas if zero else 1)
+    update = costs.held.update_share(replicas) if zero else costs.held.update_seconds
     gathered, copies = gathered_seconds(costs.held, zero, mesh, hardware)
     first = _beside(costs.forward_seconds, gathered, slow, in_row) - costs.forward_seconds + copies
     front = Front(
@@ -128,7 +134,8 @@ def sharded_front(
     ]
     used = [costs.together if mesh.sizes[STAGES] == 1 and keep == ALL else costs.alone for keep in keeps]
     held, replicas = costs.alone.held, mesh.sizes[REPLICAS]
-    update = held.update_seconds / replicas
+    update = held.update_share(replicas)
+    late, copied = late_seconds(held, 3, mesh, hardware)
     front = Front(
         np.array([forward for forward, _ in points]),
         np.array([backward for _, backward in points]),
@@ -137,7 +144,7 @@ def sharded_front(
         np.full(len(keeps), update),
         np.array([dict(own.working_bytes)[keep] for own, keep in zip(used, keeps, strict=True)]),
     )
-    return BlockFront(costs.alone, front, keeps, 0.0, 0.0, update)
+    return BlockFront(costs.alone, front, keeps, late, copied, update)
 
 
 def _by_itself(costs: BlockCosts, mesh: Mesh, hardware: Hardware, keep: str) -> tuple[float, float]:
@@ -158,14 +165,40 @@ def _together(costs: BlockCosts, mesh: Mesh, hardware: Hardware, slow: float, fi
 
 
 def late_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
-    """(collectives, copies before them) of a block once a step."""
-    if mesh.sizes[REPLICAS] == 1 or zero > 1:
-        return 0.0, 0.0
+    """(collectives, copies before them) of a block once a step: gradients that are sums over replicas, and those that
+    are sums over other devices of a replica, in flat buckets, where no micro-batch has summed them."""
+    several = mesh.sizes[REPLICAS] > 1
+    summed = [own for own in held.inner if own.summed]
+    if zero == 0:
+        alone = held.gradient_bytes - sum(own.gradient_bytes for own in summed)
+        seconds = joint_seconds(hardware, mesh, (REPLICAS,), "all_reduce", alone) if several else 0.0
+        seconds += sum(_bucket_share(own.gradient_bytes, with_replicas(own.summed), mesh, hardware) for own in summed)
+        copied = held.gradient_bytes if several else held.gradient_bytes - alone
+        return seconds, float(local_pass(hardware).seconds(2 * copied)) if copied else 0.0
+    seconds, copied = 0.0, 0.0
+    if zero == 1 and several:
+        alone = held.gradient_bytes - sum(own.gradient_bytes for own in held.inner)
+        seconds += joint_seconds(hardware, mesh, (REPLICAS,), "reduce_scatter", alone)
+        for own in held.inner:
+            over = tuple(axis for axis in own.cut if axis in own.summed)
+            size = own.gradient_bytes / own.times * _times(over, mesh)
+            seconds += joint_seconds(hardware, mesh, with_replicas(over), "reduce_scatter", size)
+    for own in summed:
+        left = tuple(INNER + axis for axis in own.summed if axis not in own.cut)
+        size = own.gradient_bytes / own.times / mesh.sizes[REPLICAS]
+        seconds += _bucket_share(size, left, mesh, hardware) if left else 0.0
+        copied += 2 * size if left else 0.0
+    return seconds, float(local_pass(hardware).seconds(copied)) if copied else 0.0
 
-    reduced = {0: "all_reduce", 1: "reduce_scatter"}.get(zero)
-    copied = float(local_pass(hardware).seconds(2 * held.gradient_bytes)) if zero == 0 else 0.0
-    seconds = joint_seconds(hardware, mesh, (REPLICAS,), reduced, held.gradient_bytes) if reduced else 0.0
-    return seconds, copied
+
+def _bucket_share(size: float, axes: tuple[int, ...], mesh: Mesh, hardware: Hardware) -> float:
+    """Seconds of all-reduced gradients, which fill a part of a bucket that others fill with them."""
+    whole = max(size, float(BUCKET_BYTES))
+    return joint_seconds(hardware, mesh, axes, "all_reduce", whole) * size / whole
+
+
+def _times(inner: tuple[int, ...], mesh: Mesh) -> int:
+    return math.prod(mesh.sizes[INNER + axis] for axis in inner)
 
 
 def gathered_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
@@ -174,21 +207,27 @@ def gathered_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hard
         return 0.0, 0.0
     passes = 2 * held.moved_bytes * (1 + 1 / mesh.sizes[REPLICAS])
     copies = float(local_pass(hardware).seconds(passes))
-    return joint_seconds(hardware, mesh, (REPLICAS,), "all_gather", held.moved_bytes), copies
+    alone = held.moved_bytes - sum(own.moved_bytes for own in held.inner)
+    seconds = joint_seconds(hardware, mesh, (REPLICAS,), "all_gather", alone)
+    for own in held.inner:
+        seconds += joint_seconds(hardware, mesh, with_replicas(own.cut), "all_gather", own.moved_bytes)
+    return seconds, copies
 
 
 def static_bytes(held: HeldParameters, zero: int, replicas: int) -> float:
     """Of parameters under a stage of ZeRO: what is in shards, and what is whole beside them through the step."""
-    stored = (held.weights_bytes + held.gradient_bytes + held.optimizer_bytes) / (replicas if zero else 1)
+    stored = held.stored_share(replicas) if zero else held.weights_bytes + held.gradient_bytes + held.optimizer_bytes
     whole = held.moved_bytes if zero in (1, 2) else 0.0
     return stored + whole + (held.gradient_bytes if zero == 1 else 0.0) + held.buffer_bytes
 
 
 def takes_turns(mesh: Mesh, hardware: Hardware) -> bool:
-    """Do collectives between replicas and those of tensor parallelism, for which computation waits, share a link?"""
-    if mesh.sizes[TENSOR] == 1 or mesh.sizes[REPLICAS] == 1:
+    """Do collectives between replicas and those inside one, for which computation waits, share a link?"""
+    if mesh.sizes[REPLICAS] == 1:
         return False
-    return joint_link(hardware, mesh, (REPLICAS,)).name == joint_link(hardware, mesh, (TENSOR,)).name
+    own = joint_link(hardware, mesh, (REPLICAS,)).name
+    inner = (axis for axis in range(INNER, len(mesh.sizes)) if mesh.sizes[axis] > 1)
+    return any(joint_link(hardware, mesh, (axis,)).name == own for axis in inner)
 
 
 def _beside(seconds: float, moving: float, slow: float, in_row: bool) -> float:

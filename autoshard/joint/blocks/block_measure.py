@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,14 +12,22 @@ from autoshard.constraints.again_blocks import called_modules
 from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
 from autoshard.formulation.cost_breakdown import copies
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
-from autoshard.ir.layout import REPLICATE_PARTIAL, largest_shape
+from autoshard.ir.layout import REPLICATE_PARTIAL, Shard, largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_SOME, StepPlan
 from autoshard.ir.program import Compute, Program, ProgramParameter
-from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts, held_together
+from autoshard.joint.blocks.block_costs import (
+    BlockCosts,
+    HeldParameters,
+    InnerSums,
+    Move,
+    ShardedCosts,
+    held_together,
+    inner_together,
+)
 from autoshard.joint.blocks.block_line import ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.blocks.replicated_split import DATA, replicated_split
+from autoshard.joint.blocks.replicated_split import DATA, INNER, replicated_split
 from autoshard.program.instruction_storage import LINEAR, is_expensive, run_again, some_results
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import inside, reads_of, results_of
@@ -63,7 +72,11 @@ def sharded_costs(
     def costs(measured: _Measured, number: int) -> BlockCosts:
         own = measured.block(number)
         same = whole[number]
-        return replace(own, held=same.held, shared=same.shared, rest_seconds=same.rest_seconds)
+        held = replace(same.held, inner=inner[number])
+        return replace(own, held=held, shared=same.shared, rest_seconds=same.rest_seconds)
+
+    cuts = _inner_cuts(split.program, program)
+    inner = [together.inner(number, split.program, cuts) for number in range(len(whole))]
 
     def of_block(number: int) -> ShardedCosts:
         first, second = (costs(measured, number) for measured in once)
@@ -169,9 +182,34 @@ class _Measured:
         found: list[list[Move]] = [[] for _ in self.short.line.blocks]
         for event in self.timeline.events:
             if event.collective and event.instruction is not None and not {*self.apart}.isdisjoint(event.axes):
-                backward, wide = event.phase == "backward", len(event.axes) > len(self.apart)
-                found[self.block_of[event.instruction]].append(Move(event.collective, event.bytes, backward, wide))
+                backward = event.phase == "backward"
+                inner = self._inner_axes(event.axes)
+                found[self.block_of[event.instruction]].append(Move(event.collective, event.bytes, backward, inner))
         return [tuple(own) for own in found]
+
+    def _inner_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """Of these axes the ones of a replica, by their position among those."""
+        own = [name for name in self.program.mesh.names if name not in self.apart]
+        return tuple(own.index(name) for name in axes if name in own)
+
+    def inner(self, number: int, used: Program, cuts: Mapping[str, tuple[int, ...]]) -> tuple[InnerSums, ...]:
+        """Of the parameters that the block reads first, those whose gradients are sums inside a replica, or whose
+        shards are cut there: `used` on its mesh alone, `cuts` by path."""
+        parameters, paths = {p.tensor: p for p in self.graph.parameters}, {p.path: p for p in used.parameters}
+        found = []
+        for stored in self.program.parameters:
+            own, cut = paths[stored.path], cuts.get(stored.path, ())
+            placements = used.value(own.value).layout.placements
+            summed = tuple(axis for axis, placement in enumerate(placements) if placement == REPLICATE_PARTIAL)
+            if not (summed or cut) or number != min(self._read.get(stored.value, {0})):
+                continue
+            parameter = parameters[used.value(own.value).tensor]
+            parts = parameter_parts(self.graph, parameter, own.layout, used.mesh)
+            moved = math.prod(largest_shape(own.shape, own.layout, used.mesh)) * self._moved_bytes(stored, number)
+            update = optimizer_seconds(self.hardware, self.graph, parameter, own.layout, used.mesh)
+            times = math.prod(used.mesh.sizes[axis] for axis in cut)
+            found.append(InnerSums(summed, cut, times, parts[1], moved, sum(parts), update))
+        return inner_together(found)
 
     def _wall(self, number: int) -> tuple[float, float]:
         """Seconds from where the block starts to where the next one does, in both directions."""
@@ -322,14 +360,24 @@ class _Measured:
                 own = HeldParameters(buffer_bytes=parts[0])
             else:
                 update = optimizer_seconds(self.hardware, graph, parameter, stored.layout, mesh)
-                value = program.value(stored.value)
-                partial = local_bytes(value, mesh) * (REPLICATE_PARTIAL in value.layout.placements)
-                own = HeldParameters(*parts, moved, update, 0.0, update / copies(stored.layout, mesh), partial)
+                own = HeldParameters(*parts, moved, update, 0.0, update / copies(stored.layout, mesh))
             if number == min(readers):
                 total = held_together(total, own)
             else:
                 shared = held_together(shared, own)
-        return total, shared
+        return total if self.apart else replace(total, inner=self.inner(number, program, {})), shared
+
+
+def _inner_cuts(used: Program, stored: Program) -> dict[str, tuple[int, ...]]:
+    """Parameter -> axes of a replica over which its shards are cut, as `stored`, and its use is not."""
+    before = {p.path: p.layout.placements for p in used.parameters}
+    found = {}
+    for own in stored.parameters:
+        pairs = enumerate(zip(before[own.path], own.layout.placements[INNER:], strict=True))
+        found[own.path] = tuple(
+            a for a, (use, shard) in pairs if isinstance(shard, Shard) and not isinstance(use, Shard)
+        )
+    return found
 
 
 def _times(strategy: str, mesh: Mesh) -> int:

@@ -1,7 +1,8 @@
 """Ways to split all blocks over the devices of one model replica: the least time, and less memory for it.
 
-The replica's mesh has one axis, tp; replicas (dp) each take samples of their own and are priced beside it. Parameters
-are stored as they are used: optimizer and weight sharding over the replicas is a choice of its own.
+The replica's mesh has the axis tp, and a second one where it is offered (cp or ep, see second_axis.py); replicas
+(dp) each take samples of their own and are priced beside it. Parameters are stored as they are used: optimizer and
+weight sharding over the replicas is a choice of its own.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.problem import Floats, Node, Problem, Value
 from autoshard.ir.program import Program
+from autoshard.joint.blocks.second_axis import second_cuts
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Options
 from autoshard.styles.known_styles import STYLES
 
-TENSOR = "tp"
 STYLE = "megatron-sp"  # tried beside what is searched
 ONCE = 1 / 16  # of the seconds of what a step does once, however many micro-batches it has
 
@@ -44,13 +45,12 @@ class BlockSplit:
     mesh: Mesh
 
 
-def block_splits(graph: Graph, tensor: int, hardware: Hardware) -> tuple[BlockSplit, ...]:
-    """Different splits of `graph` over `tensor` devices; the first is the fastest by the sum of costs."""
-    mesh = Mesh(((TENSOR, tensor),))
-    whole = _stored_as_used(formulate(graph, mesh, hardware, float("inf")))
+def block_splits(graph: Graph, mesh: Mesh, hardware: Hardware) -> tuple[BlockSplit, ...]:
+    """Different splits of `graph` over the devices of a replica; the first is the fastest by the sum of costs."""
+    whole = _stored_as_used(formulate(graph, mesh, hardware, float("inf"), second_cuts(graph, mesh)))
     first = solvers.solve(whole.problem, "auto", Options(rough=True))
     found: dict[tuple[int, ...], str] = {first.choice: "least time"}
-    for name, formulation, kept in _variants(whole, first) if tensor > 1 else ():
+    for name, formulation, kept in _variants(whole, first) if mesh.size > 1 else ():
         try:
             solution = solvers.solve(formulation.problem, "auto", Options(rough=True))
         except InfeasibleError:
@@ -98,16 +98,19 @@ def _with_memory(problem: Problem, price: float) -> Problem:
 
 
 def _stored_as_used(formulation: Formulation) -> Formulation:
-    """No weight is gathered for use, and what is left of its communication, once a step, counts as little."""
-    weights = {p.tensor for p in formulation.graph.parameters} | set(formulation.graph.weights)
+    """No weight is gathered for use, and what is left of its communication, once a step, counts as little. Gradients
+    that are summed before they pass a cast of a weight are summed for each micro-batch."""
+    parameters = {p.tensor for p in formulation.graph.parameters}
+    weights = parameters | set(formulation.graph.weights)
     known: dict[object, Floats] = {}
     values = []
     for value, site in zip(formulation.problem.values, formulation.values, strict=True):
         if value.name in weights and not site.tied:
-            key = id(value.seconds), site.sources, site.targets
+            once = ONCE if value.name in parameters else 1.0
+            key = id(value.seconds), site.sources, site.targets, once
             if key not in known:
                 same = np.array([[_held(s) == _held(t) for t in site.targets] for s in site.sources])
-                known[key] = np.where(same, value.seconds * ONCE, np.inf)
+                known[key] = np.where(same, value.seconds * once, np.inf)
             if np.isfinite(known[key]).any():
                 value = replace(value, seconds=known[key])
         values.append(value)

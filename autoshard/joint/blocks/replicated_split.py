@@ -1,6 +1,6 @@
 """A split of one replica on the mesh of all replicas: the batch cut over them, parameters whole or in shards there.
 
-Every operator takes the choice of the block that stands for its kind on the tensor-parallel axis, and the batch on the
+Every operator takes the choice of the block that stands for its kind on the axes of a replica, and the batch on the
 replicas' axis; redistributions and storage follow by the solver.
 """
 
@@ -12,20 +12,29 @@ import numpy as np
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
+from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
 from autoshard.ir.graph import Graph, Op
-from autoshard.ir.layout import Placement, Shard
+from autoshard.ir.layout import REPLICATE_PARTIAL, Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
+from autoshard.joint.blocks.weight_shards import (
+    is_summed,
+    is_whole,
+    may_cast,
+    shard_layouts,
+    weight_sites,
+    weight_uses,
+)
 from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.rebatch import batch_dims
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Options
 
-DATA, TENSOR = 0, 1  # axes of a stage's mesh
+DATA, INNER = 0, 1  # axes of a stage's mesh; those of a replica's devices from INNER on
 
 
 def replicated_split(
@@ -41,27 +50,39 @@ def replicated_split(
     """Of the graph of `line`, which has the samples of all `replicas`: `captured` carried there, whose batch is known
     (another dim may have the size of the carried one); `short` is what was split. `sharded`: parameters in shards over
     the replicas, where they can be. `micro_batches`: of a step, over which what runs once a step is shared out."""
-    mesh = Mesh((("dp", replicas), ("tp", split.mesh.size)))
+    mesh = Mesh((("dp", replicas), *split.mesh.axes))
     batch = batch_dims(captured) if replicas > 1 else {}  # of one sample alone it could not be followed
-    allowed = _allowed(line, short, split, mesh, batch)
+    wanted = _wanted(line, short, split)
+    weights = {p.tensor for p in line.graph.parameters} if sharded and replicas > 1 else set()
+    allowed = _allowed(wanted, split, mesh, batch, weights)
     formulation = formulate(line.graph, mesh, hardware, float("inf"), allowed, micro_batches=micro_batches)
-    stored = _stored(formulation, sharded)
+    stored = _in_shards(formulation, wanted) if weights else _whole(formulation)
     return stored, solvers.solve(stored.problem, "auto", Options(rough=True))
 
 
-def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh, batch: dict[str, int]) -> Allowed:
-    """Strategies that place on the tensor-parallel axis what the split does, and cut the batch on the other."""
+def _wanted(line: BlockLine, short: ShortGraph, split: BlockSplit) -> dict[str, Strategy]:
+    """Of every operator of the line, on the axes of a replica."""
     chosen = chosen_strategies(split.plan, split.graph)
     wanted: dict[str, Strategy] = {}
     for block in line.blocks:
         stands = short.line.blocks[short.represents[block.kind]]
         pairs = zip(line.ops(block), short.line.ops(stands), strict=True)
         wanted |= {op.name: chosen[other.name] for op, other in pairs}
+    return wanted
 
+
+def _allowed(
+    wanted: dict[str, Strategy], split: BlockSplit, mesh: Mesh, batch: dict[str, int], weights: set[str]
+) -> Allowed:
+    """Strategies that place on the axes of a replica what is `wanted` there, and cut the batch on the other. `weights`
+    that are in shards are cast as the solver likes."""
     same: dict[tuple[int, int], tuple[bool, Strategy]] = {}  # the strategy beside its id: no other takes it meanwhile
 
     def allowed(op: Op, strategy: Strategy) -> bool:
-        if mesh.sizes[TENSOR] > 1:
+        cast = may_cast(op, strategy, weights)
+        if cast is not None:
+            return cast
+        if split.mesh.size > 1:
             key = id(strategy), id(wanted[op.name])
             if key not in same:
                 same[key] = _same(strategy, wanted[op.name]), strategy
@@ -73,14 +94,14 @@ def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh, 
 
 
 def _same(strategy: Strategy, split: Strategy) -> bool:
-    """Does it do on the tensor-parallel axis what `split` does on its only one? By layouts: the letters of a rule
-    leave out dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks."""
+    """Does it do on the axes of a replica what `split` does on its own? By layouts: the letters of a rule leave out
+    dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks."""
     if (strategy.variant, strategy.host) != (split.variant, split.host):
         return False
     own, other = ((*it.operands, *it.results) for it in (strategy, split))
     return all(
         (one is None) == (two is None)
-        and (one is None or two is None or _alike(one.placements[TENSOR], two.placements[0]))
+        and (one is None or two is None or all(map(_alike, one.placements[INNER:], two.placements)))
         for one, two in zip(own, other, strict=True)
     )
 
@@ -108,13 +129,25 @@ def _cuts_batch(op: Op, strategy: Strategy, batch: dict[str, int]) -> bool:
     return True
 
 
-def _stored(formulation: Formulation, sharded: bool) -> Formulation:
-    """Parameters in shards over the replicas, where they can be, or whole there."""
+def _in_shards(formulation: Formulation, wanted: dict[str, Strategy]) -> Formulation:
+    """Parameters in shards over the replicas, and over those devices of a replica over which their gradients are sums,
+    as far as they can be."""
+    axes = range(len(formulation.mesh.sizes))
+    keep = {}
+    inside = weight_uses(formulation.graph, wanted)
+    for number, site in weight_sites(formulation, inside):
+        uses = [Layout((REPLICATE_PARTIAL, *use.placements)) for use in inside[site.name]]
+        free = [is_whole(uses, axis) and is_summed(uses, axis) for axis in axes]
+        keep[number] = shard_layouts(site, uses, formulation.mesh.sizes, free)
+    return narrowed(formulation, keep)
+
+
+def _whole(formulation: Formulation) -> Formulation:
+    """Parameters whole over the replicas."""
     nodes: list[Node] = []
     for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
         if site.kind == "parameter":
             cut = np.array([isinstance(layout.placements[DATA], Shard) for layout in site.layouts])
-            wanted = cut if sharded and cut.any() else ~cut
-            node = replace(node, seconds=np.where(wanted, node.seconds, np.inf))
+            node = replace(node, seconds=np.where(cut, np.inf, node.seconds))
         nodes.append(node)
     return replace(formulation, problem=replace(formulation.problem, nodes=tuple(nodes)))
