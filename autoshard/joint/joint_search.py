@@ -191,7 +191,8 @@ def joint_search(
                 problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
                 problems.append((problem, own.split))
         for told in _not_some(space, line, named, problems):
-            log.no(told)
+            if told not in log.reasons:
+                log.no(told)
         return problems
 
     if not choices:
