@@ -15,7 +15,6 @@ from autoshard.ir.plan import KEEP_SOME, Plan
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
 from autoshard.joint.outer_space import OuterChoice
-from autoshard.joint.second_axes import offered_of
 from autoshard.joint.step_request_space import searched_step
 from autoshard.rules.captured_batch import captured_with
 from autoshard.rules.rebatch import batch_size
@@ -56,11 +55,10 @@ def _as_found(step: StepRequest, found: JointResult, graph: Graph) -> StepReques
     """What asks for this very step: all that was found outside its blocks, so that the search is quick."""
     choice = found.best.problem.choice
     several = choice.stages > 1
-    long, many = offered_of(graph)
     return replace(
         step,
-        context_parallel=choice.context if long or choice.context > 1 else None,
-        expert_parallel=choice.expert if many or choice.expert > 1 else None,
+        context_parallel=choice.context if choice.context > 1 else None,
+        expert_parallel=choice.expert if choice.expert > 1 else None,
         stages=choice.stages,
         virtual_stages=choice.virtual_stages if several else None,
         schedule=choice.schedule if several else None,

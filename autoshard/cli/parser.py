@@ -137,8 +137,8 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch", type=whole("--global-batch"), metavar="B", help=samples)
     one = "samples of a replica in one pass"
     parser.add_argument("--micro-batch", type=_count("--micro-batch"), metavar="N", help=one)
-    second = "devices on a second axis beside tp that share a block, {}, where a step is searched for; default auto, "
-    second += "which offers them where {}"
+    second = "devices on a second axis beside tp that share a block, {}, where a step is searched for; default 1; auto "
+    second += "offers more where {}, which takes long to search"
     long, many = second.format("cp", "sequences are long"), second.format("ep", "the model has experts")
     parser.add_argument("--context-parallel", type=_count("--context-parallel"), metavar="N", help=long)
     parser.add_argument("--expert-parallel", type=_count("--expert-parallel"), metavar="N", help=many)

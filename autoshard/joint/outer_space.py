@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
 from autoshard.joint.blocks.second_axis import CONTEXT, EXPERT, TENSOR
-from autoshard.joint.second_axes import second_axes
+from autoshard.joint.second_axes import second_axes, unsearched
 from autoshard.units import counted
 
 AUTO = "auto"
@@ -90,6 +90,8 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
     they are given."""
     log = log or Divided()
     most = min(space.line, space.devices)
+    for told in unsearched(space.context, space.expert, (space.long_tokens, space.experts)):
+        log.no(told)
     for stages in space.stages or divisors(space.devices, most):
         if space.devices % stages:
             log.no(f"{space.devices} devices are not divided by {stages} stages")

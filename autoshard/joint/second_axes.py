@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from autoshard.ir.graph import Graph
-from autoshard.joint.blocks.second_axis import CONTEXT, EXPERT, expert_count, longest_tokens
+from autoshard.joint.blocks.second_axis import CONTEXT, EXPERT
 from autoshard.whole_steps.shared_sequences import LEAST_TOKENS, shared_sequences
 
 Sizes = tuple[int, ...] | None  # None: as they are offered
@@ -18,9 +17,13 @@ def shared_experts(devices: int, experts: int) -> list[int]:
     return [n for n in counts if n == 1 or (experts and math.gcd(devices, experts) % n == 0)]
 
 
-def offered_of(graph: Graph) -> tuple[bool, bool]:
-    """Whether a search offers (cp, ep) unless it is told otherwise, on devices enough."""
-    return longest_tokens(graph) >= 2 * LEAST_TOKENS, len(shared_experts(expert_count(graph), expert_count(graph))) > 1
+def unsearched(context: Sizes, expert: Sizes, offered: tuple[int, int]) -> Iterator[str]:
+    """The second axes that may pay and were not asked for."""
+    tokens, experts = offered
+    if context == (1,) and tokens >= 2 * LEAST_TOKENS:
+        yield "cp beside tp, for long sequences: --context-parallel auto searches it, too"
+    if expert == (1,) and len(shared_experts(experts, experts)) > 1:
+        yield "ep beside tp, for experts: --expert-parallel auto searches it, too"
 
 
 def _named(cp: int, ep: int) -> str:

@@ -110,11 +110,16 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         bool(step.pins),
         _shared_by_all(line),
         _least_stages(wanted),
-        read_choices("--context-parallel", step.context_parallel),
-        read_choices("--expert-parallel", step.expert_parallel),
+        _second("--context-parallel", step.context_parallel),
+        _second("--expert-parallel", step.expert_parallel),
         longest_tokens(line.graph),
         expert_count(line.graph),
     )
+
+
+def _second(option: str, said: Count) -> tuple[int, ...] | None:
+    """A second axis takes long to search, and is searched where it is asked for."""
+    return (1,) if said is None else read_choices(option, said)
 
 
 def _least_stages(wanted: SearchRequest) -> int:

@@ -213,3 +213,8 @@ def test_what_is_said_of_a_second_axis() -> None:
         found(long(), expert_parallel=2)
     with pytest.raises(UsageError, match="--context-parallel 0: expected auto, or numbers from 1 on"):
         found(small(), context_parallel="0")
+    plain, every = found(small()), found(small(), expert_parallel="auto")
+    told = "ep beside tp, for experts: --expert-parallel auto searches it, too"
+    assert (told, 1) in plain.undivided and told not in dict(every.undivided)
+    assert plain.best.problem.choice.expert == 1 and every.considered > plain.considered
+    assert any("cp beside tp" in reason for reason, _ in found(long()).undivided)
