@@ -159,7 +159,7 @@ def proved(spec: str) -> None:
 REFUSED = {
     "a Function that is no derivative": ("", f"h = Halved.apply(x, self.a.weight)\n{END}", "h = Halved",
         "the backward of Halved is not the gradient of its forward", "an own one must be elementwise and linear"),
-    "a Function that clips": ("", f"h = Clipped.apply(self.a(x))\n{END}", "h = Clipped",
+    "a Function that clips": ("", f"h = Clipped.apply(self.a(x))\n{END}", "return g.clamp",
         "this Function's backward is not linear and elementwise", "a gradient that autograd makes"),
     "a checkpoint by hand": ("", "h = Again.apply(self.a(x), nn.Sequential(self.b, nn.Tanh()))\nreturn h.mean()",
         "h = Again", "the backward of Again runs autograd itself", "torch.utils.checkpoint"),

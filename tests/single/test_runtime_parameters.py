@@ -310,7 +310,7 @@ def test_nothing_of_a_step_outlives_it(kept: bool, trains: bool) -> None:
         parameter = runtime.shard_parameter("w", (64, 128), "S0", mesh, dtype=FLOAT64)
         runtime.assign(parameter, random(64, 128))
         with Allocated() as allocated, torch.set_grad_enabled(trains):
-            bucket = (("a",), FLOAT64, ["w"], 0, kept)
+            bucket = (("a",), {FLOAT64: ["w"]}, 0, kept)
             with runtime.gathered_together(mesh, {"w": parameter}, [bucket]), runtime.regathering():
                 loss = forward(mesh, parameter, random(2, 128), runtime.regather)
                 held = allocated.bytes()
