@@ -72,11 +72,12 @@ def sharded_costs(
     def costs(measured: _Measured, number: int) -> BlockCosts:
         own = measured.block(number)
         same = whole[number]
-        held = replace(same.held, inner=inner[number])
+        held = replace(same.held, inner=inner[number], moved_bytes=moved[number])
         return replace(own, held=held, shared=same.shared, rest_seconds=same.rest_seconds)
 
     cuts = _inner_cuts(split.program, program)
     inner = [together.inner(number, split.program, cuts) for number in range(len(whole))]
+    moved = [together.moved_bytes(number, split.program) for number in range(len(whole))]
 
     def of_block(number: int) -> ShardedCosts:
         first, second = (costs(measured, number) for measured in once)
@@ -210,6 +211,16 @@ class _Measured:
             times = math.prod(used.mesh.sizes[axis] for axis in cut)
             found.append(InnerSums(summed, cut, times, parts[1], moved, sum(parts), update))
         return inner_together(found)
+
+    def moved_bytes(self, number: int, used: Program) -> int:
+        """Of the parameters that the block reads first, as this program gathers them, in the layouts of `used`: shards
+        whose cast would leave a sum to it are gathered before it."""
+        layouts = {p.path: p.layout for p in used.parameters}
+        return sum(
+            math.prod(largest_shape(stored.shape, layouts[stored.path], used.mesh)) * self._moved_bytes(stored, number)
+            for stored in self.program.parameters
+            if number == min(self._read.get(stored.value, {0}))
+        )
 
     def _wall(self, number: int) -> tuple[float, float]:
         """Seconds from where the block starts to where the next one does, in both directions."""
