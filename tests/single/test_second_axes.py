@@ -198,6 +198,19 @@ def test_meshes_that_can_not_be_better_are_not_split() -> None:
             assert 0 < least <= problem.any_order_least
 
 
+def test_no_part_of_what_is_gathered_is_more_than_all() -> None:
+    """Shards that 6 devices do not divide are gathered before their cast, at twice the bytes."""
+    sizes = {"batch": 4, "sequence": 2048, "n_layer": 3, "n_embd": 2560, "n_head": 16}
+    graph = capture(str(ROOT / "examples" / "gpt2.py:build"), sizes, "bf16-mixed")
+    store = FrontStore(block_line(graph), hardware(), replicas=8)
+    inner = [
+        (costs.alone.held.moved_bytes, sum(part.moved_bytes for part in costs.alone.held.inner))
+        for own in store.costs((("tp", 6),), 1)
+        for costs in store.sharded(own)
+    ]
+    assert all(part <= whole for whole, part in inner) and any(part for _, part in inner)
+
+
 def test_what_is_said_of_a_second_axis() -> None:
     def found(graph: Graph, **said: Any) -> JointResult:
         step = StepRequest(global_batch=8, micro_batch=1, stages=1, zero=0, recompute="none", **said)
