@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.tracing import source_lines
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
@@ -206,3 +207,10 @@ def test_a_class_may_read_a_weight_of_another() -> None:
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2"), strategy="dp"))
     text = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
     assert re.search(r"F\.relu\(F\.linear\(|\.relu\(", text)
+
+
+def test_a_torch_without_the_hook_for_names_captures_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is private there: names of what called functions make are then their callers'."""
+    monkeypatch.setattr(source_lines, "PythonKeyTracer", type("Other", (), {}))
+    graph = capture_model(Net(), (torch.randn(4, 8), torch.randn(4, 8)))
+    assert len(graph.ops) > 5 and graph.variables

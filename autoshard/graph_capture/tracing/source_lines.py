@@ -100,7 +100,10 @@ def short_path(filename: str) -> str:
 def noting_calls() -> Iterator[None]:
     """Within it, an exported node's frames are those of the functions, too, that a forward calls; torch leaves all out
     that aren't called `forward`."""
-    usual = PythonKeyTracer._filter_traceback_frames
+    usual = getattr(PythonKeyTracer, "_filter_traceback_frames", None)
+    if usual is None:  # another torch: names are the callers'
+        yield
+        return
 
     def visible(_: PythonKeyTracer, frames: StackSummary) -> StackSummary:
         begun = itertools.dropwhile(lambda frame: frame.name != "forward", frames)
