@@ -14,18 +14,22 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, Plan
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
+from autoshard.joint.joint_search import FrontStores
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_request_space import searched_step
 from autoshard.rules.captured_batch import captured_with
 from autoshard.rules.rebatch import batch_size
 from autoshard.search.build_plan import Origin
 from autoshard.search.memory_fit import no_step_within
+from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.fusion_sizes import with_unused_fusion
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
 
-NARROWER = 3  # searches in which blocks have less room
+NARROWER = 5  # searches in which blocks have less room, each time by more than the last one missed
+BETWEEN = 3  # searches between what was too much room and what was enough
+WORTH = 1.02  # of the step that does not fit: what a slower one makes such searches worth
 TIGHTER = 0.999  # than by proportion
 
 
@@ -88,40 +92,86 @@ def _fitting(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin
 ) -> tuple[JointResult, Graph, Plan]:
     """The best step whose own program fits: where that holds more than the costs of its blocks say, these are given as
-    much less room. InfeasibleError where none is found."""
+    much less room; where that makes the step slower, what lies between is tried. InfeasibleError where none is
+    found."""
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
-    first, made_graph, plan, wanted = _made(graph, hardware, wanted, origin, limit)
-    found, sizes, room = first, [first.best.program_bytes], limit
-    for _ in range(NARROWER):
-        if fits(sizes[-1], limit):
+    stores = FrontStores(graph, hardware)
+    first = _made(graph, hardware, wanted, origin, limit, stores)
+    sizes, too_much, room, fitting = [first.bytes], limit, limit, first if fits(first.bytes, limit) else None
+
+    def within(room: float) -> _Made:
+        narrower = replace(first.asked, memory_limit_bytes=room)
+        return _made(graph, hardware, narrower, origin, limit, stores, first.found)
+
+    for attempt in range(NARROWER):
+        if fitting is not None:
             break
-        room *= limit / sizes[-1] * TIGHTER
-        narrower = replace(wanted, memory_limit_bytes=room)
+        too_much, room = room, room * (limit / sizes[-1]) ** 2**attempt * TIGHTER
         try:
-            found, made_graph, plan, _ = _made(graph, hardware, narrower, origin, limit)
+            own = within(room)
         except InfeasibleError:
             break
-        sizes.append(found.best.program_bytes)
-    if not fits(sizes[-1], limit):
+        sizes.append(own.bytes)
+        fitting = own if fits(own.bytes, limit) else None
+    if fitting is None:
         raise no_step_within(limit, min(sizes))
-    return found.of_wider(first), made_graph, plan
+    for _ in range(BETWEEN):
+        if wanted.level != SPEED or fitting.seconds <= first.seconds * WORTH:
+            break
+        middle = (room + too_much) / 2
+        try:
+            own = within(middle)
+        except (InfeasibleError, UsageError):
+            break
+        if fits(own.bytes, limit):
+            room, fitting = middle, min(fitting, own, key=lambda made: made.seconds)
+        else:
+            too_much = middle
+    return fitting.found, fitting.graph, fitting.plan
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """What was found, made a plan of `graph`, and what was asked for it."""
+
+    found: JointResult
+    graph: Graph
+    plan: Plan
+    asked: SearchRequest
+
+    @property
+    def bytes(self) -> float:
+        """Of its own program."""
+        return self.found.best.program_bytes
+
+    @property
+    def seconds(self) -> float:
+        return self.found.best.program_seconds
 
 
 def _made(
-    graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin, limit_bytes: float
-) -> tuple[JointResult, Graph, Plan, SearchRequest]:
-    """The best step that can be made a plan, and what was asked for it. What parts of a model may not share, a weight
-    or a buffer, is known of the parts alone: where the best can't be made, a search of fewer parts follows, as far as
-    the request leaves that. `limit_bytes`: of programs, which those that fit are taken by."""
-    found = replace(searched_step(graph, hardware, wanted), limit_bytes=limit_bytes)
+    graph: Graph,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    origin: Origin,
+    limit_bytes: float,
+    stores: FrontStores,
+    wider: JointResult | None = None,
+) -> _Made:
+    """The best step that can be made a plan. What parts of a model may not share, a weight or a buffer, is known of
+    the parts alone: where the best can't be made, a search of fewer parts follows, as far as the request leaves that.
+    `limit_bytes`: of programs, which those that fit are taken by; `wider`: what was found within more, with its bound
+    on all."""
+    found = replace(searched_step(graph, hardware, wanted, stores, wider is None), limit_bytes=limit_bytes)
+    found = found.of_wider(wider) if wider else found
     try:
-        return *confirmed(found, hardware, origin), wanted
+        return _Made(*confirmed(found, hardware, origin), wanted)
     except UsageError as error:
         fewer = _fewer_parts(wanted, found.best.problem.choice)
         if fewer is None:
             raise
-        found, graph, plan, asked = _made(graph, hardware, fewer, origin, limit_bytes)
-        return replace(found, undivided=((error.message, 1), *found.undivided)), graph, plan, asked
+        made = _made(graph, hardware, fewer, origin, limit_bytes, stores, wider)
+        return replace(made, found=replace(made.found, undivided=((error.message, 1), *made.found.undivided)))
 
 
 def _fewer_parts(wanted: SearchRequest, choice: OuterChoice) -> SearchRequest | None:

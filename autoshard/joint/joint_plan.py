@@ -104,8 +104,9 @@ def _certified(plan: Plan, best: StepFound) -> Plan:
 
 def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
     """The best by its own program, one that fits before others, of those that may be: after the first, others are made
-    into plans while the blocks' costs say that they are better than the best program so far that fits. What level 0
-    minimises is of blocks alone."""
+    into plans while the blocks' costs say that they are better than the best program so far that fits, and while none
+    fits those that would, if their programs held as much more than their blocks say. What level 0 minimises is of
+    blocks alone."""
     made: list[tuple[StepFound, Graph, Plan]] = []
     left = [found.best, *found.others]
 
@@ -120,6 +121,9 @@ def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
         blocks = {RATIO: own.rest_seconds, MEMORY: own.peak_bytes}.get(found.level, own.seconds)
         if blocks >= min((by_program(other)[0] for other, *_ in made if fit(other)), default=math.inf):
             break
+        times = min((1.0 if fit(other) else other.program_bytes / other.peak_bytes for other, *_ in made), default=1.0)
+        if not fits(own.peak_bytes * times, found.room_bytes):
+            continue
         left.remove(own)
         graph, plan = joint_plan(replace(found, best=own), hardware, origin)
         made.append((replace(own, program_seconds=step_seconds(plan), program_bytes=_peak_bytes(plan)), graph, plan))

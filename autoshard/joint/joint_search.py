@@ -135,6 +135,20 @@ class FrontStore:
         return str(own.split.mesh), *(op.strategy for op in own.split.plan.ops)
 
 
+@dataclass
+class FrontStores:
+    """Of one graph and hardware: what a search has split and measured the next one finds."""
+
+    graph: Graph
+    hardware: Hardware
+    by_replicas: dict[int, FrontStore] = field(default_factory=dict)
+
+    def of(self, replicas: int, tell: Callable[[str], None]) -> FrontStore:
+        if replicas not in self.by_replicas:
+            self.by_replicas[replicas] = FrontStore(block_line(self.graph), self.hardware, replicas=replicas, tell=tell)
+        return self.by_replicas[replicas]
+
+
 Own = TypeVar("Own")
 Problem = tuple[StepProblem, BlockSplit | None]
 
@@ -160,14 +174,17 @@ def joint_search(
     count: int = 8,
     level: int = SPEED,
     tell: Callable[[str], None] = lambda text: None,
+    stores: FrontStores | None = None,
+    bounded: bool = True,
 ) -> JointResult:
     """The best of `space`: the fastest, at level 1 the one that needs least memory, at level 0 the one that has least
     beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: kinds of blocks that are computed again
-    in any case. InfeasibleError where none fits."""
-    line = block_line(graph)
+    in any case; `stores`: of earlier searches of this graph and hardware; `bounded`: False where another search has
+    the bound, and none is made of the fastest. InfeasibleError where none fits."""
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
-    store = FrontStore(line, hardware, replicas=measured_replicas(choices), tell=tell)
+    store = (stores or FrontStores(graph, hardware)).of(measured_replicas(choices), tell)
+    line = store.line
     why_not = {size: store.not_carried(size) for size in {choice.micro_batch for choice in choices}}
     for choice in choices:
         if why_not[choice.micro_batch]:
@@ -199,12 +216,12 @@ def joint_search(
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
         raise InfeasibleError(told, what_divides(space, hardware))
-    later = _later(choices, store, problems_of) if level == SPEED else []
-    if not later:
-        search = {RATIO: least_rest_of, MEMORY: leanest_of, SPEED: best_of}[level]
+    if level != SPEED:
+        search = {RATIO: least_rest_of, MEMORY: leanest_of}[level]
         return search(problems_of(choices), line, log, count, len(store.made), tell)
-    first = [choice for choice in choices if len(choice.inner) == 1]
-    found = best_of(problems_of(first), line, log, count, 0, tell, later)
+    later = _later(choices, store, problems_of)
+    first = [choice for choice in choices if len(choice.inner) == 1] if later else choices
+    found = best_of(problems_of(first), line, log, count, 0, tell, later, bounded)
     return replace(found, fronts=len(store.made))
 
 
@@ -277,8 +294,10 @@ def best_of(
     fronts: int,
     tell: Callable[[str], None],
     later: Sequence[Later] = (),
+    bounded: bool = True,
 ) -> JointResult:
-    """Best first: what is left when the bound passes the best simulated step can't be better."""
+    """Best first: what is left when the bound passes the best simulated step can't be better. Not `bounded`: without
+    the bound on any order."""
     search = _BestFirst([_Candidate(problem, split) for problem, split in problems], list(later))
     found: list[StepFound] = []
     unfit: list[StepFound] = []
@@ -301,8 +320,9 @@ def best_of(
     model = min(solution.plans[0].seconds for solution in solutions)
     model_bound = min(own.form_least for own in search.candidates)
     model_bound = min([model_bound, *(own.least_seconds for own in search.later)])  # a form is no less than a step
+    bound = search.bound() if bounded else 0.0
     return JointResult(
-        found[0], tuple(found[1 : count + 1]), line, search.bound(), float(model), float(min(model, model_bound)),
+        found[0], tuple(found[1 : count + 1]), line, bound, float(model), float(min(model, model_bound)),
         len(search.candidates) + left, len(solved), len(solutions), fronts, tuple(log.reasons.items()),
     )  # fmt: skip
 

@@ -15,16 +15,22 @@ from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_line import BlockLine, block_line
 from autoshard.joint.blocks.second_axis import expert_count, longest_tokens
 from autoshard.joint.found_steps import JointResult
-from autoshard.joint.joint_search import joint_search
+from autoshard.joint.joint_search import FrontStores, joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_order
 
 
-def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> JointResult:
+def searched_step(
+    graph: Graph,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    stores: FrontStores | None = None,
+    bounded: bool = True,
+) -> JointResult:
     """The best whole step that `wanted` leaves. UsageError for settings that such a search does not have,
-    InfeasibleError where nothing divides or fits."""
+    InfeasibleError where nothing divides or fits. `stores` and `bounded` as in `joint_search`."""
     _check(graph, wanted)
     _check_batch(graph, wanted)
     wanted = replace(wanted, step=with_requests(wanted.step, graph, searched=True))
@@ -41,6 +47,8 @@ def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Jo
         stage_of=_pinned(line, wanted.step.pins),
         again=_again(graph, line, wanted),
         level=wanted.level,
+        stores=stores,
+        bounded=bounded,
     )
 
 

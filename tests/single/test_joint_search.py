@@ -413,10 +413,10 @@ def test_a_weight_of_all_layers_leaves_one_part_to_a_stage() -> None:
 def test_a_step_that_no_plan_can_be_made_of_gives_way_to_fewer_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     first = searched_step
 
-    def staged(graph: Graph, machine: Hardware, wanted: SearchRequest) -> JointResult:
+    def staged(graph: Graph, machine: Hardware, wanted: SearchRequest, *rest: Any) -> JointResult:
         """As where two stages are the best."""
         step = wanted.step if wanted.step.stages is not None else replace(wanted.step, stages=2)
-        return first(graph, machine, replace(wanted, step=step))
+        return first(graph, machine, replace(wanted, step=step), *rest)
 
     with pytest.raises(UsageError, match="changes in part 0 of the pipeline"):
         answer(True, stages=2, virtual_stages=1)

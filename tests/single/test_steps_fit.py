@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,10 @@ from autoshard.api import verbs
 from autoshard.api.step_answer import planned_step
 from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import InfeasibleError
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.joint.blocks.block_splits import block_splits
+from autoshard.rules.rebatch import batch_size
 from autoshard.search.search_request import SearchRequest
 from tests.single.test_joint_search import GPT2, hardware
 
@@ -36,3 +41,28 @@ def test_the_program_of_a_step_fits_where_it_holds_more_than_its_blocks(level: i
         least = planned_step(model, hardware(), replace(wanted, level=1)).found.best
         planned_step(model, hardware(), replace(wanted, memory_limit_bytes=least.peak_bytes))
     assert not caught.value.proven
+
+
+def test_searches_of_less_room_come_to_fit_split_no_block_anew_and_try_what_lies_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a step of 2,000,000 bytes holds more than its blocks, proportion alone came to none that fits."""
+    sizes = {"batch": 4, "sequence": 8, "n_layer": 6, "n_embd": 32, "n_head": 4, "vocabulary": 64}
+    model = verbs.capture(str(GPT2), arguments=sizes)
+    split: list[tuple[str, int]] = []
+
+    def counted(graph: Graph, mesh: Mesh, *rest: Any) -> Any:
+        split.append((str(mesh), batch_size(graph)))
+        return block_splits(graph, mesh, *rest)
+
+    monkeypatch.setattr("autoshard.joint.joint_search.block_splits", counted)
+    wanted = SearchRequest(devices=2, step=StepRequest(global_batch=8))
+    free = planned_step(model, hardware(), wanted).found.best
+    once = len(split)
+    tight = replace(wanted, memory_limit_bytes=0.85 * free.program_bytes)
+    made = planned_step(model, hardware(), tight).found
+    assert made.best.program_bytes <= 0.85 * free.program_bytes
+    assert made.best.problem.capacity_bytes < 0.85 * free.program_bytes, "one search is enough"
+    assert len(split) == 2 * once
+    monkeypatch.setattr("autoshard.api.step_answer.BETWEEN", 0)
+    assert made.best.program_seconds < planned_step(model, hardware(), tight).found.best.program_seconds
