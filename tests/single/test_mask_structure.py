@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
@@ -104,3 +105,11 @@ def test_a_long_sequence_has_no_mask() -> None:
     """Llama's mask of 16,384 positions is a comparison of positions, and one of documents, of which there is one."""
     graph = capture(NAMES["llama"], {"batch": 1, "sequence": 16384})
     assert [op.attribute("is_causal") for op in graph.ops if op.target == ATTENTION] == [True, True]
+
+
+def test_what_a_mask_repeats_is_looked_at_once() -> None:
+    """ "All documents are one" is a single value, repeated 7e10 times here: a minute, where it is read each time."""
+    began = time.process_time()
+    graph = capture(NAMES["llama"], {"batch": 1, "sequence": 1 << 18})
+    assert [op.attribute("is_causal") for op in graph.ops if op.target == ATTENTION] == [True, True]
+    assert time.process_time() - began < 30

@@ -51,7 +51,7 @@ def _kind(mask: torch.Tensor | None, queries: int) -> str:
     """ "causal", "everything" or "other", from the values of a mask (..., queries, keys)."""
     if mask is None:
         return "other"
-    mask = _narrow(mask, {d for d in range(mask.dim() - 2) if mask.stride(d) == 0})
+    mask = _narrow(mask, _repeated(mask) & set(range(mask.dim() - 2)))
     visible = _visible(mask)
     if visible is None:
         return "other"
@@ -148,6 +148,15 @@ def _repeats(tensor: torch.Tensor, dim: int) -> bool:
     return bool(dim < 0 or tensor.shape[dim] == 1 or tensor.stride(dim) == 0)
 
 
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """All its values: a mask of long sequences may repeat one of them a billion times."""
+    return _narrow(tensor, _repeated(tensor))
+
+
+def _repeated(tensor: torch.Tensor) -> set[int]:
+    return {d for d in range(tensor.dim()) if tensor.stride(d) == 0 and tensor.shape[d] > 1}
+
+
 def _narrow(tensor: torch.Tensor, dims: set[int]) -> torch.Tensor:
     for dim in dims:
         tensor = tensor.narrow(dim, 0, 1)
@@ -191,7 +200,7 @@ def _shown(node: Any, shape: tuple[int, ...], value: Value) -> str:
         return "other"
     known = value(node)
     if isinstance(known, torch.Tensor):
-        return "everything" if bool(known.all()) else "other"
+        return "everything" if bool(_once(known).all()) else "other"
     if tuple(node.meta["val"].shape[-2:]) != shape:
         return "other"
     name = op_name(node)
@@ -208,7 +217,7 @@ def _hides(node: fx.Node, value: Value) -> bool:
     given = [value(x) if isinstance(x, fx.Node) else x for x in node.args[1:3]]
     if any(x is None for x in given) or len(given) != 2:
         return False
-    seen, hidden = (torch.as_tensor(x) for x in given)
+    seen, hidden = (_once(torch.as_tensor(x)) for x in given)
     least = torch.finfo(node.meta["val"].dtype).min
     return bool((seen == 0).all()) and bool((hidden <= least).all())
 
@@ -218,11 +227,12 @@ def _compared(name: str, node: fx.Node, value: Value) -> str:
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
         return "other"
     if name == "eq":
-        ends = [end for x in (left, right) for end in (x.min(), x.max())]
+        ends = [end for x in (_once(left), _once(right)) for end in (x.min(), x.max())]
         return "everything" if all(bool(end == ends[0]) for end in ends) else "other"
     smaller, larger = (left, right) if name in ("le", "lt") else (right, left)
     strict = _STRICT[name]
-    if bool(smaller.max() < larger.min() if strict else smaller.max() <= larger.min()):
+    most, least = _once(smaller).max(), _once(larger).min()
+    if bool(most < least if strict else most <= least):
         return "everything"
     key, query = _line(smaller, -1), _line(larger, -2)
     shape = node.meta["val"].shape
