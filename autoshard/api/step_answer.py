@@ -8,7 +8,7 @@ from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.model_request import asks_to_recompute
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, TENSORS, StepRequest
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, SEARCHED, TENSORS, StepRequest
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, Plan
@@ -78,7 +78,7 @@ def _again(step: StepRequest, found: JointResult) -> str | None:
     problem, blocks = found.best.problem, found.line.blocks
     pairs = zip(problem.kinds, found.best.plan.points, strict=True)
     kept = {problem.keeps[kind][point] for block, (kind, point) in zip(blocks, pairs, strict=True) if block.module}
-    asked = RECOMPUTE if step.recompute in (None, AUTO) else str(step.recompute).split(",")
+    asked = SEARCHED if step.recompute in (None, AUTO) else str(step.recompute).split(",")
     words = [word for word in dict.fromkeys((*asked, TENSORS)) if _is_kept(word, kept)]
     return ",".join(words) or step.recompute
 

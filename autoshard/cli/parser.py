@@ -159,8 +159,11 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parts = "parts of the model on each stage, for the interleaved schedule; default 1"
     parser.add_argument("--virtual-stages", type=_count("--virtual-stages"), metavar="V", help=parts)
     parser.add_argument("--schedule", metavar="NAME", help="of stages: gpipe, 1f1b (default) or interleaved")
-    again = "what backward computes again of each block: none (default), selective (cheap operators) or full; in a "
-    again += "search of steps lists of these, and tensors: results one by one"
+    again = "what backward computes again of each block: none (default), selective (cheap operators), full, or "
+    again += (
+        "communicated (all but collectives; selective+communicated likewise); in a search of steps lists of these, "
+    )
+    again += "and tensors: results one by one"
     parser.add_argument("--recompute", metavar="WHAT", help=again)
 
 

@@ -40,7 +40,7 @@ def torn_modules(plan: Plan, graph: Graph) -> tuple[str, ...]:
         return ()
     whole = lower(replace(plan, step=replace(plan.step, recompute=())), graph)  # with them it would be refused
     program = replace(whole, step=plan.step)
-    torn = {path for part in stage_programs(program, plan) for path in without_call(Scopes(part), often)}
+    torn = {path for part in stage_programs(program, plan) for path in without_call(part.once(Scopes), often)}
     return tuple(path for path in often if path in torn)
 
 

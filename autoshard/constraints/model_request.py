@@ -7,8 +7,10 @@ from dataclasses import replace
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import FUSION, Graph
+from autoshard.ir.plan import COMMUNICATED
 
-RECOMPUTE = "recompute"  # among what a graph's modules ask for
+# among what a graph's modules ask for -> what is kept of them
+RECOMPUTED = {"recompute": "input", f"recompute:{COMMUNICATED}": COMMUNICATED}
 
 
 def with_requests(request: StepRequest, graph: Graph, searched: bool = False) -> StepRequest:
@@ -38,23 +40,23 @@ def asks_of_the_step(graph: Graph) -> bool:
 
 def asks_to_recompute(graph: Graph) -> bool:
     """Does the model want any of its blocks computed again?"""
-    return any(what == RECOMPUTE for _, what in graph.module_requests)
+    return any(what in RECOMPUTED for _, what in graph.module_requests)
 
 
-def recomputed_blocks(graph: Graph, blocks: tuple[str, ...], inside: bool = False) -> tuple[str, ...]:
-    """Those of `blocks` that the model wants computed again; with `inside`, modules in a block, or in none, too.
-    UsageError for one that is neither a block nor holds one, or has no operator."""
-    found: dict[str, None] = {}
+def recomputed_blocks(graph: Graph, blocks: tuple[str, ...], inside: bool = False) -> dict[str, str]:
+    """Those of `blocks` that the model wants computed again, with what is kept of each; with `inside`, modules in a
+    block, or in none, too. UsageError for one that is neither a block nor holds one, or has no operator."""
+    found: dict[str, str] = {}
     for path, what in graph.module_requests:
-        if what != RECOMPUTE:
+        if what not in RECOMPUTED:
             continue
         own = [block for block in blocks if not path or block == path or block.startswith(f"{path}.")]
         if not own and inside and any(op.module == path or op.module.startswith(f"{path}.") for op in graph.ops):
             own = [path]
         if not own:
             raise _not_again(path, blocks, inside)
-        found |= dict.fromkeys(own)
-    return tuple(found)
+        found |= dict.fromkeys(own, RECOMPUTED[what])
+    return found
 
 
 def _not_again(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:

@@ -8,11 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from autoshard.errors import UsageError
-from autoshard.ir.plan import SCHEDULES
+from autoshard.ir.plan import COMMUNICATED, SCHEDULES
 from autoshard.program.step_check import check_counts
 
 AUTO = "auto"
-RECOMPUTE = {"none": "all", "selective": "expensive", "full": "input"}  # as said -> what a block keeps
+# as said -> what a block keeps
+RECOMPUTE = {
+    "none": "all",
+    "selective+communicated": f"expensive+{COMMUNICATED}",
+    "selective": "expensive",
+    "communicated": COMMUNICATED,
+    "full": "input",
+}
+SEARCHED = ("none", "selective", "full")  # where nothing is said; with more a search takes up to a fifth longer
 TENSORS = "tensors"  # in a search: what some of the results are kept of, tensor by tensor (ir.plan.KEEP_SOME)
 STAGE_PIN = "stage:"
 Count = int | str | None  # AUTO, numbers with commas, or None where nothing was said

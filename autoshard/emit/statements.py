@@ -12,7 +12,7 @@ from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
 from autoshard.emit.let_go import Holding
 from autoshard.emit.nested_calls import with_brackets
-from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, kept_results
+from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, kept_results
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.early_reductions import ColumnParallel
 from autoshard.program.module_scopes import RANDOM, random_index, results_of
@@ -104,8 +104,9 @@ class Body:
         if keep == KEEP_ALL:
             return f"{module}({', '.join(arguments)})"
         self.owner.uses_random = True
-        kept = _places(keep) if keep.startswith(KEEP_SOME) else quoted(keep)
-        more = [f"keep={kept}"] if keep != "input" else []
+        found = PLAIN.get(keep, keep)  # collectives say themselves that they are kept
+        kept = _places(keep) if keep.startswith(KEEP_SOME) else quoted(found)
+        more = [f"keep={kept}"] if found != "input" else []
         return f"recomputed({', '.join([module, self.owner.ours('random'), *arguments, *more])})"
 
     def _loop(self, i: int, loop: Loop) -> list[str]:
@@ -234,6 +235,7 @@ class Body:
         if name == "all_gather" and (step.again or step.once):
             name = "regather" if step.again else "gather_once"
         arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
+        arguments += _kept(step)
         return f"{name}({', '.join(arguments)})"
 
     def _column_parallel(self, op: ColumnParallel, moves: Collective) -> str:
@@ -245,6 +247,7 @@ class Body:
         if moves.joined is not None:
             arguments += [f"dim={moves.joined.dim}", *self._cut(moves, moves.joined, "", True)]
         arguments += ["float8=True"] if op.target in IN_FLOAT8.values() else []
+        arguments += _kept(moves)
         return f"{op.variant}({', '.join(arguments)})"
 
     def _by_index(self, step: Collective, arguments: list[str]) -> str:
@@ -253,8 +256,7 @@ class Body:
         shape = self.owner.speller.literal(self.owner.shape(before))
         arguments += [shape, quoted(str(before.layout)), quoted(str(after.layout))]
         arguments += ['by="all_gather"'] if "gather" in (step.forward, step.backward) else []
-        if step.again:
-            arguments.append("again=True")
+        arguments += ["again=True"] if step.again else _kept(step)
         return f"exchange({', '.join(arguments)})"
 
     def _cut(self, step: Collective, cut: DimCut, prefix: str, joined: bool) -> list[str]:
@@ -289,6 +291,10 @@ class Body:
         return re.sub(r"[A-Za-z_]\w*", readable, step.reason)
 
 
+def _kept(step: Collective) -> list[str]:
+    return ["kept=True"] if step.kept else []
+
+
 def _last_name(path: str) -> str:
     """What a reader calls a module: `c_fc` of h.0.mlp.c_fc, `emb.0` of emb.0."""
     parts = path.split(".")
@@ -304,4 +310,6 @@ def _places(keep: str) -> str:
 
 def _kept_words(keep: str) -> str:
     """A comment that names them."""
+    if keep in PLAIN:
+        return "kept: what its collectives gave"
     return f"kept: {', '.join(module for _, module in kept_results(keep))}" if keep.startswith(KEEP_SOME) else ""

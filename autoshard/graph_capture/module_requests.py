@@ -17,6 +17,7 @@ from autoshard.ir.graph import FUSION
 _Module = TypeVar("_Module", bound=nn.Module)
 _AGAIN = "_autoshard_recompute"
 STAGE, COUNT, RECOMPUTE = "stage", "micro_batches", "recompute"  # FUSION is the graph's
+KEEPING = f"{RECOMPUTE}:communicated"
 
 
 def recompute(
@@ -24,17 +25,16 @@ def recompute(
 ) -> _Module:
     """`module`, whose blocks backward computes again from their inputs. Once a module; what holds it goes before.
 
-    Collectives inside run again, and weights that are stored in shards are gathered again: where a keyword asks for
-    something else, the plan says that it counts for nothing. UsageError for a second call on one module.
+    `mp_comm_recompute=False`: what collectives of activations give inside is kept, and they don't run again. Weights
+    that are stored in shards are gathered again: where the last keyword asks for something else, the plan says that it
+    counts for nothing. UsageError for a second call on one module.
     """
     if hasattr(module, _AGAIN):
         raise UsageError(f"recompute() of {type(module).__name__} for the second time", "one call for each module")
     ignored = []
-    if not mp_comm_recompute:
-        ignored.append("mp_comm_recompute=False: collectives of what is computed again run again")
     if parallel_optimizer_comm_recompute is False:
         ignored.append("parallel_optimizer_comm_recompute=False: weights of what is computed again are gathered again")
-    object.__setattr__(module, _AGAIN, tuple(ignored))
+    object.__setattr__(module, _AGAIN, (RECOMPUTE if mp_comm_recompute else KEEPING, tuple(ignored)))
     return module
 
 
@@ -48,7 +48,7 @@ def ignored_requests(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         f"recompute of {path or type(module).__name__} with {sentence}"
         for path, module in model.named_modules()
-        for sentence in getattr(module, _AGAIN, ())
+        for sentence in getattr(module, _AGAIN, ("", ()))[1]
     )
 
 
@@ -63,7 +63,7 @@ def _requests(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield path, f"{FUSION}:{_number(together, f'comm_fusion of {path}', 0)}"
         if hasattr(module, _AGAIN) and not any(_within(path, outer) for outer in again):
             again.append(path)
-            yield path, RECOMPUTE
+            yield path, getattr(module, _AGAIN)[0]
     count = vars(model).get("micro_size")
     if count is not None:
         yield "", f"{COUNT}:{_number(count, 'micro_size', 1)}"

@@ -11,7 +11,10 @@ from autoshard.ir.mesh import Mesh
 SCHEMA_VERSION = 8
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 KEEP_ALL = "all"
-KEEPS = (KEEP_ALL, "expensive", "input")  # of a block's values, until its backward
+COMMUNICATED = "communicated"
+# of a block's values, until its backward; the most first
+KEEPS = (KEEP_ALL, f"expensive+{COMMUNICATED}", "expensive", COMMUNICATED, "input")
+PLAIN = {f"expensive+{COMMUNICATED}": "expensive", COMMUNICATED: "input"}  # what is kept beside what collectives gave
 KEEP_SOME = "some: "  # and of its products and attention those named behind, as in `kept_results`
 ATTENTION = "attention"
 
@@ -195,8 +198,9 @@ class StagePart:
 @dataclass(frozen=True)
 class BlockPolicy:
     """What backward finds of the block at `module`, a path: "all", "expensive" (its inputs, products and attention),
-    "input" (its inputs alone) or "some: ..." (its inputs, and of its products and attention those that
-    `kept_results` reads there). The rest is computed again, and collectives run again."""
+    "communicated" (its inputs, and what collectives of activations gave), "expensive+communicated", "input" (its inputs
+    alone) or "some: ..." (its inputs, and of its products and attention those that `kept_results` reads there). The
+    rest is computed again, and collectives run again."""
 
     module: str
     keep: str

@@ -74,6 +74,7 @@ class Collective:
     micro-batches of a step, in a bucket. `gradient_dtype`: the one in which the gradient is moved and summed, "" for
     the value's own. `early`: of what a linear reads; its backward starts as soon as that linear has made its part of
     the gradient, and is waited for after the gradients of the linear's weight and bias: see `program.early_reductions`.
+    `kept`: a block that backward computes again finds the result.
     """
 
     axes: tuple[str, ...]  # in mesh order
@@ -91,6 +92,7 @@ class Collective:
     gradient_dtype: str = ""
     once: bool = False
     early: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True)

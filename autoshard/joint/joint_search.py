@@ -4,15 +4,16 @@ No plan of the space takes less than `bound_seconds`, in whatever order its undi
 its devices' memory allows: of what was solved the certificate says so (solvers/stages), of the rest the bound by which
 it was left.
 The space: every outer choice; every block split over a replica's devices in one of the ways that were found; each block
-keeping all, what is dear, or its input.
+keeping all, what is dear, or its input, and where it is asked for what collectives gave beside these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from autoshard.costs.model_flops import ideal_seconds
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import KEEP_SOME
+from autoshard.ir.plan import KEEP_SOME, PLAIN
 from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.blocks.block_measure import block_costs, sharded_costs
@@ -41,7 +42,6 @@ from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, certificate
 
-INPUT = "input"  # what a block keeps that is computed again
 MEASURED = 8  # replicas that weights in shards are measured with
 
 
@@ -170,7 +170,7 @@ def joint_search(
     capacity_bytes: float,
     *,
     stage_of: dict[int, int] | None = None,
-    again: frozenset[int] = frozenset(),
+    again: Mapping[int, str] = MappingProxyType({}),
     count: int = 8,
     level: int = SPEED,
     tell: Callable[[str], None] = lambda text: None,
@@ -178,9 +178,9 @@ def joint_search(
     bounded: bool = True,
 ) -> JointResult:
     """The best of `space`: the fastest, at level 1 the one that needs least memory, at level 0 the one that has least
-    beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: kinds of blocks that are computed again
-    in any case; `stores`: of earlier searches of this graph and hardware; `bounded`: False where another search has
-    the bound, and none is made of the fastest. InfeasibleError where none fits."""
+    beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: what is kept of kinds of blocks that
+    are computed again in any case; `stores`: of earlier searches of this graph and hardware; `bounded`: False where
+    another search has the bound, and none is made of the fastest. InfeasibleError where none fits."""
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
     store = (stores or FrontStores(graph, hardware)).of(measured_replicas(choices), tell)
@@ -192,7 +192,7 @@ def joint_search(
     choices = [choice for choice in choices if not why_not[choice.micro_batch]]
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
-    offered = [(INPUT,) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
+    offered = [(again[kind],) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
     keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
 
     def problems_of(own_choices: list[OuterChoice]) -> list[Problem]:
@@ -251,9 +251,13 @@ def _later(
 
 
 def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
-    """What blocks of a kind may keep; of the ways to keep some results those that there are."""
-    some = [keep for keep, _ in costs.kept_bytes if keep.startswith(KEEP_SOME)]
-    return tuple(own for keep in offered for own in (some if keep == KEEP_SOME else [keep])) or ("all",)
+    """What blocks of a kind may keep; of the ways to keep some results those that there are. One that communicates
+    nothing keeps nothing of that."""
+    kept = dict(costs.kept_bytes)
+    some = [keep for keep in kept if keep.startswith(KEEP_SOME)]
+    plain = {keep for keep in PLAIN if PLAIN[keep] in offered and kept[keep] == kept[PLAIN[keep]]}
+    wanted = [keep for keep in offered if keep not in plain]
+    return tuple(own for keep in wanted for own in (some if keep == KEEP_SOME else [keep])) or ("all",)
 
 
 def _not_some(

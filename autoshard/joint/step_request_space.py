@@ -8,7 +8,7 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.pins import pin_file_texts
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, STAGE_PIN, TENSORS, Count, StagePin
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, SEARCHED, STAGE_PIN, TENSORS, Count, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import KEEP_SOME
@@ -101,7 +101,7 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
     """The outer choices that the options leave."""
     step = wanted.step
     assert wanted.devices is not None and step.global_batch is not None
-    keeps = tuple(RECOMPUTE) if step.recompute in (None, AUTO) else tuple(str(step.recompute).split(","))
+    keeps = SEARCHED if step.recompute in (None, AUTO) else tuple(str(step.recompute).split(","))
     schedules = None if step.schedule in (None, AUTO) else tuple(str(step.schedule).split(","))
     return OuterSpace(
         wanted.devices,
@@ -144,19 +144,18 @@ def _shared_by_all(line: BlockLine) -> str:
     return next((p.path for p in trained if all(p.tensor in own for own in read)), "") if len(run) > 1 else ""
 
 
-def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> frozenset[int]:
-    """Kinds of blocks that the model wants computed again. UsageError where that is some of equal blocks."""
+def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, str]:
+    """What is kept of kinds of blocks that the model wants computed again. UsageError where that is not the same of
+    equal blocks."""
     if wanted.step.recompute is not None:
-        return frozenset()
-    asked = {*recomputed_blocks(graph, tuple(block.module for block in line.blocks if block.module))}
-    kinds = {block.kind for block in line.blocks if block.module in asked}
-    left = [block.module for block in line.blocks if block.kind in kinds and block.module not in asked]
+        return {}
+    asked = recomputed_blocks(graph, tuple(block.module for block in line.blocks if block.module))
+    kinds = {block.kind: asked[block.module] for block in line.blocks if block.module in asked}
+    left = [own.module for own in line.blocks if own.kind in kinds and asked.get(own.module) != kinds[own.kind]]
     if left:
-        told = (
-            f"recompute() of some blocks, and not of {left[0]}, which is equal: a search decides for equal ones alike"
-        )
+        told = f"recompute() of some blocks, and not so of {left[0]}, which is equal: a search decides for both alike"
         raise UsageError(told, "recompute() of all of them, --recompute auto, or --mesh")
-    return frozenset(kinds)
+    return kinds
 
 
 def _pinned(line: BlockLine, pins: tuple[StagePin, ...]) -> dict[int, int]:

@@ -24,6 +24,7 @@ from autoshard.ir.plan import OUTPUT, OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
 from autoshard.program.early_reductions import with_early_reductions
+from autoshard.program.found_again import with_kept
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.label_counts import label_counts
 from autoshard.program.short_lived import short_lived
@@ -80,7 +81,7 @@ class _Lowering:
             instructions = with_early_reductions(instructions, self.values, stored)
         fixed = (*inputs, *stored, *(b.value for b in buffers))
         together = weight_buckets(parameters, instructions, self.values, self.mesh, plan.fusion) if graph.loss else ()
-        return Program(
+        program = Program(
             graph.name,
             self.mesh,
             tuple(self.values.values()),
@@ -103,6 +104,7 @@ class _Lowering:
             short_lived(instructions, self.values, self.mesh, graph, fixed, (*outputs, *(new for _, new in updates))),
             plan.fusion,
         )
+        return with_kept(program, graph)
 
     # --- values ---
 

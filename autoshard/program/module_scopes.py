@@ -246,7 +246,7 @@ class Scopes:
         if isinstance(ins, Collective):
             placements = (" ".join(map(str, ins.before)), " ".join(map(str, ins.after)))
             does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.again, ins.gradient_dtype, ins.once, ins.early)
-            return (ins.axes, *placements, *does, types)
+            return (ins.axes, *placements, *does, ins.kept, types)
         attributes = [(k, v) for k, v in ins.attributes if not (k == "index" and ins.variant in RANDOM)]
         return (ins.target, repr(attributes), ins.variant, ins.axes, len(ins.operands), types)
 

@@ -97,7 +97,7 @@ class ModuleTree:
 
 def module_tree(program: Program, reserved: frozenset[str] = frozenset()) -> ModuleTree:
     """The structure of `program`. Class names avoid `reserved`. Deterministic."""
-    return _Builder(Scopes(program), reserved).build()
+    return _Builder(program.once(Scopes), reserved).build()
 
 
 class _Builder:

@@ -65,7 +65,7 @@ def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[Bl
     called = {path: called_modules(graph, path) for path in blocks}
     if recompute is None:
         known = tuple(dict.fromkeys(own for path in blocks for own in (path, *called[path])))
-        keeps = dict.fromkeys(recomputed_blocks(graph, known, inside=True), RECOMPUTE["full"])
+        keeps = recomputed_blocks(graph, known, inside=True)
     else:
         keeps = dict.fromkeys(blocks, RECOMPUTE[recompute])
     wanted = {path: keep for path, keep in keeps.items() if keep != KEEP_ALL}

@@ -19,9 +19,11 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.ir.program import Program
-from autoshard.program.instruction_storage import found_again, run_again
+from autoshard.program.found_again import called_in, found_again
+from autoshard.program.instruction_storage import run_again
 from autoshard.program.module_scopes import reads_of
 from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
+from autoshard.program.weights import weight_ways
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
@@ -152,8 +154,8 @@ def _update_seconds(once: Timeline | Timing, count: int) -> float:
 
 @dataclass(frozen=True)
 class _Again:
-    """What the backward of a block computes again, and what it therefore does not keep; `saved`: results of what is
-    dear that no backward reads, which are there for the second forward. Of its instructions the last is `last`."""
+    """What the backward of a block computes again, and what it therefore does not keep; `saved`: results that it finds
+    and that no backward reads, which are there for the second forward. Of its instructions the last is `last`."""
 
     seconds: float
     dropped: tuple[Span, ...]
@@ -249,15 +251,12 @@ class _MeasuredPart:
 
     def _again(self, policy: BlockPolicy) -> _Again:
         """A block at `policy.module`."""
-        own = {
-            i
-            for i, step in enumerate(self.part.instructions)
-            if step.module == policy.module or step.module.startswith(f"{policy.module}.")
-        }
+        own = {*called_in(self.part, policy.module)}
         outside = {
             name for i, step in enumerate(self.part.instructions) if i not in own for name in reads_of(step) if name
         } | {*self.part.outputs}
-        dear = found_again(self.part.instructions, own, policy.keep)
+        ways = self.part.once(weight_ways)
+        dear = found_again(self.part.instructions, own, policy.keep, self.graph, ways)
         starts = self.timeline.starts
         run = run_again(self.part.instructions, own, self.graph)
         seconds = math.fsum(starts[i + 1] - starts[i] for i in run if i not in dear)  # what the host takes, too

@@ -9,7 +9,12 @@ from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.units import format_bytes, format_seconds
 
 HEADER = ("stage", "has", "computed again", "forward", "backward", "once a step", "busy", "memory")
-KEPT = {"expensive": "all but products and attention", "input": "all"}
+KEPT = {
+    "expensive": "all but products and attention",
+    "input": "all",
+    "communicated": "all but collectives",
+    "expensive+communicated": "all but products, attention and collectives",
+}
 
 
 def part_words(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:

@@ -19,6 +19,14 @@ from autoshard.text.tables import table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds
 
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
+_NAMED = {
+    "all": "all",
+    "expensive+communicated": "what is dear and what collectives gave",
+    "expensive": "what is dear",
+    KEEP_SOME: "some of what is dear",
+    "communicated": "its input and what collectives gave",
+    "input": "its input",
+}
 MEMORY_PRICE = "what takes longest to make again for each byte is kept first, as the memory of a stage allows"
 
 
@@ -119,8 +127,8 @@ def _searched(found: JointResult, of_these: str, others: str) -> str:
 def _ways(found: JointResult) -> str:
     """What may be kept of a block that can be computed again."""
     offered = [keeps for keeps in found.best.problem.keeps if keeps != (KEEP_ALL,)] or [(KEEP_ALL,)]
-    named = {"all": "all", "expensive": "what is dear", KEEP_SOME: "some of what is dear", "input": "its input"}
-    first, *others = (word for keep, word in named.items() if any(own.startswith(keep) for own in chain(*offered)))
+    kept = {KEEP_SOME if own.startswith(KEEP_SOME) else own for own in chain(*offered)}
+    first, *others = (word for keep, word in _NAMED.items() if keep in kept)
     return ", ".join((f"{first} is kept", *others[:-1], *(f"or {last}" for last in others[-1:])))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
@@ -18,6 +19,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from autoshard.search.whole_step import with_step
 from tests.hangs import HANGS
 
 TESTS = Path(__file__).parents[1]
@@ -27,10 +29,12 @@ MODELS = {
 PLANS = [("tp=2", "megatron-sp"), ("dp=2", "fsdp"), ("tp=2", "megatron")]
 
 
-def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path) -> str:
-    """What the first rank says."""
+def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path, again: str | None = None) -> str:
+    """What the first rank says. `again`: what is computed again, as `--recompute` says it."""
     graph = capture(f"{TESTS / 'models'}/{spec}", {"batch": 4})
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), strategy=style))
+    if again is not None:
+        plan = with_step(plan, graph, StepRequest(recompute=again))
     write_package(folder, emit(lower(plan, graph), plan, graph))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -47,6 +51,15 @@ def test_every_block_is_one_graph(model: str, mesh: str, style: str, tmp_path: P
     said = compiled(MODELS[model], mesh, style, "aot_eager", tmp_path / "package")
     found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
     assert found and int(found[1]) >= 2 and float(found[2]) < 1e-5
+
+
+@pytest.mark.parametrize("again", ["communicated", "full"])
+def test_a_compiled_block_is_computed_again_with_all_that_it_communicates(again: str, tmp_path: Path) -> None:
+    """Nothing leaves its graph to be kept, and all ranks communicate alike."""
+    said = compiled(MODELS["llama"], "tp=2", "megatron-sp", "aot_eager", tmp_path / "package", again)
+    assert ("kept=True" in (tmp_path / "package" / "model_parallel.py").read_text()) == (again == "communicated")
+    found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
+    assert found and float(found[2]) < 1e-5
 
 
 @pytest.mark.slow

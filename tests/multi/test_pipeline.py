@@ -96,6 +96,13 @@ def test_two_stages_of_two_devices() -> None:
     check(planned("tp=2", 1, cut=1, recompute="full"))
 
 
+def test_two_stages_that_keep_what_collectives_gave() -> None:
+    """Dropout, and micro-batches that are on their way through both stages at once."""
+    plan = planned("tp=2", 1, recompute="communicated")
+    assert any("kept=True" in text for text in emit(lower(plan, captured()), plan, captured()).values())
+    check(plan)
+
+
 def test_two_virtual_stages() -> None:
     check(planned("dp=1", 0, virtual_stages=2))
 

@@ -229,14 +229,18 @@ def gpt2_of_layers(layers: int) -> Built:
     return build(batch=2, sequence=128, n_layer=layers, n_embd=96, vocabulary=97, dropout=0.0)
 
 
-@pytest.mark.parametrize("keep", ["all", "expensive", "input"])
+@pytest.mark.parametrize(
+    ("keep", "mesh"),
+    [("all", "dp=1"), ("expensive", "dp=1"), ("input", "dp=1"), ("input", "tp=2"), ("communicated", "tp=2"),
+     ("expensive+communicated", "tp=2")],
+)  # fmt: skip
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, count: int) -> None:
+def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, mesh: str, count: int) -> None:
     """Of one micro-batch, whose backward finds no gradients, and of two. What blocks computed again hold is not there
     with what the loss does."""
     model, inputs = gpt2_of_layers(4)
     graph = capture_model(model, inputs)
-    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1"), strategy="megatron"))
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse(mesh), strategy="megatron"))
     policies = tuple(BlockPolicy(path, keep) for path in repeated_blocks(graph) if keep != "all")
     plan = replace(plan, step=StepPlan(count, recompute=policies))
     program = lower(plan, graph)
@@ -245,7 +249,7 @@ def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, count: in
     predicted = simulate_plan_step(plan, program, graph, hardware).peak_bytes[0]
     with written(emit(program, plan, graph)) as folder:
         package = load_package(folder)
-    (measured,) = run_lockstep({"dp": 1}, lambda mesh: peak_of_step(package, inputs, mesh, count))
+    measured = run_lockstep(dict(plan.mesh.axes), lambda mesh: peak_of_step(package, inputs, mesh, count))[0]
     assert predicted == pytest.approx(measured, rel=0.02)
 
 

@@ -156,8 +156,11 @@ def test_devices_are_those_of_all_stages() -> None:
 
 def test_blocks_are_computed_again() -> None:
     one = graph_of(lambda tower: autoshard.recompute(tower.blocks[2], mp_comm_recompute=False))
-    assert [(own.module, own.keep) for own in step_of(one).recompute] == [("blocks.2", "input")]
-    assert "mp_comm_recompute=False: collectives of what is computed again run again" in one.assumed[-1]
+    assert [(own.module, own.keep) for own in step_of(one).recompute] == [("blocks.2", "communicated")]
+    assert one.assumed == untouched().assumed and loads(dumps(one)) == one
+    plain = graph_of(lambda tower: autoshard.recompute(tower.blocks[2], parallel_optimizer_comm_recompute=False))
+    assert [(own.module, own.keep) for own in step_of(plain).recompute] == [("blocks.2", "input")]
+    assert "parallel_optimizer_comm_recompute=False: weights of what is computed again are" in plain.assumed[-1]
     assert step_of(one, recompute="none").recompute == ()
     both = graph_of(lambda tower: (autoshard.recompute(tower.blocks), autoshard.recompute(tower.blocks[0])))
     assert both.module_requests == (("blocks", "recompute"),)  # what holds it goes before

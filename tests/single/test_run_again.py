@@ -19,14 +19,8 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, StepPlan
 from autoshard.ir.program import Compute, Program
-from autoshard.program.instruction_storage import (
-    LINEAR,
-    WITH_PRODUCTS,
-    found_again,
-    is_expensive,
-    run_again,
-    some_results,
-)
+from autoshard.program.found_again import LINEAR, WITH_PRODUCTS, found_again, is_expensive, some_results
+from autoshard.program.instruction_storage import run_again
 from autoshard.program.lower import lower
 from autoshard.program.step_check import check_step
 from autoshard.rules.cases import ALL
@@ -105,7 +99,7 @@ def test_results_are_kept_one_by_one() -> None:
         own = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
         results = some_results(steps, own, graph, path)
         assert list(results) == ["0 attn.c_attn", "attention attn", "1 attn.c_proj", "2 mlp.c_fc", "3 mlp.c_proj"]
-        kept = found_again(steps, own, SOME)
+        kept = found_again(steps, own, SOME, graph, {})
         assert kept == {i for name in results if name in SOME for i in results[name]}
         again = [step for i in run_again(steps, own, graph) if i not in kept and isinstance(step := steps[i], Compute)]
         counted += sum(is_expensive(step.target) for step in again)

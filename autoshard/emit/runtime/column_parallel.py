@@ -7,6 +7,7 @@ the gradients of weight and bias.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,32 +15,35 @@ from torch import Tensor
 
 from .axis import Axis, Unit
 from .float8 import linear_of, products_of
+from .kept_collectives import kept_result
 from .redistribution import Cut, all_gather, copy, cut_of, gather_whole, start_scatter
 
 
 def column_parallel(
     x: Tensor, axis: Axis, weight: Tensor, bias: Tensor | None = None, *,
     dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1, float8: bool = False,
+    kept: bool = False,
 ) -> Tensor:  # fmt: skip
     """`F.linear(x, weight, bias)`, whose gradient for `x` is summed over `axis`: R -> R+ of `x`. With `dim` each device
-    holds a part of that dim, which is gathered, and of whose gradient each gets its part: S -> R+ (`size`, `blocks` and
-    `unit` as of `all_gather`). `float8`: the products as of `float8_linear`."""
+    holds a part of that dim, which is gathered, and of whose gradient each gets its part: S -> R+ (`size` to
+    `unit`, and `kept`, as of `all_gather`). `float8`: the products as of `float8_linear`."""
     if _decided_elsewhere(x):
-        return linear_of(float8)(_moved(x, axis, dim, size, blocks, unit), weight, bias)
+        return linear_of(float8)(_moved(x, axis, dim, size, blocks, unit, kept), weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return cast(Tensor, _kind(float8).apply(x, weight, bias, axis, cut, False, float8))
+    return cast(Tensor, _kind(float8).apply(x, weight, bias, axis, cut, False, float8, kept))
 
 
 def shared_column_parallel(
     x: Tensor, axis: Axis, weight: Tensor, bias: Tensor | None = None, *,
     dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1, float8: bool = False,
+    kept: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gives, before the result, what others read of `x`: each of them adds its part to the gradient first."""
     if _decided_elsewhere(x):
-        whole = _moved(x, axis, dim, size, blocks, unit)
+        whole = _moved(x, axis, dim, size, blocks, unit, kept)
         return whole, linear_of(float8)(whole, weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return cast("tuple[Tensor, Tensor]", _kind(float8).apply(x, weight, bias, axis, cut, True, float8))
+    return cast("tuple[Tensor, Tensor]", _kind(float8).apply(x, weight, bias, axis, cut, True, float8, kept))
 
 
 def _decided_elsewhere(x: Tensor) -> bool:
@@ -47,10 +51,10 @@ def _decided_elsewhere(x: Tensor) -> bool:
     return x.device.type != "meta" and bool(torch.is_autocast_enabled(x.device.type))
 
 
-def _moved(x: Tensor, axis: Axis, dim: int | None, size: int | None, blocks: int, unit: Unit) -> Tensor:
+def _moved(x: Tensor, axis: Axis, dim: int | None, size: int | None, blocks: int, unit: Unit, kept: bool) -> Tensor:
     if dim is None:
         return copy(x, axis)
-    return all_gather(x, axis, dim, size=size, blocks=blocks, unit=unit, grad="reduce_scatter")
+    return all_gather(x, axis, dim, size=size, blocks=blocks, unit=unit, grad="reduce_scatter", kept=kept)
 
 
 def _kind(float8: bool) -> type[_Linear]:
@@ -69,8 +73,9 @@ class _Linear(torch.autograd.Function):
         cut: Cut | None,
         shared: bool,
         float8: bool,
+        kept: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        whole = x if cut is None else gather_whole(x, axis, cut)
+        whole = x if cut is None else _gathered(x, axis, cut, kept)
         ctx.save_for_backward(whole, weight)
         ctx.axis, ctx.cut, ctx.products = axis, cut, products_of(float8, whole, weight)
         result = linear_of(float8)(whole, weight, bias)
@@ -88,11 +93,16 @@ class _Linear(torch.autograd.Function):
             del summed  # a scatter sends a copy
         of_weight = products.of_weight() if ctx.needs_input_grad[1] else None
         of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        return wait and wait(), of_weight, of_bias, None, None, None, None
+        return wait and wait(), of_weight, of_bias, None, None, None, None, None
 
 
 class _Float8Linear(_Linear):
     pass
+
+
+def _gathered(x: Tensor, axis: Axis, cut: Cut, kept: bool) -> Tensor:
+    gather = partial(gather_whole, axis=axis, cut=cut)
+    return kept_result(gather, x) if kept else gather(x)
 
 
 def _start_sum(grad: Tensor, axis: Axis, cut: Cut | None) -> Callable[[], Tensor]:

@@ -44,12 +44,13 @@ class _Route:
 
 def exchange(
     x: Tensor, axis: Axis, shape: Sequence[int], before: str, after: str, *,
-    by: str = "all_to_all", again: bool = False,
+    by: str = "all_to_all", again: bool = False, kept: bool = False,
 ) -> Tensor:  # fmt: skip
     """From layout `before` to `after` of a tensor of global `shape`, over all axes that `axis` joins.
 
     The layouts are text, a placement for each axis of the mesh. `by="all_gather"`: everybody receives what everybody
-    has, and picks. `again`: a weight for its use, which is not kept for backward: see `regather_before`.
+    has, and picks. `again`: a weight for its use, which is not kept for backward: see `regather_before`. `kept`: as of
+    `all_gather`.
     """
     route = _route(axis, tuple(shape), before, after, x.device)
     if x.shape != route.before[axis.index]:
@@ -60,7 +61,7 @@ def exchange(
     else:
         back = _route(axis, tuple(shape), _of_gradient(after), _of_gradient(before), x.device)
         backward = partial(_forward, route=back, by=by)
-    return redistributed(x, forward, backward, again=again, axis=axis)
+    return redistributed(x, forward, backward, again=again, kept=kept, axis=axis)
 
 
 def _changed(axis: Axis, before: str, after: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Blocks that backward computes again: only their inputs are kept, or results of their expensive operators too.
 
 Random numbers are those of the first time, for they depend on the step, the micro-batch and the operator alone.
-Collectives always run again: they write into tensors that are there, which a list of results to keep can't know (the
-gradients would silently be wrong).
+Collectives run again, but for those that are called with `kept=True`: see `kept_collectives`. None is ever on torch's
+list of results to keep: they write into tensors that are there, and the gradients would silently be wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from .kept_collectives import KeptResults
 
 if TYPE_CHECKING:
     from .randomness import Moment, Random
@@ -34,11 +36,12 @@ Keep = str | tuple[int | str, ...]
 
 def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: Keep = "input") -> Any:
     """`block(*inputs)`, of which backward finds the inputs; with `keep="expensive"` products and attention, too; with
-    `keep=(0, 2, "attention")` of its linear layers, counted as they run, those, and attention."""
-    moment = random.moment
+    `keep=(0, 2, "attention")` of its linear layers, counted as they run, those, and attention. With any of these what
+    collectives gave that are called with `kept=True`."""
+    moment, results = random.moment, KeptResults()
 
     def run(*given: Tensor) -> Any:
-        with _at(random, moment):
+        with _at(random, moment), results:
             return block(*given)
 
     contexts: dict[str, Callable[[], Any]] = {}

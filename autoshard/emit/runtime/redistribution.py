@@ -2,6 +2,7 @@
 
 `blocks`: the dim is that many equal blocks, each cut over the axis, in multiples of `unit`.
 `size`: the length of the dim without this axis; needed only where the axis does not divide it.
+`kept`: in a block that backward computes again, it finds the result: see `kept_collectives`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from .axis import Axis, Unit, shard_bounds, shard_size
 from .flat_weights import Weight, weight_of
-from .weights import Cast, Map, cast_of, gathered_of, note_cast, note_gathered
+from .kept_collectives import Map, kept_result
+from .weights import Cast, cast_of, gathered_of, note_cast, note_gathered
 
 
 class Cut(NamedTuple):
@@ -152,13 +154,16 @@ class _Compiled(torch.autograd.Function):
 
 
 def redistributed(
-    x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], *, again: bool = False, **options: Any
-) -> Tensor:
+    x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], *, again: bool = False,
+    kept: bool = False, **options: Any,
+) -> Tensor:  # fmt: skip
     """`forward(x, **options)`, whose gradient is `backward` of the incoming one.
 
     `again`: a stored weight is gathered; what is made of it, too, is made again for backward (see `weights`).
     """
     there, back = partial(forward, **options), partial(backward, **options)
+    if kept:
+        there = partial(kept_result, there)
     if torch.compiler.is_compiling():  # what is kept for backward is the compiler's to decide
         return cast(Tensor, _Compiled.apply(x, there, back))
     cast_ = cast_of(x)
@@ -190,11 +195,13 @@ def cast_weight(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def all_gather(
-    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1, grad: str = "slice"
-) -> Tensor:
+    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1, grad: str = "slice",
+    kept: bool = False,
+) -> Tensor:  # fmt: skip
     """S -> R (`grad="slice"`) or S -> R+ (`grad="reduce_scatter"`)."""
     cut = cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return redistributed(x, gather_whole, {"slice": _slice, "reduce_scatter": _scatter}[grad], axis=axis, cut=cut)
+    backward = {"slice": _slice, "reduce_scatter": _scatter}[grad]
+    return redistributed(x, gather_whole, backward, kept=kept, axis=axis, cut=cut)
 
 
 def slice_shard(
@@ -206,11 +213,11 @@ def slice_shard(
 
 
 def reduce_scatter(
-    x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: Unit = 1, grad: str = "all_gather"
+    x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: Unit = 1, grad: str = "all_gather", kept: bool = False
 ) -> Tensor:
     """P -> S."""
     cut = cut_of(x, axis, dim, None, blocks, unit, whole=True)
-    return redistributed(x, _scatter, {"all_gather": gather_whole}[grad], axis=axis, cut=cut)
+    return redistributed(x, _scatter, {"all_gather": gather_whole}[grad], kept=kept, axis=axis, cut=cut)
 
 
 def zero_pad(
@@ -224,18 +231,18 @@ def zero_pad(
 def all_to_all(
     x: Tensor, axis: Axis, joined_dim: int, cut_dim: int, *,
     joined_size: int | None = None, joined_blocks: int = 1, joined_unit: Unit = 1,
-    cut_blocks: int = 1, cut_unit: Unit = 1,
+    cut_blocks: int = 1, cut_unit: Unit = 1, kept: bool = False,
 ) -> Tensor:  # fmt: skip
     """S -> S of another dim: `joined_dim` becomes whole over the axis, `cut_dim` is cut by it."""
     joined = cut_of(x, axis, joined_dim, joined_size, joined_blocks, joined_unit, whole=False)
     cut = cut_of(x, axis, cut_dim, None, cut_blocks, cut_unit, whole=True)
     forward, backward = partial(_exchange, joined=joined, cut=cut), partial(_exchange, joined=cut, cut=joined)
-    return redistributed(x, forward, backward, axis=axis)
+    return redistributed(x, forward, backward, kept=kept, axis=axis)
 
 
-def all_reduce(x: Tensor, axis: Axis, *, grad: str = "identity") -> Tensor:
+def all_reduce(x: Tensor, axis: Axis, *, grad: str = "identity", kept: bool = False) -> Tensor:
     """P -> R (`grad="identity"`) or P -> R+ (`grad="all_reduce"`)."""
-    return redistributed(x, reduced, {"identity": _identity, "all_reduce": reduced}[grad], axis=axis)
+    return redistributed(x, reduced, {"identity": _identity, "all_reduce": reduced}[grad], kept=kept, axis=axis)
 
 
 def copy(x: Tensor, axis: Axis, *, grad: str = "all_reduce") -> Tensor:

@@ -25,7 +25,6 @@ from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move,
 from autoshard.program.gradient_buckets import BUCKET_BYTES
 from autoshard.solvers.stages.stage_problem import Front
 
-KEEPS = ("all", "expensive", "input")
 STAGES, REPLICAS, INNER = 0, 1, 2  # axes of `step_mesh`; those of a replica's devices from INNER on
 ALL = "all"
 

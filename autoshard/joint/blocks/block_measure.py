@@ -14,7 +14,7 @@ from autoshard.formulation.cost_breakdown import copies
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
 from autoshard.ir.layout import REPLICATE_PARTIAL, Shard, largest_shape
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import KEEP_SOME, StepPlan
+from autoshard.ir.plan import KEEP_SOME, PLAIN, StepPlan
 from autoshard.ir.program import Compute, Program, ProgramParameter
 from autoshard.joint.blocks.block_costs import (
     BlockCosts,
@@ -28,9 +28,11 @@ from autoshard.joint.blocks.block_costs import (
 from autoshard.joint.blocks.block_line import ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.blocks.replicated_split import DATA, INNER, replicated_split
-from autoshard.program.instruction_storage import LINEAR, is_expensive, run_again, some_results
+from autoshard.program.found_again import LINEAR, communicated, is_expensive, some_results
+from autoshard.program.instruction_storage import run_again
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import inside, reads_of, results_of
+from autoshard.program.weights import weight_ways
 from autoshard.rules.algebra.strategy import Choice
 from autoshard.rules.operators import constants
 from autoshard.search.build_plan import Origin, plan_of
@@ -150,6 +152,10 @@ class _Measured:
         dear = self._dear_bytes(number)
         kept = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
         again = {"all": 0.0, "expensive": self._seconds(run, cheap=True), "input": self._seconds(run)}
+        given = self._given(number, run)
+        for both, plain in PLAIN.items():
+            kept[both] = kept[plain] + self._made_bytes(given)
+            again[both] = self._seconds([i for i in run if i not in given], cheap=plain == "expensive")
         for keep, found in self._some(number, own).items():
             kept[keep] = self._made_bytes(found) + entered
             again[keep] = self._seconds([i for i in run if i not in found])
@@ -251,6 +257,14 @@ class _Measured:
         dear = {i for i in own if cheap and isinstance(step := steps[i], Compute) and is_expensive(step.target)}
         return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
 
+    def _given(self, number: int, run: list[int]) -> set[int]:
+        """Of what runs again, the collectives whose results may be kept."""
+        path, steps = self.short.line.blocks[number].module, self.program.instructions
+        called = called_modules(self.graph, path) if path else ()
+        ways = self.program.once(weight_ways)
+        within = (i for i in run if any(steps[i].module == own or inside(steps[i].module, own) for own in called))
+        return communicated(steps, within, ways)
+
     def _some(self, number: int, own: list[int]) -> dict[str, set[int]]:
         """Policies that keep some of what is dear, by what it takes to make again for each byte, the most first: with
         prices of memory between, one of these is the best. The whole graph says what it takes, whatever the split."""
@@ -288,7 +302,7 @@ class _Measured:
         return sum(span.held.bytes for span in spans)
 
     def _is_dear(self, index: int) -> bool:
-        """Is its result dear? A collective runs again (see emit/runtime)."""
+        """Is its result dear to compute?"""
         instruction = self.program.instructions[index]
         return isinstance(instruction, Compute) and is_expensive(instruction.target)
 

@@ -1,0 +1,54 @@
+"""What collectives gave, kept for the second forward of a block that backward computes again.
+
+A list of operators to keep, as torch's selective checkpointing has it, can't hold them: they write into tensors that
+are there, and the second forward would find these empty. Here each result is kept as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import cast
+
+import torch
+from torch import Tensor
+
+Map = Callable[[Tensor], Tensor]
+_HERE = threading.local()  # backward may run in a thread of its own
+
+
+class KeptResults:
+    """Of one call of a block: entered for its forward, and again for each that follows. They are kept in the order in
+    which they are made, each until it was found once; a further forward makes it again, as on all devices."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Tensor, int] | None] = []
+        self.forwards = self.next = 0
+
+    def __enter__(self) -> None:
+        self.forwards, self.next = self.forwards + 1, 0
+        self.outer: KeptResults | None = getattr(_HERE, "results", None)
+        _HERE.results = self if torch.is_grad_enabled() else None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _HERE.results = self.outer
+
+    def of(self, make: Map, x: Tensor) -> Tensor:
+        if self.forwards == 1:
+            made = make(x)
+            self.given.append((made.detach(), made._version))  # of the result itself, autograd's graph would hang on it
+            return made
+        place, self.next = self.next, self.next + 1
+        found, self.given[place] = self.given[place], None
+        if found is None:
+            return make(x)
+        if found[0]._version != found[1]:
+            raise RuntimeError("what a collective gave was written over, though backward was to find it")
+        return found[0]
+
+
+def kept_result(make: Map, x: Tensor) -> Tensor:
+    """`make(x)`; within the second forward of a block what it gave in the first."""
+    results = None if torch.compiler.is_compiling() else cast("KeptResults | None", getattr(_HERE, "results", None))
+    return make(x) if results is None else results.of(make, x)
