@@ -24,24 +24,35 @@ SLOWED = "slowed by "  # and the name of a link or axis
 
 
 class SlowedRows:
-    """`before`: the names of the rows of a phase, as `ResourceTables` makes them. `names`: those of the resources."""
+    """`before`: the names of the rows of a phase, as `ResourceTables` makes them. `names`: those of the resources, each
+    in the place of its row, that of a link beside which computations are slower in the place of HIDDEN."""
 
     def __init__(self, before: tuple[str, ...], slowdown: float) -> None:
-        kept = [row for row, name in enumerate(before) if not name.startswith(HIDDEN)]
-        links = [name.removeprefix(HIDDEN) for name in before if name.startswith(HIDDEN) and slowdown]
-        self.names = (*(before[row] for row in kept), *(SLOWED + link for link in links))
+        links = {row: name.removeprefix(HIDDEN) for row, name in enumerate(before) if name.startswith(HIDDEN)}
+        names = [SLOWED + links[row] if row in links else name for row, name in enumerate(before)]
+        self.kept = [row for row in range(len(before)) if slowdown or row not in links]
+        self.names = tuple(names[row] for row in self.kept)
         share = slowdown / (1 + slowdown)
-        self.mix = np.zeros((len(self.names), len(before)))
-        self.mix[np.arange(len(kept)), kept] = 1.0
-        for row, link in enumerate(links, len(kept)):
-            for name, part in ((IN_ROW, 1 - share), (HIDDEN + link, share - 1), (COMPUTE, share), (link, share)):
-                self.mix[row, before.index(name)] = part
-        self.known: dict[int, tuple[Floats, Floats]] = {}  # with what its key names
+        in_row, compute = before.index(IN_ROW), before.index(COMPUTE)
+        self.parts = {
+            row: ((in_row, 1 - share), (compute, share), (before.index(link), share), (row, share - 1))
+            for row, link in links.items()
+        }
+        self.made: dict[int, tuple[Floats, Floats]] = {}  # with what its key names
 
-    def of(self, found: Floats) -> Floats:
-        """Of rows as they are made, forward then backward, those of the resources. Equal arrays stay one object."""
-        if id(found) not in self.known:
-            count = len(found) // 2
-            phases = [np.tensordot(self.mix, part, 1) for part in (found[:count], found[count:])]
-            self.known[id(found)] = np.maximum(0.0, np.concatenate(phases)), found  # rounding may leave less
-        return self.known[id(found)][0]
+    def of(self, found: Floats, *, slowed: bool = True) -> Floats:
+        """Of rows as they are made, forward then backward, those of the resources: in the same memory, for tables of
+        three axes are gigabytes. Without `slowed` those of links stay as they are. Equal arrays stay one object."""
+        if id(found) not in self.made:
+            for phase in np.split(found, 2):
+                for row, parts in self.parts.items() if slowed else ():
+                    phase[row] = sum(part * phase[other] for other, part in parts)
+            np.maximum(0.0, found, out=found)  # rounding may leave less
+            self.made[id(found)] = self._left(found), found
+        return self.made[id(found)][0]
+
+    def _left(self, found: Floats) -> Floats:
+        count = len(found) // 2
+        if len(self.kept) == count:
+            return found
+        return found[[*self.kept, *(row + count for row in self.kept)]]

@@ -164,10 +164,17 @@ class _Means:
         key = (id(seconds), id(allowed))
         if key not in self.known:
             forbidden = np.isinf(allowed)
-            found = np.tensordot(self.weights, seconds, 1)
+            found = self._mean(seconds)
             found = found + self.added * np.where(forbidden, 0.0, allowed) if self.added else found
             self.known[key] = np.where(forbidden, np.inf, found), (seconds, allowed)
         return self.known[key][0]
+
+    def _mean(self, seconds: Floats) -> Floats:
+        """Most weights are 0, and tables of three axes are gigabytes."""
+        total, own = np.zeros(seconds.shape[1:]), np.empty(seconds.shape[1:])
+        for row in np.flatnonzero(self.weights):
+            total += np.multiply(self.weights[row], seconds[row], out=own)
+        return total
 
     def with_least(self, own: Floats, pairs: Floats, target: Integers) -> Floats:
         key = (id(own), id(pairs), id(target))
@@ -196,7 +203,7 @@ def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER, fused
         for v, value in enumerate(problem.values)
         for at in range(len(value.consumers))
     )
-    values = tuple(rows.of(tables.whole(v)) for v in range(len(problem.values)))
+    values = tuple(rows.of(tables.whole(v), slowed=False) for v in range(len(problem.values)))
     spared, cast = rows.of(tables.stays_whole()), rows.of(tables.stays_whole(cast=True))
     constants = rows.of(tables.constants()) - spared
     return StepResources(problem, rows.names, constants, nodes, readers, values, spared, cast)

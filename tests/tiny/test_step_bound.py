@@ -22,6 +22,7 @@ from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.host_lead import with_leads
 from autoshard.formulation.resource_tables import ResourceTables
+from autoshard.formulation.slowed_rows import SLOWED
 from autoshard.formulation.step_resources import HOST, IN_ROW, PATH, StepResources, follows, step_resources
 from autoshard.formulation.weight_tasks import members
 from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
@@ -327,7 +328,8 @@ def test_an_estimate_counts_what_is_certain() -> None:
     graph = transformer_graph(Transformer(2, 256, 4, 64, 512), 8, "bf16-mixed", "adamw").graph
     formulation = formulate(graph, Mesh.parse("dp=2,tp=4"), load_hardware("h100-80g-sxm"), float("inf"))
     resources = step_resources(formulation)
-    counted = np.tile([name != PATH for name in resources.names], 2)  # the estimate has no use for the path
+    unused = (PATH, SLOWED)  # of these the estimate has no use
+    counted = np.tile([not name.startswith(unused) for name in resources.names], 2)
     for reader in resources.readers:
         if len(formulation.problem.values[reader.value].consumers) == 1:
             short = (reader.seconds - resources.values[reader.value])[counted].max(axis=0)
