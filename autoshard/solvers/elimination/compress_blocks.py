@@ -56,23 +56,23 @@ class Short:
     folds: tuple[Fold, ...]
 
 
-def shortened(sum_: Additive, contents: Contents) -> Short | None:
-    """None where nothing repeats often enough."""
+def shortened(sum_: Additive, contents: Contents, rounds: int = ROUNDS) -> Short | None:
+    """None where nothing repeats often enough. `rounds` of a reduction of domains leave equal blocks equal."""
     placed, found = runs(sum_, contents)
     shared = np.array([len(value.consumers) > 1 for value in sum_.problem.values], bool)
     folds, pace = [], Pace(len(found))
     for number, run in enumerate(found):
         pace.step(number)
-        fold = _fold(sum_.problem, placed, run, shared)
+        fold = _fold(sum_.problem, placed, run, shared, rounds)
         folds += [fold] if fold else []
     return _shortened(sum_.problem, placed, folds) if folds else None
 
 
-def _fold(problem: Problem, placed: Line, run: BlockRun, shared: NDArray[np.bool_]) -> Fold | None:
+def _fold(problem: Problem, placed: Line, run: BlockRun, shared: NDArray[np.bool_], rounds: int) -> Fold | None:
     """The blocks whose every node has the same surroundings, cut where the fewest strategies meet. `start` is that of
     the line still. `shared`: of each value whether it has several consumers."""
     period = run.period * max(1, math.ceil(run.reach / run.period))
-    low, high = run.start + (ROUNDS + 1) * run.reach, run.stop - ROUNDS * run.reach
+    low, high = run.start + (rounds + 1) * run.reach, run.stop - rounds * run.reach
     count = (high - low - run.period + 1) // period
     if count < _LEAST_COUNT:
         return None

@@ -49,10 +49,10 @@ def few_ranked(problem: Problem, count: int, prices: Floats | None = None) -> li
     """Of each node `count` choices at most, the same of nodes that are alike; None where nothing repeats.
 
     `prices`: seconds that a byte costs, over time."""
-    short = shortened(additive(problem, prices), Contents(problem))
+    short = shortened(additive(problem, prices), Contents(problem), rounds=0)  # no domain is reduced here
     if short is None:
         return None
-    beliefs = Beliefs(additive(short.problem, prices))
+    beliefs = Beliefs(additive(short.problem, prices), np.float32)
     for _ in range(_ROUNDS):
         beliefs.round()
     ranked = ranking(short.problem, beliefs)

@@ -18,7 +18,7 @@ numbers up to the largest met, `peak`, each off by half of eps, and N + E additi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,13 +47,14 @@ class _Edge(NamedTuple):
 
 
 class Beliefs:
-    """The state of the messages. `bound` only rises; every one is valid."""
+    """The state of the messages. `bound` only rises; every one is valid. `kind`: float32 where beliefs rank choices
+    and no bound is asked for: tables are half as large."""
 
-    def __init__(self, sum_: Additive) -> None:
-        self.sum = sum_
+    def __init__(self, sum_: Additive, kind: type[np.floating[Any]] = np.float64) -> None:
+        self.sum, self.kind = sum_, kind
         own = [unary(sum_, n) for n in range(len(sum_.problem.nodes))]
         self.penalty = _penalty(sum_, own)
-        self.unary = [np.where(np.isinf(costs), self.penalty, costs) for costs in own]
+        self.unary = [np.where(np.isinf(costs), self.penalty, costs).astype(kind) for costs in own]
         self.before: list[list[int]] = [[] for _ in own]
         self.after: list[list[int]] = [[] for _ in own]
         self.tables: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
@@ -69,8 +70,8 @@ class Beliefs:
                 self.before[max(value.producer, c)].append(len(self.edges))
                 self.edges.append(_Edge(v, i, value.producer, c, value.source, target, *self.table(v, value, i)))
         self.share = [1.0 / max(len(b), len(a), 1) for b, a in zip(self.before, self.after, strict=True)]
-        self.to_producer = [np.zeros(len(own[e.producer])) for e in self.edges]
-        self.to_consumer = [np.zeros(len(own[e.consumer])) for e in self.edges]
+        self.to_producer = [np.zeros(len(own[e.producer]), kind) for e in self.edges]
+        self.to_consumer = [np.zeros(len(own[e.consumer]), kind) for e in self.edges]
         self.bound, self.rounds, self.peak = -np.inf, 0, self.penalty
 
     def table(self, v: int, value: Value, i: int) -> tuple[Floats, Floats]:
@@ -80,7 +81,7 @@ class Beliefs:
         if key not in self.tables:
             pay = scaled(self.sum, value.seconds)
             pay = pay + per_byte * value.bytes if per_byte else pay
-            table = np.where(np.isinf(pay), self.penalty, pay) * shares
+            table = (np.where(np.isinf(pay), self.penalty, pay) * shares).astype(self.kind)
             self.tables[key] = table, np.ascontiguousarray(table.T)
         return self.tables[key]
 
@@ -96,7 +97,7 @@ class Beliefs:
     def rounding(self, total: float) -> float:
         """What the sum of a sweep may be off by."""
         count = len(self.unary) + len(self.edges)
-        return _OPERATIONS * count * float(np.finfo(float).eps / 2) * (self.peak + abs(total))
+        return _OPERATIONS * count * float(np.finfo(self.kind).eps / 2) * (self.peak + abs(total))
 
     def _send(self, n: int, edges: list[int]) -> float:
         """Messages from node n over these edges; what they raise the bound by."""
@@ -172,7 +173,7 @@ def _weights(sum_: Additive, value: Value) -> Floats:
 
 def _least(costs: Floats, layouts: Integers, count: int) -> Floats:
     """The least of the choices of each layout; where a layout has none, more than any."""
-    least = np.full(count, np.finfo(float).max / 4)
+    least = np.full(count, np.finfo(costs.dtype).max / 4, costs.dtype)
     np.minimum.at(least, layouts, costs)
     return least
 
