@@ -102,12 +102,12 @@ def plainly(problem: Problem, multipliers: np.ndarray | None = None) -> float:
     return min_plus.run(store, plan)
 
 
-@given(SEEDS, st.integers(12, 40), st.sampled_from([0.0, 0.1]))
-@settings(max_examples=70)
-def test_folded_is_unfolded(seed: int, blocks: int, forbid: float) -> None:
+@given(SEEDS, st.integers(12, 40), st.sampled_from([0.0, 0.1]), st.sampled_from([0, 2]))
+@settings(max_examples=140)
+def test_folded_is_unfolded(seed: int, blocks: int, forbid: float, rounds: int) -> None:
     problem = repeated(seed, blocks, forbid)
     contents, sum_ = Contents(problem), additive(problem)
-    short = shortened(sum_, contents)
+    short = shortened(sum_, contents, rounds)
     expected = plainly(problem)
     if short is None:
         return
@@ -140,15 +140,15 @@ def test_blocks_are_eliminated_and_that_is_all(monkeypatch: pytest.MonkeyPatch) 
     assert solved >= 5
 
 
-@given(SEEDS, st.integers(12, 40), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=2))
-@settings(max_examples=40)
-def test_folded_is_unfolded_under_prices_of_memory(seed: int, blocks: int, at: list[float]) -> None:
+@given(SEEDS, st.integers(12, 40), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=2), st.sampled_from([0, 2]))
+@settings(max_examples=80)
+def test_folded_is_unfolded_under_prices_of_memory(seed: int, blocks: int, at: list[float], rounds: int) -> None:
     """Prices at one or two times: the runs break where a price begins to count, and fold between."""
     problem = repeated(seed, blocks, charged=True)
     prices = np.zeros(problem.horizon)
     prices[[int(t * (problem.horizon - 1)) for t in at]] = 0.5
     contents, sum_ = Contents(problem), additive(problem, prices)
-    short = shortened(sum_, contents)
+    short = shortened(sum_, contents, rounds)
     if short is None:
         return
     found = solve_short(sum_, short, contents, BUDGET)

@@ -17,7 +17,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.elimination import elimination_order, min_plus
-from autoshard.solvers.elimination.compress_blocks import ROUNDS, Fold, Short
+from autoshard.solvers.elimination.compress_blocks import ROUNDS, Fold, Short, shortened
 from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store
 from autoshard.solvers.elimination.dominance import reduce_nearby
 from autoshard.solvers.elimination.encoding_choice import EASY, KEYS, encodings, fitting
@@ -25,6 +25,7 @@ from autoshard.solvers.elimination.factor_encoding import Encoded
 from autoshard.solvers.elimination.weighted_sum import Additive, unary
 
 _WORTH = 500_000_000  # joint entries of a fold: less than that, and another encoding is not tried
+_SMALL = 128  # strategies of a node: with more, tables need those left out that no minimum needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +51,60 @@ class _Start:
         return sum(plan.work for plan in self.plans)
 
 
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A short problem with the strategies kept of its nodes, and how it is eliminated."""
+
+    sum_: Additive
+    short: Short
+    kept: list[Integers]
+    start: _Start
+
+
+def solve_folded(sum_: Additive, contents: Contents, budget: int) -> Folded | None:
+    """The minimum of a problem with blocks that repeat; None where they don't, or it is not exact within the budget.
+
+    Strategies are left out beforehand where that is worth the margins it needs at the ends of a run, whose nodes take
+    longer than the tables of small domains. Raises InfeasibleError where no combination is allowed.
+    """
+    begun: list[_Begun] = []
+    for rounds in (0, ROUNDS) if _largest(sum_) <= _SMALL else (ROUNDS,):
+        short = shortened(sum_, contents, rounds)
+        own = _begun(sum_, short, contents, budget) if short else None
+        if own is not None:
+            begun.append(own)
+            if own.start.work <= EASY:
+                break
+    for own in sorted(begun, key=lambda own: own.start.work):
+        found = _finished(own, budget)
+        if found is not None:
+            return found
+    return None
+
+
+def _largest(sum_: Additive) -> int:
+    return max((len(node.seconds) for node in sum_.problem.nodes), default=0)
+
+
 def solve_short(sum_: Additive, short: Short, contents: Contents, budget: int) -> Folded | None:
     """The minimum of the whole problem `sum_`; None where it is not exact within the budget of entries.
 
     Raises InfeasibleError where no combination is allowed.
     """
+    begun = _begun(sum_, short, contents, budget)
+    return None if begun is None else _finished(begun, budget)
+
+
+def _begun(sum_: Additive, short: Short, contents: Contents, budget: int) -> _Begun | None:
     contents.also(short.problem)
     here = replace(sum_, problem=short.problem)
-    kept = reduce_nearby(here, contents, ROUNDS)
+    kept = reduce_nearby(here, contents, short.rounds)
     start = _start(here, short, kept, contents, budget)
-    if start is None:
-        return None
+    return None if start is None else _Begun(here, short, kept, start)
+
+
+def _finished(begun: _Begun, budget: int) -> Folded | None:
+    here, short, kept, start = begun.sum_, begun.short, begun.kept, begun.start
     chains = [_Chain(here, fold, start.store, plan, kept) for fold, plan in zip(short.folds, start.plans, strict=True)]
     rest = _rest(short, start, chains, budget)
     if rest is None:

@@ -48,16 +48,18 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class Short:
-    """Nodes in the order of the line; `positions[node]`: where it stands in that of the whole problem."""
+    """Nodes in the order of the line; `positions[node]`: where it stands in that of the whole problem. `rounds` of a
+    reduction of domains leave the blocks equal that one stands for."""
 
     problem: Problem
     line: Line
     positions: Integers
     folds: tuple[Fold, ...]
+    rounds: int = ROUNDS
 
 
 def shortened(sum_: Additive, contents: Contents, rounds: int = ROUNDS) -> Short | None:
-    """None where nothing repeats often enough. `rounds` of a reduction of domains leave equal blocks equal."""
+    """None where nothing repeats often enough. `rounds`: see `Short`; the fewer, the less is left at the ends."""
     placed, found = runs(sum_, contents)
     shared = np.array([len(value.consumers) > 1 for value in sum_.problem.values], bool)
     folds, pace = [], Pace(len(found))
@@ -65,7 +67,7 @@ def shortened(sum_: Additive, contents: Contents, rounds: int = ROUNDS) -> Short
         pace.step(number)
         fold = _fold(sum_.problem, placed, run, shared, rounds)
         folds += [fold] if fold else []
-    return _shortened(sum_.problem, placed, folds) if folds else None
+    return _shortened(sum_.problem, placed, folds, rounds) if folds else None
 
 
 def _fold(problem: Problem, placed: Line, run: BlockRun, shared: NDArray[np.bool_], rounds: int) -> Fold | None:
@@ -100,7 +102,7 @@ def _inside(spots: Sequence[int], run: BlockRun) -> bool:
     return any(run.start <= spot < run.stop for spot in spots)
 
 
-def _shortened(problem: Problem, placed: Line, folds: Sequence[Fold]) -> Short:
+def _shortened(problem: Problem, placed: Line, folds: Sequence[Fold], rounds: int) -> Short:
     stays = np.ones(len(problem.nodes), dtype=bool)
     stand_in = np.arange(len(problem.nodes))
     for fold in folds:
@@ -114,7 +116,7 @@ def _shortened(problem: Problem, placed: Line, folds: Sequence[Fold]) -> Short:
     nodes = tuple(problem.nodes[n] for n in placed.nodes[positions])
     short = replace(problem, nodes=nodes, values=tuple(values))
     made = [_in_short(fold, places) for fold in folds]
-    return Short(short, placed, positions, tuple(made))
+    return Short(short, placed, positions, tuple(made), rounds)
 
 
 def _moved(value: Value, moved: Integers) -> Value:

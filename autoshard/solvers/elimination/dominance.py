@@ -47,12 +47,16 @@ def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integ
 
     All nodes are looked at together in a round, each against what the others had before it.
     """
-    nodes = _Comparisons(sum_, contents)
-    finite_ = {id(node.seconds): np.flatnonzero(np.isfinite(node.seconds)) for node in sum_.problem.nodes}
-    kept = [nodes.same(finite_[id(node.seconds)]) for node in sum_.problem.nodes]
+    own = {id(node.seconds): node.seconds for node in sum_.problem.nodes}
+    finite_ = {key: np.flatnonzero(np.isfinite(seconds)) for key, seconds in own.items()}
+    kept = [finite_[id(node.seconds)] for node in sum_.problem.nodes]
     for node, some in zip(sum_.problem.nodes, kept, strict=True):
         if not len(some):
             raise InfeasibleError(f"{node.name}: none of its {len(node.seconds)} strategies is allowed")
+    if not rounds:
+        return kept
+    nodes = _Comparisons(sum_, contents)
+    kept = [nodes.same(some) for some in kept]
     for _ in range(rounds):
         before, pace = kept, Pace(len(kept))
         kept = []

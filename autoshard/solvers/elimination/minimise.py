@@ -16,7 +16,7 @@ consumers need; a and b are scale x seconds + sum_time multiplier x bytes (`weig
 - In reverse order x_u = argmin sum_{f in F(u)} f(x_u, y). Implemented in `min_plus.backtrack`.
 - Where no order fits the budget: mini-buckets, g(y) >= sum over parts P of F(u) of min_{x_u} sum_{f in P} f(x_u, y), a
   lower bound. Implemented in `factor_graph.TermGraph.buckets`.
-- Of k equal blocks in a row: M_{2i}(x, z) = min_y M_i(x, y) + M_i(y, z). Implemented in `block_doubling.solve_short`.
+- Of k equal blocks in a row: M_{2i}(x, z) = min_y M_i(x, y) + M_i(y, z). Implemented in `block_doubling.solve_folded`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.elimination import min_plus
-from autoshard.solvers.elimination.block_doubling import foreseen, solve_short
+from autoshard.solvers.elimination.block_doubling import foreseen, solve_folded
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import reduce
@@ -97,8 +97,7 @@ def minimum_within(
     sum_ = additive(problem, multipliers, scale)
     sum_ = Additive(problem, scale, sum_.cumulative, shares or {})
     if allowed is None and not shares:
-        short = shortened(sum_, contents)
-        folded = solve_short(sum_, short, contents, budget_entries) if short else None
+        folded = solve_folded(sum_, contents, budget_entries)
         if folded is not None:
             return Minimum(folded.value, folded.choice, True, (), folded.work)
     few = around(sum_, allowed) if allowed is not None else None
