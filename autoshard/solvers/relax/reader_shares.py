@@ -85,7 +85,7 @@ class ReaderShares:
             if round_ > 1 and low <= before * (1 + _LITTLE) and state.value >= value * (1 - _LITTLE):
                 break
             self.shift(found.choice, 1.0 / (round_ + 2))
-        if state.value > low:
+        if state.value - low > near * state.value:
             state.offer(self.among(problem))
         return True
 
