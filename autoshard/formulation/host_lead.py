@@ -23,7 +23,7 @@ from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.slowed_rows import SLOWED
 from autoshard.formulation.step_resources import HOST, IN_ROW, LEAD, StepResources
-from autoshard.ir.problem import Floats
+from autoshard.ir.problem import Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,16 @@ class _Leads:
         self.count = len(resources.names)
         names = (name == IN_ROW or name.startswith(SLOWED) for name in resources.names)
         self.late = [self.count + row for row, there in enumerate(names) if there]
-        self.known: dict[Hashable, Floats] = {}
+        self.known: dict[Hashable, Integers] = {}
 
     def extended(self, plans: Sequence[Sequence[int]]) -> StepResources:
         turns = list(dict.fromkeys(map(self.turn, plans))) if self.updated() else []
         found = self.resources
         if turns:
             names = (*found.names, *(LEAD for _ in turns))
-            nodes = tuple(self.longer(own, turns, at, at) for own, at in zip(found.nodes, self.at, strict=True))
-            readers = tuple(replace(r, seconds=self.longer(r.seconds, turns, *self.ends(r.value, r.position)))
-                            for r in found.readers)  # fmt: skip
-            found = replace(found, names=names, constants=self.constants(turns), nodes=nodes, readers=readers)
+            nodes = tuple(self.rows(turns, at, at) for at in self.at)
+            readers = tuple(self.rows(turns, *self.ends(r.value, r.position)) for r in found.readers)
+            found = replace(found, names=names, constants=self.constants(turns), picked=(nodes, readers))
         return found
 
     def updated(self) -> bool:
@@ -103,24 +102,20 @@ class _Leads:
         most = max(range(len(turns)), key=lambda i: turns[i][1])
         return Turn(_most(host, row)[0], turns[most][0], self.late[most])
 
-    def longer(self, own: Floats, turns: Sequence[Turn], first: int | None, last: int | None) -> Floats:
-        """With a row for each turn in both phases. `first`: the operator that what takes these seconds comes after or
-        is; `last`: that it comes before or is; None where it is none."""
+    def rows(self, turns: Sequence[Turn], first: int | None, last: int | None) -> Integers:
+        """All rows, and one for each turn in both phases; equal ones are one object. `first`: the operator that what
+        takes these seconds comes after or is; `last`: that it comes before or is; None where it is none."""
         before = tuple(last is not None and last < turn.forward for turn in turns)
         after = tuple(first is not None and first >= turn.forward for turn in turns)
         early = tuple(first is not None and first >= turn.backward for turn in turns)
         late = tuple((first is None and last is None) or (last is not None and last < turn.backward) for turn in turns)
-        key = (id(own), before, after, early, late, tuple(turn.late for turn in turns))
+        key = (before, after, early, late)
         if key not in self.known:
-            back, zero = self.count, np.zeros_like(own[0])
-            ways = zip(before, after, early, late, turns, strict=True)
-            rows = [
-                (own[self.host] if b else own[self.row] if a else zero,
-                 own[back + self.host] if e else own[turn.late] if x else zero)
-                for b, a, e, x, turn in ways
-            ]  # fmt: skip
-            forward, backward = (np.array(part) for part in zip(*rows, strict=True))
-            self.known[key] = np.concatenate([own[:back], forward, own[back:], backward])
+            back, every = self.count, range(2 * self.count)
+            forward = [self.host if b else self.row if a else -1 for b, a in zip(before, after, strict=True)]
+            ways = zip(early, late, turns, strict=True)
+            backward = [back + self.host if e else turn.late if x else -1 for e, x, turn in ways]
+            self.known[key] = np.array([*every[:back], *forward, *every[back:], *backward])
         return self.known[key]
 
     def constants(self, turns: Sequence[Turn]) -> Floats:

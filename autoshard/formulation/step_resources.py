@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,8 @@ def pair_seconds(used: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """One reader of value `value`: what its part of the way occupies, (2 x resources, sources, targets)."""
+    """One reader of value `value`: what its part of the way occupies, (2 x resources, sources, targets), or rows of it
+    as `StepResources.picked` says."""
 
     value: int
     position: int
@@ -64,6 +66,9 @@ class StepResources:
     `constants`: what every plan occupies; `nodes[n]`, shape (2 R, choices); `readers` pay parts of the values' ways,
     and `values[v]`, shape (2 R, sources, targets), is the whole of each way. `spared`: what the constants have less,
     for the block whose weights are not gathered again; `spared_cast`: of cast weights alone.
+
+    `picked`: where resources are rows of others, of each node, then of each reader, the row of its own array that each
+    of the 2 R resources is, -1 where it occupies nothing; `values` are then of the others alone.
     """
 
     problem: Problem
@@ -74,6 +79,7 @@ class StepResources:
     values: tuple[Floats, ...]
     spared: Floats
     spared_cast: Floats
+    picked: tuple[tuple[Integers, ...], tuple[Integers, ...]] | None = None
 
     def longest(self, used: Floats) -> float:
         """The most that two resources which follow each other are occupied."""
@@ -82,11 +88,15 @@ class StepResources:
     def least_used(self, choice: Sequence[int]) -> Floats:
         """Seconds that a plan occupies each resource, at least, shape (2 R,)."""
         total = self._of_nodes(choice)
-        for reader in self.readers:
+        for reader, rows in zip(self.readers, self._rows(1), strict=True):
             value = self.problem.values[reader.value]
             target = value.targets[reader.position][choice[value.consumers[reader.position]]]
-            total += reader.seconds[:, value.source[choice[value.producer]], target]
+            total += _taken(reader.seconds[:, value.source[choice[value.producer]], target], rows)
         return total
+
+    def _rows(self, of_readers: Literal[0, 1]) -> Sequence[Integers | None]:
+        """Of each node or reader what is `picked`; None where that is all, in its order."""
+        return self.picked[of_readers] if self.picked else [None] * len(self.readers if of_readers else self.nodes)
 
     def roughly_used(self, choice: Sequence[int]) -> Floats:
         """The same as it probably is: each layout that is needed is paid once, whole."""
@@ -101,8 +111,8 @@ class StepResources:
 
     def _of_nodes(self, choice: Sequence[int]) -> Floats:
         total = self.constants.copy()
-        for own, s in zip(self.nodes, choice, strict=True):
-            total += own[:, s]
+        for own, s, rows in zip(self.nodes, choice, self._rows(0), strict=True):
+            total += _taken(own[:, s], rows)
         return total
 
     def bounding(self, weights: Floats) -> Problem:
@@ -112,11 +122,12 @@ class StepResources:
         Memory is left out. Equal arrays stay one object.
         """
         mean = _Means(weights)
-        unary = [mean.of(own, node.seconds) for own, node in zip(self.nodes, self.problem.nodes, strict=True)]
+        nodes = zip(self.nodes, self.problem.nodes, self._rows(0), strict=True)
+        unary = [mean.of(own, node.seconds, rows) for own, node, rows in nodes]
         values = []
-        for reader in self.readers:
+        for reader, rows in zip(self.readers, self._rows(1), strict=True):
             value = self.problem.values[reader.value]
-            pairs, target = mean.of(reader.seconds, value.seconds), value.targets[reader.position]
+            pairs, target = mean.of(reader.seconds, value.seconds, rows), value.targets[reader.position]
             consumer = value.consumers[reader.position]
             if reader.hub:
                 unary[consumer] = mean.with_least(unary[consumer], pairs, target)
@@ -158,23 +169,27 @@ class _Means:
         self.weights, self.added = weights, added
         self.known: dict[Hashable, tuple[Floats, object]] = {}  # with what its key names
         self.paid: dict[int, bool] = {}
+        self.of_picked: dict[Hashable, tuple[Floats, Integers]] = {}
 
-    def of(self, seconds: Floats, allowed: Floats) -> Floats:
-        """`allowed`: what is added a part of; infinite where a choice or pair is forbidden."""
-        key = (id(seconds), id(allowed))
+    def of(self, seconds: Floats, allowed: Floats, rows: Integers | None = None) -> Floats:
+        """`allowed`: what is added a part of; infinite where a choice or pair is forbidden. `rows`: those of `seconds`
+        that are weighted, see `StepResources.picked`."""
+        weights = self.weights if rows is None else self.of_rows(rows, len(seconds))
+        key = (id(seconds), id(allowed), weights.tobytes())
         if key not in self.known:
             forbidden = np.isinf(allowed)
-            found = self._mean(seconds)
+            found = _mean(weights, seconds)
             found = found + self.added * np.where(forbidden, 0.0, allowed) if self.added else found
             self.known[key] = np.where(forbidden, np.inf, found), (seconds, allowed)
         return self.known[key][0]
 
-    def _mean(self, seconds: Floats) -> Floats:
-        """Most weights are 0, and tables of three axes are gigabytes."""
-        total, own = np.zeros(seconds.shape[1:]), np.empty(seconds.shape[1:])
-        for row in np.flatnonzero(self.weights):
-            total += np.multiply(self.weights[row], seconds[row], out=own)
-        return total
+    def of_rows(self, rows: Integers, count: int) -> Floats:
+        """The weights of the `count` rows that some are picked of."""
+        key = (id(rows), count)
+        if key not in self.of_picked:
+            there = rows >= 0
+            self.of_picked[key] = np.bincount(rows[there], self.weights[there], count), rows
+        return self.of_picked[key][0]
 
     def with_least(self, own: Floats, pairs: Floats, target: Integers) -> Floats:
         key = (id(own), id(pairs), id(target))
@@ -190,6 +205,18 @@ class _Means:
 
     def zeros(self, count: int) -> Floats:
         return self.known.setdefault(count, (np.zeros(count), None))[0]
+
+
+def _mean(weights: Floats, seconds: Floats) -> Floats:
+    """Most weights are 0, and tables of three axes are gigabytes."""
+    total, own = np.zeros(seconds.shape[1:]), np.empty(seconds.shape[1:])
+    for row in np.flatnonzero(weights):
+        total += np.multiply(weights[row], seconds[row], out=own)
+    return total
+
+
+def _taken(column: Floats, rows: Integers | None) -> Floats:
+    return column if rows is None else np.append(column, 0.0)[rows]  # -1 is the last
 
 
 def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER, fused: bool = False) -> StepResources:
