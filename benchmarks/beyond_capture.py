@@ -2,9 +2,10 @@
 
 python benchmarks/beyond_capture.py FILE plan MODEL --mesh dp=2,tp=4 ...
 
-Into FILE goes {"all": ..., "captures": ...}: from the start of the process to the end of the command, and of these what
-`autoshard trace` takes too, the captures (of the model as it is, and anew for what it tells of other sizes). What is
-left holds the start of Python and all imports that a capture does not make, though `trace` starts Python as well.
+Into FILE goes {"all": ..., "start": ..., "captures": ...}: from the start of the process to the end of the command, and
+of these what `autoshard trace` takes too: to the first capture, and the captures (of the model as it is, and anew for
+what it tells of other sizes). Before its first capture `plan` reads more than `trace` does: the start of `trace` says
+what both take.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ def main() -> int:
     from autoshard import workflow
     from autoshard.cli import commands
 
-    spent = [0.0]
+    spent, starts = [0.0], list[float]()
 
     def counted(work: Callable[..., Any]) -> Callable[..., Any]:
         def captured(*given: Any) -> Any:
             before = time.process_time()
+            starts.append(before)
             try:
                 return work(*given)
             finally:
@@ -39,7 +41,8 @@ def main() -> int:
     for name in CAPTURES:
         setattr(workflow, name, counted(getattr(workflow, name)))
     code = commands.main(sys.argv[2:])
-    Path(sys.argv[1]).write_text(json.dumps({"all": time.process_time(), "captures": spent[0]}), encoding="utf-8")
+    told = {"all": time.process_time(), "start": starts[0] if starts else 0.0, "captures": spent[0]}
+    Path(sys.argv[1]).write_text(json.dumps(told), encoding="utf-8")
     return code
 
 

@@ -3,9 +3,9 @@
 python benchmarks/plan_seconds.py [--only NAME] [--write]
 
 Each command is a process of its own, of modules that are compiled as pip does when it installs, with an empty cache.
-What `plan` takes beyond the captures of the model, which `trace` makes too, is told by its own clock of CPU seconds
-(beyond_capture.py): the difference of two commands would tell how loaded the machine was. --write puts the table
-into benchmarks/README.md. The UNet needs diffusers.
+What `plan` takes beyond what `trace` takes too, the start up to a capture and the captures of the model, is told by
+their own clocks of CPU seconds (beyond_capture.py): the difference of two commands would tell how loaded the machine
+was. --write puts the table into benchmarks/README.md. The UNet needs diffusers.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def timed(*words: str, cache: str = "off") -> tuple[float, str]:
     return _timed(("-m", "autoshard", *words), cache)
 
 
-def beyond(*words: str) -> tuple[float, float]:
-    """CPU seconds of an autoshard command from an empty cache, and of these those beyond capturing its model."""
+def clocked(*words: str) -> tuple[float, dict[str, float]]:
+    """CPU seconds of an autoshard command from an empty cache, and what its own clock says (beyond_capture.py)."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "seconds.json"
         script = str(ROOT / "benchmarks" / "beyond_capture.py")
         whole, _ = _timed((script, str(told), *words), str(Path(folder) / "cache"))
-        known = json.loads(told.read_text(encoding="utf-8"))
-    return whole, known["all"] - known["captures"]
+        known: dict[str, float] = json.loads(told.read_text(encoding="utf-8"))
+    return whole, known
 
 
 def _timed(arguments: Sequence[str], cache: str) -> tuple[float, str]:
@@ -84,10 +84,12 @@ def _timed(arguments: Sequence[str], cache: str) -> tuple[float, str]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
-def line(folder: Path, traced: float, asked: Sequence[str], row: Row) -> str:
+def line(folder: Path, traced: float, start: float, asked: Sequence[str], row: Row) -> str:
+    """`start`: what `trace` took up to its capture."""
     name, _, _, mesh, limit = row
     out = folder / "out"
-    plan, extra = beyond("plan", *asked, "--mesh", mesh, "--hardware", HARDWARE, "--out", str(out))
+    plan, known = clocked("plan", *asked, "--mesh", mesh, "--hardware", HARDWARE, "--out", str(out))
+    extra = known["all"] - known["captures"] - start
     found = plan_json.load(out / "plan.json")
     step, bound = 1e3 * found.predicted_seconds, 1e3 * found.certificate.level_bound
     gap, bar = 1 - bound / step, "" if limit is None else f"{limit:.1f}"
@@ -108,8 +110,8 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             with_ = ["--with", *(f"{key}={value}" for key, value in given.items())] if given else []
             asked = [model, *with_, "--precision", "bf16-mixed"]
-            traced, _ = timed("trace", *asked, "-o", str(Path(folder) / "graph.json"))
-            yield from (line(Path(folder), traced, asked, row) for row in same)
+            traced, known = clocked("trace", *asked, "-o", str(Path(folder) / "graph.json"))
+            yield from (line(Path(folder), traced, known["start"], asked, row) for row in same)
 
 
 def write(text: str) -> None:
@@ -138,8 +140,8 @@ def main() -> None:
         "",
         "CPU seconds of one thread: `autoshard trace MODEL`, and `autoshard plan MODEL` to the written package, with",
         "an empty cache; autoshard's modules are compiled beforehand, as pip does when it installs. *beyond*: of the",
-        "latter, from the start of Python to the end of the command by its own clock, all but the captures of the",
-        "model (as it is, and anew for what it tells of other sizes), which are nearly all that `trace` does.",
+        "latter, by its own clock, all but what `trace` takes up to its capture (Python's start, imports) and the",
+        "captures of the model (as it is, and anew for what it tells of other sizes).",
         f"Profile {HARDWARE}, bf16-mixed, load average {os.getloadavg()[0]:.1f} at the end, which adds to them.",
         "*bar*: the most that *beyond* should be. The step is simulated; no plan's step is below *bound*.",
         "Where the gap is more than 5 %, what the step waits for in turn: no resource of the bound holds all of that.",

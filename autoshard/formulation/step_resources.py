@@ -188,7 +188,7 @@ class _Means:
         key = (id(rows), count)
         if key not in self.of_picked:
             there = rows >= 0
-            self.of_picked[key] = np.bincount(rows[there], self.weights[there], count), rows
+            self.of_picked[key] = np.bincount(rows[there], self.weights[there], count).astype(float), rows
         return self.of_picked[key][0]
 
     def with_least(self, own: Floats, pairs: Floats, target: Integers) -> Floats:
