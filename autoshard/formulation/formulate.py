@@ -13,8 +13,8 @@ for its end and the optimizer, is paid by each to an equal part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -66,7 +66,8 @@ class ValueSite:
 
 @dataclass(frozen=True, eq=False)
 class Formulation:
-    """The problem and its meaning: `sites[n]` is node n, `values[v]` is value v."""
+    """The problem and its meaning: `sites[n]` is node n, `values[v]` is value v. `ways` that were priced, by the facts
+    of a tensor, sources and targets: who goes on from them takes them out."""
 
     graph: Graph
     mesh: Mesh
@@ -76,6 +77,7 @@ class Formulation:
     values: tuple[ValueSite, ...]
     all_to_all: bool = True  # may redistributions exchange
     micro_batches: int = 1  # of a step
+    ways: dict[Hashable, redistribute.Ways] = field(default_factory=dict, repr=False)
 
 
 def formulate(
@@ -103,7 +105,8 @@ def formulate(
     pairs = [pricer.value(demand, sites) for demand in _demands(graph, kinds, ends, index)]
     values, value_sites = zip(*pairs, strict=True) if pairs else ((), ())
     problem = Problem(nodes, values, capacity_bytes, pricer.horizon)
-    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, all_to_all, micro_batches)
+    told = all_to_all, micro_batches
+    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, *told, pricer.ways)
 
 
 # --- kinds and ends: what repeats -----------------------------------------------------------------------------------
@@ -300,6 +303,7 @@ class Pricer:
         self._ops: dict[OperatorKind, tuple[Floats, Floats]] = {}
         self._moves: dict[object, _Moves] = {}
         self._pairs: dict[object, Floats] = {}
+        self.ways: dict[Hashable, redistribute.Ways] = {}
         self._bytes: dict[object, Floats] = {}
         self._stores: dict[object, tuple[Floats, Floats]] = {}
         self._shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
@@ -404,7 +408,12 @@ class Pricer:
     def _all_pairs(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
         """Between the memories of devices and hosts nothing moves but rows: a table stays where it is."""
         terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
-        seconds = redistribute.all_pairs(sources, targets, terms)
+        if len(sources) * len(targets) <= redistribute.FEW:
+            seconds = redistribute.all_pairs(sources, targets, terms)
+        else:
+            ways = redistribute.Ways(sources, targets, terms)
+            self.ways[costs.moving_facts(self.graph, tensor), sources, targets] = ways
+            seconds = ways.seconds
         hosts = np.array([x.host for x in sources])[:, None] | np.array([x.host for x in targets])[None, :]
         return np.where(hosts, _tie(sources, targets), seconds) if hosts.any() else seconds
 

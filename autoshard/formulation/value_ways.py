@@ -41,7 +41,8 @@ class ValueWays:
         if (way, name) not in self.known:
             if way not in self.found:
                 terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
-                self.found[way] = Ways(site.sources, site.targets, terms), terms.seconds
+                known = self.formulation.ways.pop(way, None)
+                self.found[way] = known or Ways(site.sources, site.targets, terms), terms.seconds
             ways, alone = self.found[way]
             if self.last is not None and self.last is not ways:
                 self.last.forget()

@@ -26,13 +26,14 @@ from autoshard.redistribute.pair_table import (
 from autoshard.redistribute.prices import NOMINAL, Floats, Pass, Prices, Terms
 from autoshard.redistribute.space import space
 from autoshard.redistribute.steps import Message, Path, Step, dim_cuts, local_blocks, messages, step_of
-from autoshard.redistribute.way_parts import SUM, way_parts
+from autoshard.redistribute.way_parts import SUM, Ways, way_parts
 
 __all__ = [
     "BACKWARD",
     "BY_INDEX",
     "COLLECTIVES",
     "CUTS",
+    "FEW",
     "FORWARD",
     "LOCAL",
     "NOMINAL",
@@ -42,6 +43,7 @@ __all__ = [
     "Path",
     "Step",
     "Terms",
+    "Ways",
     "all_pairs",
     "deferred_seconds",
     "dim_cuts",
@@ -55,7 +57,7 @@ __all__ = [
 ]
 
 
-_FEW = 64  # pairs, whose prices are remembered
+FEW = 64  # pairs, whose prices are remembered
 
 
 @lru_cache(maxsize=4096)
@@ -66,7 +68,7 @@ def path(source: Layout, target: Layout, terms: Terms) -> Path:
 
 def all_pairs(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
     """Seconds of `path` for all pairs, as [source, target]: `forward_times` the forward, and the backward."""
-    if len(sources) * len(targets) <= _FEW:
+    if len(sources) * len(targets) <= FEW:
         return _few_pairs(tuple(sources), tuple(targets), terms)
     return _prices(sources, targets, terms).all_pairs(sources, targets)
 

@@ -153,21 +153,21 @@ class Prices:
     # --- the cheapest ways ---
 
     def all_pairs(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> Floats:
+        return self.found(sources, targets)[0]
+
+    def found(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> tuple[Floats, Integers, NDArray[np.bool_]]:
+        """[source, target], seconds; [source, state], the state before on the way by the table, negative at its start;
+        and [source, target], is the direct way taken?"""
         starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
         reached, previous = shortest(self.table_steps, starts)
         seconds: Floats = reached[:, stops]
         if self.all_to_all:
             direct, goes = self._direct_or_not(sources, targets, seconds, previous)
-            return np.where(goes, direct, seconds)
-        for i, j in zip(*np.nonzero(np.isinf(seconds)), strict=True):
+            return np.where(goes, direct, seconds), previous, goes
+        goes = np.isinf(seconds)
+        for i, j in zip(*np.nonzero(goes), strict=True):
             seconds[i, j] = self._direct_seconds(sources[i], targets[j])
-        return seconds
-
-    def goes_direct(
-        self, sources: Sequence[Layout], targets: Sequence[Layout], seconds: Floats, previous: Integers
-    ) -> NDArray[np.bool_]:
-        """[source, target] -> is the direct way taken? `seconds` and `previous` are of the ways by the table."""
-        return self._direct_or_not(sources, targets, seconds, previous)[1] if self.all_to_all else np.isinf(seconds)
+        return seconds, previous, goes
 
     def _direct_or_not(
         self, sources: Sequence[Layout], targets: Sequence[Layout], seconds: Floats, previous: Integers

@@ -20,7 +20,6 @@ from autoshard.ir.layout import Layout, Shard
 from autoshard.redistribute.direct_prices import MessageTerm, distinct, pair_codes, signatures
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
 from autoshard.redistribute.prices import Floats, Prices, Terms
-from autoshard.redistribute.shortest_ways import shortest
 from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, Space, pair_table, space
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -31,6 +30,7 @@ SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket:
 AGAIN = (GATHER, EXCHANGED)
 PARTS = (*AGAIN, SCATTER)  # of other phases: in these already
 _EXCHANGES = ("all_to_all", "all_gather")  # what an exchange sends
+_SHORT = 1 << 15  # states that 16 bits number
 Axes = tuple[int, ...]
 Least = Callable[[Axes, str, float], float]
 
@@ -83,17 +83,16 @@ def way_parts(
 
 
 class Ways:
-    """The cheapest ways between all pairs, found once, whatever their parts are then counted in."""
+    """The cheapest ways between all pairs, found once, whatever their parts are then counted in. `seconds[source,
+    target]`: of `path`, the forward as often as it is paid."""
 
     def __init__(self, sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> None:
         self.sources, self.targets = sources, targets
-        self.prices = Prices(
-            space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable), terms
-        )
-        states = self.prices.space.state_of
-        self.starts, self.stops = states(sources, "source"), states(targets, "target")
-        reached, self.previous = shortest(self.prices.table_steps, self.starts)
-        self.direct = self.prices.goes_direct(sources, targets, reached[:, self.stops], self.previous)
+        own = space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable)
+        self.starts, self.stops = own.state_of(sources, "source"), own.state_of(targets, "target")
+        self.seconds, previous, self.direct = Prices(own, terms).found(sources, targets)
+        self.prices = Prices(own, terms)  # without the steps, which are many
+        self.previous = previous.astype(np.int16) if own.states < _SHORT else previous
 
     def parts(self, least: Least | None = None) -> WayParts:
         """With `least`, at these seconds of a collective."""
