@@ -18,7 +18,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.fewer_choices import Keep, narrowed
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph
-from autoshard.ir.layout import REPLICATE, REPLICATE_PARTIAL, Layout
+from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.problem import Floats, Node, Problem, Value
@@ -118,5 +118,7 @@ def _stored_as_used(formulation: Formulation) -> Formulation:
 
 
 def _held(layout: Layout) -> Layout:
-    """A partial gradient changes nothing about the value."""
-    return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))
+    """A partial gradient changes nothing about the value; and a sum of what one device has and zeros elsewhere, as a
+    bias is added to a product's, is made of a whole weight where it stands."""
+    whole = (REPLICATE_PARTIAL, PARTIAL)
+    return Layout(tuple(REPLICATE if placement in whole else placement for placement in layout.placements))
