@@ -20,7 +20,8 @@ from autoshard.cluster.hardware import Hardware, load_hardware  # noqa: E402
 from autoshard.graph_capture.capture import capture  # noqa: E402
 from autoshard.ir.graph import Graph  # noqa: E402
 from autoshard.joint.blocks.block_line import block_line  # noqa: E402
-from autoshard.joint.joint_search import FrontStore, joint_search, measured_replicas  # noqa: E402
+from autoshard.joint.front_store import FrontStore, measured_replicas  # noqa: E402
+from autoshard.joint.joint_search import joint_search  # noqa: E402
 from autoshard.joint.outer_space import OuterSpace, outer_choices  # noqa: E402
 from autoshard.joint.step_costs import StepProblem  # noqa: E402
 from autoshard.simulation.step_timeline import simulate_step  # noqa: E402

@@ -13,8 +13,8 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, Plan
 from autoshard.joint.found_steps import JointResult
+from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
-from autoshard.joint.joint_search import FrontStores
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_request_space import searched_step
 from autoshard.rules.captured_batch import captured_with

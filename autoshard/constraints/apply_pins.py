@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from autoshard.constraints import shard_counts
+from autoshard.constraints.pin_names import NEAREST, named
 from autoshard.constraints.pins import ON_DEVICE, ON_HOST, Pin, Want
 from autoshard.errors import UsageError
 from autoshard.formulation.fewer_choices import narrowed
@@ -20,12 +19,11 @@ from autoshard.rules.algebra.nesting import parts_problem
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.candidates import candidates
 from autoshard.rules.host_tables import SUMMED
-from autoshard.rules.operators import constants, record
+from autoshard.rules.operators import record
 from autoshard.units import format_bytes
 
 _NARROWER = "a pattern that matches less, or one of the two pins only"
 _RESULTS = "after ->, a count for each dim of each result: {}"
-NEAREST = 3  # shown where a pin is not offered
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +41,7 @@ def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
     by: dict[int, Pin] = {}
     for pin in pins:
         for node in (n for n in nodes_of(formulation, pin) if not pin.memory or _has_memory(formulation, n, pin)):
-            fitting = _offered(formulation, formulation.sites[node], pin)
+            fitting = choices_left(formulation, formulation.sites[node], pin)
             both = [s for s in keep.get(node, fitting) if s in fitting]
             if not both:
                 name = label(formulation.graph, formulation.sites[node])
@@ -59,52 +57,10 @@ def pinned_nodes(formulation: Formulation, pins: Sequence[Pin]) -> frozenset[int
     return frozenset(node for pin in pins for node in nodes_of(formulation, pin))
 
 
-# --- what a pin names -----------------------------------------------------------------------------------------------
-
-
 def nodes_of(formulation: Formulation, pin: Pin) -> list[int]:
-    """The nodes that `pin.what` names: an exact name before patterns, and of patterns modules first."""
-    names = _names(formulation)
-    kinds = [pin.kind] if pin.kind else ["parameter", "input", "op", "module"]
-    for kind in kinds:
-        if pin.what in names[kind]:
-            return names[kind][pin.what]
-    for kind in [pin.kind] if pin.kind else ["module", "parameter", "input", "op"]:
-        found = [n for name, nodes in names[kind].items() if fnmatchcase(name, pin.what) for n in nodes]
-        if found:
-            return sorted(set(found))
-    known = [name for kind in kinds for name in names[kind]]
-    inner = f"{pin.what}.*"
-    near = [inner] if any(fnmatchcase(name, inner) for name in names["module"]) else []
-    if "op" in kinds:
-        near += [op.name for op in formulation.graph.ops if op.name in names["op"] and _is_called(op.target, pin.what)]
-    near += difflib.get_close_matches(pin.what, known, n=NEAREST, cutoff=0.3)
-    near = list(dict.fromkeys([*near, *known[: 0 if near else NEAREST]]))[:NEAREST]
-    what = f"{pin.kind} is" if pin.kind else "parameter, input, operator or module is"
-    quoted = f"pin {pin.text!r}: " if pin.text != pin.what else ""  # a name alone is no pin: explain asks, too
-    raise UsageError(f"{quoted}no {what} called {pin.what!r}", " or ".join(near) or "autoshard explain DIR lists them")
-
-
-def _is_called(target: str, what: str) -> bool:
-    """Would a user call the operator so? `matmul` for `aten.matmul`, and for a product with a weight."""
-    own = target.rpartition(".")[2]
-    return what in own or own in what or (what in ("matmul", "mm") and own.startswith("linear"))
-
-
-def _names(formulation: Formulation) -> dict[str, dict[str, list[int]]]:
-    """Kind of name -> name -> nodes. Operators that depend on nothing are the same everywhere and can't be pinned."""
-    graph = formulation.graph
-    paths = {stored.tensor: (stored.path, *stored.ties) for stored in (*graph.parameters, *graph.buffers)}
-    found: dict[str, dict[str, list[int]]] = {"parameter": {}, "input": {}, "op": {}, "module": {}}
-    for n, site in enumerate(formulation.sites):
-        if site.kind in ("parameter", "buffer"):
-            found["parameter"] |= {path: [n] for path in paths[site.name]}
-        elif site.kind == "input":
-            found["input"][site.name] = [n]
-        elif site.kind == "op" and not set(graph.by_op[site.name].results) <= constants(graph):
-            found["op"][site.name] = [n]
-            found["module"].setdefault(graph.by_op[site.name].module, []).append(n)
-    return found
+    """The nodes that the pin names. UsageError where it names nothing."""
+    number = {(site.kind, site.name): n for n, site in enumerate(formulation.sites)}
+    return sorted(number[own] for own in named(formulation.graph, pin))
 
 
 def label(graph: Graph, site: Site) -> str:
@@ -117,8 +73,9 @@ def label(graph: Graph, site: Site) -> str:
 # --- what it leaves -------------------------------------------------------------------------------------------------
 
 
-def _offered(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
-    """The choices of the site that fit the pin, at least one."""
+def choices_left(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
+    """The choices of the site that fit the pin, at least one; of `formulation` the graph, mesh and profile count alone.
+    UsageError where there is none."""
     if pin.memory:
         return _in_memory(formulation, site, pin)
     if pin.cuts is not None:
@@ -139,7 +96,7 @@ def _has_memory(formulation: Formulation, node: int, pin: Pin) -> bool:
 def _in_memory(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
     """The choices in the memory that a pin names, of those that fit the rest of it."""
     rest = replace(pin, memory="")
-    every = _offered(formulation, site, rest) if pin.wants or pin.cuts is not None else range(_count(site))
+    every = choices_left(formulation, site, rest) if pin.wants or pin.cuts is not None else range(_count(site))
     fitting = [s for s in every if (site.strategies or site.layouts)[s].host == (pin.memory == ON_HOST)]
     if not fitting:
         raise _not_in_memory(formulation, site, pin)

@@ -111,7 +111,8 @@ def _want(part: str, mesh: Mesh, quoted: str) -> Want:
     if axis not in mesh.names:
         said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"
         hint = " or ".join(f"{placement}@{name}" for name in mesh.names)
-        raise UsageError(f"{quoted}: {said} in {part!r}, the mesh {mesh} has {', '.join(mesh.names)}", hint)
+        of = f" {mesh}" if mesh.size > 1 else ""
+        raise UsageError(f"{quoted}: {said} in {part!r}, the mesh{of} has {', '.join(mesh.names)}", hint)
     torch = _TORCH.match(placement)
     if torch and torch[1]:
         return Want(axis, "shard", placement, int(torch[2]))

@@ -13,7 +13,7 @@ for its end and the optimizer, is paid by each to an equal part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,6 +109,20 @@ def formulate(
     return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, *told, pricer.ways)
 
 
+def sites_of(
+    graph: Graph, mesh: Mesh, hardware: Hardware, wanted: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], Site]:
+    """The sites of `wanted` (kind, name), as `formulate` without prices would offer their choices."""
+    names = {name for kind, name in wanted if kind == "op"}
+    reading = {name for kind, name in wanted if kind in STORED}
+    ops = [op for op in graph.ops if op.name in names or not reading.isdisjoint(op.operands)]
+    kinds = _kinds(graph, mesh, None, True, HostChoices(graph, mesh, hardware, frozenset()), ops)
+    made = _Sites(graph, mesh, kinds)
+    made.store_all(reading)
+    every = [*made.sites, *(Site("op", op.name, strategies=kinds[op.name].strategies) for op in ops)]
+    return {(site.kind, site.name): site for site in every if (site.kind, site.name) in wanted}
+
+
 # --- kinds and ends: what repeats -----------------------------------------------------------------------------------
 
 
@@ -144,14 +158,19 @@ def _present(layout: Layout | None) -> Layout:
 
 
 def _kinds(
-    graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool, hosts: HostChoices
+    graph: Graph,
+    mesh: Mesh,
+    allowed: Allowed | None,
+    all_to_all: bool,
+    hosts: HostChoices,
+    ops: Iterable[Op] | None = None,
 ) -> dict[str, OperatorKind]:
-    """Op name -> its kind. `allowed` may tell equal operators apart."""
+    """Op name -> its kind, of all operators or of `ops`. `allowed` may tell equal operators apart."""
     candidates = rules.candidates(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
     known: dict[object, OperatorKind] = {}
     found: dict[str, OperatorKind] = {}
-    for op in graph.ops:
+    for op in graph.ops if ops is None else ops:
         same = tuple(op.operands.index(name) for name in op.operands)  # which operands are one tensor
         there = hosts.has(op)
         key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same, there)
@@ -194,18 +213,23 @@ class _Sites:
 
     def made(self) -> tuple[list[Site], dict[tuple[str, str], End]]:
         graph = self.graph
-        for name in graph.inputs:
-            self.store("input", name, input_layouts)
-        for parameter in graph.parameters:
-            self.store("parameter", parameter.tensor, storage_layouts)
-        for buffer in graph.buffers:
-            self.store("buffer", buffer.tensor, buffer_layouts)
+        self.store_all()
         self.sites += [Site("op", op.name, strategies=self.kinds[op.name].strategies) for op in graph.ops]
         for position, name in enumerate(graph.outputs):
             self.add("sink", f"output{position}:{name}", End(self.sink_layouts(name)))
         for stored, name in graph.buffer_updates:
             self.add("sink", f"update{stored}:{name}", self.ends["buffer", stored])
         return self.sites, self.ends
+
+    def store_all(self, names: Collection[str] | None = None) -> None:
+        """Inputs, parameters and buffers: all, or of these names."""
+        graph = self.graph
+        stored = [("input", name, input_layouts) for name in graph.inputs]
+        stored += [("parameter", own.tensor, storage_layouts) for own in graph.parameters]
+        stored += [("buffer", own.tensor, buffer_layouts) for own in graph.buffers]
+        for kind, name, layouts in stored:
+            if names is None or name in names:
+                self.store(kind, name, layouts)
 
     def add(self, kind: str, name: str, end: End) -> None:
         self.sites.append(Site(kind, name, end.distinct))

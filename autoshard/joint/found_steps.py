@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.joint.blocks.block_line import BlockLine
+from autoshard.joint.blocks.block_pins import StepPins
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_costs import StepProblem
@@ -65,6 +66,7 @@ class JointResult:
     plan's fullest device holds, `bound_rest_seconds` below what any communicates and does again. Counts: of outer
     choices with a split `considered`, `solved`, `fitting`. `limit_bytes`: what programs may hold, where their blocks
     were given less room (0: as much); the bounds are of that limit.
+    `pins`: that all plans keep.
     """
 
     best: StepFound
@@ -82,6 +84,7 @@ class JointResult:
     bound_bytes: float = 0.0
     bound_rest_seconds: float = 0.0
     limit_bytes: float = 0.0
+    pins: StepPins = field(default_factory=StepPins)
 
     @property
     def room_bytes(self) -> float:

@@ -12,11 +12,14 @@ from itertools import combinations
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.again_blocks import called_modules
+from autoshard.constraints.apply_pins import pinned_nodes
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Attribute, Graph
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_ALL, KEEPS, BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.joint.blocks.block_line import shortened
 from autoshard.joint.blocks.replicated_split import replicated_split
+from autoshard.joint.blocks.stage_axes import REPLICAS
 from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.rules.captured_batch import followed_numbers
 from autoshard.rules.rebatch import batch_size, rebatched
@@ -57,11 +60,12 @@ def joint_plan(
     carried = rebatched(line.graph, choice.replicas * choice.micro_batch)
     graph = known or carried
     assert best.split is not None
+    pins = found.pins.on(Mesh(((REPLICAS, choice.replicas), *choice.inner)))
     stored, solution = replicated_split(
         replace(line, graph=graph), line.graph, shortened(line), best.split, choice.replicas, choice.zero > 0, hardware,
-        choice.micro_batches,
+        choice.micro_batches, pins,
     )  # fmt: skip
-    plan = plan_of(stored, solution, origin, found.room_bytes, "search")
+    plan = plan_of(stored, solution, origin, found.room_bytes, "search", pinned_nodes(stored, pins))
     step = StepPlan(
         choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
@@ -85,6 +89,7 @@ def joint_plan(
     search = replace(
         made.search,
         level=found.level,
+        pins=found.pins.texts,
         notes=(
             *made.search.notes,
             told,

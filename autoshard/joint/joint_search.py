@@ -10,157 +10,36 @@ keeping all, what is dear, or its input, and where it is asked for what collecti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
-from typing import TypeVar
 
 import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.again_blocks import called_modules
-from autoshard.costs.model_flops import ideal_seconds
-from autoshard.errors import InfeasibleError, UsageError
+from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
-from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_SOME, PLAIN
-from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
-from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
-from autoshard.joint.blocks.block_measure import block_costs, sharded_costs
-from autoshard.joint.blocks.block_splits import BlockSplit, block_splits
+from autoshard.joint.blocks.block_costs import BlockCosts
+from autoshard.joint.blocks.block_line import BlockLine
+from autoshard.joint.blocks.block_pins import PinRefused, StepPins
+from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.fitting_steps import FAR, fastest_step
 from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
+from autoshard.joint.front_store import FrontStore, FrontStores, SplitCosts, measured_replicas
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.least_rest import least_rest_of
 from autoshard.joint.nearby_steps import as_solved, nearby_steps
-from autoshard.joint.outer_space import Divided, Inner, OuterChoice, OuterSpace, outer_choices, what_divides
+from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices, what_divides
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
-from autoshard.rules.rebatch import rebatched
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, certificate
 
-MEASURED = 8  # replicas that weights in shards are measured with
-
-
-@dataclass(frozen=True, eq=False)
-class SplitCosts:
-    """A split of the short graph and what its blocks cost, by block of it (`made`) and by kind of the whole line."""
-
-    micro_batch: int
-    split: BlockSplit
-    made: tuple[BlockCosts, ...]
-    costs: tuple[BlockCosts, ...]
-
-
-@dataclass
-class FrontStore:
-    """Splits and block costs by (axes of a replica, micro-batch), each made once. `replicas`: of which what is in
-    shards over them is measured."""
-
-    line: BlockLine
-    hardware: Hardware
-    made: dict[tuple[Inner, int], tuple[SplitCosts, ...]] = field(default_factory=dict)
-    sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
-    measured: dict[tuple[str, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
-    carried: dict[int, ShortGraph] = field(default_factory=dict)
-    ideal: dict[int, float] = field(default_factory=dict)
-    replicas: int = 2
-    tell: Callable[[str], None] = lambda text: None
-
-    def __post_init__(self) -> None:
-        self.short = shortened(self.line)
-
-    def costs(self, inner: Inner, micro_batch: int) -> tuple[SplitCosts, ...]:
-        if (inner, micro_batch) not in self.made:
-            self.tell(f"splitting blocks over {Mesh(inner)}, micro-batches of {micro_batch}")
-            self.made[inner, micro_batch] = self._costs(inner, micro_batch)
-        return self.made[inner, micro_batch]
-
-    def _costs(self, inner: Inner, micro_batch: int) -> tuple[SplitCosts, ...]:
-        short = self._of(micro_batch)
-        found: list[SplitCosts] = []
-        for split in block_splits(short.graph, Mesh(inner), self.hardware):
-            own = block_costs(short, split, self.hardware)
-            if all(own != other.made for other in found):
-                found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
-        return tuple(found)
-
-    def _of(self, samples: int) -> ShortGraph:
-        if samples not in self.carried:
-            line = BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks)
-            self.carried[samples] = replace(self.short, line=line)
-        return self.carried[samples]
-
-    def least_seconds(self, choice: OuterChoice) -> float:
-        """Below any step of this choice: all products and attention at the peak of the devices, dealt out evenly."""
-        samples = choice.micro_batch
-        if samples not in self.ideal:
-            graph = rebatched(self.line.graph, samples)
-            self.ideal[samples] = ideal_seconds(graph, self.hardware, 1)
-        each = self.ideal[samples] / Mesh(choice.inner).size
-        if choice.virtual_stages > 1:
-            return choice.micro_batches * each / choice.stages
-        return each / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
-
-    def not_carried(self, samples: int) -> str:
-        """Why the model can't be planned at so many samples, as where no rule fits one alone; "" where it can."""
-        try:
-            self._of(samples)
-        except UsageError as error:
-            return error.message
-        return ""
-
-    def sharded(self, own: SplitCosts) -> tuple[ShardedCosts, ...]:
-        """The same split with weights in shards over replicas, by kind. What shards change is measured with the first
-        micro-batch that is asked for: weights have no batch."""
-        if own in self.sharded_made:
-            return self.sharded_made[own]
-        key = self._shards_key(own)
-        if key not in self.measured:
-            wide = self._of(self.replicas * own.micro_batch)
-            made = sharded_costs(wide, self.short.graph, own.split, self.replicas, own.made, self.hardware)
-            self.measured[key] = own, by_kind(wide, made)
-        first, found = self.measured[key]
-        if first is not own:
-            changes = zip(first.costs, found, own.costs, strict=True)
-            found = tuple(carried_over(before, after, whole) for before, after, whole in changes)
-        self.sharded_made[own] = found
-        return found
-
-    def _shards_key(self, own: SplitCosts) -> tuple[str, ...]:
-        """Equal where shards change the same."""
-        return str(own.split.mesh), *(op.strategy for op in own.split.plan.ops)
-
-
-@dataclass
-class FrontStores:
-    """Of one graph and hardware: what a search has split and measured the next one finds."""
-
-    graph: Graph
-    hardware: Hardware
-    by_replicas: dict[int, FrontStore] = field(default_factory=dict)
-
-    def of(self, replicas: int, tell: Callable[[str], None]) -> FrontStore:
-        if replicas not in self.by_replicas:
-            self.by_replicas[replicas] = FrontStore(block_line(self.graph), self.hardware, replicas=replicas, tell=tell)
-        return self.by_replicas[replicas]
-
-
-Own = TypeVar("Own")
 Problem = tuple[StepProblem, BlockSplit | None]
-
-
-def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
-    return tuple(costs[short.represents[kind]] for kind in range(len(short.represents)))
-
-
-def measured_replicas(choices: Iterable[OuterChoice]) -> int:
-    """Of those that are asked for the most up to 8: more change nothing but collectives, which are priced apart."""
-    counts = {choice.replicas for choice in choices if choice.replicas > 1}
-    return max((n for n in counts if n <= MEASURED), default=min(counts, default=2))
 
 
 def joint_search(
@@ -173,17 +52,20 @@ def joint_search(
     again: Mapping[int, str] = MappingProxyType({}),
     count: int = 8,
     level: int = SPEED,
+    pins: StepPins | None = None,
     tell: Callable[[str], None] = lambda text: None,
     stores: FrontStores | None = None,
     bounded: bool = True,
 ) -> JointResult:
     """The best of `space`: the fastest, at level 1 the one that needs least memory, at level 0 the one that has least
     beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: what is kept of kinds of blocks that
-    are computed again in any case; `stores`: of earlier searches of this graph and hardware; `bounded`: False where
-    another search has the bound, and none is made of the fastest. InfeasibleError where none fits."""
+    are computed again in any case; `pins` hold in every split of the blocks; `stores`: of earlier searches of this
+    graph and hardware; `bounded`: False where another search has the bound, and none is made of the fastest.
+    InfeasibleError where none fits, UsageError where no mesh has what a pin says."""
+    pins = pins or StepPins()
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
-    store = (stores or FrontStores(graph, hardware)).of(measured_replicas(choices), tell)
+    store = (stores or FrontStores(graph, hardware)).of(measured_replicas(choices), pins, tell)
     line = store.line
     why_not = {size: store.not_carried(size) for size in {choice.micro_batch for choice in choices}}
     for choice in choices:
@@ -196,12 +78,13 @@ def joint_search(
     keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
 
     def problems_of(own_choices: list[OuterChoice]) -> list[Problem]:
+        splits = {choice: _kept_splits(store, choice, log) for choice in own_choices}
         for choice in sorted(own_choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
-            for own in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
+            for own in splits[choice] if choice.zero else ():
                 store.sharded(own)
         problems: list[Problem] = []
         for choice in own_choices:
-            for own in store.costs(choice.inner, choice.micro_batch):
+            for own in splits[choice]:
                 allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
                 sharded = store.sharded(own) if choice.zero else ()
                 there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
@@ -218,11 +101,30 @@ def joint_search(
         raise InfeasibleError(told, what_divides(space, hardware))
     if level != SPEED:
         search = {RATIO: least_rest_of, MEMORY: leanest_of}[level]
-        return search(problems_of(choices), line, log, count, len(store.made), tell)
+        problems = problems_of(choices)
+        _check_pins(store, problems)
+        return replace(search(problems, line, log, count, len(store.made), tell), pins=pins)
     later = _later(choices, store, problems_of)
-    first = [choice for choice in choices if len(choice.inner) == 1] if later else choices
-    found = best_of(problems_of(first), line, log, count, 0, tell, later, bounded)
-    return replace(found, fronts=len(store.made))
+    problems = problems_of([choice for choice in choices if len(choice.inner) == 1] if later else choices)
+    if not problems:  # of one axis pins leave none
+        problems, later = [problem for own in later for problem in own.problems()], []
+        _check_pins(store, problems)
+    found = best_of(problems, line, log, count, 0, tell, later, bounded)
+    return replace(found, fronts=len(store.made), pins=pins)
+
+
+def _kept_splits(store: FrontStore, choice: OuterChoice, log: Divided) -> tuple[SplitCosts, ...]:
+    """Those of an outer choice that keep the pins; where there are none the log says why, by an example of each pin."""
+    try:
+        return store.splits(choice)
+    except PinRefused as error:
+        log.no(store.example(error).message)
+        return ()
+
+
+def _check_pins(store: FrontStore, problems: list[Problem]) -> None:
+    if not problems and store.nearest is not None:
+        raise store.nearest[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,11 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_line import BlockLine, block_line
+from autoshard.joint.blocks.block_pins import StepPins, step_pins
 from autoshard.joint.blocks.second_axis import expert_count, longest_tokens
 from autoshard.joint.found_steps import JointResult
-from autoshard.joint.joint_search import FrontStores, joint_search
+from autoshard.joint.front_store import FrontStores
+from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.search_request import SearchRequest
@@ -37,7 +39,8 @@ def searched_step(
     _check_experts(graph, wanted.step.expert_parallel)
     fixed = wanted.step.stages
     check_order(graph, wanted.step.pins, fixed if isinstance(fixed, int) else _least_stages(wanted))
-    line = block_line(graph)
+    pins = pins_of(graph, wanted)
+    line = block_line(graph, pins.marks(graph))
     capacity = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     return joint_search(
         graph,
@@ -47,25 +50,27 @@ def searched_step(
         stage_of=_pinned(line, wanted.step.pins),
         again=_again(graph, line, wanted),
         level=wanted.level,
+        pins=pins,
         stores=stores,
         bounded=bounded,
     )
 
 
+def pins_of(graph: Graph, wanted: SearchRequest) -> StepPins:
+    """Of the model's own code, the file and the command, but for those of stages. UsageError where one can't be."""
+    filed = pin_file_texts(wanted.pins_file) if wanted.pins_file else ()
+    said = [text for text in (*filed, *wanted.pins) if not text.startswith(STAGE_PIN)]
+    return step_pins(graph, (*(f"op:{name}={how}" for name, how in graph.strategies), *said))
+
+
 def _check(graph: Graph, wanted: SearchRequest) -> None:
     if graph.loss is None:
         raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
-    others, filed = (
-        [pin for pin in pins if not pin.startswith(STAGE_PIN)]
-        for pins in (wanted.pins, pin_file_texts(wanted.pins_file) if wanted.pins_file else ())
-    )
     said = {
         "--micro-batches": wanted.step.micro_batches is not None,
         "--strategy": wanted.strategy != "best",
         "--solver": wanted.solver is not None,
         "--pareto": wanted.pareto,
-        "--pins": bool(filed),
-        f"--pin {others[0]}" if others else "--pin": bool(others),
         "--no-all-to-all": not wanted.all_to_all,
         "--parallel-optimizer-threshold": wanted.step.parallel_optimizer_threshold not in (None, 0),
         "--time-limit": wanted.time_limit_seconds is not None,

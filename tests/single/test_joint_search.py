@@ -34,8 +34,9 @@ from autoshard.joint.blocks.block_measure import block_costs
 from autoshard.joint.blocks.block_splits import block_splits
 from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.joint.found_steps import JointResult, fastest_of_each
+from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import FrontStore, best_of, joint_search, measured_replicas
+from autoshard.joint.joint_search import best_of, joint_search
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
@@ -488,7 +489,7 @@ def test_what_a_searched_step_does_not_have_is_said() -> None:
     step = StepRequest(global_batch=16)
     for wanted, option in (
         (SearchRequest(devices=4, step=step, strategy="megatron"), "--strategy"),
-        (SearchRequest(devices=4, step=step, pins=("transformer.h=Shard(0)@tp",)), "--pin transformer.h"),
+        (SearchRequest(devices=4, step=step, all_to_all=False), "--no-all-to-all"),
     ):
         with pytest.raises(UsageError, match=f"{option}.* is not offered"):
             searched_step(gpt2(), hardware(), wanted)

@@ -49,7 +49,7 @@ def test_a_micro_batch_that_the_model_does_not_have_is_left_out(monkeypatch: pyt
             raise UsageError("index joins the batch with something else")
         return rebatched(graph, samples)
 
-    monkeypatch.setattr("autoshard.joint.joint_search.rebatched", carried)
+    monkeypatch.setattr("autoshard.joint.front_store.rebatched", carried)
     wanted = SearchRequest(devices=1, step=StepRequest(global_batch=8, micro_batch="1,2"))
     found = searched_step(graph_of(2), load_hardware("a100-80g-sxm"), wanted)
     assert found.best.problem.choice.micro_batch == 2

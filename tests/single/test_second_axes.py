@@ -20,8 +20,9 @@ from autoshard.joint.blocks.block_line import block_line, shortened
 from autoshard.joint.blocks.block_splits import block_splits
 from autoshard.joint.blocks.second_axis import EXPERTS, expert_count, longest_tokens
 from autoshard.joint.found_steps import JointResult
+from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import FrontStore, joint_search, measured_replicas
+from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import Divided, OuterSpace, outer_choices
 from autoshard.joint.second_axes import second_axes, shared_experts
 from autoshard.joint.step_costs import StepProblem

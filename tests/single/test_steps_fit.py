@@ -55,7 +55,7 @@ def test_searches_of_less_room_come_to_fit_split_no_block_anew_and_try_what_lies
         split.append((str(mesh), batch_size(graph)))
         return block_splits(graph, mesh, *rest)
 
-    monkeypatch.setattr("autoshard.joint.joint_search.block_splits", counted)
+    monkeypatch.setattr("autoshard.joint.front_store.block_splits", counted)
     wanted = SearchRequest(devices=2, step=StepRequest(global_batch=8))
     free = planned_step(model, hardware(), wanted).found.best
     once = len(split)

@@ -239,7 +239,7 @@ def test_files(name: str, text: str, tmp_path: Path) -> None:
 
 
 def test_a_file_puts_modules_on_stages(tmp_path: Path) -> None:
-    """Beside other pins, and where a whole step is searched, which takes no others."""
+    """Beside other pins, and where a whole step is searched."""
     file = tmp_path / "pins.toml"
     file.write_text('"stage:h.0-1" = 0\n"stage:h.2" = "1"\n"x" = "Replicate@dp"\n', encoding="utf-8")
     asked = {"stages": 2, "micro_batches": 2, "pins_file": str(file)}
@@ -248,12 +248,13 @@ def test_a_file_puts_modules_on_stages(tmp_path: Path) -> None:
     assert [pin.what for pin in request.pins_on(MESH)] == ["x"]
     step = step_request({"global_batch": 256, "stages": 2}, (), file)
     wanted = SearchRequest(devices=2, step=step, pins_file=file)
-    with pytest.raises(UsageError, match="--pins is not offered"):
+    found = searched_step(mlp_graph(4, 64, 64), HARDWARE, wanted)
+    assert found.pins.texts == ("x=Replicate@dp",)
+    first, second = found.best.plan.parts
+    assert (first.first, first.stop) == (0, 2) and second.stop == 5  # the last has the loss
+    file.write_text('"x" = "Shard(7)@dp"\n', encoding="utf-8")
+    with pytest.raises(UsageError, match=r"x offers no layout with Shard\(7\)@dp"):
         searched_step(mlp_graph(4, 64, 64), HARDWARE, wanted)
-    file.write_text('"stage:h.0-2" = 0\n', encoding="utf-8")
-    wanted = SearchRequest(devices=2, step=step_request({"global_batch": 256, "stages": 2}, (), file), pins_file=file)
-    first, second = searched_step(mlp_graph(4, 64, 64), HARDWARE, wanted).best.plan.parts
-    assert (first.first, first.stop) == (0, 3) and second.stop == 5  # the last has the loss
 
 
 DAMAGED = [("a.toml", "x ="), ("a.json", "{"), ("a.json", "[1]"), ("a.toml", "x = 3")]

@@ -19,9 +19,10 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.joint.blocks.block_line import KEPT, block_line
 from autoshard.joint.blocks.block_measure import block_costs
+from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.blocks.second_axis import TENSOR
-from autoshard.joint.joint_search import MEASURED, FrontStore, SplitCosts, by_kind
+from autoshard.joint.front_store import MEASURED, FrontStore, SplitCosts, by_kind
 from autoshard.joint.outer_space import Inner, OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.lower import lower
@@ -40,14 +41,15 @@ class MegatronStore(FrontStore):
     sequence_parallel: bool = False
     plans: dict[tuple[int, bool], Plan] = field(default_factory=dict)
 
-    def _costs(self, inner: Inner, micro_batch: int) -> tuple[SplitCosts, ...]:
+    def _costs(self, inner: Inner, micro_batch: int, left: Left = NOTHING_SAID) -> tuple[SplitCosts, ...]:
+        assert left == NOTHING_SAID  # no pins here
         short, mesh = self._of(micro_batch), Mesh(inner)
         plan, name = self._plan(mesh.size, micro_batch), MEGATRON_SP if self.sequence_parallel else MEGATRON
         split = BlockSplit(name, plan, lower(plan, short.graph), short.graph, mesh)
         own = block_costs(short, split, self.hardware)
         return (SplitCosts(micro_batch, split, own, by_kind(short, own)),)
 
-    def _shards_key(self, own: SplitCosts) -> tuple[str, ...]:
+    def _shards_key(self, own: SplitCosts) -> tuple[object, ...]:
         """The strategies are said: weights are cut alike of one sample and of several."""
         return str(own.split.mesh), own.split.name
 

@@ -30,7 +30,8 @@ from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import Recompute, Schedule, TrainingRun, Transformer, is_possible
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.found_steps import StepFound
-from autoshard.joint.joint_search import best_of, measured_replicas
+from autoshard.joint.front_store import measured_replicas
+from autoshard.joint.joint_search import best_of
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.system.garbage import seldom_searched

@@ -6,13 +6,15 @@ to the first.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from types import MappingProxyType
 
 from autoshard.ir.graph import Graph, Op
 from autoshard.program.weight_buckets import block_of
 
+Marks = Mapping[str, tuple[Hashable, ...]]
 KEPT = 3  # blocks of a run of equal ones that a short graph keeps: the one in the middle stands for all
 
 
@@ -41,8 +43,8 @@ class BlockLine:
             yield list(own)
 
 
-def block_line(graph: Graph) -> BlockLine:
-    """The blocks of a graph, in its order."""
+def block_line(graph: Graph, marks: Marks = MappingProxyType({})) -> BlockLine:
+    """The blocks of a graph, in its order. `marks`: operator -> what else tells equal ones apart, as pins do."""
     found: list[LineBlock] = []
     for module, own in groupby(range(len(graph.ops)), key=lambda i: block_of(graph.ops[i].module)):
         positions = list(own)
@@ -52,10 +54,10 @@ def block_line(graph: Graph) -> BlockLine:
             found[-1] = replace(found[-1], stop=stop)
         else:
             found.append(LineBlock(first, stop, module))
-    return BlockLine(graph, _with_kinds(graph, found))
+    return BlockLine(graph, _with_kinds(graph, found, marks))
 
 
-def _with_kinds(graph: Graph, blocks: list[LineBlock]) -> tuple[LineBlock, ...]:
+def _with_kinds(graph: Graph, blocks: list[LineBlock], marks: Marks) -> tuple[LineBlock, ...]:
     makers = {name: i for i, op in enumerate(graph.ops) for name in op.results}
     readers: dict[str, list[int]] = {}
     for i, op in enumerate(graph.ops):
@@ -65,8 +67,11 @@ def _with_kinds(graph: Graph, blocks: list[LineBlock]) -> tuple[LineBlock, ...]:
     owner = [number for number, block in enumerate(blocks) for _ in range(block.first, block.stop)]
     kinds: dict[Hashable, int] = {}
     found = []
+    marked = [tuple(marks.get(op.name, ()) for op in graph.ops[block.first : block.stop]) for block in blocks]
     for number, block in enumerate(blocks):
-        key = _content(graph, block, number, owner, makers, readers)
+        before = marked[number - 1] if number and blocks[number - 1].module else ()  # what leaves it comes in here
+        before = before if before != marked[number] and any(before) else ()
+        key = _content(graph, block, number, owner, makers, readers), marked[number], before
         found.append(replace(block, kind=kinds.setdefault(key, len(kinds))))
     return tuple(found)
 

@@ -27,7 +27,8 @@ from autoshard.joint.blocks.block_costs import (
 )
 from autoshard.joint.blocks.block_line import ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.blocks.replicated_split import DATA, INNER, replicated_split
+from autoshard.joint.blocks.replicated_split import replicated_split
+from autoshard.joint.blocks.stage_axes import DATA, INNER
 from autoshard.program.found_again import LINEAR, communicated, is_expensive, some_results
 from autoshard.program.instruction_storage import run_again
 from autoshard.program.lower import lower

@@ -23,6 +23,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.problem import Floats, Node, Problem, Value
 from autoshard.ir.program import Program
+from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, pins_together
 from autoshard.joint.blocks.second_axis import second_cuts
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
@@ -36,19 +37,28 @@ ONCE = 1 / 16  # of the seconds of what a step does once, however many micro-bat
 
 @dataclass(frozen=True, eq=False)
 class BlockSplit:
-    """A plan and program of the short graph on the mesh of one replica. `name` says how it was found."""
+    """A plan and program of the short graph on the mesh of one replica. `name` says how it was found;
+    `left` what pins left of it."""
 
     name: str
     plan: Plan
     program: Program
     graph: Graph
     mesh: Mesh
+    left: Left = NOTHING_SAID
 
 
-def block_splits(graph: Graph, mesh: Mesh, hardware: Hardware) -> tuple[BlockSplit, ...]:
-    """Different splits of `graph` over the devices of a replica; the first is the fastest by the sum of costs."""
+def block_splits(graph: Graph, mesh: Mesh, hardware: Hardware, left: Left = NOTHING_SAID) -> tuple[BlockSplit, ...]:
+    """Different splits of `graph` over the devices of a replica; the first is the fastest by the sum of costs. `left`:
+    by pins; PinRefused where that is none."""
     whole = _stored_as_used(formulate(graph, mesh, hardware, float("inf"), second_cuts(graph, mesh)))
-    first = solvers.solve(whole.problem, "auto", Options(rough=True))
+    whole = whole if left == NOTHING_SAID else left.narrowed(whole)
+    try:
+        first = solvers.solve(whole.problem, "auto", Options(rough=True))
+    except InfeasibleError:
+        if left == NOTHING_SAID:
+            raise
+        raise pins_together(f"on {mesh} no plan keeps them in which weights are stored as they are used") from None
     found: dict[tuple[int, ...], str] = {first.choice: "least time"}
     for name, formulation, kept in _variants(whole, first) if mesh.size > 1 else ():
         try:
@@ -58,7 +68,7 @@ def block_splits(graph: Graph, mesh: Mesh, hardware: Hardware) -> tuple[BlockSpl
         choice = tuple(int(kept[n][s]) if n in kept else s for n, s in enumerate(solution.choice))
         found.setdefault(choice, name)
     solutions = [(name, Solution(whole.problem, choice, 0.0, first.solver)) for choice, name in found.items()]
-    return tuple(_split(name, whole, solution, graph, mesh) for name, solution in solutions)
+    return tuple(replace(_split(name, whole, solution, graph, mesh), left=left) for name, solution in solutions)
 
 
 def _split(name: str, formulation: Formulation, solution: Solution, graph: Graph, mesh: Mesh) -> BlockSplit:

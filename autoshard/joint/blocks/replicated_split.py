@@ -6,20 +6,24 @@ replicas' axis; redistributions and storage follow by the solver.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.apply_pins import pinned
+from autoshard.constraints.pins import Pin
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
 from autoshard.ir.graph import Graph, Op
-from autoshard.ir.layout import REPLICATE_PARTIAL, Layout, Placement, Shard
+from autoshard.ir.layout import REPLICATE_PARTIAL, Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
+from autoshard.joint.blocks.stage_axes import DATA, REPLICAS, in_space, same_inside
 from autoshard.joint.blocks.weight_shards import (
     is_summed,
     is_whole,
@@ -34,8 +38,6 @@ from autoshard.rules.rebatch import batch_dims
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Options
 
-DATA, INNER = 0, 1  # axes of a stage's mesh; those of a replica's devices from INNER on
-
 
 def replicated_split(
     line: BlockLine,
@@ -46,16 +48,19 @@ def replicated_split(
     sharded: bool,
     hardware: Hardware,
     micro_batches: int = 1,
+    pins: Sequence[Pin] = (),
 ) -> tuple[Formulation, Solution]:
     """Of the graph of `line`, which has the samples of all `replicas`: `captured` carried there, whose batch is known
     (another dim may have the size of the carried one); `short` is what was split. `sharded`: parameters in shards over
-    the replicas, where they can be. `micro_batches`: of a step, over which what runs once a step is shared out."""
-    mesh = Mesh((("dp", replicas), *split.mesh.axes))
+    the replicas, where they can be. `micro_batches`: of a step, over which what runs once a step is shared out. `pins`
+    are held to as those of any plan."""
+    mesh = Mesh(((REPLICAS, replicas), *split.mesh.axes))
     batch = batch_dims(captured) if replicas > 1 else {}  # of one sample alone it could not be followed
     wanted = _wanted(line, short, split)
     weights = {p.tensor for p in line.graph.parameters} if sharded and replicas > 1 else set()
     allowed = _allowed(wanted, split, mesh, batch, weights)
     formulation = formulate(line.graph, mesh, hardware, float("inf"), allowed, micro_batches=micro_batches)
+    formulation = split.left.storage(pinned(formulation, pins).formulation if pins else formulation)
     stored = _in_shards(formulation, wanted) if weights else _whole(formulation)
     return stored, solvers.solve(stored.problem, "auto", Options(rough=True))
 
@@ -85,48 +90,12 @@ def _allowed(
         if split.mesh.size > 1:
             key = id(strategy), id(wanted[op.name])
             if key not in same:
-                same[key] = _same(strategy, wanted[op.name]), strategy
+                same[key] = same_inside(strategy, wanted[op.name]), strategy
             if not same[key][0]:
                 return False
-        return mesh.sizes[DATA] == 1 or _cuts_batch(op, strategy, batch)
+        return mesh.sizes[DATA] == 1 or in_space(op, strategy, batch)
 
     return allowed
-
-
-def _same(strategy: Strategy, split: Strategy) -> bool:
-    """Does it do on the axes of a replica what `split` does on its own? By layouts: the letters of a rule leave out
-    dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks."""
-    if (strategy.variant, strategy.host) != (split.variant, split.host):
-        return False
-    own, other = ((*it.operands, *it.results) for it in (strategy, split))
-    return all(
-        (one is None) == (two is None)
-        and (one is None or two is None or all(map(_alike, one.placements[INNER:], two.placements)))
-        for one, two in zip(own, other, strict=True)
-    )
-
-
-def _alike(one: Placement, other: Placement) -> bool:
-    if isinstance(one, Shard) and isinstance(other, Shard):
-        return (one.dim, one.unit) == (other.dim, other.unit) and one.blocks % other.blocks == 0
-    return one == other
-
-
-def _cuts_batch(op: Op, strategy: Strategy, batch: dict[str, int]) -> bool:
-    """Is every operand and result that has the batch cut there over the replicas, and nothing else? What has none, such
-    as a cast of a weight, may be done on shards."""
-    if batch.keys().isdisjoint((*op.operands, *op.results)):
-        return True
-    pairs = [*zip(op.operands, strategy.operands, strict=True), *zip(op.results, strategy.results, strict=True)]
-    for name, layout in pairs:
-        if name is None or layout is None:
-            continue
-        own = layout.placements[DATA]
-        if name in batch and not (isinstance(own, Shard) and own.dim == batch[name]):
-            return False
-        if name not in batch and isinstance(own, Shard):
-            return False
-    return True
 
 
 def _in_shards(formulation: Formulation, wanted: dict[str, Strategy]) -> Formulation:

@@ -1,0 +1,48 @@
+"""The axes of a stage's mesh: replicas, which cut the batch and nothing else, and those of a replica's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autoshard.ir.graph import Op
+from autoshard.ir.layout import Placement, Shard
+from autoshard.rules.algebra.strategy import Strategy
+
+REPLICAS = "dp"
+DATA, INNER = 0, 1  # their positions; those of a replica's devices from INNER on
+
+
+def same_inside(strategy: Strategy, split: Strategy) -> bool:
+    """Does it do on the axes of a replica what `split` does on its own? By layouts: the letters of a rule leave out
+    dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks."""
+    if (strategy.variant, strategy.host) != (split.variant, split.host):
+        return False
+    own, other = ((*it.operands, *it.results) for it in (strategy, split))
+    return all(
+        (one is None) == (two is None)
+        and (one is None or two is None or all(map(_alike, one.placements[INNER:], two.placements)))
+        for one, two in zip(own, other, strict=True)
+    )
+
+
+def _alike(one: Placement, other: Placement) -> bool:
+    if isinstance(one, Shard) and isinstance(other, Shard):
+        return (one.dim, one.unit) == (other.dim, other.unit) and one.blocks % other.blocks == 0
+    return one == other
+
+
+def in_space(op: Op, strategy: Strategy, batch: Mapping[str, int]) -> bool:
+    """Of a stage's mesh: is every operand and result that has the batch cut there over the replicas, and nothing else?
+    What has none, such as a cast of a weight, may be done on shards."""
+    if batch.keys().isdisjoint((*op.operands, *op.results)):
+        return True
+    pairs = [*zip(op.operands, strategy.operands, strict=True), *zip(op.results, strategy.results, strict=True)]
+    for name, layout in pairs:
+        if name is None or layout is None:
+            continue
+        own = layout.placements[DATA]
+        if name in batch and not (isinstance(own, Shard) and own.dim == batch[name]):
+            return False
+        if name not in batch and isinstance(own, Shard):
+            return False
+    return True

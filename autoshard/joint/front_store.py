@@ -1,0 +1,187 @@
+"""Splits of blocks and what they cost, by the mesh of a replica, its micro-batch and what pins leave there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TypeVar
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.model_flops import ideal_seconds
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
+from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
+from autoshard.joint.blocks.block_measure import block_costs, sharded_costs
+from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, PinRefused, StepPins
+from autoshard.joint.blocks.block_splits import BlockSplit, block_splits
+from autoshard.joint.blocks.stage_axes import REPLICAS
+from autoshard.joint.outer_space import Inner, OuterChoice
+from autoshard.rules.rebatch import batch_dims, rebatched
+
+MEASURED = 8  # replicas that weights in shards are measured with
+Own = TypeVar("Own")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, eq=False)
+class SplitCosts:
+    """A split of the short graph and what its blocks cost, by block of it (`made`) and by kind of the whole line."""
+
+    micro_batch: int
+    split: BlockSplit
+    made: tuple[BlockCosts, ...]
+    costs: tuple[BlockCosts, ...]
+
+
+@dataclass
+class FrontStore:
+    """Splits and block costs by (axes of a replica, micro-batch, what pins leave there), each made once. `replicas`: of
+    which what is in shards over them is measured."""
+
+    line: BlockLine
+    hardware: Hardware
+    pins: StepPins = field(default_factory=StepPins)
+    made: dict[tuple[Inner, int, Left], tuple[SplitCosts, ...]] = field(default_factory=dict)
+    sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
+    measured: dict[tuple[object, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
+    carried: dict[int, ShortGraph] = field(default_factory=dict)
+    ideal: dict[int, float] = field(default_factory=dict)
+    replicas: int = 2
+    tell: Callable[[str], None] = lambda text: None
+    left: dict[object, Left] = field(default_factory=dict)
+    refused: dict[object, PinRefused] = field(default_factory=dict)
+    examples: dict[str, PinRefused] = field(default_factory=dict)
+    nearest: tuple[int, PinRefused] | None = None  # of those that are refused, on the most axes
+
+    def __post_init__(self) -> None:
+        self.short = shortened(self.line)
+
+    def splits(self, choice: OuterChoice) -> tuple[SplitCosts, ...]:
+        """Those of an outer choice that keep the pins. PinRefused where there are none."""
+        return self.costs(choice.inner, choice.micro_batch, self._left(choice))
+
+    def costs(self, inner: Inner, micro_batch: int, left: Left = NOTHING_SAID) -> tuple[SplitCosts, ...]:
+        key = inner, micro_batch, left
+        if key not in self.made:
+            self.tell(f"splitting blocks over {Mesh(inner)}, micro-batches of {micro_batch}")
+            self.made[key] = self._kept(key, Mesh(((REPLICAS, 2), *inner)), lambda: self._costs(*key))
+        return self.made[key]
+
+    def example(self, error: PinRefused) -> PinRefused:
+        """The first refusal of the same pin."""
+        return self.examples.setdefault(error.pin, error)
+
+    def _costs(self, inner: Inner, micro_batch: int, left: Left) -> tuple[SplitCosts, ...]:
+        short = self._of(micro_batch)
+        found: list[SplitCosts] = []
+        for split in block_splits(short.graph, Mesh(inner), self.hardware, left):
+            own = block_costs(short, split, self.hardware)
+            if all(own != other.made for other in found):
+                found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
+        return tuple(found)
+
+    def _left(self, choice: OuterChoice) -> Left:
+        """What pins leave of the splits of an outer choice."""
+        if not self.pins.texts:
+            return NOTHING_SAID
+        replicas, inner, samples = choice.replicas, choice.inner, choice.micro_batch
+        key = replicas, inner, samples, choice.zero > 0
+        if key not in self.left:
+            small, wide = self._of(samples).graph, self._of(replicas * samples).graph
+            batch = self._batch if replicas > 1 else {}
+            mesh, sharded = Mesh(((REPLICAS, replicas), *inner)), choice.zero > 0
+            left = partial(self.pins.left, small, wide, mesh, Mesh(inner), batch, sharded, self.hardware)
+            self.left[key] = self._kept(key, mesh, left)
+        return self.left[key]
+
+    def _kept(self, key: object, mesh: Mesh, make: Callable[[], Made]) -> Made:
+        """What `make` makes, or why pins refuse it: that is known from then on."""
+        if key in self.refused:
+            raise self.refused[key]
+        try:
+            return make()
+        except PinRefused as error:
+            self.refused[key] = error
+            axes = sum(size > 1 for size in mesh.sizes)  # of several replicas, where their number plays no part
+            if self.nearest is None or axes >= self.nearest[0]:
+                self.nearest = axes, error
+            raise
+
+    @cached_property
+    def _batch(self) -> dict[str, int]:
+        return batch_dims(self.short.graph)
+
+    def _of(self, samples: int) -> ShortGraph:
+        if samples not in self.carried:
+            line = BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks)
+            self.carried[samples] = replace(self.short, line=line)
+        return self.carried[samples]
+
+    def least_seconds(self, choice: OuterChoice) -> float:
+        """Below any step of this choice: all products and attention at the peak of the devices, dealt out evenly."""
+        samples = choice.micro_batch
+        if samples not in self.ideal:
+            graph = rebatched(self.line.graph, samples)
+            self.ideal[samples] = ideal_seconds(graph, self.hardware, 1)
+        each = self.ideal[samples] / Mesh(choice.inner).size
+        if choice.virtual_stages > 1:
+            return choice.micro_batches * each / choice.stages
+        return each / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
+
+    def not_carried(self, samples: int) -> str:
+        """Why the model can't be planned at so many samples, as where no rule fits one alone; "" where it can."""
+        try:
+            self._of(samples)
+        except UsageError as error:
+            return error.message
+        return ""
+
+    def sharded(self, own: SplitCosts) -> tuple[ShardedCosts, ...]:
+        """The same split with weights in shards over replicas, by kind. What shards change is measured with the first
+        micro-batch that is asked for: weights have no batch."""
+        if own in self.sharded_made:
+            return self.sharded_made[own]
+        key = self._shards_key(own)
+        if key not in self.measured:
+            wide = self._of(self.replicas * own.micro_batch)
+            made = sharded_costs(wide, self.short.graph, own.split, self.replicas, own.made, self.hardware)
+            self.measured[key] = own, by_kind(wide, made)
+        first, found = self.measured[key]
+        if first is not own:
+            changes = zip(first.costs, found, own.costs, strict=True)
+            found = tuple(carried_over(before, after, whole) for before, after, whole in changes)
+        self.sharded_made[own] = found
+        return found
+
+    def _shards_key(self, own: SplitCosts) -> tuple[object, ...]:
+        """Equal where shards change the same."""
+        return str(own.split.mesh), own.split.left.stored, *(op.strategy for op in own.split.plan.ops)
+
+
+@dataclass
+class FrontStores:
+    """Of one graph and hardware, by replicas and pins: what a search has split and measured the next one finds."""
+
+    graph: Graph
+    hardware: Hardware
+    made: dict[tuple[int, tuple[str, ...]], FrontStore] = field(default_factory=dict)
+
+    def of(self, replicas: int, pins: StepPins, tell: Callable[[str], None]) -> FrontStore:
+        key = replicas, pins.texts
+        if key not in self.made:
+            line = block_line(self.graph, pins.marks(self.graph))
+            self.made[key] = FrontStore(line, self.hardware, pins, replicas=replicas, tell=tell)
+        return self.made[key]
+
+
+def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
+    return tuple(costs[short.represents[kind]] for kind in range(len(short.represents)))
+
+
+def measured_replicas(choices: Iterable[OuterChoice]) -> int:
+    """Of those that are asked for the most up to 8: more change nothing but collectives, which are priced apart."""
+    counts = {choice.replicas for choice in choices if choice.replicas > 1}
+    return max((n for n in counts if n <= MEASURED), default=min(counts, default=2))
