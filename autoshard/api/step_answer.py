@@ -51,6 +51,7 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
         graph, plan = joint_plan(found, hardware, origin, known)
     steps, sentences = step_text.steps(found), step_text.sentences(found)
     options = _as_found(wanted.step, found, model.graph).text
+    options += f" --strategy {wanted.strategy}" if wanted.strategy != "best" else ""
     plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, steps_told=sentences))
     return StepAnswer(found, PlannedModel(with_unused_fusion(plan, graph), graph, hardware), step_seconds(plan))
 

@@ -110,13 +110,13 @@ def formulate(
 
 
 def sites_of(
-    graph: Graph, mesh: Mesh, hardware: Hardware, wanted: Collection[tuple[str, str]]
+    graph: Graph, mesh: Mesh, hardware: Hardware, wanted: Collection[tuple[str, str]], all_to_all: bool = True
 ) -> dict[tuple[str, str], Site]:
     """The sites of `wanted` (kind, name), as `formulate` without prices would offer their choices."""
     names = {name for kind, name in wanted if kind == "op"}
     reading = {name for kind, name in wanted if kind in STORED}
     ops = [op for op in graph.ops if op.name in names or not reading.isdisjoint(op.operands)]
-    kinds = _kinds(graph, mesh, None, True, HostChoices(graph, mesh, hardware, frozenset()), ops)
+    kinds = _kinds(graph, mesh, None, all_to_all, HostChoices(graph, mesh, hardware, frozenset()), ops)
     made = _Sites(graph, mesh, kinds)
     made.store_all(reading)
     every = [*made.sites, *(Site("op", op.name, strategies=kinds[op.name].strategies) for op in ops)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 from autoshard.cluster.hardware import Hardware
@@ -16,7 +16,7 @@ from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.blocks.block_measure import block_costs, sharded_costs
 from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, PinRefused, StepPins
-from autoshard.joint.blocks.block_splits import BlockSplit, block_splits
+from autoshard.joint.blocks.block_splits import BlockSplit, SplitRequest, block_splits
 from autoshard.joint.blocks.stage_axes import REPLICAS
 from autoshard.joint.outer_space import Inner, OuterChoice
 from autoshard.rules.rebatch import batch_dims, rebatched
@@ -44,6 +44,7 @@ class FrontStore:
     line: BlockLine
     hardware: Hardware
     pins: StepPins = field(default_factory=StepPins)
+    asked: SplitRequest = field(default_factory=SplitRequest)
     made: dict[tuple[Inner, int, Left], tuple[SplitCosts, ...]] = field(default_factory=dict)
     sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
     measured: dict[tuple[object, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class FrontStore:
     def _costs(self, inner: Inner, micro_batch: int, left: Left) -> tuple[SplitCosts, ...]:
         short = self._of(micro_batch)
         found: list[SplitCosts] = []
-        for split in block_splits(short.graph, Mesh(inner), self.hardware, left):
+        for split in block_splits(short.graph, Mesh(inner), self.hardware, left, self.asked):
             own = block_costs(short, split, self.hardware)
             if all(own != other.made for other in found):
                 found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
@@ -93,8 +94,8 @@ class FrontStore:
             small, wide = self._of(samples).graph, self._of(replicas * samples).graph
             batch = self._batch if replicas > 1 else {}
             mesh, sharded = Mesh(((REPLICAS, replicas), *inner)), choice.zero > 0
-            left = partial(self.pins.left, small, wide, mesh, Mesh(inner), batch, sharded, self.hardware)
-            self.left[key] = self._kept(key, mesh, left)
+            of = small, wide, mesh, Mesh(inner), batch, sharded, self.hardware, self.asked.all_to_all
+            self.left[key] = self._kept(key, mesh, lambda: self.pins.left(*of))
         return self.left[key]
 
     def _kept(self, key: object, mesh: Mesh, make: Callable[[], Made]) -> Made:
@@ -163,17 +164,18 @@ class FrontStore:
 
 @dataclass
 class FrontStores:
-    """Of one graph and hardware, by replicas and pins: what a search has split and measured the next one finds."""
+    """Of one graph and hardware, by replicas, pins and what else is asked: what a search has split and measured the
+    next one finds."""
 
     graph: Graph
     hardware: Hardware
-    made: dict[tuple[int, tuple[str, ...]], FrontStore] = field(default_factory=dict)
+    made: dict[tuple[int, tuple[str, ...], SplitRequest], FrontStore] = field(default_factory=dict)
 
-    def of(self, replicas: int, pins: StepPins, tell: Callable[[str], None]) -> FrontStore:
-        key = replicas, pins.texts
+    def of(self, replicas: int, pins: StepPins, asked: SplitRequest, tell: Callable[[str], None]) -> FrontStore:
+        key = replicas, pins.texts, asked
         if key not in self.made:
             line = block_line(self.graph, pins.marks(self.graph))
-            self.made[key] = FrontStore(line, self.hardware, pins, replicas=replicas, tell=tell)
+            self.made[key] = FrontStore(line, self.hardware, pins, asked, replicas=replicas, tell=tell)
         return self.made[key]
 
 

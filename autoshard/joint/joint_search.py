@@ -25,7 +25,7 @@ from autoshard.ir.plan import KEEP_SOME, PLAIN
 from autoshard.joint.blocks.block_costs import BlockCosts
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_pins import PinRefused, StepPins
-from autoshard.joint.blocks.block_splits import BlockSplit
+from autoshard.joint.blocks.block_splits import BlockSplit, SplitRequest
 from autoshard.joint.fitting_steps import FAR, fastest_step
 from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
 from autoshard.joint.front_store import FrontStore, FrontStores, SplitCosts, measured_replicas
@@ -53,19 +53,21 @@ def joint_search(
     count: int = 8,
     level: int = SPEED,
     pins: StepPins | None = None,
+    asked: SplitRequest | None = None,
     tell: Callable[[str], None] = lambda text: None,
     stores: FrontStores | None = None,
     bounded: bool = True,
 ) -> JointResult:
     """The best of `space`: the fastest, at level 1 the one that needs least memory, at level 0 the one that has least
     beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: what is kept of kinds of blocks that
-    are computed again in any case; `pins` hold in every split of the blocks; `stores`: of earlier searches of this
-    graph and hardware; `bounded`: False where another search has the bound, and none is made of the fastest.
-    InfeasibleError where none fits, UsageError where no mesh has what a pin says."""
+    are computed again in any case; `pins`, and what is `asked`, hold in every split of the blocks; `stores`: of earlier
+    searches of this graph and hardware; `bounded`: False where another search has the bound, and none is made of the
+    fastest. InfeasibleError where none fits, UsageError where no mesh has what a pin or a style says."""
     pins = pins or StepPins()
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
-    store = (stores or FrontStores(graph, hardware)).of(measured_replicas(choices), pins, tell)
+    stores = stores or FrontStores(graph, hardware)
+    store = stores.of(measured_replicas(choices), pins, asked or SplitRequest(), tell)
     line = store.line
     why_not = {size: store.not_carried(size) for size in {choice.micro_batch for choice in choices}}
     for choice in choices:

@@ -14,6 +14,7 @@ from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_line import BlockLine, block_line
 from autoshard.joint.blocks.block_pins import StepPins, step_pins
+from autoshard.joint.blocks.block_splits import SplitRequest
 from autoshard.joint.blocks.second_axis import expert_count, longest_tokens
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.front_store import FrontStores
@@ -22,6 +23,9 @@ from autoshard.joint.outer_space import OuterSpace, read_choices
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_order
+
+ZERO_OF_STYLE = {"dp": 0, "fsdp": 3, "megatron": 0, "megatron-sp": 0, "fsdp-tp": 3}  # how each stores weights
+WITHOUT_TENSOR = ("dp", "fsdp")  # styles
 
 
 def searched_step(
@@ -51,6 +55,7 @@ def searched_step(
         again=_again(graph, line, wanted),
         level=wanted.level,
         pins=pins,
+        asked=SplitRequest("" if wanted.strategy == "best" else wanted.strategy, wanted.all_to_all),
         stores=stores,
         bounded=bounded,
     )
@@ -68,10 +73,9 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
         raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
     said = {
         "--micro-batches": wanted.step.micro_batches is not None,
-        "--strategy": wanted.strategy != "best",
+        f"--strategy {wanted.strategy}": wanted.strategy not in ("best", *ZERO_OF_STYLE),
         "--solver": wanted.solver is not None,
         "--pareto": wanted.pareto,
-        "--no-all-to-all": not wanted.all_to_all,
         "--parallel-optimizer-threshold": wanted.step.parallel_optimizer_threshold not in (None, 0),
         "--time-limit": wanted.time_limit_seconds is not None,
     }
@@ -116,9 +120,9 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         read_choices("--stages", step.stages),
         read_choices("--virtual-stages", step.virtual_stages),
         schedules,
-        None,
+        (1,) if wanted.strategy in WITHOUT_TENSOR else None,
         read_choices("--micro-batch", step.micro_batch),
-        step.zero_levels or None,
+        _zero(wanted),
         tuple(KEEP_SOME if name == TENSORS else RECOMPUTE[name] for name in keeps),
         bool(step.pins),
         _shared_by_all(line),
@@ -128,6 +132,18 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         longest_tokens(line.graph),
         expert_count(line.graph),
     )
+
+
+def _zero(wanted: SearchRequest) -> tuple[int, ...] | None:
+    """Stages of ZeRO that are searched. UsageError where the style has another than those that are asked for."""
+    said, own = wanted.step.zero_levels, ZERO_OF_STYLE.get(wanted.strategy)
+    if own is None:
+        return said or None
+    if said and own not in said:
+        stored = "whole" if own == 0 else "in shards"
+        told = f"--strategy {wanted.strategy} stores weights {stored} over replicas, which --zero {said[0]} does not"
+        raise UsageError(told, f"--zero {own}, or without it")
+    return (own,)
 
 
 def _second(option: str, said: Count) -> tuple[int, ...] | None:

@@ -488,8 +488,8 @@ def wide() -> Graph:
 def test_what_a_searched_step_does_not_have_is_said() -> None:
     step = StepRequest(global_batch=16)
     for wanted, option in (
-        (SearchRequest(devices=4, step=step, strategy="megatron"), "--strategy"),
-        (SearchRequest(devices=4, step=step, all_to_all=False), "--no-all-to-all"),
+        (SearchRequest(devices=4, step=step, strategy="hsdp"), "--strategy hsdp"),
+        (SearchRequest(devices=4, step=step, solver="dp"), "--solver"),
     ):
         with pytest.raises(UsageError, match=f"{option}.* is not offered"):
             searched_step(gpt2(), hardware(), wanted)

@@ -279,6 +279,64 @@ def test_blocks_of_other_strategies_cost_what_their_program_takes() -> None:
         assert step_seconds(plan) == pytest.approx(each.seconds, rel=0.04)
 
 
+STYLES = {"dp": (0, ""), "fsdp": (3, ""), "megatron": (0, "R"), "megatron-sp": (0, "S1"), "fsdp-tp": (3, "")}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_styles_hold_in_every_split(style: str) -> None:
+    """Of all that no pin decides."""
+    (zero, norm), few = STYLES[style], {"stages": "1,2", "micro_batch": "2,4", "virtual_stages": 1}
+    pin = "transformer.h.1.mlp.c_fc=Shard(0)@tp"
+    for pins in ((), (pin,)) if "t" in style else ((),):
+        result = searched_step(tiny(), hardware(), replace(asked(*pins, **few), strategy=style))
+        for own in (result.best, *result.others):
+            choice, split = own.problem.choice, own.split
+            assert split is not None and choice.zero == zero and (choice.tensor == 1 or "t" in style)
+            if choice.tensor == 1:
+                continue
+            chosen = chosen_strategies(split.plan, split.graph)
+            cut = {
+                name: str(chosen[own_op(split.graph, f"transformer.h.1.{name}").name].results[0])
+                for name in ("mlp.c_fc", "mlp.c_proj", "ln_1")
+            }
+            assert cut["mlp.c_fc"] == ("S0" if pins else "S2") and cut["mlp.c_proj"] == "P"
+            assert cut["ln_1"] in ((norm,) if norm else ("R", "S1"))
+    assert searched_step(tiny(), hardware(), asked(**few)).best.seconds <= result.best.seconds
+
+
+def test_a_style_that_stores_weights_otherwise_than_asked_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match="--strategy fsdp stores weights in shards over replicas, which --zero 1 does not"
+    ):
+        searched_step(tiny(), hardware(), replace(asked(zero=1), strategy="fsdp"))
+
+
+def test_nothing_is_exchanged_where_that_is_forbidden(tmp_path: Path) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    said = ["plan", str(GPT2), "--with", "n_layer=2", "n_embd=64", "n_head=4", "sequence=32", "vocabulary=96"]
+    said += [
+        "--devices",
+        "4",
+        "--global-batch",
+        "16",
+        "--hardware",
+        "a100-80g-sxm",
+        "--stages",
+        "1",
+        "--micro-batch",
+        "2",
+    ]
+    said += ["--stages", "1", "--micro-batch", "2", "--strategy", "fsdp-tp", "--no-all-to-all"]
+    assert main([*said, "--out", str(out)]) == 0
+    plan = load(out / "plan.json")
+    steps = [step for move in plan.redistributions for step in move.steps]
+    assert steps and not {"exchange", "all_to_all"} & {own for step in steps for own in (step.forward, step.backward)}
+    assert "--no-all-to-all" in command(plan) and "--strategy fsdp-tp" in command(plan)
+    assert main([*shlex.split(command(plan))[1:], "--out", str(again)]) == 0
+    other = load(again / "plan.json")
+    assert (other.ops, other.parameters, other.step) == (plan.ops, plan.parameters, plan.step)
+
+
 class Told(nn.Module):
     """Its first layer says how it is cut, and its last."""
 

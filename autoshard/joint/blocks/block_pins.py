@@ -46,6 +46,10 @@ def pins_together(told: str) -> PinRefused:
     return PinRefused("", UsageError(f"pins: {told}", OTHERWISE))
 
 
+def style_refused(style: str, told: str) -> PinRefused:
+    return PinRefused(style, UsageError(f"--strategy {style}: {told}", "--strategy best"))
+
+
 @dataclass(frozen=True)
 class Left:
     """What pins leave on one mesh, equal where that is the same: strategies of operators on a replica's axes; layouts
@@ -138,11 +142,12 @@ class StepPins:
         batch: Mapping[str, int],
         sharded: bool,
         hardware: Hardware,
+        all_to_all: bool = True,
     ) -> Left:
         """Of `small`, a graph of one replica's samples on its mesh `inner`; `wide` has those of all replicas on `mesh`,
         which cut dim `batch[tensor]`. PinRefused where a pin leaves nothing."""
-        pins, there = self.on(mesh), sites_of(wide, mesh, hardware, self.everything)
-        inside = sites_of(small, inner, hardware, {own for own in there if own[0] == "op"})
+        pins, there = self.on(mesh), sites_of(wide, mesh, hardware, self.everything, all_to_all)
+        inside = sites_of(small, inner, hardware, {own for own in there if own[0] == "op"}, all_to_all)
         whole = Formulation(wide, mesh, hardware, Problem((), (), float("inf"), 0), (), ())
         sites = {own: _in_space(site, wide, batch, mesh, sharded) for own, site in there.items()}
         ops: dict[str, frozenset[Strategy]] = {}

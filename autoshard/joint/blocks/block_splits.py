@@ -23,7 +23,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.problem import Floats, Node, Problem, Value
 from autoshard.ir.program import Program
-from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, pins_together
+from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, pins_together, style_refused
 from autoshard.joint.blocks.second_axis import second_cuts
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
@@ -32,6 +32,13 @@ from autoshard.solvers.common.solver_options import Options
 from autoshard.styles.known_styles import STYLES
 
 STYLE = "megatron-sp"  # tried beside what is searched
+OF_STYLE = {  # of what --strategy says, the styles inside a replica
+    "dp": ("dp",),
+    "fsdp": ("dp",),
+    "megatron": ("megatron",),
+    "megatron-sp": ("megatron-sp",),
+    "fsdp-tp": ("megatron", "megatron-sp"),
+}
 ONCE = 1 / 16  # of the seconds of what a step does once, however many micro-batches it has
 
 
@@ -48,27 +55,72 @@ class BlockSplit:
     left: Left = NOTHING_SAID
 
 
-def block_splits(graph: Graph, mesh: Mesh, hardware: Hardware, left: Left = NOTHING_SAID) -> tuple[BlockSplit, ...]:
+@dataclass(frozen=True)
+class SplitRequest:
+    """What is asked of every split beside pins: a style of OF_STYLE for all that no pin decides; may anything be
+    exchanged."""
+
+    style: str = ""
+    all_to_all: bool = True
+
+
+def block_splits(
+    graph: Graph, mesh: Mesh, hardware: Hardware, left: Left = NOTHING_SAID, asked: SplitRequest | None = None
+) -> tuple[BlockSplit, ...]:
     """Different splits of `graph` over the devices of a replica; the first is the fastest by the sum of costs. `left`:
-    by pins; PinRefused where that is none."""
-    whole = _stored_as_used(formulate(graph, mesh, hardware, float("inf"), second_cuts(graph, mesh)))
-    whole = whole if left == NOTHING_SAID else left.narrowed(whole)
+    by pins. PinRefused where that, or what is `asked` for, is none."""
+    asked = asked or SplitRequest()
+    cuts = second_cuts(graph, mesh)
+    whole = _stored_as_used(formulate(graph, mesh, hardware, float("inf"), cuts, asked.all_to_all))
+    found: list[BlockSplit] = []
+    for title, base in _in_styles(whole, asked.style, left):
+        pinned = base if left == NOTHING_SAID else left.narrowed(base)
+        choices = _choices(pinned, title, with_style=not asked.style)
+        solutions = [(name, Solution(pinned.problem, choice, 0.0, "auto")) for choice, name in choices.items()]
+        found += [replace(_split(name, pinned, own, graph, mesh), left=left) for name, own in solutions]
+    if not found and left == NOTHING_SAID and not asked.style:
+        raise InfeasibleError(f"the blocks have no split on {mesh}")
+    if not found:
+        raise pins_together(f"on {mesh} no plan keeps them in which weights are stored as they are used")
+    return tuple(found)
+
+
+def _choices(whole: Formulation, title: str, with_style: bool) -> dict[tuple[int, ...], str]:
+    """Different choices of a formulation, each with how it was found. `with_style`: a known style beside."""
+    first = _solved(whole)
+    if first is None:
+        return {}
+    found = {first.choice: title or "least time"}
+    for name, formulation, kept in _variants(whole, first, with_style) if whole.mesh.size > 1 else ():
+        if (solution := _solved(formulation)) is not None:
+            choice = tuple(int(kept[n][s]) if n in kept else s for n, s in enumerate(solution.choice))
+            found.setdefault(choice, f"{title}, {name}" if title else name)
+    return found
+
+
+def _solved(formulation: Formulation) -> Solution | None:
     try:
-        first = solvers.solve(whole.problem, "auto", Options(rough=True))
+        return solvers.solve(formulation.problem, "auto", Options(rough=True))
     except InfeasibleError:
-        if left == NOTHING_SAID:
-            raise
-        raise pins_together(f"on {mesh} no plan keeps them in which weights are stored as they are used") from None
-    found: dict[tuple[int, ...], str] = {first.choice: "least time"}
-    for name, formulation, kept in _variants(whole, first) if mesh.size > 1 else ():
-        try:
-            solution = solvers.solve(formulation.problem, "auto", Options(rough=True))
-        except InfeasibleError:
+        return None
+
+
+def _in_styles(whole: Formulation, style: str, left: Left) -> Iterator[tuple[str, Formulation]]:
+    """(title, `whole` in a style), of each that is asked for, but for what pins decide. PinRefused where there is
+    none."""
+    if not style:
+        yield "", whole
+        return
+    named, why = dict(left.ops), list[str]()
+    for name in OF_STYLE[style]:
+        found = STYLES[name].keep(whole)
+        if isinstance(found, str):
+            why.append(found)
             continue
-        choice = tuple(int(kept[n][s]) if n in kept else s for n, s in enumerate(solution.choice))
-        found.setdefault(choice, name)
-    solutions = [(name, Solution(whole.problem, choice, 0.0, first.solver)) for choice, name in found.items()]
-    return tuple(replace(_split(name, whole, solution, graph, mesh), left=left) for name, solution in solutions)
+        ops = {n: whole.sites[n].name for n in found if whole.sites[n].kind == "op"}  # weights are stored as used
+        yield STYLES[name].title, narrowed(whole, {n: found[n] for n, own in ops.items() if own not in named})
+    if len(why) == len(OF_STYLE[style]):
+        raise style_refused(style, why[0])
 
 
 def _split(name: str, formulation: Formulation, solution: Solution, graph: Graph, mesh: Mesh) -> BlockSplit:
@@ -76,11 +128,11 @@ def _split(name: str, formulation: Formulation, solution: Solution, graph: Graph
     return BlockSplit(name, plan, lower(plan, graph), graph, mesh)
 
 
-def _variants(whole: Formulation, fastest: Solution) -> Iterator[tuple[str, Formulation, Keep]]:
+def _variants(whole: Formulation, fastest: Solution, with_style: bool) -> Iterator[tuple[str, Formulation, Keep]]:
     """(name, a formulation, the choices that stay of nodes that lose some)."""
     priced = _with_memory(whole.problem, fastest.objective / max(fastest.peak_bytes, 1.0))
     yield "its bytes worth its seconds", replace(whole, problem=priced), {}
-    keep = STYLES[STYLE].keep(whole)
+    keep = STYLES[STYLE].keep(whole) if with_style else ""
     if not isinstance(keep, str):
         yield STYLES[STYLE].title, narrowed(whole, keep), keep
 

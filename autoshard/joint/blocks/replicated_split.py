@@ -59,7 +59,9 @@ def replicated_split(
     wanted = _wanted(line, short, split)
     weights = {p.tensor for p in line.graph.parameters} if sharded and replicas > 1 else set()
     allowed = _allowed(wanted, split, mesh, batch, weights)
-    formulation = formulate(line.graph, mesh, hardware, float("inf"), allowed, micro_batches=micro_batches)
+    formulation = formulate(
+        line.graph, mesh, hardware, float("inf"), allowed, split.plan.search.all_to_all, micro_batches
+    )
     formulation = split.left.storage(pinned(formulation, pins).formulation if pins else formulation)
     stored = _in_shards(formulation, wanted) if weights else _whole(formulation)
     return stored, solvers.solve(stored.problem, "auto", Options(rough=True))
