@@ -21,10 +21,10 @@ from autoshard.units import counted, format_bytes, format_seconds
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
 _NAMED = {
     "all": "all",
-    "expensive+communicated": "what is dear and what collectives gave",
+    "expensive+communicated": "what is dear with what collectives gave",
     "expensive": "what is dear",
     KEEP_SOME: "some of what is dear",
-    "communicated": "its input and what collectives gave",
+    "communicated": "its input with what collectives gave",
     "input": "its input",
 }
 MEMORY_PRICE = "what takes longest to make again for each byte is kept first, as the memory of a stage allows"
