@@ -139,6 +139,15 @@ def test_blocks_that_share_experts_cost_what_their_program_takes(zero: int) -> N
     assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.05)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_what_replicas_move_of_experts_stands_beside_their_products(zero: int) -> None:
+    """On one link with tp, whose first collective of a backward comes late: until then nothing waits."""
+    found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), zero=(zero,), stages=(1,))
+    _, backward = found.best.problem.costs[1].free_seconds
+    assert backward > 0.2 * found.best.problem.costs[1].backward_seconds
+    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
+
+
 def test_gradients_are_summed_once_a_step_and_shards_are_gathered() -> None:
     """Not before they pass the cast of their weight, which would be for every micro-batch; and experts, which ep cuts,
     are cut along another dim between replicas: else devices would exchange them."""

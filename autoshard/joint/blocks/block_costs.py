@@ -71,7 +71,8 @@ class BlockCosts:
     `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what enters from the blocks before.
     `held`: of the parameters that the block reads first; `shared`: that a block before reads too. `moves`: what
     replicas exchange of weights in shards, which takes none of the seconds here. `rest_seconds`: what devices of a
-    replica communicate, and compute as others do, in both directions, each by itself."""
+    replica communicate, and compute as others do, in both directions, each by itself. `free_seconds`: of (forward,
+    backward) before the first collective inside a replica, which waits for what is on its link."""
 
     forward_seconds: float
     backward_seconds: float
@@ -83,6 +84,7 @@ class BlockCosts:
     shared: HeldParameters
     moves: tuple[Move, ...] = ()
     rest_seconds: float = 0.0
+    free_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,13 @@ def block_front(
     own = moved(costs.moves, mesh, hardware)  # gathers are of what goes with no others
     in_row = alone or takes_turns(mesh, hardware)
     backward = np.array(
-        [_beside(costs.backward_seconds + again[keep], own.scattered, slow, in_row) + own.again for keep in keeps]
+        [
+            _beside(
+                costs.backward_seconds + again[keep], own.scattered, slow, in_row, 0.0 if alone else _free(costs, keep)
+            )
+            + own.again
+            for keep in keeps
+        ]
     )
     late, copied = late_seconds(costs.held, zero, mesh, hardware)
     update = costs.held.update_share(replicas) if zero else costs.held.update_seconds
@@ -159,7 +165,8 @@ def _together(costs: BlockCosts, mesh: Mesh, hardware: Hardware, slow: float, fi
     forward, backward = costs.forward_seconds, costs.backward_seconds
     forward = _beside(forward, own.gathered, slow, first)
     if takes_turns(mesh, hardware):
-        return forward, _beside(backward, own.again, slow, first) + own.scattered
+        together = _beside(backward, own.again, slow, first)
+        return forward, _beside(together, own.scattered, slow, True, 0.0 if first else _free(costs, ALL))
     return forward, _beside(backward, own.again + own.scattered, slow, first)
 
 
@@ -229,8 +236,17 @@ def takes_turns(mesh: Mesh, hardware: Hardware) -> bool:
     return any(joint_link(hardware, mesh, (axis,)).name == own for axis in inner)
 
 
-def _beside(seconds: float, moving: float, slow: float, in_row: bool) -> float:
-    return seconds + moving if in_row else max(seconds, moving) + slow * min(seconds, moving)
+def _free(costs: BlockCosts, keep: str) -> float:
+    """Of a backward that shares its link with others: seconds before computation waits for the link. What is computed
+    again comes first."""
+    forward, backward = costs.free_seconds
+    return backward if keep == ALL else min(forward, dict(costs.again_seconds)[keep])
+
+
+def _beside(seconds: float, moving: float, slow: float, in_row: bool, free: float = 0.0) -> float:
+    """`in_row`: computation waits for a collective that stands behind what is moving, after `free` seconds."""
+    hidden = min(moving, free) if in_row else min(seconds, moving)
+    return seconds + moving - hidden + slow * hidden
 
 
 def late_exposed(backward: Sequence[float], late: Sequence[float], mesh: Mesh, hardware: Hardware) -> float:

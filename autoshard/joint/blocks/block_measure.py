@@ -41,6 +41,8 @@ from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
 from autoshard.simulation.working_memory import local_bytes
 
+PHASES = ("forward", "backward")
+
 
 def block_costs(short: ShortGraph, split: BlockSplit, hardware: Hardware) -> tuple[BlockCosts, ...]:
     """Of every block of the short line."""
@@ -171,6 +173,7 @@ class _Measured:
             *self._held(number),
             self._moves[number],
             self._rest[number],
+            self._free(number),
         )
 
     @cached_property
@@ -239,6 +242,28 @@ class _Measured:
         turn = 2 * self.count - 1
         backward = starts[turn - first + 1] - starts[turn - last]
         return max(forward, 0.0), max(backward, 0.0)
+
+    def _free(self, number: int) -> tuple[float, float]:
+        """Seconds of (forward, backward) until the first collective inside a replica."""
+        own, found = [i for i in range(self.count) if self.block_of[i] == number], []
+        if not own:
+            return 0.0, 0.0
+        starts, turn, whole = self.timeline.starts, 2 * self.count - 1, self._wall(number)
+        for phase, begin, wall in zip(PHASES, (starts[own[0]], starts[turn - own[-1]]), whole, strict=True):
+            first = self._first_waited.get((number, phase), math.inf)
+            found.append(min(max(first - begin, 0.0), wall))
+        return found[0], found[1]
+
+    @cached_property
+    def _first_waited(self) -> dict[tuple[int, str], float]:
+        """(block, phase) -> when its first collective inside a replica starts."""
+        found: dict[tuple[int, str], float] = {}
+        for event in self.timeline.events:
+            inside_one = event.collective and {*self.apart}.isdisjoint(event.axes)
+            if inside_one and event.instruction is not None:
+                key = self.block_of[event.instruction], event.phase
+                found[key] = min(found.get(key, math.inf), event.start_seconds)
+        return found
 
     def _run_again(self, number: int, own: list[int]) -> list[int]:
         """Of a block's instructions, those that run in backward where nothing but inputs is kept. In a list of modules
