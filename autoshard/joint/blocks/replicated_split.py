@@ -6,7 +6,7 @@ replicas' axis; redistributions and storage follow by the solver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +17,8 @@ from autoshard.constraints.apply_pins import pinned
 from autoshard.constraints.pins import Pin
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
-from autoshard.ir.graph import Graph, Op
-from autoshard.ir.layout import REPLICATE_PARTIAL, Layout, Shard
+from autoshard.ir.graph import CAST, Graph, Op
+from autoshard.ir.layout import REPLICATE_PARTIAL, Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph
@@ -37,6 +37,8 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.rebatch import batch_dims
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Options
+
+Placements = tuple[Placement, ...]
 
 
 def replicated_split(
@@ -58,7 +60,9 @@ def replicated_split(
     batch = batch_dims(captured) if replicas > 1 else {}  # of one sample alone it could not be followed
     wanted = _wanted(line, short, split)
     weights = {p.tensor for p in line.graph.parameters} if sharded and replicas > 1 else set()
-    allowed = _allowed(wanted, split, mesh, batch, weights)
+    allowed = _allowed(
+        wanted, split, mesh, batch, weights, {p.tensor for p in line.graph.parameters} | {*line.graph.weights}
+    )
     formulation = formulate(
         line.graph, mesh, hardware, float("inf"), allowed, split.plan.search.all_to_all, micro_batches
     )
@@ -79,20 +83,28 @@ def _wanted(line: BlockLine, short: ShortGraph, split: BlockSplit) -> dict[str, 
 
 
 def _allowed(
-    wanted: dict[str, Strategy], split: BlockSplit, mesh: Mesh, batch: dict[str, int], weights: set[str]
+    wanted: dict[str, Strategy],
+    split: BlockSplit,
+    mesh: Mesh,
+    batch: dict[str, int],
+    weights: set[str],
+    without_batch: set[str],
 ) -> Allowed:
     """Strategies that place on the axes of a replica what is `wanted` there, and cut the batch on the other. `weights`
-    that are in shards are cast as the solver likes."""
-    same: dict[tuple[int, int], tuple[bool, Strategy]] = {}  # the strategy beside its id: no other takes it meanwhile
+    that are in shards are cast as the solver likes; what is `without_batch` is cut in no more blocks than there."""
+    same: dict[
+        tuple[object, ...], tuple[bool, Strategy]
+    ] = {}  # the strategy beside its id: no other takes it meanwhile
 
     def allowed(op: Op, strategy: Strategy) -> bool:
         cast = may_cast(op, strategy, weights)
         if cast is not None:
             return cast
         if split.mesh.size > 1:
-            key = id(strategy), id(wanted[op.name])
+            exact = tuple(name in without_batch for name in op.operands)
+            key = id(strategy), id(wanted[op.name]), exact
             if key not in same:
-                same[key] = same_inside(strategy, wanted[op.name]), strategy
+                same[key] = same_inside(strategy, wanted[op.name], exact), strategy
             if not same[key][0]:
                 return False
         return mesh.sizes[DATA] == 1 or in_space(op, strategy, batch)
@@ -102,15 +114,39 @@ def _allowed(
 
 def _in_shards(formulation: Formulation, wanted: dict[str, Strategy]) -> Formulation:
     """Parameters in shards over the replicas, and over those devices of a replica over which their gradients are sums,
-    as far as they can be."""
+    as far as they can be. Over its other devices a weight is cast as it is stored: an exchange after the cast would
+    run in every micro-batch."""
     axes = range(len(formulation.mesh.sizes))
-    keep = {}
+    keep: dict[int, list[int]] = {}
+    stored: dict[str, tuple[list[int], set[Placements]]] = {}
     inside = weight_uses(formulation.graph, wanted)
     for number, site in weight_sites(formulation, inside):
         uses = [Layout((REPLICATE_PARTIAL, *use.placements)) for use in inside[site.name]]
         free = [is_whole(uses, axis) and is_summed(uses, axis) for axis in axes]
         keep[number] = shard_layouts(site, uses, formulation.mesh.sizes, free)
-    return narrowed(formulation, keep)
+        held = [axis for axis in axes if not free[axis]]
+        stored[site.name] = held, {_on(site.layouts[s], held) for s in keep[number]}
+    return narrowed(formulation, keep | _cast_as_stored(formulation, stored))
+
+
+def _cast_as_stored(
+    formulation: Formulation, stored: Mapping[str, tuple[list[int], set[Placements]]]
+) -> dict[int, list[int]]:
+    """The strategies of casts that take a weight as one of its placements on these axes, where there are some."""
+    keep: dict[int, list[int]] = {}
+    for number, site in enumerate(formulation.sites):
+        op = formulation.graph.by_op.get(site.name) if site.kind == "op" else None
+        if op is None or op.target != CAST or op.operands[0] not in stored:
+            continue
+        axes, placements = stored[op.operands[0] or ""]
+        taken = [strategy.operands[0] for strategy in site.strategies]
+        own = [n for n, layout in enumerate(taken) if layout and _on(layout, axes) in placements]
+        keep |= {number: own} if own else {}
+    return keep
+
+
+def _on(layout: Layout, axes: Sequence[int]) -> Placements:
+    return tuple(layout.placements[axis] for axis in axes)
 
 
 def _whole(formulation: Formulation) -> Formulation:

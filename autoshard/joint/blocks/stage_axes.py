@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autoshard.ir.graph import Op
 from autoshard.ir.layout import Placement, Shard
@@ -12,11 +12,15 @@ REPLICAS = "dp"
 DATA, INNER = 0, 1  # their positions; those of a replica's devices from INNER on
 
 
-def same_inside(strategy: Strategy, split: Strategy) -> bool:
+def same_inside(strategy: Strategy, split: Strategy, exact: Sequence[bool] = ()) -> bool:
     """Does it do on the axes of a replica what `split` does on its own? By layouts: the letters of a rule leave out
-    dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks."""
+    dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks, but none of an
+    operand that is `exact`, which has no samples."""
     if (strategy.variant, strategy.host) != (split.variant, split.host):
         return False
+    for one, two, held in zip(strategy.operands, split.operands, exact, strict=False):
+        if held and one and two and one.placements[INNER:] != two.placements:
+            return False
     own, other = ((*it.operands, *it.results) for it in (strategy, split))
     return all(
         (one is None) == (two is None)
