@@ -1,14 +1,23 @@
-"""What an instruction reads, makes and shares, and what autograd keeps of it."""
+"""What an instruction reads, makes and shares, what autograd keeps of it, and what a block that backward computes again
+finds: results of what is dear, and what collectives gave."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from autoshard.ir.graph import Graph, Op, Saved
+from autoshard.ir.plan import ATTENTION, KEEPS, PLAIN, kept_results
 from autoshard.ir.program import Collective, Compute, Instruction
-from autoshard.rules.algebra.operator_record import Work
-from autoshard.rules.operators import record
+from autoshard.redistribute import LOCAL
+from autoshard.rules.algebra.operator_record import Product, Work
+from autoshard.rules.operators import record, recurrent
+
+LINEAR = ("aten.linear", "autoshard.linear_in_out")  # one product of torch's each
+BY_PRODUCTS = frozenset((  # made by a product or convolution of torch's, though the table counts their loops
+    "aten.einsum", "aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d",
+))  # fmt: skip
+WITH_PRODUCTS = frozenset(("autoshard.experts", *recurrent.OPERATORS))  # several inside, which no result is
 
 
 @dataclass(frozen=True)
@@ -81,3 +90,75 @@ def _keeps_before(step: Instruction, graph: Graph) -> bool:
     assert isinstance(step, Compute)
     saved = graph.by_op[step.op].saved
     return not (saved.results or saved.extra_bytes or step.variant)
+
+
+def is_expensive(target: str) -> bool:
+    """Is its result dear to make again: a product, a convolution, attention?"""
+    work = record(target).work
+    return isinstance(work, Product) or work is Work.ATTENTION or target in BY_PRODUCTS
+
+
+def found_again(
+    instructions: Sequence[Instruction], own: Iterable[int], keep: str, graph: Graph, ways: Container[str]
+) -> set[int]:
+    """Of the instructions `own` of a block those whose results its backward finds under a policy. `ways`: values that
+    are weights on their way to their use."""
+    own = sorted(own)
+    dear = [i for i in own if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
+    if keep in KEEPS:
+        again = run_again(instructions, own, graph) if keep in PLAIN else ()
+        return {*communicated(instructions, again, ways), *(dear if PLAIN.get(keep, keep) == "expensive" else ())}
+    places = {place for place, _ in kept_results(keep)}
+    return {i for i, place in zip(dear, _places(instructions, dear), strict=True) if place in places}
+
+
+def communicated(instructions: Sequence[Instruction], again: Iterable[int], ways: Container[str]) -> set[int]:
+    """Of the instructions `again`, which backward would run again, the collectives of activations. Weights are gathered
+    again, and what an operator communicates inside is its own."""
+    return {i for i in again if isinstance(step := instructions[i], Collective) and _talks(step, ways)}
+
+
+def _talks(step: Collective, ways: Container[str]) -> bool:
+    return step.forward != "" and step.forward not in LOCAL and step.operand not in ways
+
+
+def some_results(
+    instructions: Sequence[Instruction], own: Iterable[int], graph: Graph, block: str
+) -> dict[str, list[int]]:
+    """`0 attn.c_attn`, as in a policy -> the instructions of a block at path `block` that make it, of what is dear and
+    run again. None where torch runs other products than those of linear layers, one each, and of attention: the code
+    counts them."""
+    own = sorted(own)
+    dear = [i for i in own if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
+    inside = any(isinstance(step := instructions[i], Compute) and step.target in WITH_PRODUCTS for i in own)
+    if inside or not all(_is_counted(instructions[i], graph) for i in dear):
+        return {}
+    again, found = {*run_again(instructions, own, graph)}, dict[str, list[int]]()
+    modules = {i: instructions[i].module.removeprefix(block).removeprefix(".") or "." for i in dear}
+    attention = "+".join(dict.fromkeys(modules[i] for i in dear if _is_attention(instructions[i])))
+    for i, place in zip(dear, _places(instructions, dear), strict=True):
+        if i in again:
+            found.setdefault(f"{place} {attention if place == ATTENTION else modules[i]}", []).append(i)
+    return found
+
+
+def _places(instructions: Sequence[Instruction], dear: Sequence[int]) -> list[str]:
+    """Of what is dear in a block: its place among the linear layers; all else is one thing."""
+    linear = [i for i in dear if _is_linear(instructions[i])]
+    return [str(linear.index(i)) if _is_linear(instructions[i]) else ATTENTION for i in dear]
+
+
+def _is_linear(step: Instruction) -> bool:
+    return isinstance(step, Compute) and step.target in LINEAR
+
+
+def _is_counted(step: Instruction, graph: Graph) -> bool:
+    """Whether torch runs it as what the code counts: a linear layer as `mm` or `addmm`, which a frozen weight may make
+    a `bmm`; attention as neither, which matrices without a batch make `mm`."""
+    assert isinstance(step, Compute)
+    first, second = (graph.tensor(str(name)) for name in graph.by_op[step.op].operands[:2])
+    return second.requires_grad if _is_linear(step) else _is_attention(step) and len(first.shape) > 2
+
+
+def _is_attention(step: Instruction) -> bool:
+    return isinstance(step, Compute) and record(step.target).work is Work.ATTENTION

@@ -7,7 +7,7 @@ enters as `R+` and its gradient joins a bucket, reduced once a step, beside the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoshard import redistribute, rules
 from autoshard.ir.graph import CAST, FUSION, Graph, Op, Parameter
@@ -20,16 +20,17 @@ from autoshard.ir.layout import (
     parse_placement,
 )
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import OUTPUT, OpPlan, Plan, PlanStep, RedistributionPlan
+from autoshard.ir.plan import OUTPUT, PLAIN, OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
 from autoshard.program.early_reductions import with_early_reductions
-from autoshard.program.found_again import with_kept
 from autoshard.program.gradient_buckets import gradient_buckets
+from autoshard.program.instruction_storage import communicated, run_again
 from autoshard.program.label_counts import label_counts
+from autoshard.program.module_scopes import called_in
 from autoshard.program.short_lived import short_lived
 from autoshard.program.weight_buckets import gathered_once, given_at, weight_buckets
-from autoshard.program.weights import weight_way, with_gathers
+from autoshard.program.weights import weight_way, weight_ways, with_gathers
 from autoshard.redistribute import Step
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -104,7 +105,7 @@ class _Lowering:
             short_lived(instructions, self.values, self.mesh, graph, fixed, (*outputs, *(new for _, new in updates))),
             plan.fusion,
         )
-        return with_kept(program, graph)
+        return _with_kept(program, graph)
 
     # --- values ---
 
@@ -263,6 +264,20 @@ class _Lowering:
         """Outputs stay as they are made, except what the end of a step can't take: see formulate's sinks."""
         wanted = [r for r in self.plan.redistributions if r.tensor == name and OUTPUT in r.consumers]
         return self._value_in(name, wanted[0].target, "", OUTPUT) if wanted else self.origin[name]
+
+
+def _with_kept(program: Program, graph: Graph) -> Program:
+    """The program with `kept` set, as its step says."""
+    paths = [path for path, keep in program.step.keeps.items() if keep in PLAIN]
+    if not paths:
+        return program
+    ways, steps = program.once(weight_ways), list(program.instructions)
+    for path in paths:
+        for i in communicated(steps, run_again(steps, called_in(program, path), graph), ways):
+            step = steps[i]
+            assert isinstance(step, Collective)
+            steps[i] = replace(step, kept=True)
+    return replace(program, instructions=tuple(steps))
 
 
 def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:

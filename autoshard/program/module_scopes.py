@@ -333,6 +333,12 @@ class Scopes:
                 self.assigned[i] = parent
 
 
+def called_in(program: Program, path: str) -> list[int]:
+    """The instructions of a call of the module at `path`, as the code has it."""
+    modules = program.once(Scopes).assigned
+    return [i for i, module in enumerate(modules) if module == path or inside(module, path)]
+
+
 def without_call(scopes: Scopes, paths: Iterable[str]) -> list[str]:
     """Those of `paths` that have instructions, and are no module of the code."""
     called = {run.path for run in scopes.root.walk()}

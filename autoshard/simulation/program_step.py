@@ -19,9 +19,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.ir.program import Program
-from autoshard.program.found_again import called_in, found_again
-from autoshard.program.instruction_storage import run_again
-from autoshard.program.module_scopes import reads_of
+from autoshard.program.instruction_storage import found_again, run_again
+from autoshard.program.module_scopes import called_in, reads_of
 from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
 from autoshard.program.weights import weight_ways
 from autoshard.simulation.engine import timed

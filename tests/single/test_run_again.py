@@ -19,8 +19,14 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, StepPlan
 from autoshard.ir.program import Compute, Program
-from autoshard.program.found_again import LINEAR, WITH_PRODUCTS, found_again, is_expensive, some_results
-from autoshard.program.instruction_storage import run_again
+from autoshard.program.instruction_storage import (
+    LINEAR,
+    WITH_PRODUCTS,
+    found_again,
+    is_expensive,
+    run_again,
+    some_results,
+)
 from autoshard.program.lower import lower
 from autoshard.program.step_check import check_step
 from autoshard.rules.cases import ALL

@@ -29,8 +29,7 @@ from autoshard.joint.blocks.block_line import ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.joint.blocks.stage_axes import DATA, INNER
-from autoshard.program.found_again import LINEAR, communicated, is_expensive, some_results
-from autoshard.program.instruction_storage import run_again
+from autoshard.program.instruction_storage import LINEAR, communicated, is_expensive, run_again, some_results
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import inside, reads_of, results_of
 from autoshard.program.weights import weight_ways
