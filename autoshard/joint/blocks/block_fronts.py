@@ -103,7 +103,11 @@ def block_front(
     backward = np.array(
         [
             _beside(
-                costs.backward_seconds + again[keep], own.scattered, slow, in_row, 0.0 if alone else _free(costs, keep)
+                costs.backward_seconds + again[keep],
+                own.scattered,
+                slow,
+                in_row,
+                0.0 if alone else _free(costs, keep, mesh),
             )
             + own.again
             for keep in keeps
@@ -166,7 +170,7 @@ def _together(costs: BlockCosts, mesh: Mesh, hardware: Hardware, slow: float, fi
     forward = _beside(forward, own.gathered, slow, first)
     if takes_turns(mesh, hardware):
         together = _beside(backward, own.again, slow, first)
-        return forward, _beside(together, own.scattered, slow, True, 0.0 if first else _free(costs, ALL))
+        return forward, _beside(together, own.scattered, slow, True, 0.0 if first else _free(costs, ALL, mesh))
     return forward, _beside(backward, own.again + own.scattered, slow, first)
 
 
@@ -236,9 +240,12 @@ def takes_turns(mesh: Mesh, hardware: Hardware) -> bool:
     return any(joint_link(hardware, mesh, (axis,)).name == own for axis in inner)
 
 
-def _free(costs: BlockCosts, keep: str) -> float:
+def _free(costs: BlockCosts, keep: str, mesh: Mesh) -> float:
     """Of a backward that shares its link with others: seconds before computation waits for the link. What is computed
-    again comes first."""
+    again comes first. None beside a second axis of a replica, over which weights are exchanged, too: programs hide
+    less there."""
+    if len(mesh.sizes) > INNER + 1:
+        return 0.0
     forward, backward = costs.free_seconds
     return backward if keep == ALL else min(forward, dict(costs.again_seconds)[keep])
 

@@ -79,7 +79,7 @@ def block_splits(
         solutions = [(name, Solution(pinned.problem, choice, 0.0, "auto")) for choice, name in choices.items()]
         found += [replace(_split(name, pinned, own, graph, mesh), left=left) for name, own in solutions]
     if not found and left == NOTHING_SAID and not asked.style:
-        raise InfeasibleError(f"the blocks have no split on {mesh}")
+        raise InfeasibleError(f"the blocks have no split on {mesh}", "another mesh, or other sizes of the model")
     if not found:
         raise pins_together(f"on {mesh} no plan keeps them in which weights are stored as they are used")
     return tuple(found)
