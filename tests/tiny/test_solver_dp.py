@@ -17,7 +17,7 @@ from autoshard.solvers import portfolio, solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.elimination import elimination_order, min_plus
 from autoshard.solvers.elimination.cost_tables import Contents, Store
-from autoshard.solvers.elimination.dominance import finite, reduce
+from autoshard.solvers.elimination.dominance import _Comparisons, finite, reduce, reduce_nearby
 from autoshard.solvers.elimination.factor_encoding import Style, encode
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.heuristics import brute_force
@@ -129,6 +129,25 @@ def test_reduction_keeps_an_optimum(seed: int) -> None:
     kept = reduce(additive(problem), Contents(problem))
     best = min(objective(problem, choice) for choice in itertools.product(*kept))
     assert close(best, expected.objective)
+
+
+@given(SEEDS, st.booleans())
+def test_reduction_asks_again_where_something_changed_and_only_there(seed: int, nearby: bool) -> None:
+    """As if every node were asked in every round."""
+    problem = random_problem(seed, forbid=0.05)
+    sum_, contents = additive(problem, np.ones(problem.horizon)), Contents(problem)
+    try:
+        found = reduce_nearby(sum_, contents, 3) if nearby else reduce(sum_, contents)
+    except InfeasibleError:
+        return
+    nodes = _Comparisons(sum_, contents)
+    start = [np.flatnonzero(np.isfinite(n.seconds)) for n in problem.nodes] if nearby else finite(problem)
+    kept = [nodes.same(some) for some in start]
+    for _ in range(3 if nearby else 4):
+        before = list(kept)
+        for n in range(len(kept)):
+            kept[n] = nodes.undominated(n, before if nearby else kept)
+    assert [some.tolist() for some in found] == [some.tolist() for some in kept]
 
 
 def test_reduction_drops_the_dominated_and_keeps_the_lowest_of_equals() -> None:

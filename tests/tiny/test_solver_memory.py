@@ -19,6 +19,8 @@ from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.local_search import Aim, descend, footprints, line, links, mixtures, objectives, options
 from autoshard.solvers.common.result import peak
 from autoshard.solvers.common.solver_options import Clock, Looks
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.heuristics import brute_force
 from autoshard.solvers.relax import lean_plans
 from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
@@ -107,6 +109,20 @@ def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
         fastest = min(objective(problem, c) for c in leanest)
         assert objective(problem, choice) == pytest.approx(fastest, rel=1e-6, abs=1e-9)
     assert met > 50
+
+
+def test_the_plan_to_start_from_is_the_least_of_what_costs_nothing() -> None:
+    forbidding = 0
+    for seed in range(60):
+        problem = random_problem(seed, forbid=0.1 * (seed % 2))
+        try:
+            lean = LeanPlans(problem)
+        except InfeasibleError:
+            continue
+        least = minimise(lean.problem, Contents(lean.problem), scale=0.0)
+        assert lean._start() == least.choice and math.isfinite(objective(problem, least.choice))
+        forbidding += any(np.isinf(value.seconds).any() for value in problem.values)
+    assert 5 < forbidding < 40
 
 
 def test_plans_at_a_rate_are_the_least_at_its_prices() -> None:

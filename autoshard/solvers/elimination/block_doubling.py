@@ -68,18 +68,26 @@ def solve_folded(sum_: Additive, contents: Contents, budget: int) -> Folded | No
     longer than the tables of small domains. Raises InfeasibleError where no combination is allowed.
     """
     begun: list[_Begun] = []
-    for rounds in (0, ROUNDS) if _largest(sum_) <= _SMALL else (ROUNDS,):
+    for rounds in _rounds(sum_, contents):
         short = shortened(sum_, contents, rounds)
         own = _begun(sum_, short, contents, budget) if short else None
         if own is not None:
             begun.append(own)
             if own.start.work <= EASY:
                 break
+        contents.wide |= short is not None and not rounds
     for own in sorted(begun, key=lambda own: own.start.work):
         found = _finished(own, budget)
         if found is not None:
             return found
     return None
+
+
+def _rounds(sum_: Additive, contents: Contents) -> tuple[int, ...]:
+    """Of a reduction beforehand, in the order in which they are tried: prices change little of what tables take."""
+    if _largest(sum_) > _SMALL:
+        return (ROUNDS,)
+    return (ROUNDS, 0) if contents.wide else (0, ROUNDS)
 
 
 def _largest(sum_: Additive) -> int:

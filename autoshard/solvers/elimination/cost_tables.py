@@ -154,9 +154,12 @@ def digest(array: NDArray[np.generic]) -> bytes:
 
 
 class Contents:
-    """Numbers for input arrays by content, hashed once per array object (their owners are kept alive)."""
+    """Numbers for input arrays by content, hashed once per array object (their owners are kept alive).
+
+    `wide`: whether blocks made of them took large tables with all their strategies, whatever the prices were."""
 
     def __init__(self, owner: object) -> None:
+        self.wide = False
         self._owners = [owner]
         self._by_object: dict[int, int] = {}
         self._by_content: dict[bytes, int] = {}

@@ -31,13 +31,19 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
     """
     nodes = _Comparisons(sum_, contents)
     kept = [nodes.same(some) for some in finite(sum_.problem, allowed)]
+    stale = set(range(len(kept)))  # asked again, the others would answer the same: what they see is as it was
     for _ in range(_ROUNDS):
-        before = sum(map(len, kept))
         pace = Pace(len(kept))
         for n in range(len(kept)):
+            if n not in stale:
+                continue
             pace.step(n)
-            kept[n] = nodes.undominated(n, kept)
-        if sum(map(len, kept)) == before:
+            stale.discard(n)
+            some = nodes.undominated(n, kept)
+            if len(some) < len(kept[n]):
+                kept[n] = some
+                stale |= nodes.seen_from(n)
+        if not stale:
             break
     return kept
 
@@ -57,12 +63,16 @@ def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integ
         return kept
     nodes = _Comparisons(sum_, contents)
     kept = [nodes.same(some) for some in kept]
+    stale = set(range(len(kept)))
     for _ in range(rounds):
-        before, pace = kept, Pace(len(kept))
-        kept = []
-        for n in range(len(before)):
-            pace.step(n)
-            kept.append(nodes.undominated(n, before))
+        before, pace = list(kept), Pace(len(stale))
+        changed = []
+        for done, n in enumerate(sorted(stale)):
+            pace.step(done)
+            kept[n] = nodes.undominated(n, before)
+            if len(kept[n]) < len(before[n]):
+                changed.append(n)
+        stale = set().union(*map(nodes.seen_from, changed))
     return kept
 
 
@@ -89,9 +99,7 @@ class _Comparisons:
     def __init__(self, sum_: Additive, contents: Contents) -> None:
         self.sum, self.contents = sum_, contents
         self.arrays: dict[tuple[str, bytes], Integers] = {}
-        owns: dict[bytes, Floats] = {}
-        unaries = (unary(sum_, n) for n in range(len(sum_.problem.nodes)))
-        self.unary = [owns.setdefault(own.tobytes(), own) for own in unaries]
+        self.unary = _unaries(sum_)
         self.produced: list[list[Value]] = [[] for _ in self.unary]
         self.consumed: list[list[tuple[Value, int]]] = [[] for _ in self.unary]
         for value in sum_.problem.values:
@@ -114,6 +122,11 @@ class _Comparisons:
         if key not in self.chosen:
             self.chosen[key] = self.same(distinct(of[kept])[0])
         return self.chosen[key]
+
+    def seen_from(self, n: int) -> set[int]:
+        """The other nodes whose answer depends on what is kept of node n: those that it shares a value with."""
+        values = [*self.produced[n], *(value for value, _ in self.consumed[n])]
+        return {other for value in values for other in (value.producer, *value.consumers)} - {n}
 
     def undominated(self, n: int, kept: Sequence[Integers]) -> Integers:
         """The strategies of node n without a rival in `kept` that never costs more; of equals the lowest stays."""
@@ -172,6 +185,20 @@ class _Comparisons:
                     self.least[key] = LeastExcess([np.ascontiguousarray(pay.T)])
             self.parts[known] = _EndExcess(cols, targets, self.least[key])
         return self.parts[known]
+
+
+def _unaries(sum_: Additive) -> list[Floats]:
+    """What each node's strategies cost by themselves, equal arrays as one object."""
+    made: dict[tuple[int, int, float], Floats] = {}
+    owns: dict[bytes, Floats] = {}
+    found = []
+    for n, node in enumerate(sum_.problem.nodes):
+        key = (id(node.seconds), id(node.bytes), charge(sum_, node.interval))
+        if key not in made:
+            own = unary(sum_, n)
+            made[key] = owns.setdefault(own.tobytes(), own)
+        found.append(made[key])
+    return found
 
 
 def _survivors(beaten: NDArray[np.bool_]) -> Integers:

@@ -53,9 +53,9 @@ class LeanPlans:
         self.prices: Floats = np.zeros(self.problem.horizon)
         self.seconds = math.inf  # of a plan near the bound
         self.contents = Contents(self.problem)
-        start = attempt(minimise, self.problem, self.contents, scale=0.0, budget_entries=budget_entries)
+        start = attempt(self._start)
         if start is not None:
-            dual = memory_dual(self.problem, column_of(self.problem, start.choice), budget_entries)
+            dual = memory_dual(self.problem, column_of(self.problem, start), budget_entries)
             self.bound, self.prices = max(self.bound, dual.bound), dual.multipliers
             self.seconds = min(column.seconds for column in dual.columns)
 
@@ -79,6 +79,15 @@ class LeanPlans:
             return None
         self.seconds = min(self.seconds, own.seconds)
         return found
+
+    def _start(self) -> Choice:
+        """The first plan that is allowed: of those that cost the same, nothing, the minimum is the lowest."""
+        problem = self.problem
+        arrays = {id(node.seconds): node.seconds for node in problem.nodes}
+        arrays |= {id(value.seconds): value.seconds for value in problem.values}
+        if all(np.isfinite(seconds).all() for seconds in arrays.values()):
+            return (0,) * len(problem.nodes)
+        return minimise(problem, self.contents, scale=0.0, budget_entries=self.budget).choice
 
     def _multipliers(self, rate: float) -> Floats:
         """Seconds a byte, over time."""
