@@ -165,15 +165,18 @@ class LocalSize:
 
     def largest(self, mesh: Mesh) -> int:
         """The largest local length over all devices: coordinate 0 holds it by the chunk rule, or any as listed."""
+        length = self.size
+        for shard in self.shards:
+            if shard.blocks != 1 or shard.unit != 1:
+                return self._largest_in_units(mesh)
+            length = -(-length // mesh.axis_size(shard.axis))
+        return length
+
+    def _largest_in_units(self, mesh: Mesh) -> int:
         if any(isinstance(shard.unit, tuple) for shard in self.shards):
             cuts = tuple((mesh.axis_size(shard.axis), shard.blocks, shard.unit) for shard in self.shards)
             return int(runs(self.size, cuts).lengths.max())
-        if any(shard.blocks != 1 or shard.unit != 1 for shard in self.shards):
-            return self.evaluate(mesh, (0,) * len(mesh.axes))
-        length = self.size
-        for shard in self.shards:
-            length = -(-length // mesh.axis_size(shard.axis))
-        return length
+        return self.evaluate(mesh, (0,) * len(mesh.axes))
 
     def is_even(self, mesh: Mesh) -> bool:
         """True where every device holds the same length, so that the length is one integer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Saved
 
@@ -17,7 +17,7 @@ class LocalTensor:
     dtype: str
     requires_grad: bool
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return math.prod(self.shape)
 
@@ -25,7 +25,7 @@ class LocalTensor:
     def item_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.numel * self.item_bytes
 

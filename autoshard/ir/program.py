@@ -216,13 +216,16 @@ class Program(Derives):
 
     @cached_property
     def largest(self) -> dict[str, LocalTensor]:
-        """Each value on the device that holds most."""
-        return {
-            value.name: LocalTensor(
-                tuple(size.largest(self.mesh) for size in value.local_shape), value.dtype, value.requires_grad
-            )
-            for value in self.values
-        }
+        """Each value on the device that holds most; one object for values of equal sizes, as `local_sizes` gives."""
+        known: dict[tuple[int, str, bool], LocalTensor] = {}
+        found = {}
+        for value in self.values:
+            key = id(value.local_shape), value.dtype, value.requires_grad
+            if key not in known:
+                shape = tuple(size.largest(self.mesh) for size in value.local_shape)
+                known[key] = LocalTensor(shape, value.dtype, value.requires_grad)
+            found[value.name] = known[key]
+        return found
 
     @property
     def has_backward(self) -> bool:

@@ -4,7 +4,7 @@ finds: results of what is dear, and what collectives gave."""
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoshard.ir.graph import Graph, Op, Saved
 from autoshard.ir.plan import ATTENTION, KEEPS, PLAIN, kept_results
@@ -20,8 +20,7 @@ BY_PRODUCTS = frozenset((  # made by a product or convolution of torch's, though
 WITH_PRODUCTS = frozenset(("autoshard.experts", *recurrent.OPERATORS))  # several inside, which no result is
 
 
-@dataclass(frozen=True)
-class InstructionStorage:
+class InstructionStorage(NamedTuple):
     """What an instruction reads and makes; `aliases`: result position -> operand position whose storage it shares."""
 
     operands: tuple[str | None, ...]

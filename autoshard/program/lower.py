@@ -283,12 +283,20 @@ def _with_kept(program: Program, graph: Graph) -> Program:
 def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:
     """Op name -> the strategy that the plan names. Raises UsageError where an op doesn't offer it."""
     candidates = rules.candidates(graph, plan.mesh)
+    known = graph.once(_known_strategies).setdefault(plan.mesh, {})
 
-    def chosen(op: Op, text: str) -> Strategy:
-        asked = graph, op, plan.mesh, candidates, text
-        return rules.named(*asked) or rules.find(*asked)
+    def chosen(op: str, text: str) -> Strategy:
+        if (op, text) not in known:
+            asked = graph, graph.by_op[op], plan.mesh, candidates, text
+            known[op, text] = rules.named(*asked) or rules.find(*asked)
+        return known[op, text]
 
-    return {own.op: chosen(graph.by_op[own.op], own.strategy) for own in plan.ops}
+    return {own.op: chosen(own.op, own.strategy) for own in plan.ops}
+
+
+def _known_strategies(graph: Graph) -> dict[Mesh, dict[tuple[str, str], Strategy]]:
+    """Of each mesh those that plans named, by op and text: plans that are compared differ in few."""
+    return {}
 
 
 def split(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layout]:

@@ -93,8 +93,9 @@ def with_gathers(
     marked: list[Instruction] = []
     for index, instruction in enumerate(instructions):
         if isinstance(instruction, Collective):
-            dtype = _gradient_dtype(instruction, steps, instructions, values)
-            instruction = replace(instruction, again=index in gathering, gradient_dtype=dtype, once=index in once)
+            said = index in gathering, _gradient_dtype(instruction, steps, instructions, values), index in once
+            if said != (instruction.again, instruction.gradient_dtype, instruction.once):
+                instruction = replace(instruction, again=said[0], gradient_dtype=said[1], once=said[2])
         elif results_of(instruction)[:1] != () and results_of(instruction)[0] not in steps:
             known = facts(instruction, graph)
             for position, source in known.aliases.items():
@@ -103,7 +104,8 @@ def with_gathers(
                     views[known.results[position]] = views.get(operand, operand)
             kept = dict.fromkeys(views.get(name, name) for name in known.kept)
             gathers = tuple(name for name in kept if name in gathered and index not in again)
-            instruction = replace(instruction, again=gathers)
+            if gathers != instruction.again:
+                instruction = replace(instruction, again=gathers)
         marked.append(instruction)
     return tuple(marked)
 

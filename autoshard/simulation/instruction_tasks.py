@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
@@ -17,7 +18,7 @@ from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter
-from autoshard.redistribute import LOCAL, messages, step_of
+from autoshard.redistribute import LOCAL, Message, messages, step_of
 from autoshard.rules.algebra.variant_record import Call, LocalTensors
 from autoshard.simulation.compiled.fused_kernels import fused_seconds
 from autoshard.simulation.memory_curve import bucket_bytes
@@ -36,6 +37,16 @@ class Bucket:
     all_reduce: StreamTask
 
 
+class _Operator(NamedTuple):
+    """An operator on one device; `size_bytes`: of its results."""
+
+    op: Op
+    operands: LocalTensors
+    results: tuple[LocalTensor, ...]
+    size_bytes: float
+    strategy: str
+
+
 class TaskPricer:
     """The tasks of each instruction, with their seconds; collectives over a `free` axis take none to speak of.
     `compiled`: the blocks' kernels are those of `fused_kernels`, each a task at the last of its instructions."""
@@ -51,6 +62,9 @@ class TaskPricer:
         # Seconds of instructions, forward and backward
         self.computed = fused_seconds(program, graph, hardware) if compiled else {}
         self.fused = frozenset(self.computed)
+        self._messages: dict[int, tuple[Message, Message]] = {}  # of collectives, forward and backward
+        self._operators: dict[int, _Operator] = {}
+        self._talks: dict[tuple[tuple[str, ...], str, float], tuple[tuple[str, ...], float, str]] = {}
 
     def local(self, name: str) -> LocalTensor:
         return self.program.largest[name]
@@ -85,9 +99,7 @@ class TaskPricer:
                 yield replace(task, phase="backward", reason=f"gathered again: {task.reason}", instruction=index)
 
     def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[StreamTask]:
-        op = self.graph.by_op[instruction.op]
-        operands = tuple(None if name is None else self.local(name) for name in instruction.operands)
-        results = tuple(self.local(name) for name in instruction.results)
+        op, operands, results, size, strategy = self._operator(index, instruction)
         if instruction.host:
             yield from self._on_host(index, instruction, phase, op, operands, results)
             return
@@ -97,8 +109,6 @@ class TaskPricer:
         seconds = self.computed[index][phase == "backward"]
         if index in self.fused and not seconds:
             return
-        size = float(sum(result.bytes for result in results))
-        strategy = f"{instruction.target} {instruction.strategy}"
         yield StreamTask(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)
         if not instruction.variant or seconds == 0:
             return
@@ -108,6 +118,19 @@ class TaskPricer:
             reason = f"inside {instruction.variant}"
             task = self._call(call, f"{op.name}: {call[1]}", phase, instruction.module, reason, index)
             yield replace(task, beside=call[1] in inside.beside)
+
+    def _operator(self, index: int, instruction: Compute) -> _Operator:
+        """The same in both phases."""
+        if index not in self._operators:
+            results = tuple(map(self.local, instruction.results))
+            self._operators[index] = _Operator(
+                self.graph.by_op[instruction.op],
+                tuple(None if name is None else self.local(name) for name in instruction.operands),
+                results,
+                float(sum(result.bytes for result in results)),
+                f"{instruction.target} {instruction.strategy}",
+            )
+        return self._operators[index]
 
     def _on_host(
         self, index: int, instruction: Compute, phase: Phase, op: Op, operands: LocalTensors,
@@ -135,7 +158,9 @@ class TaskPricer:
             size = float(max(operand.bytes, result.bytes))
             yield StreamTask(name, (COMPUTE,), self.pass_seconds(moved), phase, size, *about)
         else:
-            message = messages(step_of(instruction, self.mesh), self.mesh)[phase == "backward"]
+            if index not in self._messages:
+                self._messages[index] = messages(step_of(instruction, self.mesh), self.mesh)
+            message = self._messages[index][phase == "backward"]
             if message.packed:
                 both = float(operand.bytes + result.bytes)
                 yield StreamTask(f"pack {instruction.result}", (COMPUTE,), self.pass_seconds(both), phase, both, *about)
@@ -155,13 +180,19 @@ class TaskPricer:
         index: int | None = None,
     ) -> StreamTask:  # fmt: skip
         """A collective over the axes joined: it occupies their streams, and the link that limits it."""
-        over = tuple(self.mesh.index(axis) for axis in axes)
-        seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size) if self.free.isdisjoint(axes) else NONE
-        link = joint_link(self.hardware, self.mesh, over).name
-        streams = tuple(map(axis_stream, axes))
+        key = axes, primitive, size
+        if key not in self._talks:
+            self._talks[key] = self._joint(*key)
+        streams, seconds, link = self._talks[key]
         return StreamTask(
             name, streams, seconds, phase, size, module, reason, index, collective=primitive, axes=axes, link=link
         )
+
+    def _joint(self, axes: tuple[str, ...], primitive: str, size: float) -> tuple[tuple[str, ...], float, str]:
+        """(streams, seconds, link)"""
+        over = tuple(self.mesh.index(axis) for axis in axes)
+        seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size) if self.free.isdisjoint(axes) else NONE
+        return tuple(map(axis_stream, axes)), seconds, joint_link(self.hardware, self.mesh, over).name
 
     def buckets(self, after: int) -> list[Bucket]:
         """Those that the backward of an instruction completes."""

@@ -78,7 +78,7 @@ class Schedule:
         self.host += 0.0 if task.continues else self.dispatch_seconds
         if task.seconds == 0:
             return after
-        waits = tuple(sorted({*self.waits, *after}))
+        waits = tuple(sorted({*self.waits, *after})) if after else self.waits
         ready = [self.events[index].end_seconds for index in waits]
         occupied = (*task.streams, *([f"link {task.link}"] if task.link else []))
         start = max((self.host, *ready, *(self.free.get(stream, 0.0) for stream in occupied)))

@@ -28,6 +28,7 @@ class WeightStreams:
         self.used: set[tuple[WeightBucket, Phase]] = set()
         self.scattering: tuple[int, ...] = ()
         self.scattering_block = -1
+        self.moved: dict[tuple[int, Phase], float] = {}
 
     def gather(self, index: int) -> bool:
         """The forward of a collective that goes with others; False for any other instruction."""
@@ -103,6 +104,11 @@ class WeightStreams:
 
     def _whole(self, position: int, way: Phase) -> float:
         """Bytes that the collective alone would move, of a gradient in its own precision."""
+        if (position, way) not in self.moved:
+            self.moved[position, way] = self._moved(position, way)
+        return self.moved[position, way]
+
+    def _moved(self, position: int, way: Phase) -> float:
         step = self._step(position)
         operand, result = self.pricer.local(step.operand), self.pricer.local(step.result)
         if way == "backward" and step.gradient_dtype:

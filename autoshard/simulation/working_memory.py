@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -82,8 +82,27 @@ def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple
 
 
 def _moving(program: Program, step: Collective) -> Temporary:
-    """Of a weight that was cast, the gradient is there in the high precision, too."""
+    """Worked out once for equal steps of equal values: every layer has the same, and backward gathers again."""
     given, made = program.value(step.operand), program.value(step.result)
+    does = (step.axes, step.before, step.forward, step.backward, step.joined, step.cut, step.gradient_dtype)
+    key = (does, *_facts(given), *_facts(made))
+    known = program.once(_known_moves)
+    if key not in known:
+        known[key] = _moved(program, step, given, made)
+    return known[key]
+
+
+def _facts(value: LocalValue) -> tuple[Hashable, ...]:
+    """All that `buffers` asks of a value; the local sizes by address, which the program keeps."""
+    return value.shape, value.layout, value.dtype, id(value.local_shape)
+
+
+def _known_moves(program: Program) -> dict[Hashable, Temporary]:
+    return {}
+
+
+def _moved(program: Program, step: Collective, given: LocalValue, made: LocalValue) -> Temporary:
+    """Of a weight that was cast, the gradient is there in the high precision, too."""
     own = buffers(program.mesh, step, given, made)
     if not step.gradient_dtype:
         return own

@@ -46,7 +46,20 @@ class Block:
 
 
 def blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
-    """The ops in execution order, cut where the block changes, equal neighbours folded."""
+    """The ops in execution order, cut where the block changes, equal neighbours folded. Made once for a plan: each part
+    of a report asks."""
+    known = plan.once(_known_blocks)
+    if id(graph) not in known:
+        known[id(graph)] = graph, _blocks(plan, graph)
+    return known[id(graph)][1]
+
+
+def _known_blocks(plan: Plan) -> dict[int, tuple[Graph, tuple[Block, ...]]]:
+    """By address of the graph, which is kept so that no other one gets it."""
+    return {}
+
+
+def _blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
     found: list[tuple[str, list[BlockRow]]] = []
     for row, owner in _rows(plan, graph):
         if not found or found[-1][0] != owner:
