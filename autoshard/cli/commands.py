@@ -125,9 +125,11 @@ def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard.api import verbs
     from autoshard.api.settings import read_hardware
+    from autoshard.system.allocator import freed_is_kept
     from autoshard.text import plan_summary
     from autoshard.text.tables import terminal_width
 
+    freed_is_kept()
     wanted, quiet = _wanted(options), options.json
     hardware = read_hardware(options.hardware)
     to_verify = _to_verify(options)

@@ -30,16 +30,21 @@ def joined_less(
     if len(groups) < 2:
         return {}
     joined, kind = parts.may_join(sources), "all_gather" if phase == GATHER else "reduce_scatter"
-    zero = np.zeros(joined.shape)
+    some_joined = np.flatnonzero(joined)  # few are
+    zero = np.zeros(len(some_joined))
+    gathered, moved = (
+        {axes: own.seconds[phase, axes].reshape(-1)[some_joined] for axes in groups} for own in (parts, sizes)
+    )
     found = {}
     for row in sorted({row for axes in groups for row in rows(axes)}):
-        apart = {axes: parts.seconds[phase, axes] * (row in rows(axes)) for axes in groups}
+        apart = {axes: gathered[axes] * (row in rows(axes)) for axes in groups}
         least = whole = sum(apart.values(), zero)
         for some in chain.from_iterable(combinations(groups, n) for n in range(2, len(groups) + 1)):
             over = tuple(sorted({axis for axes in some for axis in axes}))
-            own = [sizes.seconds[phase, axes] for axes in some]
+            own = [moved[axes] for axes in some]
             one = rate(over, kind) * np.maximum.reduce(own) * (row in rows(over))
             rest = sum((seconds for axes, seconds in apart.items() if axes not in some), zero)
             least = np.where(np.minimum.reduce(own) > 0, np.minimum(least, rest + one), least)
-        found[row] = (whole - least) * joined
+        found[row] = np.zeros(joined.shape)
+        found[row].reshape(-1)[some_joined] = whole - least
     return found

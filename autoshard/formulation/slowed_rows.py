@@ -20,6 +20,7 @@ import numpy as np
 from autoshard.formulation.resource_tables import COMPUTE, HIDDEN, IN_ROW
 from autoshard.ir.problem import Floats
 
+_PIECE = 1 << 12  # entries of a row
 SLOWED = "slowed by "  # and the name of a link or axis
 
 
@@ -45,11 +46,18 @@ class SlowedRows:
         three axes are gigabytes. Without `slowed` those of links stay as they are. Equal arrays stay one object."""
         if id(found) not in self.made:
             for phase in np.split(found, 2):
-                for row, parts in self.parts.items() if slowed else ():
-                    phase[row] = sum(part * phase[other] for other, part in parts)
-            np.maximum(0.0, found, out=found)  # rounding may leave less
+                entries = phase.reshape(len(phase), -1)
+                for low in range(0, entries.shape[1], _PIECE):
+                    self._settle(entries[:, low : low + _PIECE], slowed)
             self.made[id(found)] = self._left(found), found
         return self.made[id(found)][0]
+
+    def _settle(self, rows: Floats, slowed: bool) -> None:
+        """In place, a piece that stays in the cache."""
+        for row, parts in self.parts.items() if slowed else ():
+            rows[row] = sum(part * rows[other] for other, part in parts)
+        some = rows if slowed else rows[: min(self.parts, default=len(rows))]  # those of links are the last
+        np.maximum(0.0, some, out=some)  # rounding may leave less
 
     def _left(self, found: Floats) -> Floats:
         count = len(found) // 2

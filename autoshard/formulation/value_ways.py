@@ -26,12 +26,12 @@ class ValueWays:
         return self._counted(v, "seconds", lambda alone: alone)
 
     def rates(self, v: int) -> WayParts:
-        """At the seconds that a collective surely takes."""
+        """At the seconds that a collective surely takes; without tasks."""
         own = self.together.get(self.formulation.values[v].tensor, 0)
         return self._counted(v, own, lambda alone: self._least(alone, own))
 
     def sizes(self, v: int) -> WayParts:
-        """In bytes in place of seconds."""
+        """In bytes in place of seconds; without tasks."""
         return self._counted(v, "bytes", lambda alone: _size)
 
     def _counted(self, v: int, name: Hashable, count: Callable[[CollectiveSeconds], CollectiveSeconds]) -> WayParts:
@@ -47,7 +47,7 @@ class ValueWays:
             if self.last is not None and self.last is not ways:
                 self.last.forget()
             self.last = ways
-            self.known[way, name] = ways.parts(count(alone))
+            self.known[way, name] = ways.parts(count(alone), tasks=name == "seconds")
         return self.known[way, name]
 
     def _least(self, alone: CollectiveSeconds, own: int) -> CollectiveSeconds:

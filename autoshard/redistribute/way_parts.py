@@ -94,12 +94,12 @@ class Ways:
         self.prices = Prices(own, terms)  # without the steps, which are many
         self.previous = previous.astype(np.int16) if own.states < _SHORT else previous
 
-    def parts(self, least: Least | None = None) -> WayParts:
-        """With `least`, at these seconds of a collective."""
+    def parts(self, least: Least | None = None, *, tasks: bool = True) -> WayParts:
+        """With `least`, at these seconds of a collective; without `tasks`, these are left out."""
         prices = copy(self.prices)
         if least is not None:
             prices.seconds = least
-        count = _Count(prices, (len(self.starts), len(self.stops)))
+        count = _Count(prices, (len(self.starts), len(self.stops)), tasks)
         for moves in self.moves:
             count.add_steps(moves)
         if self.exchanges is not None:
@@ -188,8 +188,8 @@ class _Count:
     """What the steps of all ways add up to. A way has one step at a time, so that each takes part in what is added for
     its own step alone."""
 
-    def __init__(self, prices: Prices, shape: tuple[int, int]) -> None:
-        self.prices = prices
+    def __init__(self, prices: Prices, shape: tuple[int, int], counts_tasks: bool) -> None:
+        self.prices, self.counts_tasks = prices, counts_tasks
         self.seconds: dict[tuple[str, Axes], Floats] = defaultdict(lambda: np.zeros(shape))
         self.tasks: dict[str, Floats] = defaultdict(lambda: np.zeros(shape))
         self.summed = np.zeros(shape, np.int64)
@@ -225,10 +225,14 @@ class _Count:
             moved = 2 * np.minimum(given, made) if action in CUTS else given + made
             own = np.asarray(prices.local.seconds(np.asarray(moved * item_bytes, float)))
         seconds = own[moves.place]
-        issued = seconds > 0
         for phase in phases:
-            self.tasks[phase].reshape(-1)[moves.ways] += issued
-            self.seconds[phase, axes if action in COLLECTIVES else ()].reshape(-1)[moves.ways] += seconds
+            self.take(phase, axes if action in COLLECTIVES else (), moves.ways, seconds)
+
+    def take(self, phase: str, axes: Axes, ways: Integers, seconds: Floats) -> None:
+        """A task of these seconds in each of the ways."""
+        if self.counts_tasks:
+            self.tasks[phase].reshape(-1)[ways] += seconds > 0
+        self.seconds[phase, axes].reshape(-1)[ways] += seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,8 +286,7 @@ def _add_term(count: _Count, term: MessageTerm, ways: Integers, seconds: Floats)
     if term.backward and back == SUM:  # beside the exchange, over other axes: R -> R+
         count.summed.reshape(-1)[ways] |= sum(1 << axis for axis in term.axes)
     phase = back if term.backward else FORWARD
-    count.seconds[phase, term.axes if term.primitive in COLLECTIVES else ()].reshape(-1)[ways] += seconds
-    count.tasks[phase].reshape(-1)[ways] += seconds > 0
+    count.take(phase, term.axes if term.primitive in COLLECTIVES else (), ways, seconds)
     if phase == FORWARD and term.primitive in _EXCHANGES:
         count.seconds[EXCHANGED, term.axes].reshape(-1)[ways] += seconds
 

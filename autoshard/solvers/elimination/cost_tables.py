@@ -7,7 +7,7 @@ a table made by elimination is numbered by its `TableRecipe`, so that the repeat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
 
+_WHOLE_BYTES = 1 << 12  # of an array: it is told by all of it, and a larger one first by so many
 _FEW_NUMBERS = 1 << 20  # flags of so many are made sooner than they are sorted
 
 
@@ -66,7 +67,8 @@ class Store:
         self._map_ids: dict[bytes, int] = {}
         self._joins: dict[tuple[int, int], int] = {}
         self._projections: dict[tuple[int, int], Integers] = {}
-        self._table_ids: dict[bytes | TableRecipe | Cases, int] = {}
+        self._given = ByContent()
+        self._table_ids: dict[TableRecipe | Cases, int] = {}
 
     def fork(self) -> Store:
         """A copy to which more can be added without touching this one (the arrays are shared)."""
@@ -110,11 +112,10 @@ class Store:
 
     def base(self, table: Floats) -> int:
         """A table that is given, by content."""
-        key = digest(table)
-        if key not in self._table_ids:
-            self._table_ids[key] = len(self.tables)
+        number = self._given.number(table, len(self.tables))
+        if number == len(self.tables):
             self.tables.append(table)
-        return self._table_ids[key]
+        return number
 
     def derived(self, recipe: TableRecipe | Cases) -> tuple[int, bool]:
         """The number of the table that `recipe` makes, and whether it is new."""
@@ -153,8 +154,43 @@ def digest(array: NDArray[np.generic]) -> bytes:
     return made.digest()
 
 
+class ByContent:
+    """Numbers of arrays, the same of those of equal shape, type and content. Some entries tell most arrays apart; where
+    they don't, all are compared, which takes a fraction of a digest."""
+
+    def __init__(self, known: dict[Hashable, tuple[tuple[NDArray[np.generic], int], ...]] | None = None) -> None:
+        self._known = known or {}
+
+    def copy(self) -> ByContent:
+        return ByContent(self._known.copy())
+
+    def number(self, array: NDArray[np.generic], new: int) -> int:
+        """That of an equal array, which is kept; `new` where there was none."""
+        key = (array.shape, array.dtype.str, _some(array))
+        found = self._known.get(key, ())
+        for other, known in found:
+            if other is array or array.nbytes <= _WHOLE_BYTES or _equal(other, array):
+                return known
+        self._known[key] = (*found, (array, new))
+        return new
+
+
+def _some(array: NDArray[np.generic]) -> bytes:
+    """All of a small array, else entries from all over it."""
+    if array.nbytes <= _WHOLE_BYTES:
+        return array.tobytes()
+    return array.reshape(-1)[:: -(-array.nbytes // _WHOLE_BYTES)].tobytes()
+
+
+def _equal(first: NDArray[np.generic], second: NDArray[np.generic]) -> bool:
+    """Bit by bit: 0.0 is not -0.0. Of arrays of equal shape and type."""
+    wide = np.uint64 if first.dtype.itemsize == 8 else np.uint8
+    one, other = (np.ascontiguousarray(array).reshape(-1).view(wide) for array in (first, second))
+    return np.array_equal(one, other)
+
+
 class Contents:
-    """Numbers for input arrays by content, hashed once per array object (their owners are kept alive).
+    """Numbers for input arrays by content, looked at once per array object (their owners are kept alive).
 
     `wide`: whether blocks made of them took large tables with all their strategies, whatever the prices were."""
 
@@ -162,7 +198,8 @@ class Contents:
         self.wide = False
         self._owners = [owner]
         self._by_object: dict[int, int] = {}
-        self._by_content: dict[bytes, int] = {}
+        self._by_content = ByContent()
+        self._count = 0
 
     def also(self, owner: object) -> None:
         """One more whose arrays are numbered."""
@@ -172,6 +209,6 @@ class Contents:
         """`array` must belong to an owner: the number is remembered under its address."""
         known = self._by_object.get(id(array))
         if known is None:
-            known = self._by_content.setdefault(digest(array), len(self._by_content))
-            self._by_object[id(array)] = known
+            known = self._by_object[id(array)] = self._by_content.number(array, self._count)
+            self._count += known == self._count
         return known
