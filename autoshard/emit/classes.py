@@ -64,6 +64,11 @@ class ClassContext:
         """Definition -> what its class holds."""
         return {d.name: members(d, self.state, self.buffers) for d in self.tree.definitions}
 
+    @cached_property
+    def written(self) -> list[tuple[ClassWriter, list[str]]]:
+        """Of each definition, in their order, the lines of its class."""
+        return _written(self)
+
     def needs_mesh(self, name: str) -> bool:
         """True where the class prepares anything: it holds members, talks to other devices, or draws numbers."""
         definition = self.tree.definition(name)
@@ -86,13 +91,13 @@ class ClassContext:
 
 def class_texts(package: ClassContext) -> list[list[str]]:
     """The lines of each class, in the order of the definitions."""
-    return [lines for _, lines in _written(package)]
+    return [lines for _, lines in package.written]
 
 
 def operator_places(package: ClassContext) -> dict[str, tuple[str, int, str]]:
     """Op -> (class, line within it, from 0, and its text) of the statement that calls it, after its comments."""
     found = {}
-    for writer, lines in _written(package):
+    for writer, lines in package.written:
         for op, line in writer.places.items():
             while line + 1 < len(lines) and lines[line].lstrip().startswith("#"):
                 line += 1

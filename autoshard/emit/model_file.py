@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import builtins
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from autoshard.code_text import printable, quoted
@@ -68,7 +68,7 @@ def operator_lines(program: Program, text: str, others: OtherSizes | None = None
     Of equal modules the first stands for all. An op whose line is another one in `text` is left out.
     """
     lines = text.splitlines()
-    package = replace(context(program), others=others or OtherSizes())
+    package = _sized(program, others or OtherSizes())
     places = operator_places(package)
     found = _found(lines, places)
     if len(found) == len(places) or not package.others:
@@ -115,14 +115,27 @@ def with_sizes(
 ) -> ClassContext:
     """The `context` whose numbers follow the batch and the sequence, where the program at `others` gives the same code;
     else one of the two; else none."""
-    own = context(program, free, title)
     for kept in (others, replace(others, sequence=None, both=None), replace(others, batch=None, both=None)):
         if kept:
             farthest, theirs = kept.of_the_farthest(program)
-            package = replace(own, others=kept)
+            package = _sized(program, kept, free, title)
             if same_code(class_texts(package), class_texts(replace(context(farthest, free, title), others=theirs))):
                 return package
-    return own
+    return context(program, free, title)
+
+
+def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
+    """The `context` at these other sizes: what is written of it is, once."""
+    known = program.once(_sized_contexts)
+    key = (*map(id, (others.batch, others.sequence, others.both)), others.length, others.more, free, title)
+    if key not in known:
+        known[key] = replace(context(program, free, title), others=others)
+    return known[key]
+
+
+def _sized_contexts(program: Program) -> dict[Hashable, ClassContext]:
+    """By address of the programs at other sizes, which the context keeps so that no other ones get it."""
+    return {}
 
 
 def model_file(program: Program, header: Header) -> str:

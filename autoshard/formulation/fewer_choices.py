@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from autoshard.formulation.formulate import Formulation, Site
-from autoshard.ir.problem import Floats, Integers, Value
+from autoshard.ir.problem import Floats, Integers, Value, changed
 
 T = TypeVar("T")
 Array = TypeVar("Array", Floats, Integers)
@@ -25,7 +25,7 @@ def narrowed(formulation: Formulation, keep: Keep, taken: Keep | None = None) ->
     problem = replace(
         formulation.problem,
         nodes=tuple(
-            replace(node, seconds=shared.part(node.seconds, keep[n]), bytes=shared.part(node.bytes, keep[n]))
+            changed(node, seconds=shared.part(node.seconds, keep[n]), bytes=shared.part(node.bytes, keep[n]))
             if n in keep
             else node
             for n, node in enumerate(formulation.problem.nodes)
@@ -63,7 +63,7 @@ class _Shared:
             return self.part(layouts, keep[n]) if n in keep else layouts
 
         targets = tuple(cut(c, t) for c, t in zip(value.consumers, value.targets, strict=True))
-        return replace(value, source=cut(value.producer, value.source), targets=targets)
+        return changed(value, source=cut(value.producer, value.source), targets=targets)
 
     def _closed(self, seconds: Floats, taken: Sequence[int]) -> Floats:
         """Every target but `taken` forbidden."""

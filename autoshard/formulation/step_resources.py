@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.resource_tables import COMPUTE, HOST, IN_ORDER, IN_ROW, PATH, ResourceTables
 from autoshard.formulation.slowed_rows import SLOWED, SlowedRows
-from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
+from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, changed
 
 LEAD = "host, then in a row"  # see host_lead.py
 _PIECE = 1 << 14  # entries
@@ -154,8 +154,8 @@ class StepResources:
         values = zip(self.problem.values, self.values, strict=True)
         return replace(
             self.problem,
-            nodes=tuple(replace(node, seconds=mean.of(own, node.seconds)) for node, own in nodes),
-            values=tuple(replace(value, seconds=mean.of(own, value.seconds)) for value, own in values),
+            nodes=tuple(changed(node, seconds=mean.of(own, node.seconds)) for node, own in nodes),
+            values=tuple(changed(value, seconds=mean.of(own, value.seconds)) for value, own in values),
         )
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Own = TypeVar("Own", "Node", "Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,13 @@ class Value:
     seconds: Floats
     bytes: Floats
     intervals: tuple[tuple[int, int], ...]
+
+
+def changed(own: Own, **parts: object) -> Own:
+    """`dataclasses.replace` of a node or value, without a look at each field: a search makes tens of thousands."""
+    made: Own = object.__new__(type(own))
+    vars(made).update(vars(own), **parts)
+    return made
 
 
 @dataclass(frozen=True, eq=False)

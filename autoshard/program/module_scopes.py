@@ -301,7 +301,7 @@ class Scopes:
 
         So the first block, which gets its input from elsewhere, has the code of the others. True where one was found.
         """
-        known = Counter(self.key(run) for run in root.walk())
+        known = Counter(self.key(run) for run in root.walk() if run.path)  # none is as long as the whole
         for run in root.walk():
             if not run.path or known[self.key(run)] > 1:
                 continue

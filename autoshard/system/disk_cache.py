@@ -15,8 +15,9 @@ import re
 import time
 import uuid
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
+
+import numpy
 
 from autoshard.system.data_files import data_folder
 
@@ -135,8 +136,16 @@ def key_of(*parts: object) -> str:
 
 @cache
 def libraries() -> tuple[str, ...]:
-    """The versions of those that plans come from: reading one takes 2 ms."""
-    return tuple(version(name) for name in ("numpy", "scipy", "highspy"))
+    """The versions of those that plans come from: the names of folders beside numpy's say them at once."""
+    beside = sorted(path.stem for path in Path(numpy.__file__).resolve().parents[1].glob("*-*.dist-info"))
+    known = dict(name.split("-", 1) for name in beside)
+    return tuple(known.get(name) or _version(name) for name in ("numpy", "scipy", "highspy"))
+
+
+def _version(name: str) -> str:
+    from importlib.metadata import version  # 30 ms
+
+    return version(name)
 
 
 @cache

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,14 @@ def test_a_key_holds_all_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(disk_cache, "libraries", lambda: ("0",) * 3)
     keys.append(answers_of(cache, *usual).key)  # type: ignore[arg-type]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_libraries_are_those_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    """Their folders say what their metadata do; where there are none, these are read."""
+    if not beside:
+        monkeypatch.setattr(np, "__file__", str(tmp_path / "numpy" / "__init__.py"))
+    assert disk_cache.libraries.__wrapped__() == tuple(map(version, ("numpy", "scipy", "highspy")))
 
 
 @pytest.mark.parametrize("changed", ["rules/operators/linear_algebra.py", "costs/compute.py", "a_new_file.py"])

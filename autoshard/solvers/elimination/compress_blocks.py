@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir.problem import Integers, Problem, Value
+from autoshard.ir.problem import Integers, Problem, Value, changed
 from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.repeated_blocks import BlockRun, Line, runs
@@ -120,7 +120,7 @@ def _shortened(problem: Problem, placed: Line, folds: Sequence[Fold], rounds: in
 
 
 def _moved(value: Value, moved: Integers) -> Value:
-    return replace(value, producer=int(moved[value.producer]), consumers=tuple(int(moved[c]) for c in value.consumers))
+    return changed(value, producer=int(moved[value.producer]), consumers=tuple(int(moved[c]) for c in value.consumers))
 
 
 def _in_short(fold: Fold, places: Integers) -> Fold:

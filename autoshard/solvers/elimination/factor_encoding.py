@@ -322,10 +322,15 @@ def _members(count: int, most: int) -> Flags:
 
 def _distinct_rows(cost: Floats) -> tuple[Integers, Integers]:
     """The first of each group of equal rows, and the group of each row."""
-    found: dict[bytes, int] = {}
-    groups = [found.setdefault(row.tobytes(), len(found)) for row in cost]
-    kept = np.unique(np.asarray(groups, np.int64), return_index=True)[1]
-    return kept, np.asarray(groups, np.int64)
+    if not cost.size:
+        return np.arange(min(1, len(cost))), np.zeros(len(cost), np.int64)
+    rows = np.ascontiguousarray(cost).reshape(len(cost), -1)
+    texts = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1).tolist()
+    number = {text: group for group, text in enumerate(dict.fromkeys(texts))}
+    groups = np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
+    kept = np.empty(len(number), np.int64)
+    kept[groups[::-1]] = np.arange(len(texts))[::-1]  # the last written is the first
+    return kept, groups
 
 
 def _product(sum_: Additive, ends: _KeptEnds) -> Floats:

@@ -66,7 +66,7 @@ class TermGraph:
     def cost(self, variable: int) -> int:
         """Joint entries that eliminating it takes."""
         terms = [self.terms[t] for t in self.of[variable]]
-        if not any(term.gates for term in terms):
+        if not self.gates or not any(term.gates for term in terms):
             return self.joint(variable, terms)[0]
         if self.settings(variable, terms) > _MOST_SETTINGS:
             return _HOPELESS
@@ -85,7 +85,7 @@ class TermGraph:
 
     def by_setting(self, variable: int, terms: Sequence[CostTerm]) -> Iterator[tuple[Gates, list[CostTerm]]]:
         """Every setting of the other gates in `terms`, with the terms that count under it."""
-        gates = sorted({g for term in terms for g, _ in term.gates if g != variable})
+        gates = sorted({g for term in terms for g, _ in term.gates if g != variable}) if self.gates else []
         if not gates:
             yield (), list(terms)
             return
@@ -96,13 +96,19 @@ class TermGraph:
     def joint(self, variable: int, terms: Iterable[CostTerm]) -> tuple[int, dict[int, int]]:
         """Entries of the sum of terms, and the joined class map of each neighbour."""
         gate = variable in self.gates
-        maps: dict[int, set[int]] = {}
+        joined: dict[int, int] = {}
+        several: dict[int, set[int]] = {}
         for term in terms:
             if gate or len(term.scope) > 1:
                 for other, map_ in zip(term.scope, term.maps, strict=True):
-                    maps.setdefault(other, set()).add(map_)
-        joined = {other: self.store.join(ids) for other, ids in maps.items()}
-        work = math.prod(self.store.counts[map_] for map_ in joined.values())
+                    known = joined.setdefault(other, map_)
+                    if known != map_:
+                        several.setdefault(other, {known}).add(map_)
+        for other, ids in several.items():
+            joined[other] = self.store.join(ids)
+        work, counts = 1, self.store.counts
+        for map_ in joined.values():
+            work *= counts[map_]
         joined.pop(variable, None)
         return work * self.domains[variable] if gate else work, joined
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
@@ -122,9 +122,9 @@ def narrowed(problem: Problem, keep: Sequence[Integers]) -> Problem:
 
     def value(old: Value) -> Value:
         targets = tuple(part(t, c) for c, t in zip(old.consumers, old.targets, strict=True))
-        return replace(old, source=part(old.source, old.producer), targets=targets)
+        return changed(old, source=part(old.source, old.producer), targets=targets)
 
     nodes = tuple(
-        replace(node, seconds=part(node.seconds, n), bytes=part(node.bytes, n)) for n, node in enumerate(problem.nodes)
+        changed(node, seconds=part(node.seconds, n), bytes=part(node.bytes, n)) for n, node in enumerate(problem.nodes)
     )
     return replace(problem, nodes=nodes, values=tuple(map(value, problem.values)))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
 
 MANY = 4  # a value with more readers is cut off: each pays its share from the cheapest source
@@ -111,7 +111,7 @@ def without_hubs(sum_: Additive, cut: Collection[int]) -> Problem:
             pairs = once(key, lambda v=value, c=per_byte, n=count: (v.seconds + c * v.bytes) / n, value)  # type: ignore[misc]
             own[consumer] = _with_least(own[consumer], pairs, target, once)
     nodes = tuple(
-        node if node.seconds is seconds else replace(node, seconds=seconds)
+        node if node.seconds is seconds else changed(node, seconds=seconds)
         for node, seconds in zip(problem.nodes, own, strict=True)
     )
     return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))
@@ -142,12 +142,12 @@ def _with_least(own: Floats, pairs: Floats, target: Integers, once: _Once) -> Fl
 
 
 def _pair(value: Value, consumer: int, target: Integers, seconds: Floats) -> Value:
-    return replace(value, consumers=(consumer,), targets=(target,), seconds=seconds, intervals=((0, 0),))
+    return changed(value, consumers=(consumer,), targets=(target,), seconds=seconds, intervals=((0, 0),))
 
 
 def _bare(problem: Problem, own: Sequence[Floats], values: Sequence[Value]) -> Problem:
     nodes = tuple(
-        node if node.seconds is seconds and node.interval == (0, 0) else replace(node, seconds=seconds, interval=(0, 0))
+        node if node.seconds is seconds and node.interval == (0, 0) else changed(node, seconds=seconds, interval=(0, 0))
         for node, seconds in zip(problem.nodes, own, strict=True)
     )
     return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))
