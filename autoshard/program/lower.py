@@ -41,6 +41,19 @@ def lower(plan: Plan, graph: Graph, strategies: dict[str, Strategy] | None = Non
     return _Lowering(plan, graph, chosen_strategies(plan, graph) if strategies is None else strategies).run()
 
 
+@dataclass(frozen=True, eq=False)
+class _KnownParts:
+    """What programs of one graph and mesh are made of: those that are compared differ in few of them. `calls`: with the
+    strategy that each is of."""
+
+    values: dict[tuple[str, str, Layout], LocalValue] = field(default_factory=dict)
+    calls: dict[tuple[str, str, tuple[str | None, ...]], tuple[Strategy, Compute]] = field(default_factory=dict)
+
+
+def _known_parts(graph: Graph) -> dict[Mesh, _KnownParts]:
+    return {}
+
+
 @dataclass
 class _Lowering:
     plan: Plan
@@ -57,6 +70,7 @@ class _Lowering:
 
     def run(self) -> Program:
         graph, plan = self.graph, self.plan
+        self.known = graph.once(_known_parts).setdefault(plan.mesh, _KnownParts())
         self.variables = dict(graph.variables)
         self.steps = {(r.tensor, r.target): r for r in plan.redistributions}
         layouts = {t.name: t.layout for t in (*plan.inputs, *plan.parameters, *plan.buffers)}
@@ -110,10 +124,14 @@ class _Lowering:
     # --- values ---
 
     def _add(self, name: str, tensor: str, layout: Layout) -> str:
-        info = self.graph.tensor(tensor)
-        sizes = local_sizes(info.shape, layout, self.mesh)
-        named = self.variables.get(tensor, "")
-        self.values[name] = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad, named)
+        key = name, tensor, layout
+        if key not in self.known.values:
+            info = self.graph.tensor(tensor)
+            sizes = local_sizes(info.shape, layout, self.mesh)
+            named = self.variables.get(tensor, "")
+            made = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad, named)
+            self.known.values[key] = made
+        self.values[name] = self.known.values[key]
         self.made[tensor, layout] = name
         return name
 
@@ -241,23 +259,29 @@ class _Lowering:
             None if name is None or layout is None else self._value_in(name, layout, op.module, op.name)
             for name, layout in zip(op.operands, strategy.operands, strict=True)
         )
-        local = rules.localise(self.graph, op, strategy, self.mesh)
         for name, layout in zip(op.results, strategy.results, strict=True):
             self._start(name, layout)
-        self.instructions.append(
-            Compute(
-                op.name,
-                local.target,
-                operands,
-                local.attributes,
-                op.results,
-                op.module,
-                op.source,
-                op_plan.strategy,
-                local.variant,
-                local.axes,
-                host=strategy.host,
-            )
+        key = op.name, op_plan.strategy, operands
+        known, made = self.known.calls.get(key, (None, None))
+        if made is None or known is not strategy:
+            made = self._call(op, op_plan, strategy, operands)
+            self.known.calls[key] = strategy, made
+        self.instructions.append(made)
+
+    def _call(self, op: Op, op_plan: OpPlan, strategy: Strategy, operands: tuple[str | None, ...]) -> Compute:
+        local = rules.localise(self.graph, op, strategy, self.mesh)
+        return Compute(
+            op.name,
+            local.target,
+            operands,
+            local.attributes,
+            op.results,
+            op.module,
+            op.source,
+            op_plan.strategy,
+            local.variant,
+            local.axes,
+            host=strategy.host,
         )
 
     def _output(self, name: str) -> str:

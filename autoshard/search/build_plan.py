@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from autoshard.solvers.common.result import Solution
 if TYPE_CHECKING:
     from autoshard.ir.program import Program
     from autoshard.simulation.timeline import Timeline
+
+_MOVES: WeakKeyDictionary[Formulation, dict[tuple[int, ...], tuple[RedistributionPlan, ...]]] = WeakKeyDictionary()
+_MOST_MOVES = 8  # choices of one formulation
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def plan_of(
         parameters=stored["parameter"],
         buffers=stored["buffer"],
         ops=_op_plans(formulation, chosen),
-        redistributions=_redistributions(formulation, solution.choice),
+        redistributions=_moves_of(formulation, tuple(solution.choice)),
         predicted_seconds=solution.objective,
         predicted_peak_bytes=solution.peak_bytes,
         capacity_bytes=capacity_bytes,
@@ -190,6 +194,16 @@ def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]])
             text, forward, backward = known[key]
             found.append(OpPlan(site.name, text, strategy.variant, forward, backward, by))
     return tuple(found)
+
+
+def _moves_of(formulation: Formulation, choice: tuple[int, ...]) -> tuple[RedistributionPlan, ...]:
+    """`_redistributions`, made once: the plan of a choice is asked for as it is found, and as it is compared."""
+    known = _MOVES.setdefault(formulation, {})
+    if choice not in known:
+        known[choice] = _redistributions(formulation, choice)
+        for oldest in list(known)[:-_MOST_MOVES]:
+            del known[oldest]
+    return known[choice]
 
 
 def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
