@@ -87,8 +87,8 @@ class TaskPricer:
         op = self.graph.by_op[instruction.op]
         rest = weight_seconds(self.hardware, self.graph, op, operands, results)
         made = float(sum(x.bytes for x in operands[1:] if x is not None and x.requires_grad))
-        weight = replace(whole, name=f"{whole.name}: weight", seconds=rest, bytes=made, continues=True)
-        return [*before, replace(whole, seconds=max(0.0, whole.seconds - rest))], weight
+        weight = whole._replace(name=f"{whole.name}: weight", seconds=rest, bytes=made, continues=True)
+        return [*before, whole._replace(seconds=max(0.0, whole.seconds - rest))], weight
 
     def _gathers_again(self, index: int) -> Iterator[StreamTask]:
         """The gathers of weights that the backward of this instruction needs whole, and their casts; but for those that
@@ -96,7 +96,7 @@ class TaskPricer:
         for step in (step for step in self.again.get(index, ()) if step not in self.together):
             again = self.program.instructions[step]
             for task in self.tasks(step, again, "forward"):
-                yield replace(task, phase="backward", reason=f"gathered again: {task.reason}", instruction=index)
+                yield task._replace(phase="backward", reason=f"gathered again: {task.reason}", instruction=index)
 
     def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[StreamTask]:
         op, operands, results, size, strategy = self._operator(index, instruction)
@@ -117,7 +117,7 @@ class TaskPricer:
         for call in inside.forward if phase == "forward" else inside.backward:
             reason = f"inside {instruction.variant}"
             task = self._call(call, f"{op.name}: {call[1]}", phase, instruction.module, reason, index)
-            yield replace(task, beside=call[1] in inside.beside)
+            yield task._replace(beside=call[1] in inside.beside)
 
     def _operator(self, index: int, instruction: Compute) -> _Operator:
         """The same in both phases."""
@@ -141,7 +141,7 @@ class TaskPricer:
         for own in both[phase == "backward"]:
             stream, name = HOST_MEMORY if own.what == LOOK_UP else HOST_LINK, f"{op.name}: {own.what}"
             task = StreamTask(name, (stream,), own.seconds, phase, own.bytes, instruction.module, why, index)
-            yield replace(task, held_up=own.what != TO_DEVICE)
+            yield task._replace(held_up=own.what != TO_DEVICE)
 
     def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[StreamTask]:
         operand, result = self.local(instruction.operand), self.local(instruction.result)

@@ -8,13 +8,13 @@ is slower: both want the same memory and cores (arXiv:2507.03114 measures 19 % o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from autoshard.simulation.timeline import COMPUTE, Event, Phase
 
 
-@dataclass(frozen=True)
-class StreamTask:
+class StreamTask(NamedTuple):
     """An event that has no time yet. It occupies all of `streams`, and is shown on the first.
 
     One `beside` the task before it does not wait for that one; several in a row wait for each other. `collective` is
@@ -117,5 +117,5 @@ class Schedule:
         self.talks = [talk for talk in self.talks if talk[1] > event.start_seconds]
         if event.end_seconds <= start or any(index in later.waits for later in self.events[index + 1 :]):
             return
-        self.events[index] = replace(event, duration_seconds=self._stretched(event.start_seconds, seconds))
+        self.events[index] = event._replace(duration_seconds=self._stretched(event.start_seconds, seconds))
         self.free[COMPUTE] = self.events[index].end_seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "optimizer"]
 COMPUTE = "compute"
@@ -15,8 +15,7 @@ def axis_stream(axis: str) -> str:
     return f"communication {axis}"
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """Something that one stream did. `bytes` is what a collective moves or a computation makes, on one device.
 
     `instruction` is the position in the program (None for buckets and the optimizer), `waits` the positions in

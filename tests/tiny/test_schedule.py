@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -88,7 +87,7 @@ def test_what_stands_beside_a_computation_takes_turns() -> None:
 def test_two_axes_on_one_link_take_turns() -> None:
     first, second = talk(1.0, "dp"), talk(1.0, "tp", beside=True)
     assert [e.start_seconds for e in placed([first, second]).events] == [0.0, 1.0]
-    other = replace(second, link="InfiniBand")
+    other = second._replace(link="InfiniBand")
     assert [e.start_seconds for e in placed([first, other]).events] == [0.0, 0.0]
 
 
