@@ -50,6 +50,8 @@ def fresh(stem: str, taken: Collection[str]) -> str:
 
 def printable(text: str) -> str:
     """One line: newlines, control and direction marks, and what no file can hold are written as escapes."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

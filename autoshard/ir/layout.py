@@ -180,6 +180,8 @@ class LocalSize:
 
     def is_even(self, mesh: Mesh) -> bool:
         """True where every device holds the same length, so that the length is one integer."""
+        if not self.shards:
+            return True
         parts = 1
         for shard in self.shards:
             parts *= mesh.axis_size(shard.axis)

@@ -105,11 +105,13 @@ class Scopes:
         self.buffers = {b.value for b in program.buffers}
         self.defined = {v: i for i, ins in enumerate(program.instructions) for v in results_of(ins)}
         self.uses: dict[str, list[int]] = {}
-        for i, ins in enumerate(program.instructions):
-            for name in filter(None, reads_of(ins)):
+        self._named = [tuple(filter(None, reads_of(own))) for own in program.instructions]
+        for i, names in enumerate(self._named):
+            for name in names:
                 self.uses.setdefault(name, []).append(i)
         self._ids: dict[Hashable, int] = {}
         self._read = [(*operands_of(own), *_again(own)) for own in program.instructions]
+        self._results = [results_of(own) for own in program.instructions]
         self._random = [random_index(own) for own in program.instructions]
         self._inner: dict[tuple[str, str], tuple[Hashable, ...]] = {}
         self._of_state = {name: self._id(self._kind(p)) for name, p in self.state.items()}
@@ -140,15 +142,14 @@ class Scopes:
 
     def values(self, run: ModuleVisit) -> list[str]:
         """The values a run defines, in order: their position is what equal runs have in common."""
-        return [v for ins in self.program.instructions[run.start : run.stop] for v in results_of(ins)]
+        return [v for results in self._results[run.start : run.stop] for v in results]
 
     def inputs(self, run: ModuleVisit) -> list[str]:
         """The values a run reads and neither defines nor holds, in order of first use."""
         if run.path == "" and run.stop - run.start == len(self.program.instructions):
             return list(self.program.inputs)
-        read = (v for ins in self.program.instructions[run.start : run.stop] for v in reads_of(ins))
-        outside = dict.fromkeys(v for v in read if v is not None and not self._here(v, run) and not self.owned(v, run))
-        return list(outside)
+        read = dict.fromkeys(v for names in self._named[run.start : run.stop] for v in names)
+        return [v for v in read if not self._here(v, run) and not self.owned(v, run)]
 
     def escapes(self, name: str, run: ModuleVisit) -> bool:
         """True where a value that the run defines is needed after it."""

@@ -194,10 +194,8 @@ def _charges(sum_: Additive, spans: Integers) -> list[Integers]:
 
 
 def _numbers(contents: Contents, arrays: Sequence[NDArray[np.generic]]) -> Integers:
-    """The number of each array by content; each object is looked at once."""
-    ids = np.fromiter(map(id, arrays), np.int64, len(arrays))
-    _, first, back = np.unique(ids, return_index=True, return_inverse=True)
-    return np.array([contents.number(arrays[i]) for i in first], dtype=np.int64)[back.reshape(-1)]
+    """The number of each array by content."""
+    return np.fromiter(map(contents.number, arrays), np.int64, len(arrays))
 
 
 def _coded(columns: Sequence[Integers]) -> Integers:
