@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -123,7 +124,7 @@ class StepResources:
         `weights`, of the resources of each phase: of pairs that follow each other, not negative and at most 1 together.
         Memory is left out. Equal arrays stay one object.
         """
-        mean = _Means(weights)
+        mean = _Means(weights, self._forbidding)
         nodes = zip(self.nodes, self.problem.nodes, self._rows(0), strict=True)
         unary = [mean.of(own, node.seconds, rows) for own, node, rows in nodes]
         values = []
@@ -139,6 +140,13 @@ class StepResources:
         pairs_ = zip(self.problem.nodes, unary, strict=True)
         return Problem(tuple(Node(node.name, own, mean.zeros(len(own))) for node, own in pairs_), tuple(values))
 
+    @cached_property
+    def _forbidding(self) -> frozenset[int]:
+        """The addresses of the problem's seconds that forbid some choice or pair."""
+        arrays = {id(node.seconds): node.seconds for node in self.problem.nodes}
+        arrays |= {id(value.seconds): value.seconds for value in self.problem.values}
+        return frozenset(key for key, seconds in arrays.items() if np.isinf(seconds).any())
+
     def cut_off(self, values: Collection[int]) -> StepResources:
         """The same, in whose bounds these values, too, are cut off from their readers."""
         if all(reader.hub or reader.value not in values for reader in self.readers):
@@ -149,7 +157,7 @@ class StepResources:
     def likely(self, weights: Floats, added: float = 0.0) -> Problem:
         """The mean of what is roughly used, without the constants: with the structure and the memory of the problem.
         `added`: the part of it that the problem's own costs are, in which nothing overlaps."""
-        mean = _Means((1.0 - added) * weights, added)
+        mean = _Means((1.0 - added) * weights, self._forbidding, added)
         nodes = zip(self.problem.nodes, self.nodes, strict=True)
         values = zip(self.problem.values, self.values, strict=True)
         return replace(
@@ -165,10 +173,11 @@ def in_a_row(resources: StepResources) -> Floats:
 
 
 class _Means:
-    """Arrays of weighted means, each made once; what is forbidden stays so."""
+    """Arrays of weighted means, each made once; what is forbidden stays so. `forbidding`: the addresses of what forbids
+    something."""
 
-    def __init__(self, weights: Floats, added: float = 0.0) -> None:
-        self.weights, self.added = weights, added
+    def __init__(self, weights: Floats, forbidding: frozenset[int], added: float = 0.0) -> None:
+        self.weights, self.forbidding, self.added = weights, forbidding, added
         self.known: dict[Hashable, tuple[Floats, object]] = {}  # with what its key names
         self.paid: dict[int, bool] = {}
         self.of_picked: dict[Hashable, tuple[Floats, Integers]] = {}
@@ -179,10 +188,14 @@ class _Means:
         weights = self.weights if rows is None else self.of_rows(rows, len(seconds))
         key = (id(seconds), id(allowed), weights.tobytes())
         if key not in self.known:
-            forbidden = np.isinf(allowed)
             found = _mean(weights, seconds)
-            found = found + self.added * np.where(forbidden, 0.0, allowed) if self.added else found
-            self.known[key] = np.where(forbidden, np.inf, found), (seconds, allowed)
+            if id(allowed) in self.forbidding:
+                forbidden = np.isinf(allowed)
+                found = found + self.added * np.where(forbidden, 0.0, allowed) if self.added else found
+                found = np.where(forbidden, np.inf, found)
+            elif self.added:
+                found = found + self.added * allowed
+            self.known[key] = found, (seconds, allowed)
         return self.known[key][0]
 
     def of_rows(self, rows: Integers, count: int) -> Floats:

@@ -1,4 +1,5 @@
-"""Tables over the same axes are added once before they are minimised, with the same result."""
+"""Tables over the same axes are added once before they are minimised, and many strategies a part at a time, with the
+same result."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ def test_parts_added_once_make_the_same_table(seed: int, monkeypatch: pytest.Mon
         parts.append(TableView(rng.random(lengths), rows))
     for part in parts:
         total = total + part.array()
-    for slab in (1, 7, 1 << 17):
+    for slab, deep in ((1, 256), (7, 256), (1 << 17, 256), (1, 1), (7, 3), (1, 7)):
         monkeypatch.setattr(min_plus, "_SLAB", slab)
+        monkeypatch.setattr(min_plus, "_DEEP", deep)
         assert np.allclose(min_plus.min_plus(parts, shape), total.min(axis=0), rtol=1e-14, atol=0)
 
 

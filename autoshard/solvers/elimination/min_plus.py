@@ -14,6 +14,7 @@ from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, Ta
 from autoshard.solvers.elimination.elimination_order import Elimination
 
 _SLAB = 1 << 17  # joint entries that are summed at once
+_DEEP = 256  # strategies that are minimised over at once: with more, pieces of the result are short
 _WORTH_JOINING = 4  # joint entries to one that is written: parts that make larger tables are added piece by piece
 _MOST_COPIED = 1 << 23  # entries of a part that is written out once for all slabs instead of once for each
 
@@ -154,7 +155,15 @@ def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: S
 def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
     """min over axis 0 of the sum of parts over `shape`."""
     result = np.empty(shape[1:])
-    _slabs(_joined(parts, shape) if math.prod(shape) > _SLAB else parts, shape[0], result)
+    if math.prod(shape) <= _SLAB:
+        _slabs(parts, shape[0], result)
+        return result
+    joined, other = _joined(parts, shape), np.empty(shape[1:]) if shape[0] > _DEEP else result
+    for low in range(0, shape[0], _DEEP):
+        window = slice(low, min(low + _DEEP, shape[0]))
+        _slabs([part.cut(0, window) for part in joined], window.stop - low, other if low else result)
+        if low:
+            np.minimum(result, other, out=result)
     return result
 
 

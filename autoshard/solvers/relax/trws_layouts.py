@@ -81,7 +81,7 @@ class Beliefs:
         if key not in self.tables:
             pay = scaled(self.sum, value.seconds)
             pay = pay + per_byte * value.bytes if per_byte else pay
-            table = (np.where(np.isinf(pay), self.penalty, pay) * shares).astype(self.kind)
+            table = _shared_out(pay, self.penalty, shares).astype(self.kind)
             self.tables[key] = table, np.ascontiguousarray(table.T)
         return self.tables[key]
 
@@ -165,6 +165,13 @@ class Beliefs:
                 self.edges[e] = edge._replace(there=there, back=back)
 
 
+def _shared_out(pay: Floats, penalty: float, shares: Floats) -> Floats:
+    """Shares of what is paid, with the penalty where it is forbidden: most tables forbid nothing, and go to one."""
+    if not np.isfinite(pay.max(initial=0.0)):
+        pay = np.where(np.isinf(pay), penalty, pay)
+    return pay if (shares == 1.0).all() else pay * shares
+
+
 def _weights(sum_: Additive, value: Value) -> Floats:
     """Of each consumer: who keeps a target for longest pays most of it, so that together they pay what is charged."""
     charges = np.array([charge(sum_, interval) for interval in value.intervals])
@@ -182,7 +189,8 @@ def _penalty(sum_: Additive, own: list[Floats]) -> float:
     """In place of what is forbidden: more than any plan costs that is allowed. Bounds are then low, never too high."""
 
     def most(table: Floats) -> float:
-        return float(table[np.isfinite(table)].max(initial=0.0))
+        largest = float(table.max(initial=0.0))
+        return largest if np.isfinite(largest) else float(table[np.isfinite(table)].max(initial=0.0))
 
     known = {id(value.seconds): most(value.seconds) for value in sum_.problem.values}
     seconds = sum(len(value.consumers) * known[id(value.seconds)] for value in sum_.problem.values)
