@@ -20,6 +20,7 @@ _OWN, _COMMON = 4, 8  # columns by which a row is told from others: its own, and
 _SMALL = 1 << 15  # entries of all pairs over all columns: they are not worth a bound
 _MANY = 8  # a part of all pairs: with more of them left open, all are looked at over all columns
 _SLAB = 1 << 16  # entries that are looked at together
+_PIECE = 1 << 15  # of the bounds of all pairs
 
 
 class LeastExcess:
@@ -124,10 +125,14 @@ def _over_few(pay: Floats) -> Floats:
     less = np.subtract if allowed.all() else _less
     mean = np.where(allowed, pay, 0.0).sum(axis=0) / np.maximum(allowed.sum(axis=0), 1)
     cheapest = np.argpartition(pay - mean, min(_OWN, columns) - 1, axis=1)[:, :_OWN]
-    for own in cheapest.T:
-        np.minimum(result, less(pay[np.arange(rows), own][:, None], pay[:, own].T), out=result)
-    for column in sorted(set(np.linspace(0, columns - 1, _COMMON).astype(np.int64).tolist())):
-        np.minimum(result, less(pay[:, column][:, None], pay[:, column][None, :]), out=result)
+    common = sorted(set(np.linspace(0, columns - 1, _COMMON).astype(np.int64).tolist()))
+    by_column, length = np.ascontiguousarray(pay.T), max(1, _PIECE // max(1, rows))
+    for low in range(0, rows, length):  # a piece stays in the cache
+        some, piece = np.arange(low, min(low + length, rows)), result[low : low + length]
+        for own in cheapest[some].T:
+            np.minimum(piece, less(pay[some, own][:, None], by_column[own]), out=piece)
+        for column in common:
+            np.minimum(piece, less(pay[some, column][:, None], by_column[column][None, :]), out=piece)
     return result
 
 
