@@ -11,15 +11,17 @@ import pytest
 
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.contraction.core_problem import core
 from autoshard.solvers.contraction.node_choices import either
 from autoshard.solvers.contraction.node_costs import NodeCosts
 from autoshard.solvers.contraction.presolve import PairGraph
 from autoshard.solvers.contraction.quadratise import pairwise
-from autoshard.solvers.contraction.reduced_problem import core
-from autoshard.solvers.pairwise import anytime, narrow_moves
-from autoshard.solvers.pairwise.dual_ascent import Round
+from autoshard.solvers.contraction.reduced_problem import Inner, packed
+from autoshard.solvers.pairwise import anytime, narrow_moves, narrow_search
+from autoshard.solvers.pairwise.dual_ascent import Ascent, Round
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
 from autoshard.solvers.pairwise.narrow_order import NarrowOrder, narrow_order
+from autoshard.solvers.pairwise.narrow_search import NarrowSearch
 from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
 
 
@@ -115,6 +117,75 @@ def test_mixed_is_the_best_beside_what_has_to_be_held(seed: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_every_move_is_worth_what_it_says_whatever_others_are_made(seed: int) -> None:
+    graph, rng = graph_of(seed, nodes=8, density=0.25, forbidden=0.0), np.random.default_rng(seed)
+    start = np.array([rng.integers(len(own)) for own in graph.unary])
+    for moves in (
+        moves_of(graph).changes(costs_of(graph), start, rng),
+        moves_of(graph).mixed(costs_of(graph), start, either(start, np.zeros_like(start)), rng),
+    ):
+        for count in range(len(moves) + 1):
+            for some in itertools.combinations(moves, count):
+                expected = cost_of(graph, start) + sum(move.gain for move in some)
+                assert cost_of(graph, after(start, list(some))) == pytest.approx(expected)
+        assert [move.gain for move in moves] == sorted(move.gain for move in moves)
+
+
+def test_nodes_that_change_apart_are_moves_of_their_own() -> None:
+    """Ends of a chain whose middle stays: one elimination, two moves."""
+    same, loose = np.array([[0.0, 9.0], [9.0, 0.0]]), np.zeros((2, 2))
+    worse = np.array([5.0, 0.0])
+    graph = PairGraph((worse, worse, np.zeros(2), worse), {(0, 1): same, (1, 2): loose, (2, 3): loose})
+    moves = moves_of(graph).changes(costs_of(graph), np.zeros(4, np.int64), np.random.default_rng(0))
+    assert [(move.gain, sorted(move.nodes)) for move in moves] == [(-10.0, [0, 1]), (-5.0, [3])]
+
+
+def whole(graph: PairGraph, sizes: list[Floats], capacity: float) -> Inner:
+    """A graph whose nodes are all alive at one time."""
+    items = [(n, 0, 1, size) for n, size in enumerate(sizes)]
+    return Inner(graph, packed(items, np.zeros(1), capacity, costs_of(graph).ends))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_hub_that_messages_doubt_changes_with_all_that_read_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers in a ring that agree with the hub: it is the first to be held, and then nothing changes."""
+    monkeypatch.setattr(narrow_moves, "_ENTRIES", (8.0,))  # tables of three nodes: the hub is held, or a reader or two
+    monkeypatch.setattr(narrow_moves, "_NOISE", (0.0,))
+    agree = np.array([[0.0, 1.0], [1.0, 0.0]])
+    edges = {(0, n): 4 * agree for n in range(1, 13)} | {(min(n, m), max(n, m)): agree for n, m in ring_of(12)}
+    graph = PairGraph((np.array([10.0, 0.0]), *[np.array([0.1, 0.0])] * 12), edges)
+    core_, start = whole(graph, [np.zeros(2)] * 13, 1.0), np.zeros(13, np.int64)
+    ascent = Ascent(core_)
+    for _ in range(30):
+        ascent.step(move=False)
+    reached = []
+    for doubted in (0, 1):
+        monkeypatch.setattr(narrow_search, "_DOUBTED", (doubted,))
+        search = NarrowSearch(core_, moves_of(graph), start, np.zeros(1), np.random.default_rng(seed))
+        for _ in range(3):
+            search.better(ascent)
+        reached.append(search.choice.sum())
+    assert reached == [0, 13]
+
+
+def ring_of(count: int) -> list[tuple[int, int]]:
+    return [(n, n % count + 1) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_is_made_to_fit_by_as_few_changes_as_do(seed: int) -> None:
+    """Ten nodes alike but for what their smaller choice costs: three have to change, and the cheapest do."""
+    rng = np.random.default_rng(seed)
+    dear = rng.permutation(10) / 100.0
+    graph = PairGraph(tuple(np.array([1.0, 1.0 + more]) for more in dear), {(0, 1): np.zeros((2, 2))})
+    core_ = whole(graph, [np.array([2.0, 1.0])] * 10, 17.0)
+    search = NarrowSearch(core_, moves_of(graph), np.zeros(10, np.int64), np.zeros(1), rng)
+    while not search.fits:
+        search.fit()
+    assert np.flatnonzero(search.choice).tolist() == sorted(np.argsort(dear)[:3].tolist())
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_costs_given_what_is_held(seed: int) -> None:
     graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
     choice = np.array([rng.integers(len(own)) for own in graph.unary])
@@ -168,7 +239,7 @@ def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
     """A second for each round of 100, of which the last 15 are for a plan; half as many again where none comes."""
     monkeypatch.setattr(anytime, "_FIRST", 1000)  # none is polished for being near the bound
     monkeypatch.setattr(anytime, "_LAST", 86)
-    problem, _ = limited(0)
+    problem, _ = limited(5)
     now = [0.0]
     run = anytime._PairwiseSearch(core(pairwise(problem), problem), Clock(1000.0, timer=lambda: now[0]), 0)
     step, rounds, polished = run.ascent.step, list[Round](), list[tuple[float, Integers]]()

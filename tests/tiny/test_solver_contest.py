@@ -20,8 +20,8 @@ from autoshard.solvers import Options, solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Looks
 from autoshard.solvers.contraction import quadratise
+from autoshard.solvers.contraction.core_problem import core
 from autoshard.solvers.contraction.quadratise import extended, pairwise
-from autoshard.solvers.contraction.reduced_problem import core
 from autoshard.solvers.heuristics import brute_force
 from autoshard.solvers.pairwise import anytime, asplos_format, tree_moves
 from autoshard.solvers.pairwise.dual_ascent import Ascent
@@ -338,3 +338,59 @@ def test_nothing_fits_names_what_is_alive() -> None:
         InfeasibleError, match=r"no plan fits: every plan needs at least .*at time \d+, at their smallest: n"
     ):
         solve(problem, "dp")
+
+
+@given(SEEDS, st.sampled_from([1.0, 0.1]))
+@settings(max_examples=250, deadline=None)
+def test_a_core_under_a_limit_holds_a_best_plan(seed: int, part: float) -> None:
+    """Nodes whose bytes never count are folded away; bytes in whole numbers and in fractions, of which a plan may fill
+    the limit exactly. A plan given is lowered to one that is no worse."""
+    whole = limited(fenced(seed), seed)
+    problem = replace(
+        whole,
+        nodes=tuple(replace(node, bytes=node.bytes * part) for node in whole.nodes),
+        values=tuple(replace(value, bytes=value.bytes * part) for value in whole.values),
+        capacity_bytes=whole.capacity_bytes * part,
+    )
+    expected, pairs = brute(problem), pairwise(problem)
+    try:
+        found = core(pairs, problem)
+    except InfeasibleError as error:
+        assert expected is None and error.proven
+        return
+    best = math.inf
+    for choice in np.ndindex(*[len(own) for own in found.graph.unary]):
+        picked = np.array(choice, np.int64)
+        if found.fits(picked):
+            best = min(best, found.cost(picked))
+            assert math.isclose(found.cost(picked), objective(problem, found.lifted(picked)), rel_tol=1e-12) or (
+                math.isinf(found.cost(picked))
+            )
+    assert math.isclose(best, math.inf if expected is None else expected.objective, rel_tol=1e-9)
+    if expected is not None:
+        lowered = found.lowered(pairs, expected.choice)
+        assert lowered is not None and found.fits(lowered)
+        assert found.cost(lowered) <= expected.objective * (1 + 1e-9)
+
+
+def test_nodes_whose_bytes_never_count_are_folded() -> None:
+    """One alone, and one beside a node that is weighed; two that are alive where memory is short stay."""
+    own = (
+        Node("late", np.array([4.0, 2.0]), np.array([0.0, 8.0]), (2, 3)),
+        Node("leaf", np.array([1.0, 0.0]), np.array([2.0, 1.0]), (2, 3)),
+        Node("weighed", np.array([7.0, 3.0]), np.array([1.0, 3.0]), (0, 2)),
+        Node("other", np.array([7.0, 4.0]), np.array([1.0, 4.0]), (0, 2)),
+    )
+    edge = Value(
+        "edge", 1, (2,), np.arange(2), (np.arange(2),), np.array([[0.0, 5.0], [3.0, 4.0]]), np.zeros(2), ((0, 0),)
+    )
+    problem = Problem(own, (edge,), capacity_bytes=10.0, horizon=3)
+    assert core(pairwise(problem), problem).way.left.tolist() == [0, 1]  # 8 + 2 fill it, 3 + 4 do not
+    problem = replace(problem, capacity_bytes=10.5)
+    found = core(pairwise(problem), problem)
+    assert [found.way.left.tolist(), found.graph.constant] == [[], 2.0 + 7.0 + 4.0]
+    problem = replace(problem, capacity_bytes=6.0, nodes=(replace(own[0], bytes=np.array([0.0, 3.0])), *own[1:]))
+    found = core(pairwise(problem), problem)
+    assert [found.way.left.tolist(), found.graph.constant] == [[2, 3], 2.0]
+    assert found.graph.unary[0].tolist() == [7.0 + 1.0, 3.0 + 4.0]
+    assert found.lifted(np.array([1, 0])) == (1, 1, 1, 0)

@@ -39,16 +39,26 @@ class PairGraph:
 class Contracted:
     """`graph` over the nodes that are left. Original node n has choice `maps[n][choice of owner[n]]`.
 
-    `owner[n]`: -1 where one choice was left: then `maps[n]` has one entry.
+    `owner[n]`: -1 where one choice was left: then `maps[n]` has one entry. `left`: the original node of each of the
+    graph's.
     """
 
     graph: PairGraph
     owner: Integers
     maps: tuple[Integers, ...]
+    left: Integers
 
     def lifted(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The choice of every original node."""
         return tuple(int(m[choice[o] if o >= 0 else 0]) for m, o in zip(self.maps, self.owner.tolist(), strict=True))
+
+    def further(self, then: Contracted) -> Contracted:
+        """With `then`, the contraction of `graph`, done after this one."""
+        owner = self.owner.copy()
+        owner[owner >= 0] = then.owner[owner[owner >= 0]]
+        maps = tuple(of if o < 0 else of[then.maps[o]] for of, o in zip(self.maps, self.owner.tolist(), strict=True))
+        graph = PairGraph(then.graph.unary, then.graph.edges, self.graph.constant + then.graph.constant)
+        return Contracted(graph, owner, maps, self.left[then.left])
 
 
 class _Merge(NamedTuple):
@@ -74,17 +84,22 @@ class NodeWithoutChoice(Exception):
         self.node = node
 
 
-def contracted(unary: Sequence[Floats], pairs: Sequence[tuple[int, int]], costs: Sequence[Floats]) -> Contracted:
-    """Raises NodeWithoutChoice where a node has none left."""
-    state = _Contraction(unary)
+def contracted(
+    unary: Sequence[Floats],
+    pairs: Sequence[tuple[int, int]],
+    costs: Sequence[Floats],
+    free: Sequence[bool] | None = None,
+) -> Contracted:
+    """`free`: whether nothing but costs depends on a node's choice. Raises NodeWithoutChoice where none is left."""
+    state = _Contraction(unary, [False] * len(unary) if free is None else free)
     for (a, b), cost in zip(pairs, costs, strict=True):
         state.connect(a, b, state.matrices.given(cost))
     return state.run()
 
 
 class _Contraction:
-    def __init__(self, unary: Sequence[Floats]) -> None:
-        self.unary = list(unary)
+    def __init__(self, unary: Sequence[Floats], free: Sequence[bool]) -> None:
+        self.unary, self.free = list(unary), list(free)
         self.matrices = Matrices()
         self.edges: list[dict[int, int]] = [{} for _ in unary]
         self.alive = [True] * len(unary)
@@ -128,8 +143,10 @@ class _Contraction:
 
     def visit(self, n: int) -> None:
         self.narrow(n)
-        if len(self.unary[n]) == 1:
+        if len(self.unary[n]) == 1 or (self.free[n] and not self.edges[n]):
             self.fix(n)
+        elif self.free[n] and len(self.edges[n]) == 1:
+            self.fold(n)
         elif len(self.edges[n]) <= self.most:
             self.follow(n)
 
@@ -156,13 +173,24 @@ class _Contraction:
                 self.push(other)
 
     def fix(self, n: int) -> None:
-        self.constant += float(self.unary[n][0])
+        best = int(self.unary[n].argmin())  # the only one, or nothing else depends on it
+        self.constant += float(self.unary[n][best])
         for other, matrix in self.edges[n].items():
             self.unary[other] = self.unary[other] + self.matrices.arrays[matrix][0]
             del self.edges[other][n]
             self.push(other)
         self.edges[n] = {}
-        self.gone(n, -1, np.zeros(1, np.int64))
+        self.gone(n, -1, np.array([best]))
+
+    def fold(self, n: int) -> None:
+        """n has one neighbour, and for each choice of that takes its cheapest."""
+        ((other, matrix),) = self.edges[n].items()
+        total = self.unary[n][:, None] + self.matrices.arrays[matrix]
+        self.unary[other] = self.unary[other] + total.min(axis=0)
+        del self.edges[other][n]
+        self.edges[n] = {}
+        self.gone(n, other, total.argmin(axis=0))
+        self.push(other)
 
     def follow(self, n: int) -> None:
         """Contracts n into a neighbour that decides it, the one with the fewest choices, then edges."""
@@ -187,6 +215,7 @@ class _Contraction:
                 if self.matrices.news(self.edges[third][other]):
                     self.push(third)
         self.edges[n] = {}
+        self.free[other] = self.free[other] and self.free[n]
         self.gone(n, other, of)
         self.push(other)
 
@@ -214,4 +243,5 @@ class _Contraction:
             for b, matrix in self.edges[a].items()
             if number[a] < number[b]
         }
-        return Contracted(PairGraph(tuple(self.unary[n] for n in left), edges, self.constant), owner, tuple(maps))
+        graph = PairGraph(tuple(self.unary[n] for n in left), edges, self.constant)
+        return Contracted(graph, owner, tuple(maps), np.array(left, np.int64))

@@ -1,12 +1,11 @@
-"""The core of a large problem: what is left after contraction, with its memory, and the way back to a plan.
+"""A graph of pairs with its memory, and sections of it.
 
-Nodes of the core stand for many nodes of the problem, so one of their choices uses memory over several spans. Each span
-is an *item*: a vector of bytes over the choices of its node. What every plan uses is in `base`.
+A node may stand for many nodes of a problem, so one of its choices uses memory over several spans. Each span is an
+*item*: a vector of bytes over the choices of its node. What every plan uses is in `base`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, memory
+from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.contraction.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
-from autoshard.solvers.contraction.quadratise import Pairwise, extended
-
-_ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
+from autoshard.solvers.contraction.presolve import PairGraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +39,7 @@ class Items:
 
     def alive(self, choice: Integers) -> Floats:
         """Bytes at each time, shape (times,)."""
-        return self._over_time(self.bytes[self.first + choice[self.node]])
+        return self.over_time(self.bytes[self.first + choice[self.node]])
 
     def priced(self, unary: Floats, multipliers: Floats) -> NodeCosts:
         """The costs of all choices, in one row, with their bytes at `multipliers` (times,) added."""
@@ -65,9 +60,10 @@ class Items:
     def expected(self, weights: Floats) -> Floats:
         """Bytes at each time where choices have `weights`, a row as long as the last of `ends`."""
         size = np.bincount(self.owner, self.bytes * weights[self.slot], len(self.node))
-        return self._over_time(size.astype(np.float64))
+        return self.over_time(size.astype(np.float64))
 
-    def _over_time(self, size: Floats) -> Floats:
+    def over_time(self, size: Floats) -> Floats:
+        """Bytes at each time where the items have `size`."""
         times = len(self.base)
         change = np.bincount(self.low, size, times + 1) - np.bincount(self.high, size, times + 1)
         return np.asarray(self.base + np.cumsum(change)[:-1])
@@ -122,47 +118,6 @@ class Inner:
 
     def fits(self, choice: Integers) -> bool:
         return bool(self.items.alive(choice).max(initial=0.0) <= self.items.capacity)
-
-
-@dataclass(frozen=True, eq=False)
-class Core(Inner):
-    """`way`: from the choices of `graph` to those of the pairwise problem, whose first nodes are those of `problem`."""
-
-    way: Contracted
-    problem: Problem
-
-    def fits(self, choice: Integers) -> bool:
-        """What fits the problem fits here, and nothing else: a plan that is left out is taken for none."""
-        capacity = self.items.capacity
-        room = capacity - float(self.items.alive(choice).max(initial=0.0))
-        if math.isinf(capacity) or abs(room) > _ROUNDING * capacity:
-            return room > 0
-        return bool(memory(self.problem, self.lifted(choice)).max(initial=0.0) <= self.problem.capacity_bytes)
-
-    def lifted(self, choice: Integers) -> tuple[int, ...]:
-        return self.way.lifted(choice.tolist())[: len(self.problem.nodes)]
-
-    def lowered(self, pairs: Pairwise, choice: Sequence[int]) -> Integers | None:
-        """The choices of the core that stand for a plan of the problem; None where contraction left them out."""
-        free = [np.ones(len(own), bool) for own in self.graph.unary]
-        for of, owner, s in zip(self.way.maps, self.way.owner.tolist(), extended(pairs, choice), strict=True):
-            if owner >= 0:
-                free[owner] &= of == s
-            elif of[0] != s:
-                return None
-        if not all(some.any() for some in free):
-            return None
-        return np.array([int(some.argmax()) for some in free], np.int64)
-
-
-def core(pairs: Pairwise, problem: Problem) -> Core:
-    """`pairs` are those of `problem`. Raises InfeasibleError where a node has no allowed choice."""
-    try:
-        way = contracted(pairs.unary, pairs.pairs, pairs.costs)
-    except NodeWithoutChoice as error:
-        name = pairs.names[error.node]
-        raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
-    return Core(way.graph, _items(pairs, way), way, problem)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,37 +176,10 @@ def _part(whole: Inner, nodes: Integers, kept: dict[int, Integers], choice: Inte
         )
     ]  # fmt: skip
     base = items.alive(choice) - np.cumsum(change)[:-1]
-    return _packed(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
+    return packed(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
 
 
-def _items(pairs: Pairwise, way: Contracted) -> Items:
-    spans, times = _condensed(pairs.spans)
-    change = np.zeros(times + 1)
-    found: list[tuple[int, int, int, Floats]] = []
-    for (low, high), usage, owner, of in zip(spans.tolist(), pairs.usage, way.owner.tolist(), way.maps, strict=True):
-        if low >= high:
-            continue
-        size = usage[of]
-        least = float(size.min())
-        if least:
-            change[low] += least
-            change[high] -= least
-        if owner >= 0 and float(size.max()) > least:
-            found.append((owner, low, high, size - least))
-    ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
-    return _packed(_joined(found), np.cumsum(change)[:-1], pairs.capacity, ends)
-
-
-def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:
-    """Items of one node over one span are one."""
-    joined: dict[tuple[int, int, int], Floats] = {}
-    for node, low, high, size in found:
-        key = (node, low, high)
-        joined[key] = joined[key] + size if key in joined else size
-    return [(*key, size) for key, size in sorted(joined.items(), key=lambda pair: pair[0])]
-
-
-def _packed(found: list[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers) -> Items:
+def packed(found: list[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers) -> Items:
     columns = np.array([entry[:3] for entry in found], np.int64).reshape(-1, 3)
     lengths = np.array([len(entry[3]) for entry in found], np.int64)
     first = np.cumsum(lengths) - lengths
@@ -269,13 +197,3 @@ def _packed(found: list[tuple[int, int, int, Floats]], base: Floats, capacity: f
         slot=np.arange(len(owner)) - first[owner] + begin[owner],
         ends=ends,
     )
-
-
-def _condensed(spans: Integers) -> tuple[Integers, int]:
-    """The spans over the times where a peak can be (just before a stop that follows a start), and their number."""
-    real = spans[spans[:, 0] < spans[:, 1]]
-    starts, stops = np.unique(real[:, 0]), np.unique(real[:, 1])
-    before = np.searchsorted(starts, stops)
-    times = stops[np.diff(before, prepend=0) > 0] - 1
-    moved = np.searchsorted(times, spans)
-    return np.where(spans[:, :1] < spans[:, 1:], moved, 0), len(times)

@@ -13,6 +13,7 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.common.solver_options import Clock, Options
+from autoshard.solvers.contraction.core_problem import nothing
 from autoshard.solvers.heuristics import bisection
 from autoshard.solvers.heuristics.propagation import propagate
 from autoshard.solvers.pairwise import anytime
@@ -32,7 +33,7 @@ def something(state: Incumbent) -> None:
         _tried(state, make)
         if state.choice is not None:
             return
-    raise state.error or anytime.nothing(state.problem, False)
+    raise state.error or nothing(state.problem, False)
 
 
 def plan(problem: Problem) -> Choice:

@@ -16,24 +16,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.infeasibility import explained, refuse_if_short
+from autoshard.solvers.common.infeasibility import refuse_if_short
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
+from autoshard.solvers.contraction.core_problem import Core, core, nothing
 from autoshard.solvers.contraction.node_choices import cheapest
 from autoshard.solvers.contraction.quadratise import pairwise
-from autoshard.solvers.contraction.reduced_problem import Core, core, section
+from autoshard.solvers.contraction.reduced_problem import section
 from autoshard.solvers.pairwise.dual_ascent import Ascent, Round
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
-from autoshard.solvers.pairwise.narrow_search import NarrowSearch
+from autoshard.solvers.pairwise.narrow_search import SWEEPS, NarrowSearch
 from autoshard.solvers.pairwise.neighbourhood_search import polished
 from autoshard.solvers.pairwise.section_ilp import SectionProgram, entries, undercut
 from autoshard.solvers.pairwise.tree_moves import Forests
-from autoshard.units import format_bytes
+from autoshard.system.garbage import seldom_searched
 
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 400  # of messages, at most
@@ -44,13 +44,15 @@ _LAST = 10  # rounds: of their plans the one to start from
 _PATIENCE = 1.5  # times the time of rounds, until a plan comes out of one that is not poor
 _POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for a step before others
-_CLIMB = 0.35  # the same for messages, where they do most of the work
-_FOLLOW = 0.45  # the same for a plan that prices follow
+_CLIMB = 0.25  # the same for messages, where they do most of the work
+_FOLLOW = 0.6  # the same for a plan that prices follow
 _FOLLOWED, _FOLLOWS = 50, 2  # moves of one, at most; such plans, where no clock ends them
-_BOUND_EVERY = 3  # moves between sweeps of messages
 _AGAIN = 40  # rounds of messages between two
 _FIT = 30  # moves until the plan is to fit
 _IDLE, _LITTLE = 3, 5e-4  # steps in a row that gain less than this part, before messages go on
+_SETTLED, _SAME = 4, 1e-3  # moves in a row that change the cost by less than this part, before the plan is to fit
+_FEW = 0.5  # of the moves of a plan that prices follow, those over few choices
+_TRAIL = 12  # plans on the way that are combined
 _MIX = 0.3  # of the narrow moves, those over few choices
 _MOVES = 3  # narrow ones in a row
 _USUAL = 0.8  # of the steps go the way that gained more in its time
@@ -89,7 +91,8 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
     run = _PairwiseSearch(core(pairs, problem), clock, seed)
     run.offer(None if state.choice is None else run.core.lowered(pairs, state.choice))
     try:
-        run.run()
+        with seldom_searched():
+            run.run()
     finally:
         if run.best is not None:
             state.offer(run.core.lifted(run.best))
@@ -106,15 +109,6 @@ def lightest(problem: Problem) -> Choice | None:
     if run.best is None:
         run.polish(run.smallest(), np.zeros(len(of.items.base)), run.clock)
     return None if run.best is None else of.lifted(run.best)
-
-
-def nothing(problem: Problem, proven: bool) -> InfeasibleError:
-    capacity, why = format_bytes(problem.capacity_bytes), explained(problem)
-    alive = f" ({why})" if why else ""
-    if proven:
-        return InfeasibleError(f"no plan fits the capacity of {capacity}{alive}", "more devices, or a smaller batch")
-    unsure = f"no plan found that fits the capacity of {capacity}, which is not proven{alive}"
-    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch", proven=False)
 
 
 class _PairwiseSearch:
@@ -170,7 +164,7 @@ class _PairwiseSearch:
             self.thin()
         else:
             self.wide()
-        self.combine()
+        self.combine(self.pool[::-1])
         while not (self.clock.over or self.closed or self.best is None):
             self.improve_both_ways()
             if not math.isfinite(self.clock.limit_seconds):
@@ -218,16 +212,29 @@ class _PairwiseSearch:
             self.offer(found)
             self.pool = [*self.pool[-_POOL:], found]
 
-    def combine(self) -> None:
-        """The best mixture of the last plans: a program over what they differ in."""
+    def combine(self, plans: Sequence[Integers]) -> None:
+        """The best mixture of plans, first come those that matter most, with the best one: a program over what they
+        differ in; plans that make it too large are left out."""
         if self.best is None or self.clock.over:
             return
-        plans = np.stack([self.best, *self.pool])
-        differing = np.flatnonzero((plans != self.best).any(axis=0))
-        kept = {int(n): np.unique(plans[:, n]) for n in differing}
-        size = sum(len(kept[n]) * len(kept[o]) for n in kept for o, _ in self.forests.around[n] if o in kept) // 2
-        if kept and size <= _SECTION:
+        taken, kept = [self.best], dict[int, Integers]()
+        for plan in plans:
+            more = self._differing([*taken, plan])
+            if self._entries(more) <= _SECTION:
+                taken, kept = [*taken, plan], more
+        if kept:
             self.improve(kept)
+
+    def _differing(self, plans: Sequence[Integers]) -> dict[int, Integers]:
+        """Of each node where the plans are not all alike, what they choose."""
+        every = np.stack(plans)
+        nodes = np.flatnonzero((every != every[0]).any(axis=0))
+        return {int(n): np.unique(every[:, n]) for n in nodes}
+
+    def _entries(self, kept: dict[int, Integers]) -> int:
+        """Edge variables of a program over `kept`."""
+        around = self.forests.around
+        return sum(len(kept[n]) * len(kept[o]) for n in kept for o, _ in around[n] if o in kept) // 2
 
     def improve(self, kept: dict[int, Integers]) -> None:
         """The best plan anew in some nodes, over some of their choices, the others fixed."""
@@ -301,38 +308,60 @@ class _PairwiseSearch:
         for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _FOLLOWS):
             if self.clock.over or self.closed:
                 return
+            value = self.value
             self.follow(PartialClock(_FOLLOW * self.clock.left, whole=self.clock))
-            self.combine()
             self.improve_both_ways()
-            self.ascent.to(self.ascent.multipliers)
-            self.climb(_AGAIN, _CLIMB * self.clock.left)
+            if not math.isfinite(value) or value - self.value <= _LITTLE * abs(value):
+                self.ascent.to(self.ascent.multipliers)
+                self.climb(_AGAIN, _CLIMB * self.clock.left)
 
     def follow(self, part: Clock) -> None:
-        """Prices that follow the best plan, or what messages round to, as it changes; then it is made to fit."""
-        start = self.rounded if self.best is None or self.poor or self.followed else self.best
+        """Prices that follow the best plan, or what messages round to, as it changes; then it is made to fit, and the
+        plans on the way are combined."""
+        start, prices = self.best, self.ascent.multipliers
+        if start is None or self.poor:
+            start = self.rounded
+        elif self.followed:
+            prices = self.narrow.prices + self.narrow.push
         self.followed = True
-        narrow = self.narrow = NarrowSearch(self.core, self.moves, start, self.ascent.multipliers, self.rng)
-        for number in range(_FOLLOWED):
-            if part.over or self.closed:
-                break
-            if number % _BOUND_EVERY == 0:
-                self.ascent.to(narrow.prices)
-                self.raise_bound(self.ascent.step(move=False).bound)
-            narrow.follow(self.ascent if self.rng.random() < _MIX else None)
-            self.offer(narrow.choice)
+        self.narrow = NarrowSearch(self.core, self.moves, start, prices, self.rng)
+        trail: deque[Integers] = deque(maxlen=_TRAIL)
+        self.settle(part, trail)
         for _ in range(_FIT):
-            if self.clock.over or narrow.fits:
+            if self.clock.over or self.narrow.fits:
                 break
-            narrow.fit()
-        self.offer(narrow.choice)
-        if narrow.fits:
-            self.pool = [*self.pool[-_POOL:], narrow.choice]
+            self.narrow.fit(self.ascent if self.rng.random() < _FEW else None)
+            trail.appendleft(self.narrow.choice)
+        self.offer(self.narrow.choice)
+        if self.narrow.fits:
+            self.pool = [*self.pool[-_POOL:], self.narrow.choice]
+        self.combine([*trail, *self.pool[::-1]])
+
+    def settle(self, part: Clock, trail: deque[Integers]) -> None:
+        """Moves, and prices that follow, until the cost stays about the same."""
+        idle, last = 0, math.inf
+        for _ in range(_FOLLOWED):
+            if part.over or self.closed or idle > _SETTLED:
+                break
+            few = self.rng.random() < _FEW
+            if few:
+                self.ascent.to(self.narrow.prices)
+                for _ in range(SWEEPS):
+                    self.raise_bound(self.ascent.step(move=False).bound)
+            self.narrow.follow(self.ascent if few else None)
+            self.offer(self.narrow.choice)
+            trail.appendleft(self.narrow.choice)
+            cost = self.core.cost(self.narrow.choice)
+            idle, last = (idle + 1, last) if abs(cost - last) <= _SAME * abs(cost) else (0, cost)
 
     def improve_both_ways(self) -> None:
-        """Narrow moves and sections, mostly that which gained more in its time; until a few gain nothing."""
+        """Narrow moves and sections, mostly that which gained more in its time; until both were tried, and a few gain
+        nothing."""
         gained = {self.narrowly: math.inf, self.section_anew: math.inf}
         idle, self.ranked = 0, None  # messages have moved on since the last time
-        while idle < _IDLE and not (self.clock.over or self.closed or self.best is None):
+        while (idle < _IDLE or math.inf in gained.values()) and not (
+            self.clock.over or self.closed or self.best is None
+        ):
             usual = max(gained, key=lambda way: gained[way])
             way = usual if self.rng.random() < _USUAL else next(w for w in gained if w is not usual)
             left, value = self.clock.left, self.value

@@ -54,27 +54,40 @@ class NarrowMoves:
             found += _Elimination(self.costs, way, own, choice.tolist()).moves()
         return sorted(found, key=lambda move: move.gain)
 
-    def mixed(self, unary: NodeCosts, choice: Integers, kept: NodeChoices, rng: np.random.Generator) -> list[TreeMove]:
-        """The same over the choices `kept` of each node, ascending, that of `choice` among them."""
-        free = {n for n in self.costs if len(kept[n]) > 1}
+    def mixed(
+        self,
+        unary: NodeCosts,
+        choice: Integers,
+        kept: NodeChoices,
+        rng: np.random.Generator,
+        freed: Sequence[int] = (),
+    ) -> list[TreeMove]:
+        """The same over the choices `kept` of each node, ascending, that of `choice` among them; `freed` are held last
+        of all."""
+        sizes, each = kept.sizes.tolist(), list(kept)
+        free = {n for n in self.costs if sizes[n] > 1}
+        now = [0] * len(each)
         own, costs = dict[int, Floats](), dict[int, dict[int, Floats]]()
         for n in sorted(free):
             clock.check()
-            own[n], costs[n] = unary[n][kept[n]], {}
+            some = each[n]
+            total, costs[n] = unary[n][some], {}
+            now[n] = int(some.searchsorted(choice[n]))
             for o, cost in self.costs[n].items():
-                if o in free:
-                    costs[n][o] = cost[kept[n][:, None], kept[o]]
+                if o not in free:
+                    total = total + cost[some, choice[o]]
+                elif o in costs:
+                    costs[n][o] = costs[o][n].T
                 else:
-                    own[n] = own[n] + cost[kept[n], choice[o]]
-        sizes, now = kept.sizes.tolist(), [0] * len(kept)
-        for n in free:
-            now[n] = int(np.searchsorted(kept[n], choice[n]))
-        way = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng)
+                    costs[n][o] = cost[some[:, None], each[o]]
+            own[n] = total
+        last = [n for n in freed if n in free]
+        way = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng, last)
         for n in free - way.held:
             for o in way.held & costs[n].keys():
                 own[n] = own[n] + costs[n][o][:, now[o]]
         found = _Elimination(costs, way, own, now).moves()
-        back = [TreeMove(m.gain, m.nodes, [int(kept[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in found]
+        back = [TreeMove(m.gain, m.nodes, [int(each[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in found]
         return sorted(back, key=lambda move: move.gain)
 
     def _order(self, rng: np.random.Generator) -> NarrowOrder:
@@ -126,7 +139,30 @@ class _Elimination:
             moved = [n for n in nodes if picked[n] != self.now[n]]
             better = math.isfinite(new) and not (math.isfinite(old) and new >= old - 1e-12 * abs(old))
             if moved and better:
-                found.append(TreeMove(new - old, moved, [picked[n] for n in moved]))
+                found += self.pieces(moved, picked) if math.isfinite(old) else [self.move(new - old, moved, picked)]
+        return found
+
+    def move(self, gain: float, nodes: list[int], picked: dict[int, int]) -> TreeMove:
+        return TreeMove(gain, nodes, [picked[n] for n in nodes])
+
+    def pieces(self, moved: list[int], picked: dict[int, int]) -> list[TreeMove]:
+        """Nodes that change and are not connected by others that do: each such piece is a proposal by itself."""
+        left, found = set(moved), []
+        while left:
+            piece = [left.pop()]
+            gain = 0.0
+            for n in piece:
+                old, new, own = self.now[n], picked[n], self.own[n]
+                gain += float(own[new] - own[old])
+                for o, cost in self.costs[n].items():
+                    if o not in picked:
+                        continue
+                    change = float(cost[new, picked[o]] - cost[old, self.now[o]])
+                    gain += change if picked[o] == self.now[o] else change / 2
+                    if o in left:
+                        left.remove(o)
+                        piece.append(o)
+            found.append(self.move(gain, piece, picked))
         return found
 
     def run(self) -> None:
@@ -136,12 +172,14 @@ class _Elimination:
             clock.check()
             mine = [*waiting[i], *(_Factor((o,), c) for o, c in self.costs[n].items() if self.place.get(o, -1) > i)]
             self.used.append(mine)
-            axis = {o: k for k, o in enumerate(others, start=1)}
             total = self.own[n].reshape((-1,) + (1,) * len(others))
             for factor in mine:
+                if factor.others == others:
+                    total = total + factor.table
+                    continue
                 shape = [len(self.own[n])] + [1] * len(others)
                 for o, size in zip(factor.others, factor.table.shape[1:], strict=True):
-                    shape[axis[o]] = size
+                    shape[others.index(o) + 1] = size
                 total = total + factor.table.reshape(shape)
             table = total.min(axis=0)
             if not others:

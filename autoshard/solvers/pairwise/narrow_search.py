@@ -7,11 +7,13 @@ every round, until the plan fits; from then on only what fits is taken.
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
-from autoshard.solvers.contraction.node_choices import NodeChoices, cheapest, either
+from autoshard.solvers.contraction.node_choices import cheapest, either
 from autoshard.solvers.contraction.node_costs import NodeCosts
 from autoshard.solvers.contraction.reduced_problem import Inner
 from autoshard.solvers.pairwise.dual_ascent import Ascent
@@ -21,10 +23,13 @@ from autoshard.solvers.pairwise.tree_moves import TreeMove
 
 _STEP, _SLOWER, _LEAST_STEP = 0.05, 10, 0.05  # of the cost, at first; rounds until it is halved; of the first step
 _RECENT = 0.5  # the weight of the plans before, in the direction
-_PUSH = 0.02  # of the cost: how much the price of an overflow rises with each round
+_PUSH = 0.02  # of the cost: how much the price of an overflow rises at first
+_ENOUGH = 0.8  # of an overflow: where more than that is left after a round, the next push is larger, else smaller
 _KEPT = 0.7  # of that price, where nothing overflows
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the prices, while the plan fits
+SWEEPS = 2  # of messages at new prices, before they tell what is best
 _WIDTHS = (2, 4)  # choices of each node that messages think best
+_DOUBTED = (5, 20, 60, 200)  # nodes whose choice they think least of
 
 
 class NarrowSearch:
@@ -35,7 +40,8 @@ class NarrowSearch:
     ) -> None:
         self.core, self.moves, self.rng = core, moves, rng
         self.choice, self.prices = choice, prices
-        self.push, self.pushes = np.zeros_like(prices), 0
+        self.push, self.pushes = np.zeros_like(prices), 0.0
+        self.worst = 0.0
         self.direction: Floats | None = None
         self.number = 0
 
@@ -45,14 +51,31 @@ class NarrowSearch:
 
     def better(self, ascent: Ascent | None) -> None:
         """A move under the prices, over few choices where an ascent tells which."""
-        unary = self._priced(self.prices)
+        self.choice = self._after(self._moves(ascent))
+
+    def _moves(self, ascent: Ascent | None) -> list[TreeMove]:
+        """The best first."""
+        unary = self._priced(self.prices + self.push)
         if ascent is None:
-            moves = attempt(self.moves.changes, unary, self.choice, self.rng)
-        else:
-            few = self._promising(ascent, int(self.rng.choice(_WIDTHS)))
-            moves = attempt(self.moves.mixed, unary, self.choice, few, self.rng)
-        for move in moves or ():
-            self.choice = self._with(move.nodes, move.choices)
+            return attempt(self.moves.changes, unary, self.choice, self.rng) or []
+        return self._among_promising(ascent, unary, int(self.rng.choice(_WIDTHS))) or []
+
+    def _after(self, moves: list[TreeMove]) -> Integers:
+        choice = self.choice.copy()
+        for move in moves:
+            choice[move.nodes] = move.choices
+        return choice
+
+    def _just_fitting(self, moves: list[TreeMove]) -> Integers:
+        """After as few of the moves, the best first, as make the plan fit, or all of them: equal layers would all
+        change at the same price."""
+        everything = self._after(moves)
+        if not self.core.fits(everything):
+            return everything
+        least = bisect.bisect_left(
+            range(len(moves)), True, key=lambda count: self.core.fits(self._after(moves[:count]))
+        )
+        return self._after(moves[:least])
 
     def follow(self, ascent: Ascent | None) -> None:
         """A move, and a step of the prices."""
@@ -70,7 +93,7 @@ class NarrowSearch:
             self.prices = np.maximum(0.0, self.prices + step * move / length)
         self.number += 1
 
-    def fit(self) -> None:
+    def fit(self, ascent: Ascent | None = None) -> None:
         """A move that makes the plan fit, or leaves it so."""
         items = self.core.items
         alive = items.alive(self.choice)
@@ -81,28 +104,36 @@ class NarrowSearch:
             unary = self._priced(strength * (self.prices + self.push))
             self._take(alive, attempt(self.moves.changes, unary, self.choice, self.rng))
             return
-        self.pushes += 1
+        most = float(over.max())
+        self.pushes = self.pushes + 1 if most > _ENOUGH * self.worst else self.pushes / 2
+        self.worst = most
         scale = items.capacity or over.max()  # nothing fits into nothing, whatever the push
         self.push = self.push + _PUSH * self.pushes * (self._typical() / scale) * (over / over.sum())
-        unary = self._priced(self.prices + self.push)
-        for move in attempt(self.moves.changes, unary, self.choice, self.rng) or ():
-            self.choice = self._with(move.nodes, move.choices)
+        if ascent is not None:
+            ascent.to(self.prices + self.push)
+            for _ in range(SWEEPS):
+                ascent.step(move=False)
+        self.choice = self._just_fitting(self._moves(ascent))
 
     def mix(self, ascent: Ascent, others: list[Integers]) -> None:
         """A move over what messages think best of each node, or what another plan chooses; the plan fits."""
         width = int(self.rng.choice([0, *_WIDTHS])) if others else int(self.rng.choice(_WIDTHS))
-        if width:
-            kept = self._promising(ascent, width)
-        else:
-            other = others[int(self.rng.integers(len(others)))]
-            kept = either(self.choice, other)
         unary = self._priced(float(self.rng.choice(_STRENGTHS)) * self.prices)
         alive = self.core.items.alive(self.choice)
-        self._take(alive, attempt(self.moves.mixed, unary, self.choice, kept, self.rng))
+        if width:
+            self._take(alive, self._among_promising(ascent, unary, width))
+        else:
+            other = others[int(self.rng.integers(len(others)))]
+            self._take(alive, attempt(self.moves.mixed, unary, self.choice, either(self.choice, other), self.rng))
 
-    def _promising(self, ascent: Ascent, width: int) -> NodeChoices:
-        """The choices of each node that messages think best, and its own."""
-        return cheapest(ascent.beliefs(), width, self.choice)
+    def _among_promising(self, ascent: Ascent, unary: NodeCosts, width: int) -> list[TreeMove] | None:
+        """A move over the choices of each node that messages think best, and its own. The nodes whose own they think
+        least of are free: such a node often waits for others to change with it."""
+        beliefs = ascent.beliefs()
+        worse = beliefs.row[np.append(0, beliefs.ends)[:-1] + self.choice]
+        freed = np.argsort(-worse, kind="stable")[: int(self.rng.choice(_DOUBTED))].tolist()
+        few = cheapest(beliefs, width, self.choice)
+        return attempt(self.moves.mixed, unary, self.choice, few, self.rng, freed)
 
     def _take(self, alive: Floats, moves: list[TreeMove] | None) -> None:
         self.choice, _ = within(self.core, self.choice, alive, moves or [])
@@ -113,8 +144,3 @@ class NarrowSearch:
     def _typical(self) -> float:
         cost = abs(self.core.cost(self.choice))
         return cost if 0 < cost < np.inf else 1.0
-
-    def _with(self, nodes: list[int], choices: list[int]) -> Integers:
-        choice = self.choice.copy()
-        choice[nodes] = choices
-        return choice

@@ -1,0 +1,138 @@
+"""The core of a large problem: what is left after contraction, with its memory, and the way back to a plan.
+
+After the first contraction it is known whose bytes never count: at no time of theirs do the largest choices together
+overflow. Such nodes that have one neighbour or none are folded away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem, memory
+from autoshard.solvers.common.infeasibility import explained
+from autoshard.solvers.contraction.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
+from autoshard.solvers.contraction.quadratise import Pairwise, extended
+from autoshard.solvers.contraction.reduced_problem import Inner, Items, packed
+from autoshard.units import format_bytes
+
+_SURE = 1e-9  # of the capacity: an overflow that no rounding of sums explains
+_ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
+
+
+@dataclass(frozen=True, eq=False)
+class Core(Inner):
+    """`way`: from the choices of `graph` to those of the pairwise problem, whose first nodes are those of `problem`:
+    the one of `first`, and then that of `second`."""
+
+    way: Contracted
+    problem: Problem
+    first: Contracted
+    second: Contracted
+
+    def fits(self, choice: Integers) -> bool:
+        """What fits the problem fits here, and nothing else: a plan that is left out is taken for none."""
+        capacity = self.items.capacity
+        room = capacity - float(self.items.alive(choice).max(initial=0.0))
+        if math.isinf(capacity) or abs(room) > _ROUNDING * capacity:
+            return room > 0
+        return bool(memory(self.problem, self.lifted(choice)).max(initial=0.0) <= self.problem.capacity_bytes)
+
+    def lifted(self, choice: Integers) -> tuple[int, ...]:
+        return self.way.lifted(choice.tolist())[: len(self.problem.nodes)]
+
+    def lowered(self, pairs: Pairwise, choice: Sequence[int]) -> Integers | None:
+        """The choices of the core that stand for a plan of the problem, or for one that is no worse; None where
+        contraction left them out."""
+        first = self.first
+        free = [np.ones(len(own), bool) for own in first.graph.unary]
+        for of, owner, s in zip(first.maps, first.owner.tolist(), extended(pairs, choice), strict=True):
+            if owner >= 0:
+                free[owner] &= of == s
+            elif of[0] != s:
+                return None
+        if not all(some.any() for some in free):
+            return None
+        places = [np.flatnonzero(self.second.maps[n] == int(free[n].argmax())) for n in self.second.left.tolist()]
+        return np.array([int(place[0]) for place in places], np.int64) if all(map(len, places)) else None
+
+
+def core(pairs: Pairwise, problem: Problem) -> Core:
+    """`pairs` are those of `problem`. Raises InfeasibleError where a node has no allowed choice, or none that fits."""
+    try:
+        first = contracted(pairs.unary, pairs.pairs, pairs.costs)
+    except NodeWithoutChoice as error:
+        name = pairs.names[error.node]
+        raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
+    try:
+        second = _folded(first.graph, _items(pairs, first))
+    except NodeWithoutChoice:
+        raise nothing(problem, True) from None
+    way = first.further(second)
+    return Core(way.graph, _items(pairs, way), way, problem, first, second)
+
+
+def _folded(graph: PairGraph, items: Items) -> Contracted:
+    """Without the nodes whose bytes never count that have one neighbour or none."""
+    free = np.ones(len(items.ends), bool)
+    free[items.node[_counting(items)]] = False
+    return contracted(graph.unary, list(graph.edges), list(graph.edges.values()), free.tolist())
+
+
+def _counting(items: Items) -> NDArray[np.bool_]:
+    """Of all items: whether there is a time in its span at which the largest choices together overflow."""
+    most = items.over_time(np.maximum.reduceat(items.bytes, items.first)) if len(items.node) else items.base
+    before = np.append(0, np.cumsum(most > items.capacity * (1 - _SURE)))
+    flags: NDArray[np.bool_] = before[items.high] > before[items.low]
+    return flags
+
+
+def nothing(problem: Problem, proven: bool) -> InfeasibleError:
+    capacity, why = format_bytes(problem.capacity_bytes), explained(problem)
+    alive = f" ({why})" if why else ""
+    if proven:
+        return InfeasibleError(f"no plan fits the capacity of {capacity}{alive}", "more devices, or a smaller batch")
+    unsure = f"no plan found that fits the capacity of {capacity}, which is not proven{alive}"
+    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch", proven=False)
+
+
+def _items(pairs: Pairwise, way: Contracted) -> Items:
+    spans, times = _condensed(pairs.spans)
+    change = np.zeros(times + 1)
+    found: list[tuple[int, int, int, Floats]] = []
+    for (low, high), usage, owner, of in zip(spans.tolist(), pairs.usage, way.owner.tolist(), way.maps, strict=True):
+        if low >= high:
+            continue
+        size = usage[of]
+        least = float(size.min())
+        if least:
+            change[low] += least
+            change[high] -= least
+        if owner >= 0 and float(size.max()) > least:
+            found.append((owner, low, high, size - least))
+    ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
+    return packed(_joined(found), np.cumsum(change)[:-1], pairs.capacity, ends)
+
+
+def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:
+    """Items of one node over one span are one."""
+    joined: dict[tuple[int, int, int], Floats] = {}
+    for node, low, high, size in found:
+        key = (node, low, high)
+        joined[key] = joined[key] + size if key in joined else size
+    return [(*key, size) for key, size in sorted(joined.items(), key=lambda pair: pair[0])]
+
+
+def _condensed(spans: Integers) -> tuple[Integers, int]:
+    """The spans over the times where a peak can be (just before a stop that follows a start), and their number."""
+    real = spans[spans[:, 0] < spans[:, 1]]
+    starts, stops = np.unique(real[:, 0]), np.unique(real[:, 1])
+    before = np.searchsorted(starts, stops)
+    times = stops[np.diff(before, prepend=0) > 0] - 1
+    moved = np.searchsorted(times, spans)
+    return np.where(spans[:, :1] < spans[:, 1:], moved, 0), len(times)
