@@ -126,7 +126,7 @@ class _PairwiseSearch:
         self.ranked: list[Integers] | None = None  # of each node the choices, first what the last messages think best
         self.moves = NarrowMoves(self.forests, [len(own) for own in core.graph.unary])
         self.rounded = self.smallest()  # the best start of those that messages round to
-        self.followed = False
+        self.followed = self.stuck = False
         self.narrow = NarrowSearch(core, self.moves, self.rounded, self.ascent.multipliers, self.rng)
 
     @property
@@ -162,8 +162,10 @@ class _PairwiseSearch:
         if entries(self.core.graph, list(cheapest(self.ascent.beliefs(), _THIN))) <= _THIN_ENTRIES:
             self.climb(_THIN_CLIMB, _SHARE * self.clock.left)
             self.thin()
+            self.combine(self.pool[::-1])
         else:
-            self.wide()
+            self.climb(_ROUNDS, _CLIMB * self.clock.left)
+        self.turns()
         self.combine(self.pool[::-1])
         while not (self.clock.over or self.closed or self.best is None):
             self.improve_both_ways()
@@ -302,24 +304,23 @@ class _PairwiseSearch:
         self.raise_bound(min(found.bound + self.core.graph.constant, self.value))
         self.exhausted = found.done
 
-    def wide(self) -> None:
-        """Messages and forests, then a plan that prices follow, larger moves, and messages again, in turn."""
-        self.climb(_ROUNDS, _CLIMB * self.clock.left)
+    def turns(self) -> None:
+        """A plan that prices follow, larger moves, and messages again, in turn."""
         for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _FOLLOWS):
             if self.clock.over or self.closed:
                 return
             value = self.value
             self.follow(PartialClock(_FOLLOW * self.clock.left, whole=self.clock))
             self.improve_both_ways()
-            if not math.isfinite(value) or value - self.value <= _LITTLE * abs(value):
+            if not self.gains(value):
                 self.ascent.to(self.ascent.multipliers)
                 self.climb(_AGAIN, _CLIMB * self.clock.left)
 
     def follow(self, part: Clock) -> None:
         """Prices that follow the best plan, or what messages round to, as it changes; then it is made to fit, and the
-        plans on the way are combined."""
-        start, prices = self.best, self.ascent.multipliers
-        if start is None or self.poor:
+        plans on the way are combined. After one that gained little the next begins elsewhere."""
+        start, prices, value = self.best, self.ascent.multipliers, self.value
+        if start is None or self.poor or self.stuck:
             start = self.rounded
         elif self.followed:
             prices = self.narrow.prices + self.narrow.push
@@ -336,6 +337,11 @@ class _PairwiseSearch:
         if self.narrow.fits:
             self.pool = [*self.pool[-_POOL:], self.narrow.choice]
         self.combine([*trail, *self.pool[::-1]])
+        self.stuck = not (self.stuck or self.gains(value))
+
+    def gains(self, value: float) -> bool:
+        """Is the best plan better than `value`, by more than a little?"""
+        return self.value < value and (math.isinf(value) or value - self.value > _LITTLE * abs(value))
 
     def settle(self, part: Clock, trail: deque[Integers]) -> None:
         """Moves, and prices that follow, until the cost stays about the same."""
@@ -366,7 +372,7 @@ class _PairwiseSearch:
             way = usual if self.rng.random() < _USUAL else next(w for w in gained if w is not usual)
             left, value = self.clock.left, self.value
             way()
-            idle = 0 if value - self.value > _LITTLE * abs(value) else idle + 1
+            idle = 0 if self.gains(value) else idle + 1
             gain = (value - self.value) / max(left - self.clock.left, 1e-3)
             known = gained[way]
             gained[way] = gain if math.isinf(known) else _FORGET * known + (1 - _FORGET) * gain
