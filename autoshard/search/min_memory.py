@@ -16,15 +16,15 @@ from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.floor.memory_floor import MemoryFloor, memory_floor
 from autoshard.ir.plan import Candidate
 from autoshard.search.alternatives import Choice, contenders
-from autoshard.search.objectives import MEMORY, lean_plans, solve_level
+from autoshard.search.objectives import FEW_CHOICES, MEMORY, lean_plans, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.result import OPTIMAL, Solution, none_within
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes
 
-RATES = (5, 3, 2, 1)  # of seconds for bytes, both as parts of those of a plan near the least memory
+RATES = (5, 2, 0.7, 0.3, 0.1)  # of seconds for bytes, both as parts of those of a plan near the least memory
+_AT_LEAST = 3  # of them are tried: programs of plans that need about the same differ by a third
 _CLEARLY = 1.05  # times the bytes of a program: other plans of so many, as the solver counts, are not tried
-_FEW_CHOICES = 5_000  # of all nodes together: limits, too, take little
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
 
@@ -97,7 +97,7 @@ def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Ite
     at_once = smallest_bytes < inf
     if at_once:
         rates_do = yield from at_rates(task, smallest_bytes)
-        if rates_do and sum(len(node.seconds) for node in task.formulation.problem.nodes) > _FEW_CHOICES:
+        if rates_do and sum(len(node.seconds) for node in task.formulation.problem.nodes) > FEW_CHOICES:
             return
     fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
     yield "optimum", fastest.choice
@@ -111,12 +111,13 @@ def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Ite
 
 
 def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Choice], None, bool]:
-    """Plans at less and less for a byte: near the least memory there are many, whose programs differ by a third.
+    """Plans at less and less for a byte.
 
     It says whether programs got larger: no lower rate is tried once a plan is counted at clearly more than the smallest
-    program so far needs, `smallest_bytes` to begin with."""
-    lean, last = lean_plans(task.formulation), inf
-    for rate in RATES:
+    program so far needs, `smallest_bytes` to begin with, nor after a few where a program needs more than another."""
+    lean, larger = lean_plans(task.formulation), False
+    known: set[Choice] = set()
+    for count, rate in enumerate(RATES, 1):
         with timed(task.log, "solving at prices of bytes"):
             choice = lean.at_rate(rate)
         if choice is None:
@@ -124,10 +125,14 @@ def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Ch
         found = Solution(task.formulation.problem, choice, 0.0, task.solver)
         if found.peak_bytes > _CLEARLY * smallest_bytes:
             return True
-        yield f"{rate:g} % of a step for 1 % of memory", found.choice
-        last = task.plan(found).predicted_peak_bytes
-        smallest_bytes = min(smallest_bytes, last)
-    return last > smallest_bytes
+        if found.choice not in known:
+            known.add(found.choice)
+            yield f"{rate:g} % of a step for 1 % of memory", found.choice
+            size = task.plan(found).predicted_peak_bytes
+            larger, smallest_bytes = size > smallest_bytes, min(smallest_bytes, size)
+        if larger and count >= _AT_LEAST:
+            return True
+    return larger
 
 
 def between(

@@ -24,6 +24,7 @@ from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
 _HALVINGS = 12  # of the range between the bound on memory and the smallest peak found
+FEW_CHOICES = 5_000  # of all nodes together: limits take little
 _CLOSE = 1e-4  # relative width of that range that is not worth more work
 Solver = Callable[[Problem], Solution]
 _RATIO: WeakKeyDictionary[Formulation, Problem] = WeakKeyDictionary()
@@ -127,9 +128,10 @@ def smallest_memory(
     problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, lean: LeanPlans | None = None
 ) -> Levelled:
     """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak; of the
-    plans `lean`, if given, one at the bound where they meet it."""
+    plans `lean`, if given, one at the bound where they meet it (where choices are many, not always the fastest)."""
     bound = lean.bound if lean is not None else minimum_memory_bound(problem)
-    leanest = lean.at_bound() if lean is not None else None
+    roughly = sum(len(node.seconds) for node in problem.nodes) > FEW_CHOICES
+    leanest = lean.at_bound(roughly=roughly) if lean is not None else None
     if leanest is not None and fits(peak(problem, leanest), problem.capacity_bytes):
         met = Solution(problem, leanest, 0.0, "auto")
         return Levelled(met, met.peak_bytes, bound)

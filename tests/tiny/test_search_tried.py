@@ -45,14 +45,21 @@ def test_prices_of_bytes_give_programs_that_need_less() -> None:
 
 def test_prices_are_lowered_until_plans_are_clearly_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plan is simulated that is counted at more than any that could win, and larger problems end there."""
-    monkeypatch.setattr(min_memory, "_FEW_CHOICES", 0)
+    monkeypatch.setattr(min_memory, "FEW_CHOICES", 0)
     tried: list[float] = []
     at_rate = LeanPlans.at_rate
     monkeypatch.setattr(LeanPlans, "at_rate", lambda plans, rate: (tried.append(rate), at_rate(plans, rate))[1])
     graph, mesh, hardware = mlp_graph(4, 4096, 1024), Mesh.parse("dp=2,tp=4"), load_hardware("a100-80g-sxm")
     monkeypatch.setattr(min_memory, "_CLEARLY", 1.0)
     rows = search(graph, hardware, SearchRequest(mesh, level=1)).search.candidates
-    assert tried == list(min_memory.RATES) and not [row for row in rows if " within " in row.name]
+    few = list(min_memory.RATES[: min_memory._AT_LEAST])
+    assert tried == few and not [row for row in rows if " within " in row.name]
+    last, smallest = rows[-1].predicted_peak_bytes, min(row.predicted_peak_bytes for row in rows)
+    assert last > smallest  # else lower ones would have been tried
+    tried.clear()
+    monkeypatch.setattr(min_memory, "_AT_LEAST", len(min_memory.RATES))
+    search(graph, hardware, SearchRequest(mesh, level=1))
+    assert tried == list(min_memory.RATES)
     tried.clear()
     monkeypatch.setattr(min_memory, "_CLEARLY", 0.5)
     assert len(search(graph, hardware, SearchRequest(mesh, level=1)).search.candidates) == 1 and tried == [5]

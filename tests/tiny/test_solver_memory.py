@@ -22,7 +22,7 @@ from autoshard.solvers.common.solver_options import Clock, Looks
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.relax import lean_plans
+from autoshard.solvers.relax import lagrangian, lean_plans
 from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import column_of, condensed
 from autoshard.solvers.relax.restricted_master import mixture
@@ -109,6 +109,37 @@ def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
         fastest = min(objective(problem, c) for c in leanest)
         assert objective(problem, choice) == pytest.approx(fastest, rel=1e-6, abs=1e-9)
     assert met > 50
+
+
+def test_more_plans_meet_the_memory_bound_where_other_times_have_prices_too() -> None:
+    """All of them are at it, and few are much slower than the fastest there."""
+    exactly = roughly = near = 0
+    for seed in range(200):
+        problem = random_problem(seed, most_nodes=5, forbid=0.0)
+        lean = LeanPlans(problem)
+        exactly += lean.at_bound() is not None
+        choice = lean.at_bound(roughly=True)
+        if choice is None:
+            continue
+        roughly += 1
+        leanest = [c for c in every(problem) if peak(problem, c) <= lean.bound * (1 + 1e-9)]
+        assert choice in leanest
+        near += objective(problem, choice) <= 1.1 * min(objective(problem, c) for c in leanest) + 1e-9
+    assert roughly > 1.2 * exactly and near > 0.8 * roughly
+
+
+def peaks_in_turn(count: int) -> Problem:
+    """Operators alive one after the other, each of few bytes or many, for the same seconds; the last needs most."""
+    sizes = [np.array([100.0, 10.0 + n]) for n in range(count)]
+    nodes = tuple(Node(f"op{n}", np.zeros(2), own, (n, n + 1)) for n, own in enumerate(sizes))
+    return Problem(nodes, (), horizon=count)
+
+
+def test_times_that_need_as_much_are_not_priced_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    lean = LeanPlans(peaks_in_turn(12))
+    assert lean.bound == pytest.approx(21.0, rel=1e-9) and len(lean.columns) <= 5
+    monkeypatch.setattr(lagrangian, "_BARE_ROUNDS", 100)
+    assert len(LeanPlans(peaks_in_turn(12)).columns) > 10
 
 
 def test_the_plan_to_start_from_is_the_least_of_what_costs_nothing() -> None:

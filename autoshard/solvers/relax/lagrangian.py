@@ -46,6 +46,8 @@ _WINDOWS = 12  # windows of nodes that are solved again, half of each overlappin
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
 _MOST_WORK = 3_000_000_000  # joint entries, for all windows together
 _NEAR = 2e-3  # relative gap that is not worth more work
+_EVEN = 1e-4  # of the prices of memory alone, over all times: of plans that need the same at one, the lean ones elsewhere
+_BARE_ROUNDS = 2  # before that
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,10 @@ def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, cl
 
 
 def memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
-    """The bound on the least peak in bytes, from the plan `first`, and the prices behind it, which add up to 1."""
+    """The bound on the least peak in bytes, from the plan `first`, and the prices behind it, which add up to 1.
+
+    Where all is paid at one time, plans that need the same there are alike, and what they need at others is any: the
+    dual would ask for one time after another. A little for every time tells them apart."""
     return _dual(problem, [first], 0.0, 0.0, first.peak or 1.0, 1.0, 0.0, budget, Clock())
 
 
@@ -104,14 +109,17 @@ def _dual(
     back = 1.0 / weight if weight else unit
     times = [int(np.argmax(columns[0].bytes))]
     best = np.zeros(problem.horizon)
-    for _ in range(_ROUNDS):
+    scale, exact = (1.0, True) if weight else (0.0, False)
+    for round_ in range(_ROUNDS):
         if clock.over:
             break
         prices, value = master_prices(columns, times, weight, capacity, unit, penalty)
         multipliers = np.zeros(problem.horizon)
         multipliers[times] = prices
         multipliers *= back / unit
-        scale = 1.0 if weight else 0.0
+        spread = not exact and round_ >= _BARE_ROUNDS
+        if spread:
+            multipliers = (1 - _EVEN) * multipliers + _EVEN / problem.horizon
         found = attempt(minimise, problem, contents, multipliers=multipliers, scale=scale, budget_entries=budget)
         if found is None:
             break
@@ -119,9 +127,11 @@ def _dual(
         if reached > bound:
             bound, best = reached, multipliers
         known = any(found.choice == column.choice for column in columns)
-        if known or value * back - bound <= _CLOSED * abs(bound):
+        if not spread and (known or value * back - bound <= _CLOSED * abs(bound)):
             break
-        columns.append(column_of(problem, found.choice))
+        exact |= spread and (known or value * back - bound <= 2 * _EVEN * abs(bound))
+        if not known:
+            columns.append(column_of(problem, found.choice))
     return Dual(bound, best, tuple(columns))
 
 

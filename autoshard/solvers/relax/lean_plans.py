@@ -6,14 +6,15 @@ sum_t p_t m_t(x) >= B for every plan, a plan at a rate r is the least of
     c(x) + r c_0 sum_t p_t m_t(x) / B
 
 c_0 seconds of a plan near the bound B: 1 % of its memory is worth r % of its seconds. At a rate far above what seconds
-are worth it is the fastest of those at the bound, if it meets it. Values that are read all over are cut off, so that
-layers fold, and chosen anew for their readers.
+are worth it is the fastest of those at the bound, if it meets it; where it needs more at times that p does not pay for,
+these get a price too, a higher one each time. Values that are read all over are cut off, so that layers fold, and
+chosen anew for their readers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -28,10 +29,11 @@ from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, minimise, min
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.lagrangian import memory_dual
-from autoshard.solvers.relax.memory_columns import column_of, condensed
+from autoshard.solvers.relax.memory_columns import Column, column_of, condensed
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
 _ABOVE_SECONDS = 1e6  # the rate of the least memory
+_RAISED = (0.0, 10.0, 1e3, 1e5)  # rates of times that have no price, where plans need more there
 _ENTRIES = 20_000_000  # of tables, where a good plan is enough
 
 
@@ -52,33 +54,51 @@ class LeanPlans:
         self.bound = least(self.problem).bytes
         self.prices: Floats = np.zeros(self.problem.horizon)
         self.seconds = math.inf  # of a plan near the bound
+        self.columns: tuple[Column, ...] = ()
         self.contents = Contents(self.problem)
         start = attempt(self._start)
         if start is not None:
             dual = memory_dual(self.problem, column_of(self.problem, start), budget_entries)
             self.bound, self.prices = max(self.bound, dual.bound), dual.multipliers
+            self.columns = dual.columns
             self.seconds = min(column.seconds for column in dual.columns)
 
-    def at_bound(self) -> Choice | None:
-        """A plan at the bound, the fastest of these but for what is cut off; None where none is met."""
-        met = self._at_bound(self._folded)
+    def at_bound(self, *, roughly: bool = False) -> Choice | None:
+        """A plan at the bound, the fastest of these but for what is cut off; None where none is met.
+
+        `roughly`: where that needs more than the bound at times that have no price, another one will do."""
+        met = self._at_bound(self._folded, _RAISED if roughly else _RAISED[:1])
+        if met is None and roughly:
+            lean = [column for column in self.columns if self._meets(column)]
+            met = min(lean, key=lambda column: column.seconds).choice if lean else None
         if met is None and (self.shares.cut or self.budget > _ENTRIES):
-            met = self._at_bound(self._whole)
+            met = self._at_bound(self._whole, _RAISED[:1])
         return met
 
     def at_rate(self, rate: float) -> Choice | None:
         """The plan at a rate, near it where tables are large; None where they are too large, or time is over."""
         return attempt(self._folded, self._multipliers(rate)) if 0 < self.seconds < math.inf else None
 
-    def _at_bound(self, solve: Callable[[Floats], Choice | None]) -> Choice | None:
+    def _at_bound(self, solve: Callable[[Floats], Choice | None], raised: Sequence[float]) -> Choice | None:
+        """`raised`: rates of the times at which plans need more than the bound, one after the other."""
         if not 0 < self.seconds < math.inf:
             return None
-        found = attempt(solve, self._multipliers(_ABOVE_SECONDS))
-        own = column_of(self.problem, found) if found is not None else None
-        if own is None or own.peak > self.bound * (1 + TOLERANCE):
-            return None
-        self.seconds = min(self.seconds, own.seconds)
-        return found
+        multipliers = self._multipliers(_ABOVE_SECONDS)
+        over = np.zeros(self.problem.horizon, np.bool_)
+        for rate in raised:
+            per_byte = rate * self.seconds / max(self.bound, 1.0) / max(int(over.sum()), 1)
+            found = attempt(solve, multipliers + np.where(over, per_byte, 0.0))
+            if found is None:
+                return None
+            own = column_of(self.problem, found)
+            if self._meets(own):
+                self.seconds = min(self.seconds, own.seconds)
+                return found
+            over |= own.bytes > self.bound * (1 + TOLERANCE)
+        return None
+
+    def _meets(self, column: Column) -> bool:
+        return column.peak <= self.bound * (1 + TOLERANCE) and column.seconds < math.inf
 
     def _start(self) -> Choice:
         """The first plan that is allowed: of those that cost the same, nothing, the minimum is the lowest."""
@@ -103,7 +123,7 @@ class LeanPlans:
             part = self.shares.apart(self.problem, multipliers)
             self.contents.also(part)
             found = minimum_within(part, self.contents, budget_entries=_ENTRIES)
-        choice = None if found is None else self.shares.given_heads(self.problem, found.choice)
+        choice = None if found is None else self.shares.given_heads(self.problem, found.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
 
     def _whole(self, multipliers: Floats) -> Choice | None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, objective
+from autoshard.ir.problem import Floats, Integers, Problem, memory, objective
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, links, options, to_readers
@@ -124,23 +124,31 @@ class ReaderShares:
         self.keep(choice)
         return state.offer(choice)
 
-    def given_heads(self, problem: Problem, choice: Choice) -> Choice:
-        """What values with many readers are made of, and views of them, chosen anew for the readers of `choice`."""
+    def given_heads(self, problem: Problem, choice: Choice, multipliers: Floats | None = None) -> Choice:
+        """What values with many readers are made of, and views of them, chosen anew for the readers of `choice`; at
+        these prices of bytes too."""
         if not self.views:
-            return self._heads(problem, choice)
+            return self._heads(problem, choice, multipliers)
         linked = links(problem)
         wanted = _least_of(self.views, choice, lambda n, own: to_readers(problem, linked, own, n))
-        wanted = self._heads(problem, wanted)
+        wanted = self._heads(problem, wanted, multipliers)
         wanted = _least_of(self.views, wanted, lambda n, own: options(problem, linked, own, n))
-        return min(choice, wanted, key=lambda own: objective(problem, own))
+        return min(choice, wanted, key=lambda own: _priced(problem, own, multipliers))
 
-    def _heads(self, problem: Problem, choice: Choice) -> Choice:
+    def _heads(self, problem: Problem, choice: Choice, multipliers: Floats | None) -> Choice:
         if not self.heads:
             return choice
         nodes = enumerate(problem.nodes)
         free = [np.arange(len(node.seconds)) if n in self.heads else np.array([choice[n]]) for n, node in nodes]
         try:
-            found = attempt(minimum_within, problem, Contents(problem), allowed=free, budget_entries=_HEAD_ENTRIES)
+            found = attempt(
+                minimum_within,
+                problem,
+                Contents(problem),
+                multipliers=multipliers,
+                allowed=free,
+                budget_entries=_HEAD_ENTRIES,
+            )
         except InfeasibleError:
             return choice
         return choice if found is None else tuple(found.choice)
@@ -204,6 +212,11 @@ class ReaderShares:
         best = self.given_heads(problem, best)
         self.keep(best)
         return best
+
+
+def _priced(problem: Problem, choice: Choice, multipliers: Floats | None) -> float:
+    seconds = objective(problem, choice)
+    return seconds if multipliers is None else seconds + float(multipliers @ memory(problem, choice))
 
 
 def _least_of(nodes: Sequence[int], choice: Choice, seconds: Callable[[int, Sequence[int]], Floats]) -> Choice:
