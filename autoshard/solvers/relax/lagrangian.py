@@ -46,7 +46,7 @@ _WINDOWS = 12  # windows of nodes that are solved again, half of each overlappin
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
 _MOST_WORK = 3_000_000_000  # joint entries, for all windows together
 _NEAR = 2e-3  # relative gap that is not worth more work
-_EVEN = 1e-4  # of the prices of memory alone, over all times: of plans that need the same at one, the lean ones elsewhere
+_EVEN = 1e-4  # of the prices of memory alone, over all times: plans that need the same at one differ at others
 _BARE_ROUNDS = 2  # before that
 
 
