@@ -23,7 +23,7 @@ from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes
 
 RATES = (5, 2, 0.7, 0.3, 0.1)  # of seconds for bytes, both as parts of those of a plan near the least memory
-_AT_LEAST = 3  # of them are tried: programs of plans that need about the same differ by a third
+_IN_A_ROW = 2  # programs that need more than another, after which no more are tried
 _CLEARLY = 1.05  # times the bytes of a program: other plans of so many, as the solver counts, are not tried
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
@@ -114,25 +114,26 @@ def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Ch
     """Plans at less and less for a byte.
 
     It says whether programs got larger: no lower rate is tried once a plan is counted at clearly more than the smallest
-    program so far needs, `smallest_bytes` to begin with, nor after a few where a program needs more than another."""
-    lean, larger = lean_plans(task.formulation), False
-    known: set[Choice] = set()
-    for count, rate in enumerate(RATES, 1):
+    program so far needs, `smallest_bytes` to begin with, and than the least count, nor after a few programs in a row
+    that need more than another: one alone says little, those of plans that are counted alike differ by a third."""
+    lean, larger = lean_plans(task.formulation), 0
+    sizes: dict[Choice, float] = {}  # of programs
+    for rate in RATES:
         with timed(task.log, "solving at prices of bytes"):
             choice = lean.at_rate(rate)
         if choice is None:
             return False
         found = Solution(task.formulation.problem, choice, 0.0, task.solver)
-        if found.peak_bytes > _CLEARLY * smallest_bytes:
+        if found.peak_bytes > _CLEARLY * max(smallest_bytes, lean.bound):
             return True
-        if found.choice not in known:
-            known.add(found.choice)
-            yield f"{rate:g} % of a step for 1 % of memory", found.choice
-            size = task.plan(found).predicted_peak_bytes
-            larger, smallest_bytes = size > smallest_bytes, min(smallest_bytes, size)
-        if larger and count >= _AT_LEAST:
+        if choice not in sizes:
+            yield f"{rate:g} % of a step for 1 % of memory", choice
+            sizes[choice] = task.plan(found).predicted_peak_bytes
+        larger = larger + 1 if sizes[choice] > smallest_bytes else 0
+        smallest_bytes = min(smallest_bytes, sizes[choice])
+        if larger >= _IN_A_ROW:
             return True
-    return larger
+    return larger > 0
 
 
 def between(

@@ -127,11 +127,12 @@ def _dual(
         if reached > bound:
             bound, best = reached, multipliers
         known = any(found.choice == column.choice for column in columns)
-        if not spread and (known or value * back - bound <= _CLOSED * abs(bound)):
-            break
-        exact |= spread and (known or value * back - bound <= 2 * _EVEN * abs(bound))
         if not known:
             columns.append(column_of(problem, found.choice))
+        least = value * back if weight else min(value * back, columns[-1].peak)
+        if (known and not spread) or least - bound <= _CLOSED * abs(bound):
+            break
+        exact |= spread and (known or least - bound <= 2 * _EVEN * abs(bound))
     return Dual(bound, best, tuple(columns))
 
 
