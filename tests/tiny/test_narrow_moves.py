@@ -264,6 +264,19 @@ def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
     assert any(fits) and not all(fits) and run.core.fits(polished[0][1])
 
 
+@pytest.mark.parametrize(("nodes", "moves"), [(10, 60), (20_000 // 30, 30), (20_000, 3)])
+def test_small_cores_have_more_moves_in_a_row(nodes: int, moves: int) -> None:
+    """A move over few nodes takes next to nothing beside the steps around it."""
+    problem, _ = limited(5)
+    run = anytime._PairwiseSearch(core(pairwise(problem), problem), Clock(), 0)
+    run.best, made = np.zeros(nodes, np.int64), list[bool]()
+    run.narrow.fit = lambda *_: made.append(True)  # type: ignore[method-assign]
+    run.narrow.mix = run.narrow.fit  # type: ignore[assignment, method-assign]
+    run.offer = lambda _: None  # type: ignore[method-assign]
+    run.narrowly()
+    assert len(made) == moves
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of wide problems, on one that can be counted: what fits is found, the bound is one."""

@@ -54,7 +54,7 @@ _SETTLED, _SAME = 4, 1e-3  # moves in a row that change the cost by less than th
 _FEW = 0.5  # of the moves of a plan that prices follow, those over few choices
 _TRAIL = 12  # plans on the way that are combined
 _MIX = 0.3  # of the narrow moves, those over few choices
-_MOVES = 3  # narrow ones in a row
+_MOVES, _NODES, _MOST_MOVES = 3, 20_000, 60  # narrow ones in a row: as many as go over so many nodes, within these
 _USUAL = 0.8  # of the steps go the way that gained more in its time
 _FORGET = 0.7  # of what a way gained before
 _THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
@@ -381,7 +381,7 @@ class _PairwiseSearch:
         """Some narrow moves from the best plan, within the limit."""
         assert self.best is not None
         self.narrow.choice = self.best
-        for _ in range(_MOVES):
+        for _ in range(min(_MOST_MOVES, max(_MOVES, _NODES // len(self.best)))):
             if self.clock.over:
                 return
             if self.rng.random() < _MIX:
