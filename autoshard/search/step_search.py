@@ -28,7 +28,7 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
 from autoshard.solvers.relax.few_ranked import Near, least_of_few
-from autoshard.solvers.relax.pruned_start import exact_work
+from autoshard.solvers.relax.pruned_start import MUCH_WORK, exact_work
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 
@@ -47,7 +47,6 @@ _LIKELY = 1.03  # times the best middle between what is occupied most and all co
 _MOST_LIKELY = 3  # plans by that
 _MOST_TRIED = 2  # plans of the bound that are simulated
 _ENTRIES = 20_000_000
-_MOST_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and weights are found over few choices
 _FORESEEN = 8  # times the entries, before any choice is left out, that won't fit after it either
 
 
@@ -71,7 +70,7 @@ def step_bound(
     used = [resources.least_used(choice) for choice in known]
     start = heaviest(used, follows(resources.names))[0]
     start = start if near is None else start + _INWARD * (near - start)
-    if exact_work(resources.problem) <= _MOST_WORK:
+    if exact_work(resources.problem) <= MUCH_WORK:
         return _climbed(resources, least.of, used, start)
     likely = _climbed(resources, least.roughly, used, start)
     hoped = likely.seconds if likely.tried else math.inf
@@ -179,7 +178,7 @@ class StepSearch:
         self.formulation, self.problem = free, free.problem
         self.resources = step_resources(free, fused=fused)
         self.shares = ReaderShares(self.problem)
-        self.sketched = exact_work(self.problem) > _MOST_WORK
+        self.sketched = exact_work(self.problem) > MUCH_WORK
         self.by_shares = True  # until their tables turn out too large, whatever the prices
         self.weights = in_a_row(self.resources)
         self.found: list[tuple[str, Choice]] = []

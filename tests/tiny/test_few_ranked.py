@@ -11,7 +11,10 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax import lean_plans
 from autoshard.solvers.relax.few_ranked import few_ranked, least_of_few
+from autoshard.solvers.relax.lean_plans import LeanPlans
+from autoshard.solvers.relax.memory_columns import column_of
 from autoshard.solvers.relax.pruned_start import narrowed
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.random_problems import random_problem
@@ -72,3 +75,20 @@ def test_a_sketched_search_leaves_plans_and_no_bound(seed: int) -> None:
     assert ReaderShares(problem).search(exact, 2) and ReaderShares(problem).search(sketched, 2, sketched=True)
     assert sketched.choice is not None and sketched.bound == 0 < exact.bound
     assert exact.bound <= sketched.value == pytest.approx(objective(problem, sketched.choice))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lean_plans_of_much_work_are_found_over_few_choices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where exact tables are large none are made: the plan at a rate is one, and near that of all choices."""
+    problem = repeated(seed, 12)
+    exact = LeanPlans(problem).at_rate(1.0)
+    monkeypatch.setattr(lean_plans, "MUCH_WORK", 0)
+    lean = LeanPlans(problem)
+    monkeypatch.setattr(lean, "_least", lambda _: pytest.fail("exact tables"))
+    found = lean.at_rate(1.0)
+    if exact is None or found is None:
+        return
+    multipliers = lean._multipliers(1.0)
+    least, own = (column_of(lean.problem, choice) for choice in (exact, found))
+    priced = [column.seconds + float(multipliers @ column.bytes) for column in (least, own)]
+    assert priced[0] * (1 - 1e-9) <= priced[1] <= 1.1 * priced[0]

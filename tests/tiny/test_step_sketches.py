@@ -31,7 +31,7 @@ def test_weights_are_found_over_few_choices_and_one_bound_is_proved(monkeypatch:
     assert first is not None
     whole = exact.bound([first])
 
-    monkeypatch.setattr(step_search, "_MOST_WORK", 0)
+    monkeypatch.setattr(step_search, "MUCH_WORK", 0)
     monkeypatch.setattr(step_search, "least_of_few", few := Counted(step_search.least_of_few))
     search = StepSearch(formulation)
     assert search.sketched
@@ -53,7 +53,7 @@ def test_few_choices_never_make_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     bad = max(
         plans(formulation, first), key=lambda choice: search.resources.longest(search.resources.least_used(choice))
     )
-    monkeypatch.setattr(step_search, "_MOST_WORK", 0)
+    monkeypatch.setattr(step_search, "MUCH_WORK", 0)
     monkeypatch.setattr(step_search, "least_of_few", lambda problem, budget: Near(objective(problem, bad), bad))
     found = search.bound([first])
     assert 0 < found.seconds <= step_seconds(formulation, first) and len(found.tried) > 1

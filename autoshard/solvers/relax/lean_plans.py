@@ -25,11 +25,13 @@ from autoshard.solvers.common.infeasibility import least
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, minimise, minimum_within
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
+from autoshard.solvers.relax.few_ranked import Near, least_of_few
 from autoshard.solvers.relax.lagrangian import memory_dual
 from autoshard.solvers.relax.memory_columns import Column, column_of, condensed
+from autoshard.solvers.relax.pruned_start import MUCH_WORK, exact_work
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
 _ABOVE_SECONDS = 1e6  # the rate of the least memory
@@ -55,6 +57,7 @@ class LeanPlans:
         self.prices: Floats = np.zeros(self.problem.horizon)
         self.seconds = math.inf  # of a plan near the bound
         self.columns: tuple[Column, ...] = ()
+        self.sketched = exact_work(problem) > MUCH_WORK  # plans over few choices of each node do
         self.contents = Contents(self.problem)
         start = attempt(self._start)
         if start is not None:
@@ -114,17 +117,22 @@ class LeanPlans:
         return rate * self.seconds / max(self.bound, 1.0) * self.prices
 
     def _folded(self, multipliers: Floats) -> Choice | None:
-        """Exact but for what is cut off; where its tables are too large, with readers of a value apart."""
-        sum_ = additive(self.problem, multipliers)
-        part = reader_terms.without_hubs(sum_, self.shares.cut)
-        self.contents.also(part)
-        found = minimum_within(part, self.contents, multipliers=multipliers, budget_entries=_ENTRIES)
-        if found is None:
-            part = self.shares.apart(self.problem, multipliers)
-            self.contents.also(part)
-            found = minimum_within(part, self.contents, budget_entries=_ENTRIES)
+        """Exact but for what is cut off; where its tables are too large, with readers of a value apart; where these
+        are, too, over few choices of each node."""
+        found: Minimum | Near | None = None if self.sketched else self._least(multipliers)
+        found = found or least_of_few(self.shares.apart(self.problem, multipliers), _ENTRIES)
         choice = None if found is None else self.shares.given_heads(self.problem, found.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
+
+    def _least(self, multipliers: Floats) -> Minimum | None:
+        part = reader_terms.without_hubs(additive(self.problem, multipliers), self.shares.cut)
+        self.contents.also(part)
+        found = minimum_within(part, self.contents, multipliers=multipliers, budget_entries=_ENTRIES)
+        if found is not None:
+            return found
+        part = self.shares.apart(self.problem, multipliers)
+        self.contents.also(part)
+        return minimum_within(part, self.contents, budget_entries=_ENTRIES)
 
     def _whole(self, multipliers: Floats) -> Choice | None:
         return minimise(self.problem, self.contents, multipliers=multipliers, budget_entries=self.budget).choice

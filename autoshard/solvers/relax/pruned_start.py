@@ -30,6 +30,7 @@ _ROUNDS = 60
 _CLOSED = 1e-4  # relative gap that is not worth another round
 _WIDE = 128  # choices of a node: below, exact elimination is quick itself
 _LONG = 5_000  # nodes that messages are slow for
+MUCH_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and weights are found over few choices
 _WORK = 20.0  # joint entries of exact elimination, over the cube of the most choices: GPT-2's on three axes
 
 
