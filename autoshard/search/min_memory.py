@@ -128,7 +128,7 @@ def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Ch
             return True
         if choice not in sizes:
             yield f"{rate:g} % of a step for 1 % of memory", choice
-            sizes[choice] = task.plan(found).predicted_peak_bytes
+            sizes[choice] = task.figures(found).predicted_peak_bytes
         larger = larger + 1 if sizes[choice] > smallest_bytes else 0
         smallest_bytes = min(smallest_bytes, sizes[choice])
         if larger >= _IN_A_ROW:
@@ -153,6 +153,6 @@ def between(
             continue
         what = "optimum" if found.status == OPTIMAL else "best found"
         yield f"{what} within {format_bytes(target, 3)}", found.choice
-        if smallest_bytes < inf and task.plan(found).predicted_peak_bytes > smallest_bytes:
+        if smallest_bytes < inf and task.figures(found).predicted_peak_bytes > smallest_bytes:
             return True
     return False

@@ -20,7 +20,7 @@ from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
 from autoshard.rules.host_tables import host_tables
 from autoshard.search.build_plan import plan_of, priced
-from autoshard.search.kept.kept_search import KeptAnswers, answers_of, formulated
+from autoshard.search.kept.kept_search import Figures, KeptAnswers, answers_of, formulated
 from autoshard.search.kept.kept_steps import KeptSteps
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
@@ -40,7 +40,7 @@ Log = list[tuple[str, float]]  # (what was done, wall seconds)
 class SearchTask:
     """One search on one mesh, formulated. `log` is given what took how long; the clock is in `options`.
 
-    `styles`: of each known style that was simulated, its plan.
+    `styles`: of each known style that was simulated, what its program takes.
     """
 
     formulation: Formulation
@@ -52,7 +52,7 @@ class SearchTask:
     log: Log
     answers: KeptAnswers = field(default_factory=lambda: KeptAnswers(None, ""))
     seen: SeenPlans = field(default_factory=SeenPlans)
-    styles: dict[str, Plan] = field(default_factory=dict)
+    styles: dict[str, Figures] = field(default_factory=dict)
     on_host: frozenset[str] = frozenset()  # tables that may lie in host memory
 
     @property
@@ -135,7 +135,7 @@ class SearchTask:
             return None
         return prepare(graph, self.formulation.mesh, hardware, self.request, self.options, self.log, every)
 
-    def holds(self, plan: Plan) -> bool:
+    def holds(self, plan: Plan | Figures) -> bool:
         """Whether its program fits the memory limit."""
         return fits(plan.predicted_peak_bytes, self.memory_limit_bytes)
 
@@ -148,21 +148,26 @@ class SearchTask:
             return {}
         return {n: int(problem.nodes[n].seconds.argmin()) for n in self.fixed}
 
+    def figures(self, solution: Solution) -> Figures:
+        """Step and peak of its program, which is made where they are not known."""
+        with timed(self.log, "simulating"):
+
+            def simulated() -> Figures:
+                made = priced(self._plan_of(solution), self.formulation.graph, self.formulation.hardware)
+                return Figures(made.predicted_seconds, made.predicted_peak_bytes)
+
+            return self.answers.figures(solution.choice, self.request.fuse, simulated)
+
     def plan(self, solution: Solution) -> Plan:
         """The plan of a solution, with the step and peak of its program."""
-        with timed(self.log, "simulating"):
-            graph, hardware = self.formulation.graph, self.formulation.hardware
-            style = self.request.strategy if self.request.strategy in STYLES else "search"
-            by = "propagated" if self.solver == "propagation" else style
-            origin = self.request.origin_of(graph)
-            plan = plan_of(self.formulation, solution, origin, self.memory_limit_bytes, by, self.fixed)
+        seconds, size = self.figures(solution)
+        return replace(self._plan_of(solution), predicted_seconds=seconds, predicted_peak_bytes=size)
 
-            def simulated() -> tuple[float, float]:
-                made = priced(plan, graph, hardware)
-                return made.predicted_seconds, made.predicted_peak_bytes
-
-            seconds, size = self.answers.figures(solution.choice, plan.fusion, simulated)
-            return replace(plan, predicted_seconds=seconds, predicted_peak_bytes=size)
+    def _plan_of(self, solution: Solution) -> Plan:
+        style = self.request.strategy if self.request.strategy in STYLES else "search"
+        by = "propagated" if self.solver == "propagation" else style
+        origin = self.request.origin_of(self.formulation.graph)
+        return plan_of(self.formulation, solution, origin, self.memory_limit_bytes, by, self.fixed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,13 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Certificate, Plan, Search
 from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.build_plan import with_parts
+from autoshard.search.kept.kept_search import Figures
 from autoshard.search.memory_fit import fitted
 from autoshard.search.min_memory import between, others
 from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.search_task import Found, Log, SearchTask, candidate, prepare, timed
+from autoshard.search.search_task import Found, Log, SearchTask, prepare, timed
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import CUT_SHORT, Solution, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
@@ -94,24 +95,27 @@ def _simulated(task: SearchTask, found: Found) -> Found:
     """Simulates the contenders, too, and keeps the program that fits and is best by the level."""
     first = found.levelled
     own: dict[Choice, Levelled] = {first.solution.choice: first}
-    plans: dict[Choice, tuple[str, Plan]] = {first.solution.choice: (found.candidates[-1].name, found.plan)}
+    plan = found.plan
+    taken = {first.solution.choice: Figures(plan.predicted_seconds, plan.predicted_peak_bytes)}
+    names = {first.solution.choice: found.candidates[-1].name}
     titles = {style.title: name for name, style in STYLES.items()}
     for name, choice in _in_time(task.clock, _others(task, found)):
-        if choice not in plans:
+        if choice not in taken:
             own[choice] = task.levelled(choice, first.solution.solver, cut=first.cut, least_bytes=first.bound)
-            plans[choice] = (name, task.plan(own[choice].solution))
+            names[choice], taken[choice] = name, task.figures(own[choice].solution)
         if name in titles:
-            task.styles[titles[name]] = plans[choice][1]
-    fitting = [c for c, (_, plan) in plans.items() if task.holds(plan)]
-    winner = min(fitting, key=lambda c: _rank(task, plans[c][1]))
+            task.styles[titles[name]] = taken[choice]
+    winner = min((choice for choice in taken if task.holds(taken[choice])), key=lambda c: _rank(task, taken[c]))
+    if winner != first.solution.choice:
+        plan = task.plan(own[winner].solution)
     rows = [
-        candidate(name, plan, _outcome(task, c, winner, plan))
-        for c, (name, plan) in plans.items()
+        Candidate(name, _outcome(task, taken[c], c == winner), own[c].solution.objective, *taken[c])
+        for c, name in names.items()
         if name not in titles or c == winner  # the others are listed beside the plan
     ]
-    notes = _slower(found.candidates[0], plans[winner][1]) if len(found.candidates) > 1 else ()
+    notes = _slower(found.candidates[0], plan) if len(found.candidates) > 1 else ()
     kept = (*found.candidates[:-1], *rows)
-    return replace(found, levelled=own[winner], plan=plans[winner][1], candidates=kept, notes=notes)
+    return replace(found, levelled=own[winner], plan=plan, candidates=kept, notes=notes)
 
 
 def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tuple[str, Choice]]:
@@ -169,23 +173,23 @@ def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
 
 
 def simulate_styles(task: SearchTask) -> None:
-    """Those that the search has not simulated: one plan of each style, whatever the level and the limit."""
+    """Those that the search has not simulated: one program of each style, whatever the level and the limit."""
     left = [(name, choice) for name, choice in task.known_styles() if name not in task.styles]
     for name, choice in left:
-        task.styles[name] = task.plan(Solution(task.formulation.problem, choice, 0.0, name))
+        task.styles[name] = task.figures(Solution(task.formulation.problem, choice, 0.0, name))
     task.answers.save()
 
 
-def _rank(task: SearchTask, plan: Plan) -> tuple[float, float]:
+def _rank(task: SearchTask, program: Figures) -> tuple[float, float]:
     """Smaller is better."""
-    seconds, size = plan.predicted_seconds, plan.predicted_peak_bytes
+    seconds, size = program
     return (size, seconds) if task.level == MEMORY else (seconds, size)
 
 
-def _outcome(task: SearchTask, choice: Choice, winner: Choice, plan: Plan) -> str:
-    if choice == winner:
+def _outcome(task: SearchTask, program: Figures, chosen: bool) -> str:
+    if chosen:
         return "chosen"
-    return "not better" if task.holds(plan) else "too large"
+    return "not better" if task.holds(program) else "too large"
 
 
 def _slower(free: Candidate, plan: Plan) -> tuple[str, ...]:

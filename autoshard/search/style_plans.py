@@ -19,7 +19,7 @@ from autoshard.formulation.step_resources import StepResources, in_a_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import Origin, plan_of, priced
-from autoshard.search.kept.kept_search import KeptAnswers, answers_of, formulated, unhurried
+from autoshard.search.kept.kept_search import Figures, KeptAnswers, answers_of, formulated, unhurried
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Options
@@ -56,14 +56,14 @@ def style_plans(
     hardware: Hardware,
     clock: Clock | None = None,
     formulation: Formulation | None = None,
-    known: Mapping[str, Plan] | None = None,
+    known: Mapping[str, Plan | Figures] | None = None,
     cache: DiskCache | None = None,
     on_host: frozenset[str] = frozenset(),
 ) -> tuple[StylePlan, ...]:
     """One for each style, in a fixed order; those that `clock` leaves no time for say so.
 
     `formulation`: of all strategies on the plan's mesh, where the search has made it already, `on_host` as it was;
-    `known`: the plans of styles that it has simulated. `cache`: what earlier commands found.
+    `known`: what programs of styles take that it has simulated. `cache`: what earlier commands found.
     """
     clock = clock or Clock()
     own = plan.search.all_to_all, plan.step.micro_batches
@@ -86,7 +86,7 @@ def _itself(plan: Plan) -> dict[str, Plan]:
 
 
 def _kept(
-    name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan], answers: KeptAnswers
+    name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan | Figures], answers: KeptAnswers
 ) -> StylePlan:
     """By the sum of costs, where no search has simulated it: the same for every level and limit."""
     if name in known or not unhurried(clock):
@@ -101,7 +101,7 @@ def _kept(
     return found
 
 
-def _simulated(name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan]) -> StylePlan:
+def _simulated(name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan | Figures]) -> StylePlan:
     title, meaning = STYLES[name].title, f"{STYLES[name].meaning}; --strategy {name}"
     if name in known:
         return StylePlan(title, meaning, known[name].predicted_seconds, known[name].predicted_peak_bytes)

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.pins import Pin
@@ -82,6 +82,13 @@ def _problem_key(
     return key_of("problem", *known)
 
 
+class Figures(NamedTuple):
+    """Of the program of a choice."""
+
+    predicted_seconds: float
+    predicted_peak_bytes: float
+
+
 class KeptAnswers:
     """What was found of one problem, by name: in this search, and in earlier ones where there is a cache. `save` adds
     what is new to its file."""
@@ -115,16 +122,16 @@ class KeptAnswers:
             self.cache.write("answers", self.key, json.dumps(kept, separators=(",", ":")).encode())
             self.new = {}
 
-    def figures(self, choice: Choice, fusion: object, make: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-        """(seconds, bytes) of the program of a choice: `make` lowers and simulates it."""
-        said = ",".join(str(int(s)) for s in choice) + repr(fusion)
+    def figures(self, choice: Choice, fuse: object, make: Callable[[], Figures]) -> Figures:
+        """Those of a choice, with what is to `fuse`: `make` lowers and simulates its program."""
+        said = ",".join(str(int(s)) for s in choice) + repr(fuse)
         name = f"program {hashlib.sha256(said.encode()).hexdigest()[:32]}"
         match self.get(name):
             case [float(seconds), float(size)]:
-                return seconds, size
-        seconds, size = make()
-        self.put(name, [float(seconds), float(size)])
-        return seconds, size
+                return Figures(seconds, size)
+        made = make()
+        self.put(name, [float(own) for own in made])
+        return made
 
 
 def answers_of(
