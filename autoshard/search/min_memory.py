@@ -22,7 +22,7 @@ from autoshard.solvers.common.result import OPTIMAL, Solution, none_within
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes
 
-RATES = (5, 2, 0.7, 0.3, 0.1)  # of seconds for bytes, both as parts of those of a plan near the least memory
+RATES = (5, 0.7, 0.1)  # of seconds for bytes, both as parts of those of a plan near the least memory
 _IN_A_ROW = 2  # programs that need more than another, after which no more are tried
 _CLEARLY = 1.05  # times the bytes of a program: other plans of so many, as the solver counts, are not tried
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
