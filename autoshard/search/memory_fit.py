@@ -109,9 +109,17 @@ def _explained(error: InfeasibleError, task: SearchTask) -> InfeasibleError:
         message += f"; the largest tensors, unsplit: {', '.join(_largest(graph))}"
     if task.pins:
         message += f"; pinned: {', '.join(map(str, task.pins))}"
-    mixed = mixed_precision(task.formulation.hardware)
-    hint = f"more devices, --precision {mixed}, --optimizer sgd, or a smaller batch"
-    return InfeasibleError(message, hint + (", or fewer pins" if task.pins else ""), proven=error.proven)
+    return InfeasibleError(message, _hint(task), proven=error.proven)
+
+
+def _hint(task: SearchTask) -> str:
+    """What may need less, of what is not so already."""
+    graph, mixed = task.formulation.graph, mixed_precision(task.formulation.hardware)
+    ways = ["more devices"]
+    ways += [f"--precision {mixed}"] if graph.precision != mixed else []
+    ways += ["--optimizer sgd"] if graph.optimizer != "sgd" else []
+    ways += ["a smaller batch"] + (["fewer pins"] if task.pins else [])
+    return ", ".join(ways[:-1]) + f" or {ways[-1]}"
 
 
 def _largest(graph: Graph, count: int = 5) -> list[str]:

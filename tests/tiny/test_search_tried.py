@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
@@ -98,3 +100,17 @@ def test_no_time_at_all_is_a_limit_for_known_styles_too() -> None:
     made = make_plan(mlp_graph(2, 64, 256), load_hardware("h100-80g-sxm"), request)
     assert made.plan.certificate.status == "cut short" and made.plan.certificate.level_bound == 0.0
     assert {style.reason for style in made.styles} == {"not simulated: the search was out of time"}
+
+
+def test_a_hint_names_nothing_that_is_so_already() -> None:
+    graph, hardware = mlp_graph(3, 16, 32), load_hardware("h100-80g-sxm")
+    request = SearchRequest(Mesh.parse("tp=2"), memory_limit_bytes=1000.0)
+    hints = []
+    for own in (graph, replace(graph, precision="bf16-mixed", optimizer="sgd")):
+        with pytest.raises(InfeasibleError) as caught:
+            search(own, hardware, request)
+        hints.append(caught.value.hint)
+    assert hints == [
+        "more devices, --precision bf16-mixed, --optimizer sgd or a smaller batch",
+        "more devices or a smaller batch",
+    ]
