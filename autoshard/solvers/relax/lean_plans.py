@@ -36,6 +36,7 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 
 _ABOVE_SECONDS = 1e6  # the rate of the least memory
 _RAISED = (0.0, 10.0, 1e3, 1e5)  # rates of times that have no price, where plans need more there
+_NEAR = 0.01  # relative to the bound: a peak that will do
 _ENTRIES = 20_000_000  # of tables, where a good plan is enough
 
 
@@ -56,7 +57,7 @@ class LeanPlans:
         self.bound = least(self.problem).bytes
         self.prices: Floats = np.zeros(self.problem.horizon)
         self.seconds = math.inf  # of a plan near the bound
-        self.columns: tuple[Column, ...] = ()
+        self.columns: tuple[Column, ...] = ()  # plans met
         self.sketched = exact_work(problem) > MUCH_WORK  # plans over few choices of each node do
         self.contents = Contents(self.problem)
         start = attempt(self._start)
@@ -69,11 +70,11 @@ class LeanPlans:
     def at_bound(self, *, roughly: bool = False) -> Choice | None:
         """A plan at the bound, the fastest of these but for what is cut off; None where none is met.
 
-        `roughly`: where that needs more than the bound at times that have no price, another one will do."""
+        `roughly`: where that needs more than the bound at times that have no price, another one will do, or the leanest
+        so far that is near it."""
         met = self._at_bound(self._folded, _RAISED if roughly else _RAISED[:1])
         if met is None and roughly:
-            lean = [column for column in self.columns if self._meets(column)]
-            met = min(lean, key=lambda column: column.seconds).choice if lean else None
+            met = self._leanest()
         if met is None and (self.shares.cut or self.budget > _ENTRIES):
             met = self._at_bound(self._whole, _RAISED[:1])
         return met
@@ -94,14 +95,18 @@ class LeanPlans:
             if found is None:
                 return None
             own = column_of(self.problem, found)
-            if self._meets(own):
+            self.columns += (own,)
+            if own.peak <= self.bound * (1 + TOLERANCE):
                 self.seconds = min(self.seconds, own.seconds)
                 return found
             over |= own.bytes > self.bound * (1 + TOLERANCE)
         return None
 
-    def _meets(self, column: Column) -> bool:
-        return column.peak <= self.bound * (1 + TOLERANCE) and column.seconds < math.inf
+    def _leanest(self) -> Choice | None:
+        """The fastest of those at the bound, else the one of the least peak, if that is near it."""
+        allowed = [column for column in self.columns if column.seconds < math.inf]
+        best = min(allowed, key=lambda c: (max(c.peak, self.bound * (1 + TOLERANCE)), c.seconds), default=None)
+        return best.choice if best is not None and best.peak <= self.bound * (1 + _NEAR) else None
 
     def _start(self) -> Choice:
         """The first plan that is allowed: of those that cost the same, nothing, the minimum is the lowest."""
