@@ -128,7 +128,7 @@ def smallest_memory(
     problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, lean: LeanPlans | None = None
 ) -> Levelled:
     """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak; of the
-    plans `lean`, if given, one at the bound where they meet it. Where choices are many one near it does, fastest or not.
+    plans `lean`, if given, one at the bound where they meet it. Where choices are many one near it does.
     """
     bound = lean.bound if lean is not None else minimum_memory_bound(problem)
     roughly = sum(len(node.seconds) for node in problem.nodes) > FEW_CHOICES
