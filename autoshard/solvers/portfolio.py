@@ -31,7 +31,7 @@ from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax import hub_relaxation, wide_choices
+from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
 from autoshard.solvers.relax.few_ranked import least_of_few
 from autoshard.solvers.relax.lagrangian import priced_fit
 from autoshard.solvers.relax.limited_search import LimitedSearch
@@ -46,6 +46,8 @@ _LOOSE = 1e-3  # relative gap that is worth more work
 _LOOSE_SHARES = 5e-3  # the same of what shares leave, under a memory limit or no clock: what one layer weighs
 _ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
 _SOON_ENTRIES = 1_000_000  # the same, where every layer is another one
+_NARROW = 16  # choices of a node: of a mesh of one axis
+_NARROW_ENTRIES = 5_000_000  # for them, where something is read all over
 _ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
 _FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
@@ -119,9 +121,10 @@ def _something(state: Incumbent) -> None:
 
 
 def auto(problem: Problem, options: Options) -> Solution:
-    """Exact where that is cheap; else shares of readers first (reader_shares.py): plan and bound in tables as small as
-    those of a chain; where even these are too large, messages and few choices (wide_choices.py). What gap is left is
-    closed by what `solve` does, where it is worth it or the problem small."""
+    """Exact where that is cheap, or but for what is read all over (hubs_apart.py); else shares of readers first
+    (reader_shares.py): plan and bound in tables as small as those of a chain; where even these are too large, messages
+    and few choices (wide_choices.py). What gap is left is closed by what `solve` does, where it is worth it or the
+    problem small."""
     started, clock, state = time.perf_counter(), options.clock, Incumbent(problem)
     with watched(clock):
         attempt(_auto, state, options)
@@ -148,7 +151,8 @@ def _auto(state: Incumbent, options: Options) -> None:
     loose = _LOOSE if given_time else _LOOSE_SHARES
     settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))
     if not settled:
-        fits = exact or shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
+        fits = exact or _hubs_apart(state, shares, options)
+        fits = fits or shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
         check()
         if not fits and suits(problem) and not options.rough:
             attempt(wide_choices.search, state, shares, budget, loose)
@@ -180,15 +184,25 @@ def _limited_soon(state: Incumbent, shares: ReaderShares, options: Options, loos
     return among.run(exact_rounds=0) if options.rough else among.run()
 
 
+def _hubs_apart(state: Incumbent, shares: ReaderShares, options: Options) -> bool:
+    """Where that is worth more than shares: few choices of each node, and the best plan without a limit fits."""
+    free = math.isinf(state.problem.capacity_bytes) or state.choice is not None
+    if options.rough or not free or suits(state.problem):
+        return False
+    return hubs_apart.search(state, shares) and state.near is None
+
+
 def _exact_soon(state: Incumbent, options: Options) -> bool:
-    """Leaves the optimum where exact tables are small, and says so; under a limit it may overflow. Not where values
-    that are read all over keep layers from being solved once."""
+    """Leaves the optimum where exact tables are small, and says so; under a limit it may overflow. Where values that
+    are read all over keep layers from being solved once, only for nodes of few choices."""
     problem, number = state.problem, structure(state.problem)
-    if number in options.unfit or any(len(value.consumers) > MANY for value in problem.values):
+    hubs = any(len(value.consumers) > MANY for value in problem.values)
+    if number in options.unfit or (hubs and not _narrow(problem, options)):
         return False
     contents = Contents(problem)
-    repeats = shortened(additive(problem), contents) is not None  # else shares may be sooner
-    budget = min(options.budget_entries or BUDGET_ENTRIES, BUDGET_ENTRIES if repeats else _SOON_ENTRIES)
+    repeats = not hubs and shortened(additive(problem), contents) is not None  # else shares may be sooner
+    most = BUDGET_ENTRIES if repeats else _NARROW_ENTRIES if hubs else _SOON_ENTRIES
+    budget = min(options.budget_entries or BUDGET_ENTRIES, most)
     with watched(PartialClock(_SHARE_EXACT * options.clock.left, whole=options.clock)):
         found = attempt(minimum_within, problem, contents, budget_entries=budget)
     if found is None or not found.exact:
@@ -197,6 +211,12 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
     state.raise_bound(found.bound)
     state.offer(found.choice)
     return True
+
+
+def _narrow(problem: Problem, options: Options) -> bool:
+    """Whether small exact tables are worth a try beside hubs: in larger ones these take seconds to write down."""
+    most = max(len(node.seconds) for node in problem.nodes)
+    return most <= _NARROW and math.isinf(problem.capacity_bytes) and not options.rough
 
 
 def _pairs(state: Incumbent, options: Options, budget: int) -> None:

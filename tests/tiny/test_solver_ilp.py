@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Problem, memory, objective
 from autoshard.solvers import Clock, Options, portfolio, solve
+from autoshard.solvers.common.pareto_choices import undominated
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.elimination.dominance import finite
@@ -21,7 +22,6 @@ from autoshard.solvers.ilp import branch_and_bound, pulp_engine
 from autoshard.solvers.linear_program.highs_engine import Highs
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expected
 from autoshard.solvers.linear_program.rows import linear, pairs
-from autoshard.solvers.relax.pareto_choices import undominated
 from tests.random_problems import limited, random_problem
 from tests.tiny.test_solver_dp import blocks, chain, close
 

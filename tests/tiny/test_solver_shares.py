@@ -194,6 +194,8 @@ def test_a_small_gap_is_searched_under_a_clock_alone(monkeypatch: pytest.MonkeyP
         return True
 
     monkeypatch.setattr(ReaderShares, "search", near)
+    for exact in ("_exact_soon", "_hubs_apart"):
+        monkeypatch.setattr(portfolio, exact, lambda *_: False)
     monkeypatch.setattr(portfolio, "_FEW_CHOICES", 0)
     monkeypatch.setattr(portfolio, "_search", lambda *_: called.append(1))
     solvers.solve(problem)

@@ -11,6 +11,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.pareto_choices import undominated
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.elimination.cost_tables import Contents
@@ -18,7 +19,6 @@ from autoshard.solvers.elimination.dominance import finite, reduce
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax.lagrangian import priced_fit
-from autoshard.solvers.relax.pareto_choices import undominated
 from autoshard.solvers.relax.window_search import improved
 from autoshard.units import format_bytes
 
