@@ -151,11 +151,16 @@ def _auto(state: Incumbent, options: Options) -> None:
     loose = _LOOSE if given_time else _LOOSE_SHARES
     settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))
     if not settled:
+        wide = suits(problem) and not options.rough
+        free = math.isinf(problem.capacity_bytes)
+        at_once = wide and free and bool(shares.cut)  # neither shares of hundreds of choices nor exact tables pay
         fits = exact or _hubs_apart(state, shares, options)
-        fits = fits or shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
+        if not (fits or at_once):
+            fits = shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
         check()
-        if not fits and suits(problem) and not options.rough:
-            attempt(wide_choices.search, state, shares, budget, loose)
+        if not fits and wide:
+            attempt(wide_choices.search, state, shares, budget, loose, options.clock)
+            settled = at_once and state.choice is not None and math.isinf(options.clock.limit_seconds)
         elif state.near is not None and state.gap > loose:  # what is best without the limit overflows
             attempt(LimitedSearch(state, shares, budget, exact).run)
     check()

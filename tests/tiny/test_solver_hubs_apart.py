@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import replace
@@ -19,7 +20,7 @@ from autoshard.solvers import portfolio
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
-from autoshard.solvers.relax import hubs_apart, reader_terms
+from autoshard.solvers.relax import hubs_apart, reader_terms, wide_choices
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.random_problems import hub_problem, random_problem
 
@@ -141,3 +142,35 @@ def test_where_nodes_have_few_choices_hubs_are_no_hindrance(monkeypatch: pytest.
     assert not budgets
     solvers.solve(replace(problem, capacity_bytes=1.0))
     assert portfolio._NARROW_ENTRIES not in budgets
+
+
+@given(SEEDS, st.integers(1, 3))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_of_many_choices_plans_and_bounds_beside_hubs_are_true(
+    narrow: None, monkeypatch: pytest.MonkeyPatch, seed: int, few: int
+) -> None:
+    monkeypatch.setattr(wide_choices, "_FEW", few)
+    problem = hub_problem(seed) if seed % 2 else random_problem(seed, most_nodes=6, most_strategies=4)
+    try:
+        best = solvers.solve(problem, "exhaustive").objective
+    except InfeasibleError:
+        best = math.inf
+    state = Incumbent(problem)
+    with contextlib.suppress(InfeasibleError):
+        wide_choices.search(state, ReaderShares(problem), 10**6, 0.0)
+    assert state.bound <= best * (1 + 1e-9) and state.value >= best * (1 - 1e-9)
+
+
+def test_beside_hubs_many_choices_take_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither shares nor exact tables of all choices, whatever gap is left; the plan is the best there is."""
+    problem = tied()
+    best = solvers.solve(problem)
+    monkeypatch.setattr(portfolio, "_FEW_CHOICES", 0)
+    monkeypatch.setattr(portfolio, "_NARROW", 0)
+    monkeypatch.setattr(portfolio, "suits", lambda _: True)
+    monkeypatch.setattr(wide_choices, "_FEW", 2)
+    monkeypatch.setattr(ReaderShares, "search", lambda *_: pytest.fail("shares"))
+    monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))
+    found = solvers.solve(problem)
+    assert best.status == "optimal" and found.objective == pytest.approx(best.objective)
+    assert 0 < found.lower_bound <= best.objective * (1 + 1e-9)

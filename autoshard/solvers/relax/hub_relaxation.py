@@ -32,7 +32,7 @@ from autoshard.solvers.relax.window_search import polished
 
 _MANY = 4  # a value with more readers is a hub
 _CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
-_ROUNDS = 30  # of messages, at most
+ROUNDS = 30  # of messages, at most
 _FIRST = 8  # the same, where a good plan is enough
 _NEAR = 3e-4  # relative gap that is not worth cutting hubs off
 _FEWER = 0.5  # of all choices: are so many left, the whole problem is tried once more
@@ -40,29 +40,34 @@ _FEW = (6, 3, 2)  # choices of each node in a first plan
 _PART_ENTRIES = 4_000_000  # its budget
 
 
-def bounded(state: Incumbent, budget: int, clock: Clock) -> Minimum | None:
+def bounded(
+    state: Incumbent, budget: int, clock: Clock, beliefs: Beliefs | None = None, loose: float = TOLERANCE
+) -> Minimum | None:
     """A good plan with a bound near it; None where the few choices that seem best exclude each other.
 
-    What is found on the way is left in `state`, of the same problem.
+    What is found on the way is left in `state`, of the same problem. `beliefs`: of rounds before. `loose`: the relative
+    gap of messages that is worth exact tables.
     """
     problem = state.problem
-    beliefs = Beliefs(additive(problem))
-    while beliefs.rounds < _ROUNDS and not clock.over:
+    beliefs = beliefs or Beliefs(additive(problem))
+    while beliefs.rounds < ROUNDS and not clock.over:
         state.raise_bound(beliefs.round())
         beliefs.shift()
     best = _among(problem, ranking(problem, beliefs))
     if best is None:
         return None
     state.offer(best)
+    if state.choice is not None:
+        best = _best(problem, best, state.choice)
     bound = beliefs.bound
-    if not (clock.over or objective(problem, best) - bound <= TOLERANCE * abs(bound)):
+    if not (clock.over or objective(problem, best) - bound <= loose * abs(bound)):
         best, bound = _closer(problem, beliefs, best, budget)
     return Minimum(bound, best, False, (), 0)
 
 
 def as_messages(problem: Problem, least: int) -> int:
     """The budget of entries, `least` at least, with which exact tables take no more steps than messages do."""
-    passed = 2 * _ROUNDS * sum(value.seconds.size * len(value.consumers) for value in problem.values)
+    passed = 2 * ROUNDS * sum(value.seconds.size * len(value.consumers) for value in problem.values)
     return min(BUDGET_ENTRIES, max(least, passed // WORK_PER_ENTRY))
 
 

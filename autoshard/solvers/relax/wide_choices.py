@@ -2,7 +2,8 @@
 few choices that messages rank first, and what all plans cost at the least.
 
 1. Messages without prices rank the choices, over one of equal layers where layers are equal (`few_ranked.py`), else
-   over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables.
+   over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables. Without a limit more
+   rounds of messages raise the bound, until it is near the plan (`hub_relaxation.bounded`).
 2. Where that plan overflows: the least memory in full, or the proof that nothing fits. Then the problem over few
    choices is solved within the limit, which leaves prices of bytes; messages under these rank the choices that are
    added for the next time.
@@ -23,12 +24,12 @@ from autoshard.ir.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax import reader_terms
+from autoshard.solvers.relax import hub_relaxation, hubs_apart, reader_terms
 from autoshard.solvers.relax.few_ranked import few_ranked
-from autoshard.solvers.relax.hub_relaxation import undercutting
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.pruned_start import narrowed, ranking
@@ -44,7 +45,7 @@ _PAIRS = 2  # plans that are mixed
 _PLANS = 12  # that prices begin from
 
 
-def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float) -> None:
+def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, clock: Clock | None = None) -> None:
     """Leaves plans and bounds until the gap is below `loose`, or prices settle.
 
     Raises InfeasibleError where it is proven that nothing fits.
@@ -54,10 +55,25 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float) ->
     climb(state, beliefs, 0.0, _FIRST, loose)
     keep = [some[:_FEW] for some in ranking(problem, beliefs)]
     _free(state, replace(problem, capacity_bytes=math.inf), keep)
-    if state.near is None:
+    if state.near is None and shares.cut and math.isinf(problem.capacity_bytes):
+        _closed(state, beliefs, budget, loose, clock or Clock())
+    elif state.near is None:
         climb(state, beliefs, 0.0, _ROUNDS, loose)
-        return
-    WideChoices(state, problem, shares, budget, loose).run(keep)
+    else:
+        WideChoices(state, problem, shares, budget, loose).run(keep)
+
+
+def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock: Clock) -> None:
+    """Beside hubs, without a limit, no exact tables fit: more rounds raise the bound, and what they rank first gives
+    better plans."""
+    climb(state, beliefs, 0.0, _ROUNDS, loose)
+    if state.gap > loose:
+        _free(state, state.problem, [some[:_FEW] for some in ranking(state.problem, beliefs)])
+        climb(state, beliefs, 0.0, hub_relaxation.ROUNDS, loose)
+    found = hub_relaxation.bounded(state, budget, clock, beliefs, loose) if state.gap > loose else None
+    if found is not None:
+        state.raise_bound(found.bound)
+        state.offer(found.choice)
 
 
 class WideChoices:
@@ -152,7 +168,7 @@ class WideChoices:
             state.raise_bound(found.bound - paid if found else 0.0)
         if found is None and state.choice is not None:
             beliefs = self.beliefs or self.messages(prices)
-            worth = undercutting(self.problem, beliefs, state.choice, state.value + paid)
+            worth = hub_relaxation.undercutting(self.problem, beliefs, state.choice, state.value + paid)
             found = self.least(prices, narrowed(self.problem, worth), worth)
             state.raise_bound(min(found.bound - paid, state.value) if found else 0.0)
         if found is None:
@@ -184,7 +200,9 @@ def _free(state: Incumbent, problem: Problem, keep: list[Integers]) -> None:
     """Leaves a plan over these choices, whatever it keeps."""
     inner = Incumbent(narrowed(problem, keep))
     try:
-        ReaderShares(inner.problem).search(inner)
+        shares = ReaderShares(inner.problem)
+        if math.isfinite(state.problem.capacity_bytes) or not hubs_apart.search(inner, shares):
+            shares.search(inner)
     except InfeasibleError:  # of these few
         return
     if inner.choice is not None:
