@@ -22,8 +22,9 @@ from autoshard.solvers.common.result import OPTIMAL, Solution, none_within
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes
 
-RATES = (5, 0.7, 0.1)  # of seconds for bytes, both as parts of those of a plan near the least memory
+RATES = (5, 0.7, 0.1, 0.02)  # of seconds for bytes, both as parts of those of a plan near the least memory
 _IN_A_ROW = 2  # programs that need more than another, after which no more are tried
+_FAR = 1.5  # times the bound: a program that needs more shows that the count says little, and more are tried
 _CLEARLY = 1.05  # times the bytes of a program: other plans of so many, as the solver counts, are not tried
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
@@ -131,7 +132,7 @@ def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Ch
             sizes[choice] = task.figures(found).predicted_peak_bytes
         larger = larger + 1 if sizes[choice] > smallest_bytes else 0
         smallest_bytes = min(smallest_bytes, sizes[choice])
-        if larger >= _IN_A_ROW:
+        if larger >= _IN_A_ROW and smallest_bytes <= _FAR * lean.bound:
             return True
     return larger > 0
 

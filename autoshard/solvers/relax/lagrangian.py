@@ -8,9 +8,9 @@ With c(x) the seconds of a plan, m_t(x) its bytes at time t, C the capacity and 
 - p is the dual of the best mixture of the columns k seen so far: minimise sum_k w_k c_k with sum_k w_k m_tk <= C and
   sum_k w_k = 1, on the times t that bind; a time is added where the mixture overflows. Implemented in
   `memory_columns.master_prices` and `restricted_master.mixture`; both in turn, until L(p) meets the value of the
-  mixture, in `lagrangian._dual`.
+  mixture, in `lagrangian._seconds_dual`.
 - The least peak of memory is bounded likewise, with c = 0 and C = 0: max over p, sum_t p_t <= 1, of min_x sum_t p_t
-  m_t(x). Implemented in `lean_plans.LeanPlans`.
+  m_t(x). Implemented in `memory_columns.memory_dual`.
 - A peak lies just before a stop that follows a start: no other time needs a p_t. Implemented in
   `memory_columns.condensed`.
 - The best plan that fits is improved by cutting between plans and by local search on the true memory. Implemented in
@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Problem
+from autoshard.ir.problem import Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.infeasibility import short
 from autoshard.solvers.common.local_search import Aim, Choice, descend, links, mixtures
@@ -34,29 +33,17 @@ from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimise
-from autoshard.solvers.relax.memory_columns import Column, column_of, master_prices
+from autoshard.solvers.relax.memory_columns import CLOSED, Column, Dual, column_of, master_prices, memory_dual
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
 
 _ROUNDS = 40  # unlimited solves per dual
 _PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
-_CLOSED = 1e-7  # relative: the dual is converged
 _STARTS = 4  # plans that local search starts from
 _WINDOWS = 12  # windows of nodes that are solved again, half of each overlapping the next
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
 _MOST_WORK = 3_000_000_000  # joint entries, for all windows together
 _NEAR = 2e-3  # relative gap that is not worth more work
-_EVEN = 1e-4  # of the prices of memory alone, over all times: plans that need the same at one differ at others
-_BARE_ROUNDS = 2  # before that
-
-
-@dataclass(frozen=True, eq=False)
-class Dual:
-    """`bound`: the best value of the dual, at `multipliers` (horizon,); `columns`: the plans met, in order."""
-
-    bound: float
-    multipliers: Floats
-    columns: tuple[Column, ...]
 
 
 def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None = None) -> tuple[Choice, Dual]:
@@ -77,62 +64,28 @@ def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None
 
 
 def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, clock: Clock) -> Dual:
-    scale = abs(first.seconds) or 1.0
-    unit = problem.capacity_bytes or 1.0
-    return _dual(problem, [first], 1.0 / scale, problem.capacity_bytes, unit, _PENALTY, bound, budget, clock)
-
-
-def memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
-    """The bound on the least peak in bytes, from the plan `first`, and the prices behind it, which add up to 1.
-
-    Where all is paid at one time, plans that need the same there are alike, and what they need at others is any: the
-    dual would ask for one time after another. A little for every time tells them apart."""
-    return _dual(problem, [first], 0.0, 0.0, first.peak or 1.0, 1.0, 0.0, budget, Clock())
-
-
-def _dual(
-    problem: Problem,
-    columns: list[Column],
-    weight: float,
-    capacity: float,
-    unit: float,
-    penalty: float,
-    bound: float,
-    budget: int,
-    clock: Clock,
-) -> Dual:
-    """Maximises over multipliers the minimum of weight x seconds + multipliers . (bytes - capacity) / unit.
-
-    Returns the bound in seconds, or in bytes where the weight is 0. `columns[0]` starts it; `bound` is known already.
-    """
-    contents = Contents(problem)
-    back = 1.0 / weight if weight else unit
-    times = [int(np.argmax(columns[0].bytes))]
+    """The largest minimum of seconds + multipliers . (bytes - capacity); `bound` is known already."""
+    contents, columns = Contents(problem), [first]
+    scale, capacity, unit = abs(first.seconds) or 1.0, problem.capacity_bytes, problem.capacity_bytes or 1.0
+    times = [int(np.argmax(first.bytes))]
     best = np.zeros(problem.horizon)
-    scale, exact = (1.0, True) if weight else (0.0, False)
-    for round_ in range(_ROUNDS):
+    for _ in range(_ROUNDS):
         if clock.over:
             break
-        prices, value = master_prices(columns, times, weight, capacity, unit, penalty)
+        prices, value = master_prices(columns, times, 1.0 / scale, capacity, unit, _PENALTY)
         multipliers = np.zeros(problem.horizon)
         multipliers[times] = prices
-        multipliers *= back / unit
-        spread = not exact and round_ >= _BARE_ROUNDS
-        if spread:
-            multipliers = (1 - _EVEN) * multipliers + _EVEN / problem.horizon
-        found = attempt(minimise, problem, contents, multipliers=multipliers, scale=scale, budget_entries=budget)
+        multipliers *= scale / unit
+        found = attempt(minimise, problem, contents, multipliers=multipliers, budget_entries=budget)
         if found is None:
             break
         reached = found.bound - float(multipliers.sum()) * capacity
         if reached > bound:
             bound, best = reached, multipliers
         known = any(found.choice == column.choice for column in columns)
-        if not known:
-            columns.append(column_of(problem, found.choice))
-        least = value * back if weight else min(value * back, columns[-1].peak)
-        if (known and not spread) or least - bound <= _CLOSED * abs(bound):
+        if known or value * scale - bound <= CLOSED * abs(bound):
             break
-        exact |= spread and (known or least - bound <= 2 * _EVEN * abs(bound))
+        columns.append(column_of(problem, found.choice))
     return Dual(bound, best, tuple(columns))
 
 

@@ -1,6 +1,6 @@
 """The least memory: a bound on every plan's peak, and plans at the prices of bytes behind it.
 
-With c(x) the seconds of a plan, m_t(x) its bytes at time t and p the prices of `lagrangian.memory_dual`, at which
+With c(x) the seconds of a plan, m_t(x) its bytes at time t and p the prices of `memory_columns.memory_dual`, at which
 sum_t p_t m_t(x) >= B for every plan, a plan at a rate r is the least of
 
     c(x) + r c_0 sum_t p_t m_t(x) / B
@@ -29,8 +29,7 @@ from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, mini
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.few_ranked import Near, least_of_few
-from autoshard.solvers.relax.lagrangian import memory_dual
-from autoshard.solvers.relax.memory_columns import Column, column_of, condensed
+from autoshard.solvers.relax.memory_columns import Column, column_of, condensed, memory_dual
 from autoshard.solvers.relax.pruned_start import MUCH_WORK, exact_work
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
@@ -49,10 +48,13 @@ def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRI
 
 
 class LeanPlans:
-    """`bound`: bytes that no plan's peak is below, whatever the capacity. `prices`, of the times of the condensed
-    problem: 1 together, or 0 where time was over. Raises InfeasibleError where no choice is allowed at all."""
+    """`bound`: bytes that no plan's peak is below, whatever the capacity; `roughly`: one that is soon found.
 
-    def __init__(self, problem: Problem, budget_entries: int = BUDGET_ENTRIES) -> None:
+    `prices`: of the times of the condensed problem, 1 together, or 0 where time was over. Raises InfeasibleError where
+    no choice is allowed at all.
+    """
+
+    def __init__(self, problem: Problem, budget_entries: int = BUDGET_ENTRIES, *, roughly: bool = False) -> None:
         self.problem, self.budget = condensed(problem), budget_entries
         self.bound = least(self.problem).bytes
         self.prices: Floats = np.zeros(self.problem.horizon)
@@ -62,7 +64,8 @@ class LeanPlans:
         self.contents = Contents(self.problem)
         start = attempt(self._start)
         if start is not None:
-            dual = memory_dual(self.problem, column_of(self.problem, start), budget_entries)
+            first = column_of(self.problem, start)
+            dual = memory_dual(self.problem, first, budget_entries, self._near if roughly else None)
             self.bound, self.prices = max(self.bound, dual.bound), dual.multipliers
             self.columns = dual.columns
             self.seconds = min(column.seconds for column in dual.columns)
@@ -71,7 +74,7 @@ class LeanPlans:
         """A plan at the bound, the fastest of these but for what is cut off; None where none is met.
 
         `roughly`: where that needs more than the bound at times that have no price, another one will do, or the leanest
-        so far that is near it."""
+        so far, if it is near the bound or much work has been left out."""
         met = self._at_bound(self._folded, _RAISED if roughly else _RAISED[:1])
         if met is None and roughly:
             met = self._leanest()
@@ -103,10 +106,11 @@ class LeanPlans:
         return None
 
     def _leanest(self) -> Choice | None:
-        """The fastest of those at the bound, else the one of the least peak, if that is near it."""
+        """The fastest of those at the bound, else the one of the least peak."""
         allowed = [column for column in self.columns if column.seconds < math.inf]
         best = min(allowed, key=lambda c: (max(c.peak, self.bound * (1 + TOLERANCE)), c.seconds), default=None)
-        return best.choice if best is not None and best.peak <= self.bound * (1 + _NEAR) else None
+        will_do = math.inf if self.sketched else self.bound * (1 + _NEAR)
+        return best.choice if best is not None and best.peak <= will_do else None
 
     def _start(self) -> Choice:
         """The first plan that is allowed: of those that cost the same, nothing, the minimum is the lowest."""
@@ -128,6 +132,11 @@ class LeanPlans:
         found = found or least_of_few(self.shares.apart(self.problem, multipliers), _ENTRIES)
         choice = None if found is None else self.shares.given_heads(self.problem, found.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
+
+    def _near(self, prices: Floats) -> Choice | None:
+        """A plan near the least bytes at these prices, over few choices of each node."""
+        found = least_of_few(self.shares.apart(self.problem, prices, 0.0), _ENTRIES)
+        return None if found is None else self.shares.given_heads(self.problem, found.choice, prices)
 
     def _least(self, multipliers: Floats) -> Minimum | None:
         part = reader_terms.without_hubs(additive(self.problem, multipliers), self.shares.cut)

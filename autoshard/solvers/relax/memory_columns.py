@@ -1,16 +1,39 @@
-"""Plans with their bytes over time, and the prices of bytes that follow from several of them."""
+"""Plans with their bytes over time, the prices of bytes that follow from several, and the least peak that these prove.
+
+The least peak of a problem is at least the largest over prices p >= 0, sum_t p_t = 1, of min_x sum_t p_t m_t(x), m_t(x)
+the bytes of plan x at time t. Prices come from the best mixture of the plans so far, plans from the minimum at prices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Node, Problem, Value, memory, objective
+from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.relax.restricted_master import mixture
+
+CLOSED = 1e-7  # relative: a dual is converged
+_ROUNDS = 40
+_BARE_ROUNDS = 2  # before every time has a part of the prices
+_EVEN = 1e-4  # of the prices, over all times
+_MUCH_WORK = 500_000  # joint entries of a round: with prices for every time there are ten times as many
+
+
+@dataclass(frozen=True, eq=False)
+class Dual:
+    """`bound`: the best value of the dual, at `multipliers` (horizon,); `columns`: the plans met, in order."""
+
+    bound: float
+    multipliers: Floats
+    columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,3 +89,79 @@ def master_prices(
 
 def column_of(problem: Problem, choice: Choice) -> Column:
     return Column(choice, objective(problem, choice), memory(problem, choice))
+
+
+def memory_dual(
+    problem: Problem, first: Column, budget: int, quick: Callable[[Floats], Choice | None] | None = None
+) -> Dual:
+    """The bound on the least peak in bytes, from the plan `first`, and the prices behind it, which add up to 1.
+
+    Where all is paid at one time, plans that need the same there are alike, and what they need at others is any: the
+    dual would ask for one time after another. A little for every time tells them apart. `quick`, if given, finds a plan
+    near the minimum at such prices: where a round takes much work one plan of it stands for the rounds to come."""
+    run = _LeastPeak(problem, first, budget)
+    for _ in range(_BARE_ROUNDS):
+        if not run.round(run.master()) or run.closed:
+            return run.dual
+    if quick is not None and run.work > _MUCH_WORK:
+        choice = quick(run.spread())
+        if choice is not None and run.add(choice):
+            run.round(run.master())
+        return run.dual
+    for _ in range(_ROUNDS):
+        if not run.round(run.spread()) or run.least - run.bound <= 2 * _EVEN * run.bound:
+            break
+    for _ in range(_ROUNDS):
+        if run.closed or not run.round(run.master()):
+            break
+    return run.dual
+
+
+class _LeastPeak:
+    """Rounds of `memory_dual`. `least`: what the best mixture of the plans so far needs, or the leanest of them."""
+
+    def __init__(self, problem: Problem, first: Column, budget: int) -> None:
+        self.problem, self.contents, self.budget = problem, Contents(problem), budget
+        self.columns, self.times = [first], [int(np.argmax(first.bytes))]
+        self.unit = first.peak or 1.0
+        self.bound, self.prices = 0.0, np.zeros(problem.horizon)
+        self.least, self.work = math.inf, 0
+
+    @property
+    def closed(self) -> bool:
+        return self.least - self.bound <= CLOSED * self.bound
+
+    @property
+    def dual(self) -> Dual:
+        return Dual(self.bound, self.prices, tuple(self.columns))
+
+    def master(self) -> Floats:
+        """Prices of the best mixture."""
+        some, value = master_prices(self.columns, self.times, 0.0, 0.0, self.unit, 1.0)
+        self.least = min(self.least, value * self.unit)
+        prices = np.zeros(self.problem.horizon)
+        prices[self.times] = some
+        return prices
+
+    def spread(self) -> Floats:
+        """The same, a little of them for every time."""
+        return (1 - _EVEN) * self.master() + _EVEN / self.problem.horizon
+
+    def round(self, prices: Floats) -> bool:
+        """The minimum at the prices, which bounds the peak; False where its plan is known, or time is over."""
+        found = attempt(
+            minimise, self.problem, self.contents, multipliers=prices, scale=0.0, budget_entries=self.budget
+        )
+        if found is None:
+            return False
+        self.work = max(self.work, found.work)
+        if found.bound > self.bound:
+            self.bound, self.prices = found.bound, prices
+        return self.add(found.choice)
+
+    def add(self, choice: Choice) -> bool:
+        if any(choice == column.choice for column in self.columns):
+            return False
+        self.columns.append(column_of(self.problem, choice))
+        self.least = min(self.least, self.columns[-1].peak)
+        return True
