@@ -10,6 +10,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Plan
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import COMPUTE, Timeline
@@ -101,14 +102,12 @@ def exposed_seconds(timeline: Timeline) -> float:
     return max(0.0, covered - timeline.busy(COMPUTE))
 
 
-def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
-    """The strip under the title: verified, failed, or not verified."""
+def verdict(verification: Mapping[str, Any] | None, model: str) -> dict[str, str]:
+    """The strip under the title: verified, failed, or not verified, and how to."""
     if verification is None:
-        return {
-            "state": "unknown",
-            "title": "Not verified.",
-            "text": "Whether it computes what the model computes is not known yet: run autoshard verify on its folder.",
-        }
+        way = "run autoshard verify on its folder" if has_code(model) else f"{model} has no code, plan from the model"
+        text = f"Whether it computes what the model computes is not known yet: {way}."
+        return {"state": "unknown", "title": "Not verified.", "text": text}
     passed = bool(verification.get("passed"))
     title = "Verified." if passed else "Verification failed."
     if not passed:

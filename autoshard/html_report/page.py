@@ -63,7 +63,7 @@ def page(
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,
         "optimizer": purpose(plan, graph),
-        "verification": verdict(verification),
+        "verification": verdict(verification, plan.model),
         **answer(plan, graph, hardware, timeline, styles),
         "picture": plan_svg(plan, graph, hardware),
         "picture_text": about(plan, graph, hardware),

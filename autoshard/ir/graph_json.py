@@ -71,9 +71,14 @@ def without_code(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     return dataclasses.replace(graph, registrations=bare), targets
 
 
+def has_code(model: str) -> bool:
+    """False where `model` is a saved graph: there is nothing to compare a package with."""
+    return not model.endswith(".json")
+
+
 def check_has_code(model: str) -> None:
-    """Raises UsageError where `model` is a saved graph: it has no code to compare with."""
-    if model.endswith(".json"):
+    """Raises UsageError where it has none."""
+    if not has_code(model):
         raise UsageError(
             f"the original model is needed to verify, but the plan was made from the saved graph {model}",
             "plan from the model itself: autoshard plan file.py:callable …",

@@ -16,6 +16,7 @@ from autoshard.costs.bands import Band, family
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Candidate, Fusion, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
@@ -261,7 +262,7 @@ def next_command(plan: Plan, graph: Graph, out: str, verified: bool = False) -> 
     """What to do with the package: run it here on CPUs, where one node has all devices and there is a loss."""
     per_node = parse_hardware(plan.hardware_text).devices_per_node
     if graph.loss is None:
-        check = "" if verified or plan.model.endswith(".json") else f"autoshard verify {out}; "
+        check = "" if verified or not has_code(plan.model) else f"autoshard verify {out}; "
         return f"{check}{out}/README.md shows how to call the model: without a loss train.py has nothing to train"
     if plan.devices > per_node:
         return f"{out}/README.md says how to start it on {-(-plan.devices // per_node)} nodes"

@@ -86,8 +86,7 @@ def test_lean_plans_of_much_work_are_found_over_few_choices(seed: int, monkeypat
     lean = LeanPlans(problem)
     monkeypatch.setattr(lean, "_least", lambda _: pytest.fail("exact tables"))
     found = lean.at_rate(1.0)
-    if exact is None or found is None:
-        return
+    assert exact is not None and found is not None
     multipliers = lean._multipliers(1.0)
     least, own = (column_of(lean.problem, choice) for choice in (exact, found))
     priced = [column.seconds + float(multipliers @ column.bytes) for column in (least, own)]

@@ -248,12 +248,14 @@ def test_what_a_reader_must_find() -> None:
 
 
 def test_verdicts() -> None:
-    assert verdict(None)["state"] == "unknown"
-    assert verdict(PROOF)["state"] == "passed"
+    unknown = verdict(None, "gpt2.py:build"), verdict(None, "gpt2.graph.json")
+    assert all(own["state"] == "unknown" for own in unknown)
+    assert "autoshard verify" in unknown[0]["text"] and "autoshard verify" not in unknown[1]["text"]
+    assert verdict(PROOF, "gpt2.py:build")["state"] == "passed"
     part = {"mesh": "dp=8,tp=8", "planned_mesh": "dp=64,tp=8", "unverified": ["64 devices along dp: 8 ran"]}
     said = " On dp=8,tp=8, which stands for dp=64,tp=8. Not verified: 64 devices along dp: 8 ran."
-    assert verdict({**PROOF, **part})["text"].endswith(said)
-    failed = verdict({**PROOF, "passed": False, "failure": "verification failed: gradient h.0"})
+    assert verdict({**PROOF, **part}, "")["text"].endswith(said)
+    failed = verdict({**PROOF, "passed": False, "failure": "verification failed: gradient h.0"}, "")
     assert failed == {"state": "failed", "title": "Verification failed.", "text": "verification failed: gradient h.0"}
 
 
