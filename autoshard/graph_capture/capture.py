@@ -48,6 +48,7 @@ from autoshard.graph_capture.tracing.strided import in_memory_order
 from autoshard.graph_capture.tracing.value_questions import FlagBuffers
 from autoshard.graph_capture.tracing.variables import variables_of
 from autoshard.graph_capture.training.loss import choose_loss
+from autoshard.graph_capture.training.overwritten_buffers import keep_overwritten
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
 from autoshard.graph_capture.training.saved_tensors import note_saved
@@ -166,7 +167,7 @@ def _finish(
     for run in PASSES:
         graph = run(graph)
     graph = noted(graph, marked)
-    graph = note_schemas(note_registrations(apply_precision(graph, precision)))
+    graph = note_schemas(note_registrations(keep_overwritten(apply_precision(graph, precision))))
     check(graph)
     return graph
 

@@ -21,6 +21,7 @@ from autoshard.rules.algebra.derive import part_sizes
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.nesting import dim_cut, factor_problem
 from autoshard.rules.operator_table import instance
+from autoshard.rules.finite_values import signs
 from autoshard.rules.operators import constants, record
 
 Refinement = tuple[int, Unit]
@@ -142,7 +143,8 @@ def _signatures(graph: Graph) -> dict[str, Signature]:
     for op in graph.ops:
         tensors = tuple(None if name is None else facts[name] for name in (*op.operands, *op.results))
         constant = constants(graph).issuperset(op.results)
-        key = (op.target, op.attributes, tensors, len(op.operands), constant, graph.rule_of.get(op.name))
+        known_rule = graph.rule_of.get(op.name), signs(graph).of(op)
+        key = (op.target, op.attributes, tensors, len(op.operands), constant, *known_rule)
         if key not in known:
             known[key] = signature_of(instance(graph, op))
         found[op.name] = known[key]

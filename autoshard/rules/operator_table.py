@@ -8,6 +8,7 @@ from autoshard.ir.graph import Graph, Op, Tensor
 from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall, integers
 from autoshard.rules.algebra.instance import Instance, TensorFacts, bind, unbound
 from autoshard.rules.algebra.notation import Rule, RuleError
+from autoshard.rules.finite_values import signs
 from autoshard.rules.operators import constants, record
 
 # What a rule says of shapes and arguments that it was not written for.
@@ -35,7 +36,8 @@ def call(graph: Graph, op: Op) -> OperatorCall:
     tensors = [None if name is None else graph.tensor(name) for name in op.operands]
     shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
     dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
-    return OperatorCall(op, shapes, dtypes, tuple(graph.tensor(name).shape for name in op.results))
+    results = tuple(graph.tensor(name).shape for name in op.results)
+    return OperatorCall(op, shapes, dtypes, results, *signs(graph).of(op))
 
 
 def instance(graph: Graph, op: Op) -> Instance:

@@ -94,7 +94,7 @@ def make_optimizer(
     `weight_decay`: of matrices, norms and biases then have none; None for torch's own, of all.
     """
     parameters: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    trained = parameters
+    trained = [{"params": parameters}]  # a stage may have none, which torch takes of a group alone
     if weight_decay is not None:
         matrices = [parameter for parameter in parameters if len(sharding(parameter).shape) > 1]
         vectors = [parameter for parameter in parameters if len(sharding(parameter).shape) <= 1]

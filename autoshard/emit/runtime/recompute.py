@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from .kept_collectives import KeptResults
+from .kept_products import FindingProducts, KeepingProducts
 
 if TYPE_CHECKING:
     from .randomness import Moment, Random
@@ -44,11 +45,9 @@ def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: Keep = "
         with _at(random, moment), results:
             return block(*given)
 
-    contexts: dict[str, Callable[[], Any]] = {}
-    if keep == "expensive":
+    contexts: dict[str, Callable[[], Any]] = {} if keep == "input" else {"context_fn": partial(_contexts, keep)}
+    if keep == "expensive" and torch.compiler.is_compiling():  # which knows torch's own alone
         contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    elif keep != "input":
-        contexts["context_fn"] = lambda: create_selective_checkpoint_contexts(_Some(keep))
     return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **contexts)
 
 
@@ -56,18 +55,24 @@ def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class _Some:
-    """The policy of one call: its linear layers are counted, in forward and again in backward."""
+def _contexts(keep: Keep) -> tuple[KeepingProducts, FindingProducts]:
+    kept = KeepingProducts(_Chosen(keep))
+    return kept, FindingProducts(kept)
+
+
+class _Chosen:
+    """Which results of one call of a block are kept: its linear layers are counted as they run."""
 
     def __init__(self, keep: Keep) -> None:
-        self.keep, self.met = keep, {False: 0, True: 0}
+        self.keep, self.met = keep, 0
 
-    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kept = op in KEPT and "attention" in self.keep
+    def __call__(self, op: Any) -> bool:
+        if self.keep == "expensive":
+            return op in KEPT
         if op in LINEAR:
-            kept = self.met[context.is_recompute] in self.keep
-            self.met[context.is_recompute] += 1
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+            self.met += 1
+            return self.met - 1 in self.keep
+        return op in KEPT and "attention" in self.keep
 
 
 @contextlib.contextmanager

@@ -60,11 +60,32 @@ class Gathered:
             use.whole = None
 
 
+def unchanged(x: Tensor, version: int) -> Tensor:
+    """`x`, which had this version when it was kept: with hooks on saved tensors autograd does not look."""
+    if x._version != version:
+        raise RuntimeError(
+            f"backward needs a tensor {tuple(x.shape)} that was written over since: it is at version {x._version}, and "
+            f"was kept at version {version}"
+        )
+    return x
+
+
+class _Kept(NamedTuple):
+    """What autograd saved, as it is."""
+
+    x: Tensor
+    version: int
+
+    def get(self) -> Tensor:
+        return unchanged(*self)
+
+
 class _Saved:
     """What autograd saved of a gathered weight: a view of the whole, or, once let go, where in it to look."""
 
     def __init__(self, x: Tensor) -> None:
         self.whole: Tensor | None = x
+        self.version = x._version
         self.use: _Use | None = None
 
     def let_go(self, use: _Use) -> None:
@@ -75,7 +96,7 @@ class _Saved:
     def get(self) -> Tensor:
         if self.use is None:
             assert self.whole is not None
-            return self.whole
+            return unchanged(self.whole, self.version)
         return self.use.take().as_strided(*self.place)
 
 
@@ -84,6 +105,7 @@ class _Use:
 
     def __init__(self, gathered: Gathered) -> None:
         self.gathered, self.whole, self.left = gathered, cast("Tensor | None", None), 0
+        self.version = gathered.source._version
         self.count = len(gathered.saved)
         for saved in gathered.saved:
             saved.let_go(self)
@@ -94,6 +116,7 @@ class _Use:
 
     @torch.no_grad()
     def gather(self) -> None:
+        unchanged(self.gathered.source, self.version)
         whole = self.gathered.again()
         self.whole, self.left = whole if self.count else None, self.count
 
@@ -187,16 +210,16 @@ def regathering() -> Iterator[None]:
         yield
         return
 
-    def pack(x: Tensor) -> Any:
+    def pack(x: Tensor) -> _Kept | _Saved:
         reference, gathered = _GATHERED.get(x.untyped_storage().data_ptr(), (None, None))
         if reference is None or gathered is None or reference() is None:
-            return x
+            return _Kept(x, x._version)
         saved = _Saved(x)
         gathered.saved.append(saved)
         return saved
 
-    def unpack(packed: Any) -> Tensor:
-        return packed.get() if isinstance(packed, _Saved) else cast(Tensor, packed)
+    def unpack(packed: _Kept | _Saved) -> Tensor:
+        return packed.get()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -22,12 +23,17 @@ class NoRule(Exception):
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One operator as a rule function sees it. `shapes` are the operands' (None: absent), `results` the results'."""
+    """One operator as a rule function sees it. `shapes` are the operands' (None: absent), `results` the results'.
+
+    `infinite`: the operands that may hold infinities; `positive`: those of which all numbers are above 0.
+    """
 
     op: Op
     shapes: tuple[tuple[int, ...] | None, ...]
     dtypes: tuple[str | None, ...]
     results: tuple[tuple[int, ...], ...]
+    infinite: frozenset[int] = frozenset()
+    positive: frozenset[int] = frozenset()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,6 +53,11 @@ class OperatorCall:
 
     def get(self, name: str, default: Attribute = None) -> Attribute:
         return dict(self.op.attributes).get(name, default)
+
+    def number(self, name: str) -> float | None:
+        """A number in a tensor's place."""
+        value = self.get(name)
+        return float(value) if isinstance(value, int | float) else None
 
     def integer(self, name: str, default: int = 0) -> int:
         value = self.get(name, default)
@@ -122,6 +133,14 @@ def term(dims: Sequence[str]) -> str:
 def replaced(dims: Sequence[str], changes: dict[int, str]) -> str:
     """A term with some dims written anew; a dim written as "" is left out."""
     return term([text for text in (changes.get(i, d) for i, d in enumerate(dims)) if text])
+
+
+def linear_factors(call: OperatorCall) -> str:
+    """A product is linear in each factor, where the other is finite: a part that is 0 times inf is NaN."""
+    if len(call.shapes) == 1:
+        return " | linear: 0" if math.isfinite(call.number("other") or 0) else ""
+    linear = [str(i) for i in (0, 1) if 1 - i not in call.infinite]
+    return f" | linear: {', '.join(linear)}" if linear else ""
 
 
 def parts(sizes: Sequence[int], factor: str) -> list[str]:

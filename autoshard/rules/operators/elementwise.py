@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.ir.graph import Op, Tensor
 from autoshard.ir.local_op import LocalOp
-from autoshard.rules.algebra.argument_rules import OperatorCall
+from autoshard.rules.algebra.argument_rules import OperatorCall, linear_factors
 from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, Work, each
 from autoshard.rules.algebra.saved_for_backward import (
     FACTORS,
@@ -30,12 +30,14 @@ def add(call: OperatorCall) -> str:
 
 
 def mul(call: OperatorCall) -> str:
-    return elementwise(call) + (" | linear: 0, 1" if len(call.shapes) == 2 else " | linear: 0")
+    return elementwise(call) + linear_factors(call)
 
 
 def div(call: OperatorCall) -> str:
+    """Linear in the dividend, where the divisor is above 0 or a number: a part that is 0 by 0 is NaN."""
     affine = call.get("rounding_mode") is not None or call.get("self") is not None
-    return elementwise(call) + ("" if affine else " | linear: 0")
+    divides = 1 in call.positive if len(call.shapes) == 2 else call.number("other") != 0
+    return elementwise(call) + (" | linear: 0" if divides and not affine else "")
 
 
 def where(call: OperatorCall) -> str:
@@ -58,7 +60,7 @@ def fill(call: OperatorCall) -> str:
 
 
 def lerp(call: OperatorCall) -> str:
-    return elementwise(call) + " | linear: 0+1"
+    return elementwise(call) + (" | linear: 0+1" if 2 not in call.infinite else "")
 
 
 def quotient_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall
+from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall, linear_factors
 from autoshard.rules.algebra.float8_products import FLOAT8, holds
 from autoshard.rules.algebra.operator_record import Operator, Product, TensorParallel, each
 from autoshard.rules.algebra.saved_for_backward import FACTORS, product
@@ -48,6 +48,10 @@ LINEAR = Product((0, 1), 2, (0, -1))
 FLOAT8_LINEAR = replace(LINEAR, cast_to=FLOAT8)
 MATMUL = Product((0, 1), None, (0, -1))
 ADDMM = Product((1, 2), 0, (1, -1))
+
+
+def outer(call: OperatorCall) -> str:
+    return "a, b -> a b" + linear_factors(call)
 
 
 OPERATORS: dict[str, Operator] = {
@@ -115,7 +119,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.matmul": Operator(
         rule=matmul, saves=FACTORS, autocast="low", traced_as=("mm", "bmm"), work=MATMUL, infix="@"
     ),
-    "aten.outer": Operator(rule="a, b -> a b | linear: 0, 1", saves=FACTORS, in_torch=True),
+    "aten.outer": Operator(rule=outer, saves=FACTORS, in_torch=True),
     "aten.mm": Operator(rule="m k, k n -> m n | sum: k", saves=FACTORS, autocast="low", work=MATMUL, infix="@"),
     "aten.mv": Operator(rule="m k, k -> m | sum: k", autocast="low", infix="@"),
     "aten.tensordot": Operator(autocast="widest"),
