@@ -73,7 +73,7 @@ def make_case(
     except UserError:
         raise
     except Exception:
-        fault = fault_of_model(spec, arguments, seed)
+        fault = fault_of_model(spec, arguments, seed, graph)
         if fault is None:
             raise
     raise fault
@@ -91,7 +91,7 @@ def case_of(
     tie(module, graph)
     literal = literal_dtype(module)
     own = {name: value.clone() for name, value in _state(module)}
-    examples = at_batch(graph, examples)
+    examples = at_batch(graph, [x.detach() for x in examples])
     varied = [varied_micro_batches(graph, examples, seed + number, micro_batches) for number in range(steps)]
     given = [given_inputs(examples) * micro_batches] * steps
     tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (

@@ -24,7 +24,14 @@ from autoshard.verification.comparison.error_measure import OWN, Error, largest
 from autoshard.verification.original.autocast import autocast_as_planned
 from autoshard.verification.original.draws import exact_dropout
 from autoshard.verification.original.float8_rounding import float8_parameters, storages
-from autoshard.verification.original.reference import Reference, State, accumulated, densify, outputs_of
+from autoshard.verification.original.reference import (
+    Reference,
+    State,
+    accumulated,
+    as_captured,
+    densify,
+    outputs_of,
+)
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 
@@ -84,7 +91,7 @@ def _step(
             outputs = accumulated(module, graph, inputs, seed, 0, count, scale)
     else:
         with autocast_as_planned(graph.precision, float8), exact_dropout(seed, 0, graph.unread_draws):
-            outputs = outputs_of(module(*inputs))
+            outputs = outputs_of(module(*as_captured(graph, inputs)))
         if graph.loss is not None:
             (outputs[graph.outputs.index(graph.loss)] * scale).backward()
     densify(module.parameters())

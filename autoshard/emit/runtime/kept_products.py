@@ -32,18 +32,32 @@ class KeepingProducts(_OnOperators):
     def __init__(self, keeps: Keeps) -> None:
         super().__init__()
         self.keeps, self.found = keeps, dict[Any, list[Any]]()
+        self.places: dict[int, tuple[Any, int]] = {}  # address of a kept storage -> the call that made it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        for written in _written(func, args, kwargs):
+            target, place = self.places.pop(written.untyped_storage().data_ptr(), (None, 0))
+            if target is not None:
+                self.found[target][place] = None
         kept = self.keeps(func)
         if kept or func in self.found:
-            self.found.setdefault(func, []).append(_noted(made) if kept else None)
+            calls = self.found.setdefault(func, [])
+            calls.append(tree_map_only(Tensor, _Noted, made) if kept else None)
+            own = [x for x in tree_leaves(made) if isinstance(x, Tensor)] if kept else ()
+            self.places |= {x.untyped_storage().data_ptr(): (func, len(calls) - 1) for x in own}
         return made
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for calls in self.found.values():
-            calls[:] = [None if call is not None and _is_written(call) else call for call in calls]
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operator writes into. Views that split off "unsafely" have versions of their own."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    names = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    return [x for x in tree_leaves([given.get(name) for name in names]) if isinstance(x, Tensor)]
 
 
 class FindingProducts(_OnOperators):
@@ -58,11 +72,10 @@ class FindingProducts(_OnOperators):
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        calls = self.kept.found.get(func)
-        if calls is None:
-            return func(*args, **(kwargs or {}))
-        place = self.met[func] = self.met.get(func, -1) + 1
-        found, calls[place] = calls[place], None
+        found, calls = None, self.kept.found.get(func)
+        if calls is not None:
+            place = self.met[func] = self.met.get(func, -1) + 1
+            found, calls[place] = calls[place], None
         if found is None:
             return func(*args, **(kwargs or {}))
         return tree_map_only(_Noted, lambda one: unchanged(one.x, one.version), found)
@@ -74,11 +87,3 @@ class _Noted:
         with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
             self.x = x.detach()
         self.version = self.x._version
-
-
-def _noted(made: Any) -> Any:
-    return tree_map_only(Tensor, _Noted, made)
-
-
-def _is_written(call: Any) -> bool:
-    return any(isinstance(one, _Noted) and one.x._version != one.version for one in tree_leaves(call))

@@ -10,16 +10,20 @@ import torch
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.load_model import load_model
 from autoshard.graph_capture.tracing.source_lines import blame
+from autoshard.ir.graph import Graph
+from autoshard.verification.original.reference import as_captured, outputs_of
 
 
-def fault_of_model(spec: str, arguments: Mapping[str, Any], seed: int) -> CaptureError | None:
-    """What is wrong where `spec`, built for real, can't be called with its example inputs. A trace has no values: it
-    can't know of an index beyond a table, say."""
+def fault_of_model(spec: str, arguments: Mapping[str, Any], seed: int, graph: Graph) -> CaptureError | None:
+    """What is wrong where `spec`, built for real, can't be trained with its example inputs. A trace has no values: it
+    can't know of an index beyond a table, say, or of a buffer that backward finds written over."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, examples = load_model(spec, arguments, device="cpu")
         try:
-            module(*examples)
+            outputs = outputs_of(module(*as_captured(graph, examples)))
+            if graph.loss is not None:
+                outputs[graph.outputs.index(graph.loss)].backward()
         except Exception as error:
             told = f"the model itself fails with its example inputs, on the CPU: {blame(error)}"
             return CaptureError(told, "call model(*inputs) in Python: it must run")

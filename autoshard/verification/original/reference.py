@@ -139,11 +139,17 @@ def accumulated(
         counting = sharing(shares[number]) if shares is not None else contextlib.nullcontext()
         with exact_dropout(seed, at(step, number), graph.unread_draws), torch.set_grad_enabled(graph.loss is not None):
             with counting:
-                outputs = outputs_of(module(*own))
+                outputs = outputs_of(module(*as_captured(graph, own)))
             if graph.loss is not None:
                 (outputs[graph.outputs.index(graph.loss)] / micro_batches * scale).backward()
         made += outputs
     return made
+
+
+def as_captured(graph: Graph, batch: Batch) -> list[torch.Tensor]:
+    """Inputs that require a gradient do, as those that the model was captured with: a reentrant checkpoint asks."""
+    pairs = zip(batch, graph.inputs, strict=True)
+    return [x.detach().requires_grad_() if graph.tensor(name).requires_grad else x for x, name in pairs]
 
 
 def _gradient_norm(trainable: list[torch.nn.Parameter]) -> float:
