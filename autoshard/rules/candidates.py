@@ -20,8 +20,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.derive import part_sizes
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.nesting import dim_cut, factor_problem
-from autoshard.rules.operator_table import instance
 from autoshard.rules.finite_values import signs
+from autoshard.rules.operator_table import instance
 from autoshard.rules.operators import constants, record
 
 Refinement = tuple[int, Unit]

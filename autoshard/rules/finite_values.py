@@ -222,8 +222,11 @@ def _each(names: str, rule: _Least) -> dict[str, _Least]:
 
 _KEEPS = frozenset(
     f"aten.{name}"
-    for name in "sqrt rsqrt reciprocal sum mean amax amin cumsum clone to _to_copy cat stack index_select gather".split()
-)
+    for name in (
+        "sqrt", "rsqrt", "reciprocal", "sum", "mean", "amax", "amin", "cumsum", "clone", "to", "_to_copy", "cat",
+        "stack", "index_select", "gather",
+    )
+)  # fmt: skip
 _RULES: dict[str, _Least] = {
     **_each("exp exp2 softmax softplus var std", _none_below),
     **_each("abs square relu relu6 sigmoid norm linalg_vector_norm", _magnitude),

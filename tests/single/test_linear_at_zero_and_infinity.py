@@ -11,9 +11,10 @@ from torch import Tensor
 
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.graph import Tensor as Value
+from autoshard.rules.algebra.notation import Rule
 from autoshard.rules.cases import ALL
 from autoshard.rules.operator_table import call as seen_by_rules
-from autoshard.rules.operator_table import instance
+from autoshard.rules.operator_table import instance, rule_text
 from autoshard.rules.operators import is_random
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, one_op_graph, random_operands
@@ -54,7 +55,10 @@ def test_parts_that_are_zero(case: OpCase) -> None:
                 torch.testing.assert_close(part + rest, one, equal_nan=True, msg=f"{case.target} {group}")
 
 
-def graph_of(*ops: tuple[str, tuple[str, ...], dict[str, object]]) -> Graph:
+Made = tuple[str, tuple[str, ...], dict[str, object]]  # target, operands, arguments
+
+
+def graph_of(*ops: Made) -> Graph:
     """`x` and `y` are given; the results are a, b, c, …"""
     made = [Op(name, f"aten.{target}", reads, tuple(arguments.items()), (name,))  # type: ignore[arg-type]
             for name, (target, reads, arguments) in zip("abcdef", ops, strict=False)]  # fmt: skip
@@ -89,9 +93,6 @@ SQUARE = ("pow", ("y",), {"exponent": 2})
         ([("full", (), {"fill_value": -math.inf}), ("mul", ("x", "a"), {})], {(1,)}),
     ],
 )  # fmt: skip
-def test_which_factors_are_finite(ops: list[tuple[str, tuple[str, ...], dict[str, object]]], linear: set[object]) -> None:
+def test_which_factors_are_finite(ops: list[Made], linear: set[object]) -> None:
     graph = graph_of(*ops)
-    from autoshard.rules.algebra.notation import Rule
-    from autoshard.rules.operator_table import rule_text
-
     assert {*Rule.parse(rule_text(graph, graph.ops[-1])).linear} == linear

@@ -63,7 +63,7 @@ class _OldValue:
         saved = op.saved
         if saved.operands or saved.results or saved.extra_bytes or op.name not in self.made_of:
             return True
-        if not _is_inside(self.holder, op.module):  # backward may compute the operator's module again, without the holder
+        if not _is_inside(self.holder, op.module):  # backward may compute the module again, without the holder
             return True
         views = op.results if _is_view(op, name) else ()
         return any(self.ends(view) or self._read_late(view) for view in views)
