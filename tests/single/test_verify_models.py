@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
@@ -134,3 +135,25 @@ def test_what_is_right_passes(name: str) -> None:
 def test_a_model_that_takes_no_other_parameters_says_so() -> None:
     (note,) = verified("level", seeds=1).notes
     assert "near those of the constructor" in note
+
+
+class Odd(nn.Module):
+    """A parameter and a buffer without elements, and a reentrant checkpoint, whose input requires a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.empty = nn.Linear(8, 8), nn.Parameter(torch.empty(0, 8))
+        self.register_buffer("none", torch.empty(0, 8))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        y = torch.cat((checkpoint(self.layer, x, use_reentrant=True), self.empty, cast(Tensor, self.none)))
+        return functional.mse_loss(y, target)
+
+
+def odd() -> Built:
+    return Odd(), (torch.randn(4, 8, requires_grad=True), torch.randn(4, 8))
+
+
+def test_tensors_without_elements_and_inputs_with_a_gradient() -> None:
+    case = verified("odd")
+    assert not isinstance(case.own, str), case.own
