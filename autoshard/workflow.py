@@ -130,7 +130,7 @@ class Made:
     styles: tuple[StylePlan, ...] = ()
 
 
-MESH_SECONDS = 120.0  # a mesh search without --time-limit
+MESH_SECONDS = 120.0  # CPU time of a mesh search without --time-limit
 
 
 def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> None:
@@ -189,7 +189,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     plan, points, task = _stepped(graph, hardware, wanted, clock, log)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored), step_options=typed))
     plan = with_unused_fusion(plan, graph)
-    left = clock if clock.stopped or wanted.time_limit_seconds is not None else None
+    left = clock if clock.stopped else None
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
     log += _told(wanted.cache)
     return Made(plan, ignored, tuple(log), points, styles)
@@ -241,12 +241,12 @@ def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchReque
 
 
 def _clock(wanted: SearchRequest) -> Clock:
-    """Of the search: the user's limit, or that of a mesh search."""
-    from autoshard.solvers.common.solver_options import Clock
+    """Of the search: the user's limit, or that of a mesh search. CPU time: what else the machine does costs no plan."""
+    from autoshard.solvers.common.solver_options import Clock, Computing
 
     if wanted.time_limit_seconds is not None:
-        return Clock(wanted.time_limit_seconds)
-    return Clock(MESH_SECONDS if wanted.mesh is None else float("inf"))
+        return Clock(wanted.time_limit_seconds, timer=Computing())
+    return Clock(MESH_SECONDS if wanted.mesh is None else float("inf"), timer=Computing())
 
 
 def _styles(
@@ -258,7 +258,7 @@ def _styles(
     task: SearchTask | None,
     cache: DiskCache | None,
 ) -> tuple[StylePlan, ...]:
-    """Known styles on the plan's mesh, in what is left of the user's time; Ctrl-C leaves the rest of them out."""
+    """Known styles on the plan's mesh, whatever time is left; Ctrl-C leaves the rest of them out."""
     from autoshard.search.kept.kept_search import unhurried
     from autoshard.search.search_task import timed
     from autoshard.search.select_plan import simulate_styles
@@ -299,6 +299,7 @@ def _searched(
     else:
         task = search_task.prepare(graph, wanted.mesh, hardware, wanted, options, log)
         with interruptible(clock):  # before, there is nothing to keep
+            select_plan.begin(task)
             task, found = memory_fit.fitted(task)
             plan = select_plan.best(task, found)
     whole = None if task.pins or wanted.strategy != "best" else task

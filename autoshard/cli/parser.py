@@ -186,7 +186,7 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     fuse = "collectives that go together, may be repeated: all_reduce, all_gather or reduce_scatter = a size such as "
     fuse += "25MiB, auto (by the cost model) or none; all_reduce=index:10,20; or auto, or none, for all"
     parser.add_argument("--fuse", action="append", default=[], metavar="WHAT=HOW", help=fuse)
-    limit = "stop the search after this long, such as 30s, and keep the best plan so far; Ctrl-C does the same"
+    limit = "stop the search after this much CPU time, such as 30s, and keep the best plan so far; Ctrl-C does the same"
     parser.add_argument("--time-limit", type=quantity("--time-limit", "seconds"), metavar="TIME", help=limit)
 
 

@@ -15,6 +15,7 @@ from autoshard.search.objectives import MEMORY, SPEED, Levelled, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.result import OPTIMAL, fits, within_wider
+from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
 
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
@@ -43,7 +44,21 @@ def _explained_fit(task: SearchTask) -> Found:
         with watched(task.clock):  # the bound on memory too
             return _fitted(task)
     except InfeasibleError as error:
+        styled = None if error.proven else _styled(task)
+        if styled is not None:
+            return styled
         raise _explained(error, task) from error
+
+
+def _styled(task: SearchTask) -> Found | None:
+    """The best known style that fits, where the search itself found no plan."""
+    best = task.best_style()
+    if best is None:
+        return None
+    name, choice = next((name, own) for name, own in task.known_styles() if task.styles.get(name) == best)
+    levelled = task.levelled(choice, task.solver, cut=task.clock.cut)
+    plan = task.plan(levelled.solution)
+    return Found(levelled, plan, task.memory_limit_bytes, (candidate(STYLES[name].title, plan, ""),))
 
 
 def _fitted(task: SearchTask) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,13 @@ from autoshard.search.memory_fit import fitted
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import Found, Log, SearchTask, prepare
-from autoshard.search.select_plan import best, marked
+from autoshard.search.select_plan import begin, best, marked
 from autoshard.solvers.common.solver_options import Options, PartialClock
 
 AXES = {1: ("all",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
 FINALISTS = 6  # meshes of which the contenders, too, are simulated
 SHARE = 1.5  # of an even part of the time that is left, for one mesh
+STYLE_AXES = 2  # batch and tensor axis: known styles are simulated first on meshes of no more
 NEAR = 1.15  # times the best figure: what a finalist may be off
 
 
@@ -81,15 +83,17 @@ def search_meshes(
     tried: list[_Tried] = []
     errors: list[UserError] = []
     candidates, clock = meshes(hardware, request.devices), options.clock
-    for number, mesh in enumerate(candidates):
-        leader = min((_figure(t.found, request.level) for t in tried if t.found), default=math.inf)
+    begun = _begun(candidates, graph, hardware, request, options, log)
+    for number, mesh in enumerate(sorted(candidates, key=lambda mesh: _styled(begun.get(mesh)))):
+        leader = min((_best_figure(t) for t in tried if t.found), default=math.inf)
         if clock.over and leader < math.inf:
             tried.append(_Tried(mesh, 0.0, "out of time"))
             continue
         try:
             part = PartialClock(clock.left * SHARE / (len(candidates) - number), whole=clock)
-            task = prepare(graph, mesh, hardware, request, replace(options, clock=part), log)
-            tried.append(_try(task, leader))
+            own = replace(options, clock=part)
+            task = begun.pop(mesh, None) or prepare(graph, mesh, hardware, request, own, log)
+            tried.append(_try(replace(task, options=own), leader))
             clock.cut |= part.cut
         except (InfeasibleError, UsageError) as error:
             errors.append(error)
@@ -98,7 +102,34 @@ def search_meshes(
             )
     if not any(t.found for t in tried):
         raise _of_others(of_all_meshes(errors), len(errors) - 1, request.devices)
+    tried.sort(key=lambda t: candidates.index(t.mesh))
     return _chosen(tried, request.level, options)
+
+
+def _begun(
+    candidates: Sequence[Mesh], graph: Graph, hardware: Hardware, request: SearchRequest, options: Options, log: Log
+) -> dict[Mesh, SearchTask]:
+    """Known styles on the meshes of as many axes as they speak of, whatever time there is; Ctrl-C leaves others out."""
+    found: dict[Mesh, SearchTask] = {}
+    for mesh in candidates:
+        if len(mesh.axes) > STYLE_AXES or (found and options.clock.stopped):
+            break
+        with contextlib.suppress(InfeasibleError, UsageError):  # said where the mesh is searched
+            found[mesh] = prepare(graph, mesh, hardware, request, options, log)
+            begin(found[mesh])
+    return found
+
+
+def _styled(task: SearchTask | None) -> tuple[float, float]:
+    """Of the best style that fits."""
+    best = task.best_style() if task is not None else None
+    return task.rank(best) if task is not None and best is not None else (math.inf, math.inf)
+
+
+def _best_figure(tried: _Tried) -> float:
+    """What the mesh's plan takes at most: as found, or as the best known style."""
+    assert tried.found is not None and tried.task is not None
+    return min(_figure(tried.found, tried.task.level), _styled(tried.task)[0])
 
 
 def of_all_meshes(errors: Sequence[UserError]) -> UserError:
@@ -141,11 +172,11 @@ def _figure(found: Found, level: int) -> float:
 
 def _chosen(tried: list[_Tried], level: int, options: Options) -> Plan:
     """Simulates the contenders of the best few meshes, and keeps the best plan."""
-    done = sorted((t for t in tried if t.found), key=lambda t: _figure(_present(t.found), level))
-    limit = NEAR * _figure(_present(done[0].found), level)
+    done = sorted((t for t in tried if t.found), key=_best_figure)
+    limit = NEAR * _best_figure(done[0])
     plans: dict[Mesh, Plan] = {}
     for t in done[:FINALISTS]:
-        if t is done[0] or (_figure(_present(t.found), level) <= limit and not options.clock.over):
+        if t is done[0] or (_best_figure(t) <= limit and not options.clock.over):
             assert t.task is not None
             task = replace(t.task, options=options)
             plans[t.mesh] = best(task, _present(t.found))

@@ -22,7 +22,7 @@ from autoshard.rules.host_tables import host_tables
 from autoshard.search.build_plan import plan_of, priced
 from autoshard.search.kept.kept_search import Figures, KeptAnswers, answers_of, formulated
 from autoshard.search.kept.kept_steps import KeptSteps
-from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
+from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
 from autoshard.search.style_plans import style_choices
@@ -121,11 +121,21 @@ class SearchTask:
     def takes_styles(self) -> bool:
         """Whether plans of known styles may be taken: where nothing narrows the choices, and no other solver is asked
         for."""
-        return self.solver == "auto" and not self.pins and self.request.strategy not in STYLES
+        return self.solver == "auto" and not self.pins and self.request.strategy not in STYLES and self.level != RATIO
 
     def known_styles(self) -> list[tuple[str, Choice]]:
         """(name of a style, its least choice in a row), whatever its memory."""
         return self.steps.styles(partial(style_choices, self.formulation))
+
+    def best_style(self) -> Figures | None:
+        """Of the styles that were simulated, the best by the level that fits."""
+        fitting = [own for own in self.styles.values() if self.holds(own)]
+        return min(fitting, key=self.rank, default=None)
+
+    def rank(self, program: Plan | Figures) -> tuple[float, float]:
+        """Smaller is better."""
+        seconds, size = program.predicted_seconds, program.predicted_peak_bytes
+        return (size, seconds) if self.level == MEMORY else (seconds, size)
 
     def with_hosts(self) -> SearchTask | None:
         """The same where every table that can may lie in host memory; None where that is no other search."""

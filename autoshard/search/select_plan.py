@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.host_offers import check_host_memory
@@ -40,7 +40,15 @@ def search(
     """
     assert request.mesh is not None, "mesh_search looks for one"
     task = prepare(graph, request.mesh, hardware, request, options, log)
+    begin(task)
     return best(*fitted(task))
+
+
+def begin(task: SearchTask) -> None:
+    """Known styles before all else, whatever time there is: no plan is to be worse than the best of them."""
+    if task.takes_styles:
+        with timed(task.log, "solving known styles"):
+            simulate_styles(task)
 
 
 def best(task: SearchTask, found: Found) -> Plan:
@@ -99,13 +107,13 @@ def _simulated(task: SearchTask, found: Found) -> Found:
     taken = {first.solution.choice: Figures(plan.predicted_seconds, plan.predicted_peak_bytes)}
     names = {first.solution.choice: found.candidates[-1].name}
     titles = {style.title: name for name, style in STYLES.items()}
-    for name, choice in _in_time(task.clock, _others(task, found)):
+    for name, choice in chain(_in_time(task.clock, _others(task, found)), _styles(task)):
         if choice not in taken:
             own[choice] = task.levelled(choice, first.solution.solver, cut=first.cut, least_bytes=first.bound)
             names[choice], taken[choice] = name, task.figures(own[choice].solution)
         if name in titles:
             task.styles[titles[name]] = taken[choice]
-    winner = min((choice for choice in taken if task.holds(taken[choice])), key=lambda c: _rank(task, taken[c]))
+    winner = min((choice for choice in taken if task.holds(taken[choice])), key=lambda c: task.rank(taken[c]))
     if winner != first.solution.choice:
         plan = task.plan(own[winner].solution)
     rows = [
@@ -136,7 +144,6 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
     best = found.levelled.solution
     if task.level == MEMORY:
         yield from others(task, best, found.plan.predicted_peak_bytes)
-        yield from _styles(task)
         return
     if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
@@ -145,7 +152,6 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
         yield "least sum of the style's costs", task.quickly(task.formulation.problem).choice
     if task.by_step and any(choice == best.choice for _, choice in task.steps.found):  # it fits without the limit
         yield from task.steps.others()
-        yield from _styles(task)
         return
     limited = bool(task.by_step and task.steps.found)
     if limited:
@@ -161,15 +167,12 @@ def _within_limit(task: SearchTask, target_bytes: float) -> Iterator[tuple[str, 
         costs = replace(task.steps.weighed(), capacity_bytes=target_bytes)
         yield "least of a step within the limit", task.quickly(costs).choice
     yield from task.steps.others()
-    yield from _styles(task)
 
 
 def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
-    """Known styles, so that no plan is worse than the best of them."""
+    """Known styles, whatever time is left, so that no plan is worse than the best of them."""
     if task.takes_styles:
-        with timed(task.log, "solving known styles"):
-            found = task.known_styles()
-        yield from ((STYLES[name].title, choice) for name, choice in found)
+        yield from ((STYLES[name].title, choice) for name, choice in task.known_styles())
 
 
 def simulate_styles(task: SearchTask) -> None:
@@ -178,12 +181,6 @@ def simulate_styles(task: SearchTask) -> None:
     for name, choice in left:
         task.styles[name] = task.figures(Solution(task.formulation.problem, choice, 0.0, name))
     task.answers.save()
-
-
-def _rank(task: SearchTask, program: Figures) -> tuple[float, float]:
-    """Smaller is better."""
-    seconds, size = program
-    return (size, seconds) if task.level == MEMORY else (seconds, size)
 
 
 def _outcome(task: SearchTask, program: Figures, chosen: bool) -> str:

@@ -22,7 +22,7 @@ from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.kept.kept_search import Figures, KeptAnswers, answers_of, formulated, unhurried
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
-from autoshard.solvers.common.solver_options import Clock, Options
+from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.styles.known_styles import STYLES
 from autoshard.system.disk_cache import DiskCache
 
@@ -121,7 +121,7 @@ def _least(formulation: Formulation, keep: Keep, clock: Clock) -> Choice | str:
     """The choice of least seconds among those kept; why there is none."""
     small = narrowed(formulation, keep)
     try:
-        found = solvers.solve(small.problem, "auto", Options(Clock(clock.left), rough=True)).choice
+        found = solvers.solve(small.problem, "auto", Options(PartialClock(clock.left, whole=clock), rough=True)).choice
     except InfeasibleError as error:
         return error.message
     return tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))

@@ -91,12 +91,12 @@ class KeptSteps:
         return seconds
 
     def styles(self, solved: Callable[[StepResources], Iterable[Named]]) -> list[Named]:
-        """(name of a style, its least choice in a row), which `solved` finds."""
-        known = self._known(_STYLES)
+        """(name of a style, its least choice in a row), which `solved` finds whatever time is left."""
+        known = self._valid(_STYLES)
         if known is not None:
             return self._named(known["styles"])
         found = list(solved(self._made.resources))
-        self._keep(_STYLES, {"styles": _said(found)})
+        self.answers.put(_STYLES, {"styles": _said(found)})
         return found
 
     @property
@@ -115,8 +115,12 @@ class KeptSteps:
         return self._made
 
     def _known(self, name: str) -> dict[str, Any] | None:
+        """What was found before, where no clock may have ended it."""
+        return self._valid(name) if unhurried(self.clock) else None
+
+    def _valid(self, name: str) -> dict[str, Any] | None:
         """What was found before, where all of it is of this problem."""
-        said = self.answers.get(name) if unhurried(self.clock) else None
+        said = self.answers.get(name)
         if not isinstance(said, dict):
             return None
         try:

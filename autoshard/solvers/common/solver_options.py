@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -13,17 +14,23 @@ from typing import Any
 
 
 class Computing:
-    """Seconds that this process computed; asked of the system at most 50 times a second, because that is slow."""
+    """CPU seconds of this process, of all its threads, and of the helper processes that have ended; asked of the system
+    at most 50 times a second, because that is slow."""
 
     def __init__(self) -> None:
         self.asked = time.perf_counter()
-        self.value = time.process_time()
+        self.value = cpu_seconds()
 
     def __call__(self) -> float:
         now = time.perf_counter()
         if now - self.asked > 0.02:
-            self.asked, self.value = now, time.process_time()
+            self.asked, self.value = now, cpu_seconds()
         return self.value
+
+
+def cpu_seconds() -> float:
+    helpers = os.times()
+    return time.process_time() + helpers.children_user + helpers.children_system
 
 
 class Looks:

@@ -110,7 +110,7 @@ def maker(engine: str) -> Callable[..., Any]:
     accepted = inspect.signature(type(pulp.getSolver(first)).__init__).parameters
 
     def make(seconds: float, start: bool) -> Any:
-        wanted = {"msg": False, "gapRel": 0.0, "threads": 1, "warmStart": start}
+        wanted = {"msg": False, "gapRel": 0.0, "threads": 1, "warmStart": start, "timeMode": "cpu"}
         if math.isfinite(seconds):
             wanted["timeLimit"] = seconds
         return pulp.getSolver(first, **{key: x for key, x in wanted.items() if key in accepted})
