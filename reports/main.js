@@ -1,9 +1,9 @@
 // Everything starts here; the parts before it only say what they can do.
 readPalette();
 measure();
-drawings.push(drawTimeline, drawMemory);
+drawings.push(drawTimeline, ...(memoryCanvas ? [drawMemory] : []));
 startTimeline();
-startMemory();
+if (memoryCanvas) startMemory();
 startStages();
 new ResizeObserver(() => { measure(); redraw(); }).observe(canvas);
 const themes = [matchMedia("(prefers-color-scheme: dark)"), matchMedia("print")];

@@ -1,6 +1,6 @@
 // Memory stacked by kind, in the same view as the timeline; a click lists the tensors that are alive there.
 const memoryCanvas = by("memory");
-const stack = stacked(data.memory);
+const stack = memoryCanvas ? stacked(data.memory) : null; // none of a step of stages
 const MEMORY_HEIGHT = 190, BLOCK = 64, LISTED = 25;
 
 function stacked(given) {

@@ -77,7 +77,7 @@ function explained(record) {
     ...record.parts, ["model", record.source], ["emitted", record.emitted],
   ];
   const why = record.others.length
-    ? "Chosen as the sum of all costs is least with it. Another choice here, all others staying, would cost more by"
+    ? `${record.why} Another choice here, all others staying, would change the sum of costs by`
     : "";
   const more = record.more ? [`and ${record.more} more expensive ones`] : [];
   return [

@@ -17,8 +17,6 @@ from autoshard.package.package_files import Beside, SimulatedPlan, build, read_b
 from autoshard.search.build_plan import Origin
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
-from autoshard.simulation.program_step import simulate_plan_step
-from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.system.files import write_text
 
 
@@ -73,13 +71,6 @@ class PlannedModel:
         return build(self.plan, self.graph, self.hardware, self.compiled)
 
     @property
-    def staged(self) -> StepTimeline | None:
-        """The whole step of stages that a search of steps has not listed; None of others."""
-        if self.plan.step.stages == 1 or self.plan.search.steps:
-            return None
-        return simulate_plan_step(self.plan, self.simulated.program, self.graph, self.hardware)
-
-    @property
     def beside(self) -> Beside:
         """What its report shows beside it: from the search, or from its package."""
         return Beside(self.styles, self.front) if self.folder is None else read_beside(self.folder)
@@ -91,7 +82,7 @@ class PlannedModel:
     def __str__(self) -> str:
         from autoshard.text.plan_summary import summary
 
-        return summary(self.plan, self.graph, timeline=self.simulated.timeline, staged=self.staged)
+        return summary(self.plan, self.graph, timeline=self.simulated.timeline, step=self.simulated.step)
 
     def __repr__(self) -> str:
         return f"<plan {self.hash} of {self.graph.name} on {self.plan.mesh} of {self.plan.hardware}>"

@@ -23,6 +23,7 @@ from autoshard.search.build_plan import Origin
 from autoshard.search.memory_fit import no_step_within
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
+from autoshard.search.style_plans import style_plans
 from autoshard.simulation.fusion_sizes import with_unused_fusion
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
@@ -53,7 +54,9 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
     options = _as_found(wanted.step, found, model.graph).text
     options += f" --strategy {wanted.strategy}" if wanted.strategy != "best" else ""
     plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, steps_told=sentences))
-    return StepAnswer(found, PlannedModel(with_unused_fusion(plan, graph), graph, hardware), step_seconds(plan))
+    plan = with_unused_fusion(plan, graph)
+    made = PlannedModel(plan, graph, hardware, styles=style_plans(plan, graph, hardware))
+    return StepAnswer(found, made, step_seconds(plan))
 
 
 def _as_found(step: StepRequest, found: JointResult, graph: Graph) -> StepRequest:

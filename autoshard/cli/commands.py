@@ -150,12 +150,14 @@ def plan(options: argparse.Namespace) -> int:
             made = verbs.planned(captured, hardware, wanted, False if options.no_cache else None, whole_plans=False)
     with step("writing the package", quiet):
         files = verbs.write_files(made, options.out)
-    summary = plan_summary.as_dict(made.plan, made.graph) | {"out": str(options.out), "files": files}
+    summary = plan_summary.as_dict(made.plan, made.graph, made.simulated.step.account)
+    summary |= {"out": str(options.out), "files": files}
     summary |= {"searched_step": told} if told else {}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
         timeline = made.simulated.timeline
-        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width(), timeline, made.staged))
+        whole = made.simulated.step
+        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width(), timeline, whole))
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
@@ -268,11 +270,10 @@ def simulate(options: argparse.Namespace) -> int:
         target = package_verbs.write_timeline(made, options.output)
         files = [target.name]
     if options.json:
-        _print_json(
-            plan_summary.timeline_dict(timeline, made.plan, made.graph) | {"written": str(target), "files": files}
-        )
+        told = plan_summary.timeline_dict(timeline, made.plan, made.graph, made.simulated.step)
+        _print_json(told | {"written": str(target), "files": files})
     else:
-        print(plan_summary.timeline_summary(timeline, made.plan, made.graph, options.compiled))
+        print(plan_summary.timeline_summary(timeline, made.plan, made.graph, options.compiled, made.simulated.step))
         print(f"written to {target}" + (f": {plan_summary.file_names(files)}" if options.export else ""))
     return 0
 

@@ -13,7 +13,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Plan
 from autoshard.search.style_plans import StylePlan
-from autoshard.simulation import COMPUTE, Timeline
+from autoshard.simulation.step_account import StepAccount
+from autoshard.text.account_text import parts, stage_breakdown
 from autoshard.text.answer_words import certainty, gains
 from autoshard.text.plan_summary import error_band
 from autoshard.units import counted, format_bytes, format_seconds
@@ -22,29 +23,27 @@ FIGURES = ("data parallel", "FSDP", "Megatron")  # the styles that stand among t
 
 
 def answer(
-    plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline, styles: Sequence[StylePlan]
+    plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount, styles: Sequence[StylePlan]
 ) -> dict[str, Any]:
     """The headline figures, the gains over styles, how sure the optimum is, and where the step goes."""
     return {
-        "figures": figures(plan, graph, hardware, timeline),
+        "figures": figures(plan, graph, hardware, account),
         "gains": [_gain(plan, style, words) for style, words in gains(plan, styles) if style.name in FIGURES],
         "more_gains": [_gain(plan, style, words) for style, words in gains(plan, styles) if style.name not in FIGURES],
         "certainty": certainty(plan),
-        "parts": step_parts(timeline),
+        "parts": step_parts(account),
+        "stage_parts": stage_breakdown(account) if len(account.stages) > 1 else [],
     }
 
 
-def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:
-    """Label, value, note, and a share in percent where there is a bar. Of a whole step, where that is several
-    micro-batches."""
-    step = plan.step.predicted_seconds or timeline.step_seconds
-    peak = plan.step.predicted_peak_bytes or timeline.peak_bytes
+def figures(plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount) -> list[dict[str, Any]]:
+    """Label, value, note, and a share in percent where there is a bar."""
+    step, peak = account.step_seconds, account.peak_bytes
     band = error_band(plan, graph)
     low, high = (format_seconds(step * (1 + sign * band.error), 3) for sign in (-1, 1))
     what = "one optimizer step" if graph.loss else "forward only"
-    if plan.step.predicted_seconds:
-        mean = format_seconds(plan.predicted_seconds, 3)
-        what += f" of {counted(plan.step.micro_batches, 'micro-batch')}, each {mean} on one stage in the mean"
+    if plan.step.micro_batches > 1:
+        what += f" of {counted(plan.step.micro_batches, 'micro-batch')}"
     found = [_figure("Predicted step", format_seconds(step), f"{low} to {high}, {band}; {what}")]
     finite = math.isfinite(plan.capacity_bytes)
     share = peak / plan.capacity_bytes if finite and plan.capacity_bytes else None
@@ -77,29 +76,14 @@ def _gain(plan: Plan, style: StylePlan, words: str) -> dict[str, str]:
     if not style.predicted_seconds:
         return {"label": style.name, "value": "–", "note": words, "meaning": style.meaning}
     note = f"it takes {format_seconds(style.predicted_seconds)} and {format_bytes(style.predicted_peak_bytes)}"
-    return {"label": f"Beside {style.name}", "value": words, "note": note, "meaning": style.meaning}
+    return {"label": f"vs. {style.name}", "value": words, "note": note, "meaning": style.meaning}
 
 
-def step_parts(timeline: Timeline) -> list[tuple[str, str, str]]:
+def step_parts(account: StepAccount) -> list[tuple[str, str, str]]:
     """(what, seconds, share of the step), which add up to the step."""
-    step = timeline.step_seconds
-    exposed, computing = exposed_seconds(timeline), timeline.busy(COMPUTE)
-    rows = (
-        ("computing", computing),
-        ("communicating, and computing nothing meanwhile", exposed),
-        ("waiting for the host, doing neither", max(0.0, step - computing - exposed)),
-        ("the step", step),
-    )
+    step = account.step_seconds
+    rows = [*parts(account), ("predicted step", step)]
     return [(what, format_seconds(own), f"{own / step:.1%}" if step else "") for what, own in rows]
-
-
-def exposed_seconds(timeline: Timeline) -> float:
-    """How long the device communicates and computes nothing meanwhile."""
-    covered, until = 0.0, 0.0
-    for event in sorted(timeline.events, key=lambda event: event.start_seconds):
-        covered += max(0.0, event.end_seconds - max(until, event.start_seconds))
-        until = max(until, event.end_seconds)
-    return max(0.0, covered - timeline.busy(COMPUTE))
 
 
 def verdict(verification: Mapping[str, Any] | None, model: str) -> dict[str, str]:

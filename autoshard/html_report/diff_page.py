@@ -7,14 +7,14 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.model_flops import ideal_seconds
-from autoshard.html_report.answer import exposed_seconds
 from autoshard.html_report.memory_table import KINDS, bytes_by_kind
 from autoshard.html_report.picture.plan_picture import plan_svg
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
-from autoshard.simulation import COMPUTE, Timeline
+from autoshard.simulation.step_account import StepAccount
 from autoshard.text import plan_diff
+from autoshard.text.account_text import kind_words
 from autoshard.text.answer_words import certainty
 from autoshard.text.plan_summary import error_band
 from autoshard.units import format_bytes, format_seconds, signed_seconds
@@ -31,7 +31,7 @@ class Side:
     graph: Graph
     program: Program
     hardware: Hardware
-    timeline: Timeline
+    account: StepAccount
 
 
 def diff_page(one: Side, other: Side) -> dict[str, Any]:
@@ -61,10 +61,10 @@ def _described(side: Side) -> str:
 
 
 def _figures(one: Side, other: Side) -> list[Row]:
-    a, b = one.timeline, other.timeline
+    a, b = one.account, other.account
     rows = [_seconds("predicted step", a.step_seconds, b.step_seconds)]
     bands = [str(error_band(side.plan, side.graph)) for side in (one, other)]
-    rows.append(("how sure that is", bands[0], bands[1], ""))
+    rows.append(("error band", bands[0], bands[1], ""))
     rows.append(_bytes("peak memory of a device", a.peak_bytes, b.peak_bytes))
     shares = [_utilisation(side) for side in (one, other)]
     if all(shares):
@@ -76,23 +76,15 @@ def _figures(one: Side, other: Side) -> list[Row]:
 
 
 def _utilisation(side: Side) -> float:
-    ideal = ideal_seconds(side.graph, side.hardware, side.plan.mesh.size)
-    return ideal / side.timeline.step_seconds if side.timeline.step_seconds else 0.0
+    ideal = ideal_seconds(side.graph, side.hardware, side.plan.devices) * side.plan.step.micro_batches
+    return ideal / side.account.step_seconds if side.account.step_seconds else 0.0
 
 
 def _time(one: Side, other: Side) -> list[Row]:
-    """Computing, exposed communication and waiting add up to the step; streams run beside each other."""
-    pair = one.timeline, other.timeline
-    computing = [timeline.busy(COMPUTE) for timeline in pair]
-    exposed = [exposed_seconds(timeline) for timeline in pair]
-    idle = [max(0.0, t.step_seconds - c - e) for t, c, e in zip(pair, computing, exposed, strict=True)]
-    rows = [
-        _seconds("computing", *computing),
-        _seconds("communicating, and computing nothing meanwhile", *exposed),
-        _seconds("waiting for the host, doing neither", *idle),
-    ]
-    streams = dict.fromkeys(name for timeline in pair for name in timeline.streams if name != COMPUTE)
-    return rows + [_seconds(f"busy: {name}", pair[0].busy(name), pair[1].busy(name)) for name in streams]
+    """The parts of the step, which add up to it, the mean of its stages."""
+    a, b = one.account.mean, other.account.mean
+    kinds = dict.fromkeys(kind for kind, _ in (*a.parts, *b.parts))
+    return [_seconds(kind_words(kind), a.seconds(kind), b.seconds(kind)) for kind in kinds]
 
 
 def _memory(one: Side, other: Side) -> list[Row]:

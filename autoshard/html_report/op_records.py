@@ -17,6 +17,7 @@ from autoshard.ir.program import Compute, Program
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
 from autoshard.rules.candidates import candidates
 from autoshard.text import plan_words
+from autoshard.text.chosen_words import chosen_words
 from autoshard.text.not_offered import not_offered
 from autoshard.text.plan_summary import move_lines
 from autoshard.units import format_bytes, format_seconds
@@ -35,7 +36,8 @@ def op_records(
         first = len(records)
         for row in block.rows:
             why_not = not_offered(graph, row.op, plan.mesh, known)
-            records.append({**_record(row, len(block.names), graph, others, code), "not": [*map(printable, why_not)]})
+            told = {"not": [*map(printable, why_not)], "why": printable(chosen_words(plan, row.plan))}
+            records.append({**_record(row, len(block.names), graph, others, code), **told})
         for _ in block.names:
             for position in range(len(block.rows)):
                 record_of[next(ops).op] = first + position

@@ -28,6 +28,7 @@ from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation.program_step import AccountedStep
 from autoshard.solvers.common.result import fits
 from autoshard.text.answer_words import certainty, gap_words, space
 from autoshard.text.critical_path import left_open
@@ -46,9 +47,10 @@ def page(
     hardware: Hardware,
     timeline: Timeline,
     verification: Mapping[str, Any] | None,
-    styles: Sequence[StylePlan] = (),
-    front: Sequence[Point] = (),
-    model_text: str = "",
+    styles: Sequence[StylePlan],
+    front: Sequence[Point],
+    model_text: str,
+    step: AccountedStep,
 ) -> dict[str, Any]:
     """Everything the template names."""
     model = plan.model or graph.name
@@ -58,13 +60,13 @@ def page(
         "mesh": str(plan.mesh),
         "devices": plan.devices,
         "stages": plan.step.stages,
-        "whole_step": whole_step(plan, program, graph, hardware),
+        "whole_step": whole_step(plan, graph, step),
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,
         "optimizer": purpose(plan, graph),
         "verification": verdict(verification, plan.model),
-        **answer(plan, graph, hardware, timeline, styles),
+        **answer(plan, graph, hardware, step.account, styles),
         "picture": plan_svg(plan, graph, hardware),
         "picture_text": about(plan, graph, hardware),
         "warnings": [
@@ -75,7 +77,7 @@ def page(
         ],
         "command": command(plan, graph.training),
         "provenance": provenance(plan),
-        **_timeline(timeline),
+        **_timeline(timeline, "micro-batch" if plan.step.is_whole else "step"),
         "data": _data(plan, graph, program, hardware, timeline, model_text),
         **_memory(plan, graph, program, hardware, timeline),
         **_chosen(plan, graph, program, timeline),
@@ -84,14 +86,14 @@ def page(
     }
 
 
-def _timeline(timeline: Timeline) -> dict[str, Any]:
+def _timeline(timeline: Timeline, what: str) -> dict[str, Any]:
     busy = ", ".join(f"{stream} {format_seconds(seconds, 3)}" for stream, seconds in timeline.busy_seconds)
     return {
         "legend": LEGEND,
         "streams": streams(timeline),
         "streams_caption": f"{len(timeline.events)} events in {format_seconds(timeline.step_seconds)}",
         "longest": longest(timeline),
-        "timeline_label": f"Timeline of one step of {format_seconds(timeline.step_seconds)}. Busy: {busy}.",
+        "timeline_label": f"Timeline of one {what} of {format_seconds(timeline.step_seconds)}. Busy: {busy}.",
     }
 
 
@@ -147,7 +149,7 @@ LEVELS = (
 def _certificate(plan: Plan, timeline: Timeline) -> dict[str, Any]:
     certificate = plan.certificate
     difference = plan.predicted_seconds - certificate.objective_seconds
-    what = "The mean micro-batch" if plan.step.micro_batches > 1 else "The simulated step"
+    what = "A micro-batch, on average," if plan.step.micro_batches > 1 else "The simulated step"
     text = f"{certainty(plan)} {what} is {format_seconds(abs(difference))}"
     text += f" {'longer' if difference >= 0 else 'shorter'} than the sum of all costs, in which nothing overlaps."
     if words := left_open(plan, timeline):
@@ -210,8 +212,8 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
     if guesses:
         found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
-    if not fits(plan.predicted_peak_bytes, plan.capacity_bytes):
-        excess = format_bytes(plan.predicted_peak_bytes - plan.capacity_bytes)
+    if not fits(plan.step_peak_bytes, plan.capacity_bytes):
+        excess = format_bytes(plan.step_peak_bytes - plan.capacity_bytes)
         found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
     deciders = sorted({op.decided_by for op in plan.ops if not op.decided_by.startswith(("search", "pin"))})
     if deciders:

@@ -15,6 +15,7 @@ from autoshard.ir.program import Program
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import Timeline
+from autoshard.simulation.program_step import AccountedStep, accounted_step
 from autoshard.system.data_files import data_folder
 
 TABLE_SCRIPTS = ("tables.js",)
@@ -43,11 +44,14 @@ def render(
     styles: Sequence[StylePlan] = (),
     front: Sequence[Point] = (),
     model_text: str = "",
+    step: AccountedStep | None = None,
 ) -> str:
     """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run; `styles` and
-    `front`, empty where not asked for, are other plans to compare with; `model_text` is the emitted model_parallel.py.
+    `front`, empty where not asked for, are other plans to compare with; `model_text` is the emitted model_parallel.py;
+    `step`: the whole step, where it is known.
     """
-    content = page(plan, graph, program, hardware, timeline, verification, styles, front, model_text)
+    step = step or accounted_step(plan, program, graph, hardware, timeline)
+    content = page(plan, graph, program, hardware, timeline, verification, styles, front, model_text, step)
     return _filled("report.html.jinja", SCRIPTS, content)
 
 

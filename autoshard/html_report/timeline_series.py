@@ -7,6 +7,7 @@ from typing import Any
 
 from autoshard.code_text import printable
 from autoshard.simulation import COMPUTE, Event, Timeline
+from autoshard.simulation.step_account import Span, apart, without
 from autoshard.units import format_bytes, format_seconds
 
 LEGEND = [
@@ -14,7 +15,7 @@ LEGEND = [
     {"key": "backward", "label": "backward"},
     {"key": "optimizer", "label": "optimizer"},
     {"key": "collective", "label": "communication"},
-    {"key": "exposed", "label": "communication that nothing hides"},
+    {"key": "exposed", "label": "exposed communication"},
 ]
 CATEGORIES = [str(entry["key"]) for entry in LEGEND[:4]]
 TICK_SECONDS = 1e-10  # times are whole numbers of these
@@ -126,34 +127,6 @@ def longest(timeline: Timeline) -> list[tuple[str, str, str, str, str]]:
 
 def exposed_events(timeline: Timeline) -> list[tuple[float, float]]:
     """(start, end) in seconds of the times in which the device communicates and computes nothing, in order."""
-    busy = [(event.start_seconds, event.end_seconds) for event in timeline.events if event.stream == COMPUTE]
-    talks = [(event.start_seconds, event.end_seconds) for event in timeline.events if event.collective]
-    return _without(_merged(talks), _merged(busy))
-
-
-def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _without(spans: list[tuple[float, float]], others: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What of `spans` is in none of `others`; both merged and in order."""
-    left: list[tuple[float, float]] = []
-    first = 0
-    for start, end in spans:
-        while first < len(others) and others[first][1] <= start:
-            first += 1
-        index = first
-        while start < end and index < len(others) and others[index][0] < end:
-            if others[index][0] > start:
-                left.append((start, others[index][0]))
-            start = max(start, others[index][1])
-            index += 1
-        if start < end:
-            left.append((start, end))
-    return left
+    busy = [Span(event.start_seconds, event.end_seconds) for event in timeline.events if event.stream == COMPUTE]
+    talks = [Span(event.start_seconds, event.end_seconds) for event in timeline.events if event.collective]
+    return [(start, end) for start, end, _ in without(apart(talks), apart(busy))]

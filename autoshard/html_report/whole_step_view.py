@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.cluster.hardware import Hardware
 from autoshard.html_report.picture.stages_picture import about_step, stages_svg
 from autoshard.html_report.timeline_series import differences, ticks
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
-from autoshard.ir.program import Program
-from autoshard.simulation.program_step import simulate_plan_step
+from autoshard.simulation.program_step import AccountedStep
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.text.stage_table import part_words, stage_rows
 from autoshard.units import counted
 
 
-def is_whole(plan: Plan) -> bool:
-    """Is a step more than the micro-batch that the plan is of."""
-    return bool(plan.step.predicted_seconds)
-
-
-def whole_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> dict[str, Any] | None:
+def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] | None:
     """What the template shows of it; None where a step is one micro-batch on one stage that keeps all."""
-    if not is_whole(plan):
+    timeline, step = made.timeline, plan.step
+    if timeline is None:
         return None
-    timeline = simulate_plan_step(plan, program, graph, hardware)
-    step = plan.step
     size = f"{step.samples} samples" if step.samples else "the captured batch"
     text = f"{counted(step.micro_batches, 'micro-batch')} of {size}"
     text += f" through {step.stages} stages, in the order called {step.schedule}" if step.stages > 1 else ""
-    text += (
-        "; all that follows on this page is of one of them, as if all of the model stood on each stage. Of what runs "
-    )
-    text += "once a step it is given an equal part; the timeline and its table are of a step of one micro-batch."
+    text += "."
     return {
         "text": text,
         "picture": stages_svg(timeline),

@@ -245,6 +245,11 @@ class StepPlan:
         return {policy.module: policy.keep for policy in self.recompute if policy.keep != KEEP_ALL}
 
     @property
+    def is_whole(self) -> bool:
+        """Is a step more than one micro-batch on one stage that keeps all?"""
+        return self.micro_batches > 1 or bool(self.parts) or bool(self.recompute)
+
+    @property
     def stages(self) -> int:
         return len({part.stage for part in self.parts}) or 1
 
@@ -290,6 +295,16 @@ class Plan(Derives):
     search: Search = Search()
     step: StepPlan = StepPlan()
     fusion: tuple[Fusion, ...] = ()  # of what none is said, buckets are as `program` makes them
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the whole step."""
+        return self.step.predicted_seconds or self.predicted_seconds
+
+    @property
+    def step_peak_bytes(self) -> float:
+        """Of the device that holds most in the whole step."""
+        return self.step.predicted_peak_bytes or self.predicted_peak_bytes
 
     @property
     def devices(self) -> int:

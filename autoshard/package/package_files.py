@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from autoshard.search.pareto_front import Point
     from autoshard.search.style_plans import StylePlan
     from autoshard.simulation import Timeline
+    from autoshard.simulation.program_step import AccountedStep
 
 T = TypeVar("T")
 PLAN = "plan.json"
@@ -47,6 +49,13 @@ class SimulatedPlan:
     hardware: Hardware
     program: Program
     timeline: Timeline
+
+    @cached_property
+    def step(self) -> AccountedStep:
+        """The whole step, and where it goes."""
+        from autoshard.simulation.program_step import accounted_step
+
+        return accounted_step(self.plan, self.program, self.graph, self.hardware, self.timeline)
 
 
 @dataclass(frozen=True)
@@ -97,11 +106,11 @@ def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[st
 def _of_stages(built: SimulatedPlan) -> dict[str, str]:
     """The whole step of all stages, as a trace that Perfetto opens and as a picture."""
     from autoshard.html_report.picture.stages_picture import stages_svg
-    from autoshard.simulation.program_step import simulate_plan_step
     from autoshard.simulation.step_trace import step_trace
 
-    made = simulate_plan_step(built.plan, built.program, built.graph, built.hardware)
-    return {STEP_TIMELINE: json.dumps(step_trace(made)) + "\n", STAGES_PICTURE: stages_svg(made)}
+    made, account = built.step.timeline, built.step.account
+    assert made is not None, "a step of stages has slots"
+    return {STEP_TIMELINE: json.dumps(step_trace(made, account)) + "\n", STAGES_PICTURE: stages_svg(made)}
 
 
 def log_text(log: Sequence[tuple[str, float]]) -> str:
@@ -134,6 +143,7 @@ def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
         built.hardware,
         built.timeline,
         own.verification,
+        step=built.step,
         styles=own.styles,
         front=own.front,
         model_text=own.model_text,
@@ -145,7 +155,7 @@ def diff_text(one: SimulatedPlan, other: SimulatedPlan) -> str:
     from autoshard.html_report.diff_page import Side
     from autoshard.html_report.render import render_diff
 
-    sides = (Side(own.plan, own.graph, own.program, own.hardware, own.timeline) for own in (one, other))
+    sides = (Side(own.plan, own.graph, own.program, own.hardware, own.step.account) for own in (one, other))
     return render_diff(*sides)
 
 

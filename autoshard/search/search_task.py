@@ -121,7 +121,7 @@ class SearchTask:
     def takes_styles(self) -> bool:
         """Whether plans of known styles may be taken: where nothing narrows the choices, and no other solver is asked
         for."""
-        return self.solver == "auto" and not self.pins and self.request.strategy not in STYLES and self.level != RATIO
+        return self.solver == "auto" and not self.pins and self.request.strategy not in STYLES
 
     def known_styles(self) -> list[tuple[str, Choice]]:
         """(name of a style, its least choice in a row), whatever its memory."""

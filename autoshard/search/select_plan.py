@@ -46,7 +46,7 @@ def search(
 
 def begin(task: SearchTask) -> None:
     """Known styles before all else, whatever time there is: no plan is to be worse than the best of them."""
-    if task.takes_styles:
+    if task.takes_styles and task.level != RATIO:
         with timed(task.log, "solving known styles"):
             simulate_styles(task)
 
@@ -171,7 +171,7 @@ def _within_limit(task: SearchTask, target_bytes: float) -> Iterator[tuple[str, 
 
 def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
     """Known styles, whatever time is left, so that no plan is worse than the best of them."""
-    if task.takes_styles:
+    if task.takes_styles and task.level != RATIO:
         yield from ((STYLES[name].title, choice) for name, choice in task.known_styles())
 
 

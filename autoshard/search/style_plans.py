@@ -12,14 +12,15 @@ from typing import Any
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
-from autoshard.errors import InfeasibleError
+from autoshard.errors import InfeasibleError, UserError
 from autoshard.formulation.fewer_choices import Keep, narrowed
-from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.step_resources import StepResources, in_a_row
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import Plan, StepPlan
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.kept.kept_search import Figures, KeptAnswers, answers_of, formulated, unhurried
+from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
@@ -66,6 +67,8 @@ def style_plans(
     `known`: what programs of styles take that it has simulated. `cache`: what earlier commands found.
     """
     clock = clock or Clock()
+    if plan.step.is_whole:
+        return _of_step(plan, graph, hardware, clock, formulation)
     own = plan.search.all_to_all, plan.step.micro_batches
     if formulation is None:
         formulation, on_host = formulated(cache, graph, plan.mesh, hardware, float("inf"), *own), frozenset()
@@ -77,6 +80,32 @@ def style_plans(
     found = tuple(_kept(name, formulation, clock, known, answers) for name in STYLES)
     answers.save()
     return found
+
+
+def _of_step(
+    plan: Plan, graph: Graph, hardware: Hardware, clock: Clock, formulation: Formulation | None
+) -> tuple[StylePlan, ...]:
+    """Each style on the plan's own step: its stages, schedule, micro-batches and what is recomputed. What it shards, it
+    gathers for each use."""
+    if formulation is None:
+        formulation = formulate(
+            graph, plan.mesh, hardware, float("inf"), None, plan.search.all_to_all, plan.step.micro_batches
+        )
+    formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
+    found = []
+    for name, style in STYLES.items():
+        meaning = f"{style.meaning}; --strategy {name}"
+        try:
+            made = _made(name, formulation, clock)
+            if not isinstance(made, str):
+                made = predicted(replace(made, step=replace(plan.step, zero=StepPlan().zero)), graph)
+        except UserError as error:
+            made = error.message
+        if isinstance(made, str):
+            found.append(StylePlan(style.title, meaning, reason=made))
+        else:
+            found.append(StylePlan(style.title, meaning, made.step_seconds, made.step_peak_bytes))
+    return tuple(found)
 
 
 def _itself(plan: Plan) -> dict[str, Plan]:
@@ -105,16 +134,22 @@ def _simulated(name: str, formulation: Formulation, clock: Clock, known: Mapping
     title, meaning = STYLES[name].title, f"{STYLES[name].meaning}; --strategy {name}"
     if name in known:
         return StylePlan(title, meaning, known[name].predicted_seconds, known[name].predicted_peak_bytes)
+    made = _made(name, formulation, clock)
+    if isinstance(made, str):
+        return StylePlan(title, meaning, reason=made)
+    made = priced(made, formulation.graph, formulation.hardware)
+    return StylePlan(title, meaning, made.predicted_seconds, made.predicted_peak_bytes)
+
+
+def _made(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
+    """The style's plan, or why there is none."""
     if clock.left <= 0:
-        return StylePlan(title, meaning, reason="not simulated: the search was out of time")
+        return "not simulated: the search was out of time"
     keep = STYLES[name].keep(formulation)
     choice = keep if isinstance(keep, str) else _least(formulation, keep, clock)
     if isinstance(choice, str):
-        return StylePlan(title, meaning, reason=choice)
-    solution = Solution(formulation.problem, choice, 0.0, name)
-    made = plan_of(formulation, solution, Origin(), float("inf"), name)
-    made = priced(made, formulation.graph, formulation.hardware)
-    return StylePlan(title, meaning, made.predicted_seconds, made.predicted_peak_bytes)
+        return choice
+    return plan_of(formulation, Solution(formulation.problem, choice, 0.0, name), Origin(), float("inf"), name)
 
 
 def _least(formulation: Formulation, keep: Keep, clock: Clock) -> Choice | str:

@@ -93,7 +93,7 @@ def predicted(plan: Plan, graph: Graph) -> Plan:
     from autoshard.simulation.program_step import simulate_plan_step
 
     step = plan.step
-    if step.micro_batches == 1 and not step.parts and not step.recompute:
+    if not step.is_whole:
         return plan
     made = simulate_plan_step(plan, lower(plan, graph), graph, parse_hardware(plan.hardware_text))
     peak = max(made.peak_bytes)

@@ -9,7 +9,7 @@ the rest again in its backward.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,6 +25,21 @@ from autoshard.program.stage_programs import handed_to, shared_parameters, stage
 from autoshard.program.weights import weight_ways
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
+from autoshard.simulation.step_account import (
+    BUBBLE,
+    COMPUTED,
+    GATHERS,
+    ROUNDING,
+    SENDS,
+    Seconds,
+    StageAccount,
+    StepAccount,
+    added,
+    difference,
+    one_stage,
+    split,
+    stage_account,
+)
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
 from autoshard.simulation.timeline import Timeline, Timing
 from autoshard.simulation.working_memory import local_bytes
@@ -35,6 +50,47 @@ STAGE_AXIS = "pp"
 def simulate_plan_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepTimeline:
     """The predicted step of a plan, of which `program` is the lowered micro-batch."""
     return simulate_step(step_costs(plan, program, graph, hardware))
+
+
+@dataclass(frozen=True, eq=False)
+class AccountedStep:
+    """A whole step: where it goes, and its slots where it is more than one micro-batch on one stage that keeps all."""
+
+    account: StepAccount
+    timeline: StepTimeline | None = None
+
+
+def accounted_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware, once: Timeline) -> AccountedStep:
+    """The step that a plan predicts. `once`: of its program, simulated."""
+    if not plan.step.is_whole:
+        return AccountedStep(one_stage(once))
+    stages = plan.step.stages
+    measured = MeasuredProgram(plan, program, graph, hardware, stages)
+    parts = measured.keeping(plan.step.recompute)
+    whole = tuple(stage_costs(parts[stage::stages]) for stage in range(stages))
+    costs = StepCosts(plan.step.schedule, plan.step.micro_batches, tuple(own.costs for own in parts), whole)
+    timeline = simulate_step(costs)
+    splits = measured.splits(plan.step.recompute)
+    accounts = tuple(_stage_account(timeline, stage, splits[stage::stages]) for stage in range(stages))
+    return AccountedStep(StepAccount(timeline.step_seconds, accounts), timeline)
+
+
+def _stage_account(timeline: StepTimeline, stage: int, splits: Sequence[PartSplit]) -> StageAccount:
+    """Of all slots of a stage and its tail; the rest of the step is its bubble."""
+    costs = timeline.costs
+    found: list[Seconds] = [splits[0].late, *(own.once for own in splits)]
+    for placed in timeline.by_stage[stage]:
+        number, own = placed.slot.chunk * timeline.stages + stage, splits[placed.slot.chunk]
+        part = costs.parts[number]
+        if placed.slot.kind == "B":
+            found += [own.backward, {SENDS: part.receive_seconds * (number > 0)}]
+            continue
+        sent = costs.sent_seconds(number)
+        gathered = placed.duration_seconds - part.forward_seconds - sent
+        gathered = gathered if gathered > ROUNDING * placed.duration_seconds else 0.0
+        copied = min(gathered, part.once_copy_seconds)
+        found += [own.forward, {SENDS: sent, COMPUTED[0]: copied, GATHERS: gathered - copied}]
+    return stage_account(timeline.step_seconds, added(found), timeline.peak_bytes[stage], BUBBLE)
 
 
 def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepCosts:
@@ -64,6 +120,16 @@ def measured_parts(
     return MeasuredProgram(plan, program, graph, hardware, stages).keeping(plan.step.recompute)
 
 
+@dataclass(frozen=True)
+class PartSplit:
+    """What a part does in its forward, in its backward, of gradients after its last backward, and else once a step."""
+
+    forward: Seconds
+    backward: Seconds
+    late: Seconds
+    once: Seconds
+
+
 class MeasuredProgram:
     """The parts that a plan cuts its program into, each simulated, whatever is computed again."""
 
@@ -91,6 +157,11 @@ class MeasuredProgram:
             costs = replace(own.costs(policies), received_bytes=received, receive_seconds=seconds)
             found.append(PartMeasure(costs, own.static_bytes, own.late_seconds, tied, own.update_seconds))
         return tuple(found)
+
+    def splits(self, policies: Iterable[BlockPolicy]) -> tuple[PartSplit, ...]:
+        """As `keeping`, by what is done."""
+        policies = tuple(policies)
+        return tuple(own.split(policies, tied) for own, tied in zip(self.parts, self.tied, strict=True))
 
 
 def stage_costs(own: Sequence[PartMeasure]) -> StageCosts:
@@ -185,7 +256,7 @@ class _MeasuredPart:
         starts = self.timeline.starts
         self.forward_seconds = starts[self.count] - starts[0]
         self.backward_seconds = starts[2 * self.count + 1] - starts[self.count]
-        once = timed(part, graph, hardware)
+        self.once = once = timed(part, graph, hardware)
         self.first_seconds = max(0.0, once.starts[self.count] - once.starts[0] - self.forward_seconds)
         copied, self.gather_seconds = (
             own - among for own, among in zip(_forward_busy(once), _forward_busy(self.timeline), strict=True)
@@ -236,6 +307,28 @@ class _MeasuredPart:
             gather_seconds=self.gather_seconds,
         )
 
+    def split(self, policies: Iterable[BlockPolicy], tied_seconds: float) -> PartSplit:
+        """What its seconds are spent on."""
+        own, once, count = self.timeline, self.once, self.count
+        body = split(own.events, own.starts[count], own.starts[2 * count + 1])
+        again = [seconds for policy in policies if policy.keep != "all" for seconds in self._recomputed(policy)]
+        every = split(once.events, once.starts[count], once.starts[2 * count + 1])
+        late = difference(every, body, self.late_seconds) if self.late_seconds else {}
+        update = split(once.events, once.starts[2 * count + 1], once.step_seconds)
+        return PartSplit(
+            split(own.events, own.starts[0], own.starts[count]),
+            added([body, *again]),
+            late,
+            added([update, {SENDS: tied_seconds}]),
+        )
+
+    def _recomputed(self, policy: BlockPolicy) -> Iterator[Seconds]:
+        """Of each instruction that backward runs again in a block, what its forward did."""
+        starts = self.timeline.starts
+        for i in self._run_again(policy)[0]:
+            parts = split(self.timeline.events, starts[i], starts[i + 1])
+            yield {COMPUTED[2] if kind == COMPUTED[0] else kind: seconds for kind, seconds in parts.items()}
+
     def _bytes(self, again: Sequence[_Again]) -> tuple[float, ...]:
         """In memory at each step: what a block drops is there until its forward has ended, and again from where its
         backward begins."""
@@ -254,11 +347,9 @@ class _MeasuredPart:
         outside = {
             name for i, step in enumerate(self.part.instructions) if i not in own for name in reads_of(step) if name
         } | {*self.part.outputs}
-        ways = self.part.once(weight_ways)
-        dear = found_again(self.part.instructions, own, policy.keep, self.graph, ways)
+        run, dear = self._run_again(policy)
         starts = self.timeline.starts
-        run = run_again(self.part.instructions, own, self.graph)
-        seconds = math.fsum(starts[i + 1] - starts[i] for i in run if i not in dear)  # what the host takes, too
+        seconds = math.fsum(starts[i + 1] - starts[i] for i in run)  # what the host takes, too
         dropped = [span for span in self._kept if span.start in own - dear and span.held.name not in outside]
         saved = [
             span
@@ -266,3 +357,10 @@ class _MeasuredPart:
             if span.held.kind == "activation" and span.start in dear and span.last < self.count
         ]
         return _Again(seconds, tuple(dropped), tuple(saved), max(own, default=0))
+
+    def _run_again(self, policy: BlockPolicy) -> tuple[list[int], set[int]]:
+        """Instructions that backward runs again in a block, and those whose results it finds."""
+        own = {*called_in(self.part, policy.module)}
+        ways = self.part.once(weight_ways)
+        dear = {*found_again(self.part.instructions, own, policy.keep, self.graph, ways)}
+        return [i for i in run_again(self.part.instructions, own, self.graph) if i not in dear], dear

@@ -49,7 +49,7 @@ def certainty(plan: Plan) -> str:
     own, bound = certificate.level_objective, certificate.level_bound
     share, measure = gap(plan), _MEASURES[level]
     if level == 2 and plan.step.micro_batches > 1:
-        measure = "a micro-batch of its simulated step takes"
+        measure = "a micro-batch on one stage takes on average"
     first = f"{_simulated(plan)}; {measure} {show(own)}"
     if share is None:
         return f"{first}, and no lower bound was proved for other plans."
@@ -76,7 +76,8 @@ def _simulated(plan: Plan) -> str:
         return "Not compared with other simulated plans"
     best = ("Kept by its communication", "The smallest", "The fastest")[plan.search.level]
     cut = "; the search was cut short" if plan.search.cut_short else ""
-    that_fit = " that fit" if any(tried.outcome == "too large" for tried in plan.search.candidates) else ""
+    large = sum(tried.outcome == "too large" for tried in plan.search.candidates)
+    that_fit, count = " that fit" * (large > 0), max(1, count - large)
     return (
         f"{best} of {count} simulated plans{that_fit}{cut}"
         if count > 1
@@ -90,11 +91,10 @@ def gains(plan: Plan, styles: Iterable[StylePlan]) -> list[tuple[StylePlan, str]
 
 
 def _gain(plan: Plan, style: StylePlan) -> str:
-    if style.predicted_seconds <= 0 or plan.predicted_seconds <= 0:
+    if style.predicted_seconds <= 0 or plan.step_seconds <= 0:
         return style.reason or "not simulated"
-    ratio = style.predicted_seconds / plan.predicted_seconds
+    ratio = style.predicted_seconds / plan.step_seconds
     words = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
     words = "as fast" if abs(ratio - 1) < 0.005 else words
-    split = plan.step.parts or plan.step.recompute  # the style's memory is that of one stage that keeps all
-    there = split or fits(style.predicted_peak_bytes, plan.capacity_bytes)
+    there = fits(style.predicted_peak_bytes, plan.capacity_bytes)
     return words if there else f"{words}; it does not fit"

@@ -277,8 +277,9 @@ def _label(graph: Graph, kind: str, decided: Decided) -> str:
 def text(explained: Explained, width: int | None = None) -> str:
     """The table of cost parts, and the answer to "why not"; `width`: columns of the terminal, None for any."""
     plan = explained.plan
-    simulated = ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated)")
-    result = [*_costs(explained, width), "", *table([*certificate_rows(plan), simulated], width)]
+    simulated = (_step_name(plan), f"{format_seconds(plan.predicted_seconds)} (simulated)")
+    whole = [("predicted step", format_seconds(plan.step_seconds))] if plan.step.is_whole else []
+    result = [*_costs(explained, width), "", *table([*certificate_rows(plan), simulated, *whole], width)]
     if explained.left_open:
         result += _fitted(f"left open: {explained.left_open}", width)
     if plan.search.steps:
@@ -340,7 +341,7 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
     step = why.predicted_seconds - plan.predicted_seconds
     rows = [
         ("  objective", f"{format_seconds(why.objective_seconds)}, {_more(apart, plan.certificate.objective_seconds)}"),
-        ("  predicted step", f"{format_seconds(why.predicted_seconds)}, {_more(step, plan.predicted_seconds)}"),
+        (f"  {_step_name(plan)}", f"{format_seconds(why.predicted_seconds)}, {_more(step, plan.predicted_seconds)}"),
         (
             "  memory per device",
             f"{format_bytes(why.predicted_peak_bytes)}, was {format_bytes(plan.predicted_peak_bytes)}",
@@ -352,6 +353,11 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
     lines.append(f"  other decisions that change with it: {len(why.changed) or 'none'}")
     told = [part for line in shown for part in _fitted(f"    {line}", width)]
     return lines + told + ([f"   {more}"] if more else [])
+
+
+def _step_name(plan: Plan) -> str:
+    """What the search minimised the seconds of."""
+    return "micro-batch, average" if plan.step.is_whole else "predicted step"
 
 
 def _more(seconds: float, whole: float) -> str:
@@ -369,7 +375,7 @@ def as_dict(explained: Explained) -> dict[str, Any]:
         "outputs_seconds": explained.outputs_seconds,
         "objective_seconds": plan.certificate.objective_seconds,
         "lower_bound_seconds": plan.certificate.lower_bound_seconds,
-        "predicted_seconds": plan.predicted_seconds,
+        "predicted_seconds": plan.step_seconds,
         "why_not": asdict(explained.why_not) if explained.why_not else None,
         "notes": list(explained.notes),
         "left_open": explained.left_open,

@@ -128,13 +128,13 @@ def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
     def seconds(name: str, a: float, b: float) -> Sequence[str]:
         return name, format_seconds(a), format_seconds(b), signed_seconds(b - a)
 
-    size = other.predicted_peak_bytes - one.predicted_peak_bytes
-    sizes = map(format_bytes, (one.predicted_peak_bytes, other.predicted_peak_bytes))
+    size = other.step_peak_bytes - one.step_peak_bytes
+    sizes = map(format_bytes, (one.step_peak_bytes, other.step_peak_bytes))
     return [
         ("mesh", str(one.mesh), str(other.mesh), ""),
         ("hardware", one.hardware, other.hardware, ""),
         ("level", str(one.search.level), str(other.search.level), ""),
-        seconds("predicted step", one.predicted_seconds, other.predicted_seconds),
+        seconds("predicted step", one.step_seconds, other.step_seconds),
         seconds("objective", one.certificate.objective_seconds, other.certificate.objective_seconds),
         ("memory per device", *sizes, ("-" if size < 0 else "+") + format_bytes(abs(size))),
     ]

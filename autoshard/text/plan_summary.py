@@ -20,14 +20,15 @@ from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Candidate, Fusion, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
-from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.simulation.step_account import StepAccount, one_stage
 from autoshard.text import plan_words
+from autoshard.text.account_text import breakdown_rows, parts, stage_breakdown
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
 from autoshard.text.critical_path import left_open, waits
 from autoshard.text.float8_words import float8_words
 from autoshard.text.stage_table import HEADER, short_rows
 from autoshard.text.tables import WIDTH, table, wrapped
-from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds, signed_seconds
+from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
 from autoshard.whole_steps.software import KERNELS
 from autoshard.whole_steps.step_bands import step_kind, whole_step_band
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from autoshard.search.pareto_front import Point
     from autoshard.search.style_plans import StylePlan
     from autoshard.simulation import Timeline
+    from autoshard.simulation.program_step import AccountedStep
 
 SHOWN_DTYPES = ("bfloat16", "float16", "float32")  # the first that a device has stands in the list of profiles
 SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
@@ -47,19 +49,20 @@ def summary(
     styles: Sequence[StylePlan] = (),
     width: int = WIDTH,
     timeline: Timeline | None = None,
-    staged: StepTimeline | None = None,
+    step: AccountedStep | None = None,
 ) -> str:
     """The printed plan, `width` columns wide: the answer, the plan block by block, where time goes, what else was
     possible. `styles`: see search/style_plans.py. `timeline`: the simulated step, whose collectives are counted;
-    `staged`: the whole step, of stages that are listed."""
+    `step`: the whole step, of which the breakdown is, and its stages."""
     stages = f" on each of {plan.step.stages} stages" if plan.step.stages > 1 else ""
     where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
     lines += ["", *_answer(plan, graph, styles, width, timeline), ""]
-    if staged is not None:
-        lines += [*table([HEADER, *short_rows(plan, graph, staged)], width), ""]
+    if step is not None and step.timeline is not None and step.timeline.stages > 1:
+        lines += [*table([HEADER, *short_rows(plan, graph, step.timeline)], width), ""]
+        lines += [*table(stage_breakdown(step.account), width), ""]
     lines += [*_block_table(plan, graph, width), ""]
-    lines += _figures(plan, graph, timeline, width)
+    lines += _figures(plan, timeline, step, width)
     if plan.search.meshes:
         lines += ["", *mesh_table(plan, width)]
     for note in plan.search.notes:
@@ -69,14 +72,8 @@ def summary(
 
 def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, timeline: Timeline | None) -> list[str]:
     """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
-    seconds, peak = plan.predicted_seconds, plan.predicted_peak_bytes
-    whole = bool(plan.step.predicted_seconds)
-    if whole:  # several micro-batches, of which the plan is one
-        seconds, peak = plan.step.predicted_seconds, plan.step.predicted_peak_bytes
+    seconds, peak = plan.step_seconds, plan.step_peak_bytes
     rows = [("predicted step", f"{format_seconds(seconds)} {error_band(plan, graph)}")]
-    if whole:
-        one = f"{format_seconds(plan.predicted_seconds)} in the mean, on one stage: all below is of it"
-        rows.append((f"1 of {plan.step.micro_batches} micro-batches", one))
     memory = format_bytes(peak)
     if math.isfinite(plan.capacity_bytes):
         memory += f" of {format_bytes(plan.capacity_bytes)} ({peak / plan.capacity_bytes:.1%})"
@@ -88,8 +85,8 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, t
     rows += [("in float8", words)] if (words := float8_words(plan, graph)) else []
     for index, (style, words) in enumerate(gains(plan, styles)):
         step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
-        rows.append(("beside styles" if index == 0 else "", f"{style.name}{step}: {words}"))
-    rows.append(("how sure", certainty(plan)))
+        rows.append(("vs. baselines" if index == 0 else "", f"{style.name}{step}: {words}"))
+    rows.append(("optimality", certainty(plan)))
     if timeline is not None and (words := left_open(plan, timeline)):
         rows.append(("left open", words))
     return table(rows, width)
@@ -166,31 +163,19 @@ def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
-def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, width: int) -> list[str]:
+def _figures(plan: Plan, timeline: Timeline | None, step: AccountedStep | None, width: int) -> list[str]:
     """Where the step goes, in rows that add up to it, and what else was simulated."""
-    compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
-    moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
-    updated = sum(parameter.parts.compute_seconds for parameter in plan.parameters)
-    if plan.step.micro_batches > 1:  # of what runs once a step, this one's share
-        moved = max(0.0, plan.certificate.objective_seconds - compute - updated)
-    overlap = plan.predicted_seconds - compute - moved - updated
-    told = abs(overlap) > 1e-6 * plan.predicted_seconds
-    places = f"redistributions, in {len(plan.redistributions)} places"
-    rows = [
-        ("time goes to", format_seconds(compute), "operators" + (", forward and backward" if graph.loss else "")),
-        ("", format_seconds(moved), places),
-        *([("", format_seconds(updated), "optimizer")] if updated else []),
-        *([("", signed_seconds(overlap, 4), "overlap, and other differences of the simulation")] if told else []),
-        ("", format_seconds(plan.predicted_seconds), "predicted step"),
-    ]
+    rows = breakdown_rows(step.account) if step is not None else []
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
-    names = ["also simulated", *[""] * len(others)]
-    rows += [(name, *candidate_words(c)) for name, c in zip(names, others, strict=False)]
-    asked = [("waits for", waits(timeline))] if timeline is not None and timeline.events else []
+    names, what = ["other candidates", *[""] * len(others)], ", its micro-batch" * plan.step.is_whole
+    for name, (seconds, words) in zip(names, map(candidate_words, others), strict=False):
+        rows.append((name, seconds, words + what))
+    one = timeline is not None and timeline.events and not plan.step.is_whole
+    asked = [("critical path", waits(timeline))] if timeline is not None and one else []
     asked += certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
     asked += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
     if timeline is not None and (words := collective_words(timeline)):
-        asked.append(("collectives", words))
+        asked.append(("collectives", words.replace(" a step ", " a micro-batch ", plan.step.is_whole)))
     if plan.search.cut_short:
         asked.append(
             ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
@@ -222,13 +207,13 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     objective = format_seconds(certificate.objective_seconds)
     how = f"({certificate.solver}, {certificate.status}{space(plan)})"
     show = format_bytes if level == 1 else format_seconds
-    step = "mean micro-batch" if plan.step.micro_batches > 1 else "simulated step"
+    step = "average micro-batch on one stage" if plan.step.micro_batches > 1 else "simulated step"
     name = ("communication and repeated work", "least memory as the solver counts", step)[level]
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     none = "no lower bound of it alone: its step was searched as a whole" if plan.search.steps else "no lower bound"
     known = none if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
     text = f"{name} {found}, {known} {how}"
-    return [("objective", f"{objective} were nothing to overlap"), (f"level {level}", text)]
+    return [("sum of costs", f"{objective} (no overlap)"), (f"level {level}", text)]
 
 
 MESHES_SHOWN = 6
@@ -269,10 +254,17 @@ def next_command(plan: Plan, graph: Graph, out: str, verified: bool = False) -> 
     return f"torchrun --nproc-per-node {plan.devices} {out}/train.py --backend gloo --steps 5"
 
 
-def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph, compiled: bool = False) -> str:
+def timeline_summary(
+    timeline: Timeline, plan: Plan, graph: Graph, compiled: bool = False, step: AccountedStep | None = None
+) -> str:
     """A simulated step in a few lines: its length and how sure it is, each stream, the memory peak. `compiled`: its
     blocks are."""
-    rows: list[Sequence[str]] = [("step", format_seconds(timeline.step_seconds), str(error_band(plan, graph)))]
+    whole = step.account.step_seconds if step is not None else timeline.step_seconds
+    rows: list[Sequence[str]] = [("step", format_seconds(whole), str(error_band(plan, graph)))]
+    if step is not None and step.timeline is not None:
+        rows += [(f"  {name}", format_seconds(seconds), "") for name, seconds in parts(step.account)]
+        rows.append(("memory peak", format_bytes(step.account.peak_bytes), "of the stage that holds most"))
+        rows.append(("1 micro-batch", format_seconds(timeline.step_seconds), "alone, with its optimizer, on one stage"))
     for stream, seconds in timeline.busy_seconds:
         share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
         rows.append((f"  {stream}", format_seconds(seconds), share))
@@ -332,13 +324,16 @@ def collective_counts(timeline: Timeline) -> dict[tuple[str, tuple[str, ...]], C
     return {key: CollectiveCount(len(own), len(set(own)), sum(own)) for key, own in found.items()}
 
 
-def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph) -> dict[str, Any]:
-    """A simulated step for `--json`; seconds and bytes."""
+def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph, step: AccountedStep | None = None) -> dict[str, Any]:
+    """A simulated step for `--json`; seconds and bytes. Of a step of several micro-batches all else is of one."""
+    account = step.account if step is not None else one_stage(timeline)
     return {
-        "step_seconds": timeline.step_seconds,
+        "step_seconds": account.step_seconds,
+        "account": account.as_dict(),
+        "micro_batch_seconds": timeline.step_seconds,
         "error_band": vars(error_band(plan, graph)),
         "busy_seconds": dict(timeline.busy_seconds),
-        "peak_bytes": timeline.peak_bytes,
+        "peak_bytes": account.peak_bytes,
         "peak_at_seconds": timeline.peak_at_seconds,
         "peak_tensors": [[held.name, held.kind, held.bytes] for held in timeline.peak_tensors],
         "static_bytes": timeline.static_bytes,
@@ -350,7 +345,7 @@ def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph) -> dict[str, Any
     }
 
 
-def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
+def as_dict(plan: Plan, graph: Graph, account: StepAccount | None = None) -> dict[str, Any]:
     """The plan's figures for `--json`; seconds and bytes."""
     return {
         "model": plan.model,
@@ -361,9 +356,10 @@ def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "plan_hash": plan_json.plan_hash(plan),
         "graph_hash": plan.graph_hash,
         "ops": len(graph.ops),
-        "predicted_seconds": plan.predicted_seconds,
+        "predicted_seconds": plan.step_seconds,
+        "account": account.as_dict() if account is not None else None,
         "error_band": vars(error_band(plan, graph)),
-        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "predicted_peak_bytes": plan.step_peak_bytes,
         "host_bytes": plan_host_bytes(plan, graph),
         "capacity_bytes": plan.capacity_bytes if math.isfinite(plan.capacity_bytes) else None,
         "redistributions": len(plan.redistributions),

@@ -6,9 +6,9 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.program.weight_buckets import block_of
 from autoshard.simulation.step_timeline import StepTimeline
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_seconds
 
-HEADER = ("stage", "has", "computed again", "forward", "backward", "once a step", "busy", "memory")
+HEADER = ("stage", "has", "recompute", "a forward", "a backward")
 KEPT = {
     "expensive": "all but products and attention",
     "input": "all",
@@ -48,7 +48,7 @@ def short_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
 
 
 def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
-    """Stage, its modules, what is computed again, seconds of a micro-batch there and back, busy share, memory."""
+    """Stage, its modules, what is recomputed, seconds of one micro-batch there and back."""
     rows: list[tuple[str, ...]] = []
     for stage in range(timeline.stages):
         parts = [timeline.costs.part(stage, chunk) for chunk in range(timeline.costs.chunks)]
@@ -60,9 +60,6 @@ def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
                 _again(plan, {module for _, own in names for module in own}),
                 format_seconds(sum(part.forward_seconds for part in parts)),
                 format_seconds(sum(part.backward_seconds for part in parts)),
-                format_seconds(timeline.costs.stages[stage].tail_seconds),
-                f"{timeline.busy_seconds(stage) / timeline.step_seconds:.0%}",
-                format_bytes(timeline.peak_bytes[stage]),
             )
         )
     return rows

@@ -11,13 +11,13 @@ import pytest
 from autoshard.cli import commands
 from autoshard.emit.header import header_of
 from autoshard.emit.readme import launch
-from autoshard.html_report.answer import exposed_seconds
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.package.package_files import build, read_package
 from autoshard.replay.command_line import command
 from autoshard.simulation import Timeline
+from autoshard.simulation.step_account import one_stage
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import next_command
 from tests.graphs import mlp_graph
@@ -117,4 +117,4 @@ def test_what_only_communicates() -> None:
     spans = [(COMPUTE, 0, 2), (COMPUTE, 3, 1), (axis_stream("dp"), 1, 1.5), (axis_stream("tp"), 3.5, 1.5)]
     events = tuple(Event("", stream, start, takes, "forward", 0, "", "") for stream, start, takes in spans)
     timeline = Timeline(events, 5.0, ((COMPUTE, 3.0),), (), 0.0, 0.0, (), 0.0)
-    assert exposed_seconds(timeline) == pytest.approx(1.5)
+    assert one_stage(timeline).mean.exposed_seconds == pytest.approx(1.5)

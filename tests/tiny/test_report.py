@@ -14,7 +14,7 @@ from autoshard.costs.model_flops import ideal_seconds
 from autoshard.emit.model_file import operator_lines
 from autoshard.errors import UsageError
 from autoshard.html_report import render
-from autoshard.html_report.answer import exposed_seconds, step_parts, verdict
+from autoshard.html_report.answer import step_parts, verdict
 from autoshard.html_report.decision_rows import blocks
 from autoshard.html_report.memory_series import memory_series
 from autoshard.html_report.memory_table import KINDS, by_kind
@@ -34,6 +34,7 @@ from autoshard.search.select_plan import search
 from autoshard.search.style_plans import as_json, from_json, style_plans
 from autoshard.simulation import Event, Timeline
 from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation.step_account import one_stage
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.text.answer_words import certainty, gains
 from autoshard.text.critical_path import HOST, critical_seconds, left_open
@@ -177,7 +178,9 @@ def test_exposed_communication_is_what_no_computation_covers() -> None:
     timeline = Timeline(events, 7.0, (("compute", 3.5), ("communication dp", 3), ("communication tp", 1.2)),
                         (), 0.0, 0.0, (), 0.0)  # fmt: skip
     assert exposed_events(timeline) == [(2, 3), (3.5, 5)]
-    assert sum(end - start for start, end in exposed_events(timeline)) == pytest.approx(exposed_seconds(timeline))
+    assert sum(end - start for start, end in exposed_events(timeline)) == pytest.approx(
+        one_stage(timeline).mean.exposed_seconds
+    )
 
 
 def test_memory_stacks_to_the_simulated_curve() -> None:
@@ -300,7 +303,7 @@ def test_memory_by_kind_adds_up() -> None:
 def test_the_parts_of_a_step_add_up_to_it() -> None:
     """Overlapping streams do not: what is shown beside the step does."""
     timeline = built(seed=2).timeline
-    *parts, whole = step_parts(timeline)
+    *parts, whole = step_parts(one_stage(timeline))
     shares = [float(share.rstrip("%")) for _, _, share in parts]
     assert whole[2] == "100.0%" and sum(shares) == pytest.approx(100, abs=0.16)
     assert 0 < shares[1] < 100
@@ -317,7 +320,7 @@ def test_styles_stand_in_the_answer() -> None:
     assert styles[0].predicted_peak_bytes > styles[1].predicted_peak_bytes
     text = " ".join(checked(package_files.report_text(made, package_files.Beside(styles))).text)
     for style, words in gains(made.plan, styles):
-        assert ("" if style.reason else "Beside ") + style.name in text and words in text
+        assert ("" if style.reason else "vs. ") + style.name in text and words in text
     assert from_json(json.loads(as_json(styles))) == styles
     with pytest.raises(ValueError, match="no list of styles"):
         from_json({"styles": [{"name": "x"}]})

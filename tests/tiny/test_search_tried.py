@@ -98,11 +98,12 @@ def test_a_count_that_programs_may_need_less_than_proves_nothing_of_them() -> No
     assert not caught.value.proven
 
 
-def test_no_time_at_all_is_a_limit_for_known_styles_too() -> None:
+def test_no_time_at_all_is_enough_for_known_styles() -> None:
     request = SearchRequest(Mesh.parse("dp=2,tp=2"), time_limit_seconds=0.0)
     made = make_plan(mlp_graph(2, 64, 256), load_hardware("h100-80g-sxm"), request)
     assert made.plan.certificate.status == "cut short" and made.plan.certificate.level_bound == 0.0
-    assert {style.reason for style in made.styles} == {"not simulated: the search was out of time"}
+    taken = [style.predicted_seconds for style in made.styles if style.predicted_seconds]
+    assert len(taken) > 1 and made.plan.predicted_seconds <= min(taken) * (1 + 1e-9)
 
 
 def test_a_hint_names_nothing_that_is_so_already() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from autoshard.html_report.picture.stages_picture import stages_svg
 from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
+from autoshard.simulation.step_account import StageAccount, StepAccount
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches, simulate_step
 from autoshard.simulation.step_trace import step_trace
 
@@ -59,7 +60,8 @@ def test_the_trace_and_the_picture_show_every_stage() -> None:
     part = PartCosts(1e-3, 2e-3, kept_bytes=1e9)
     stages = (StageCosts(1e9, (("optimizer", 5e-3),)),) * 3
     made = simulate_step(StepCosts("1f1b", 6, (part,) * 3, stages))
-    trace = step_trace(made)
+    accounts = tuple(StageAccount((), peak) for peak in made.peak_bytes)
+    trace = step_trace(made, StepAccount(made.step_seconds, accounts))
     slots = [e for e in trace["traceEvents"] if e.get("cat") in ("forward", "backward")]
     assert len(slots) == 2 * 3 * 6 and {e["pid"] for e in slots} == {0, 1, 2}
     for stage in range(3):

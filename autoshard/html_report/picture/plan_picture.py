@@ -29,8 +29,8 @@ def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") ->
     """The picture as one SVG document; `key` tells its names from those of another on the same page."""
     mesh, model = plan.mesh, plan.model or graph.name
     body = [svg.text(MARGIN, 26, f"{model} on {mesh} of {plan.hardware}", class_="head")]
-    seconds = plan.step.predicted_seconds or plan.predicted_seconds
-    peak = plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
+    seconds = plan.step_seconds
+    peak = plan.step_peak_bytes
     told = f"predicted {format_seconds(seconds)} a step, {format_bytes(peak)} a device"
     body.append(svg.text(MARGIN, 43, f"{told}; boxes: what runs; orange: what crosses devices, forward and backward"))
     drawn = cluster(mesh, hardware)

@@ -1,0 +1,159 @@
+"""Where a whole step goes, by stage: computation, exposed communication by kind, bubble, optimizer, and what is left.
+
+Made of the simulated step alone: what a device computes counts as that, whatever runs beside it; what it communicates
+while it computes nothing is exposed; the bubble is what a stage waits for others, `other` what it waits for its host.
+The parts of each stage add up to the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from autoshard.simulation.timeline import COMPUTE, Event, Timeline
+
+COMPUTED = ("forward", "backward", "recompute")
+EXPOSED = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-receive")  # and others, after these
+BUBBLE, OPTIMIZER, OTHER = "bubble", "optimizer", "other"
+LAST = (BUBBLE, OPTIMIZER, OTHER)
+SENDS, GATHERS = EXPOSED[4], EXPOSED[1]
+ROUNDING = 1e-9  # of a slot: what is less is none
+Seconds = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class StageAccount:
+    """`parts`: (kind, seconds), in a fixed order, none of 0 seconds; they add up to the step."""
+
+    parts: tuple[tuple[str, float], ...]
+    peak_bytes: float
+
+    def seconds(self, kind: str) -> float:
+        return dict(self.parts).get(kind, 0.0)
+
+    @property
+    def exposed(self) -> dict[str, float]:
+        """Exposed communication by kind."""
+        return {kind: seconds for kind, seconds in self.parts if kind not in (*COMPUTED, *LAST)}
+
+    @property
+    def exposed_seconds(self) -> float:
+        return math.fsum(self.exposed.values())
+
+
+@dataclass(frozen=True)
+class StepAccount:
+    step_seconds: float
+    stages: tuple[StageAccount, ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the stage that holds most."""
+        return max(stage.peak_bytes for stage in self.stages)
+
+    @property
+    def mean(self) -> StageAccount:
+        """Of all stages, which have as many devices each: it adds up to the step, too."""
+        kinds = dict.fromkeys(kind for stage in self.stages for kind, _ in stage.parts)
+        means = {kind: math.fsum(s.seconds(kind) for s in self.stages) / len(self.stages) for kind in kinds}
+        return StageAccount(_ordered(means), self.peak_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """In SI units."""
+        return {
+            "step_seconds": self.step_seconds,
+            "peak_bytes": self.peak_bytes,
+            "mean": _as_dict(self.mean),
+            "stages": [_as_dict(stage) | {"peak_bytes": stage.peak_bytes} for stage in self.stages],
+        }
+
+
+def _as_dict(stage: StageAccount) -> dict[str, Any]:
+    named = {f"{kind}_seconds": stage.seconds(kind) for kind in (*COMPUTED, *LAST)}
+    return named | {"exposed_seconds": stage.exposed}
+
+
+def stage_account(step_seconds: float, seconds: Seconds, peak_bytes: float, rest: str) -> StageAccount:
+    """Of a stage that is occupied for `seconds`; what is left of the step is `rest`."""
+    left = step_seconds - math.fsum(seconds.values())
+    return StageAccount(_ordered(added([seconds, {rest: max(0.0, left)}])), peak_bytes)
+
+
+def one_stage(timeline: Timeline) -> StepAccount:
+    """Of a step of one micro-batch on one stage."""
+    found = split(timeline.events, 0.0, timeline.step_seconds)
+    own = stage_account(timeline.step_seconds, found, timeline.peak_bytes, OTHER)
+    return StepAccount(timeline.step_seconds, (own,))
+
+
+def added(parts: Iterable[Seconds]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for part in parts:
+        for kind, seconds in part.items():
+            found.setdefault(kind, []).append(seconds)
+    return {kind: math.fsum(own) for kind, own in found.items()}
+
+
+def difference(more: Seconds, less: Seconds, total: float) -> dict[str, float]:
+    """`total` seconds by what `more` has that `less` has not."""
+    found = {kind: seconds - less.get(kind, 0.0) for kind, seconds in more.items()}
+    found = {kind: seconds for kind, seconds in found.items() if seconds > 0}
+    every = math.fsum(found.values())
+    return {kind: seconds * total / every for kind, seconds in found.items()} if every else {OTHER: total}
+
+
+def _ordered(seconds: Seconds) -> tuple[tuple[str, float], ...]:
+    others = sorted(seconds.keys() - {*COMPUTED, *EXPOSED, *LAST})
+    order = (*COMPUTED, *EXPOSED, *others, *LAST)
+    return tuple((kind, seconds[kind]) for kind in order if seconds.get(kind, 0.0) > 0)
+
+
+class Span(NamedTuple):
+    start: float
+    end: float
+    kind: str = ""
+
+
+def split(events: Sequence[Event], start: float, end: float) -> dict[str, float]:
+    """[start, end] by what the device does: it computes, else communicates, else waits for its host."""
+    own = [event for event in events if event.end_seconds > start and event.start_seconds < end]
+    computed = apart(Span(e.start_seconds, e.end_seconds, e.phase) for e in own if e.stream == COMPUTE)
+    talks = (Span(e.start_seconds, e.end_seconds, e.collective.replace("_", "-")) for e in own if e.collective)
+    exposed = without(apart(talks), computed)
+    inside = [Span(max(s.start, start), min(s.end, end), s.kind) for s in (*computed, *exposed)]
+    found = added({span.kind: span.end - span.start} for span in inside)
+    return added([found, {OTHER: max(0.0, end - start - math.fsum(found.values()))}])
+
+
+def apart(spans: Iterable[Span]) -> list[Span]:
+    """In order, none over another: of two at once the one that began first goes on."""
+    found: list[Span] = []
+    until = -math.inf
+    for span in sorted(spans):
+        start = max(until, span.start)
+        if span.end > start and found and found[-1].end == start and found[-1].kind == span.kind:
+            found[-1] = found[-1]._replace(end=span.end)
+        elif span.end > start:
+            found.append(Span(start, span.end, span.kind))
+        until = max(until, span.end)
+    return found
+
+
+def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """What of `spans` is in none of `others`; both as `apart` gives them."""
+    left: list[Span] = []
+    first = 0
+    for start, end, kind in spans:
+        while first < len(others) and others[first].end <= start:
+            first += 1
+        index = first
+        while start < end and index < len(others) and others[index].start < end:
+            if others[index].start > start:
+                left.append(Span(start, others[index].start, kind))
+            start = max(start, others[index].end)
+            index += 1
+        if start < end:
+            left.append(Span(start, end, kind))
+    return left

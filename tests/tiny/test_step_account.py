@@ -1,0 +1,154 @@
+"""One account of a whole step: its parts are what a brute force over time finds, and add up to the step everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.estimate.transformer import Transformer
+from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.package import package_files
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.search.style_plans import style_plans
+from autoshard.search.whole_step import predicted, with_step
+from autoshard.simulation.step_account import BUBBLE, COMPUTED, OTHER, Span, split
+from autoshard.simulation.step_trace import LANES
+from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
+from autoshard.text.plan_summary import as_dict, summary
+from autoshard.units import format_bytes, format_seconds
+
+HARDWARE = load_hardware("a100-80g-sxm")
+STREAMS = (COMPUTE, axis_stream("dp"), axis_stream("tp"))
+TIMES = st.integers(0, 40)
+
+
+@cache
+def graph() -> Graph:
+    return transformer_graph(Transformer(4, 256, 8, 1024, 1024), 8, "bf16-mixed", "adamw").graph
+
+
+@cache
+def searched() -> Plan:
+    return search(graph(), HARDWARE, SearchRequest(Mesh.parse("tp=2")))
+
+
+def built(plan: Plan, request: StepRequest) -> package_files.SimulatedPlan:
+    return package_files.build(predicted(with_step(plan, graph(), request), graph()), graph(), HARDWARE)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(STREAMS), TIMES, TIMES, st.sampled_from(("all_reduce", "all_gather")))),
+    TIMES,
+    TIMES,
+)
+def test_a_split_is_what_each_moment_is(spans: list[tuple[str, int, int, str]], one: int, two: int) -> None:
+    """Against every moment by itself: computing first, else what is communicated, else nothing."""
+    start, end = sorted((one, two))
+    events = [
+        Event("", stream, min(a, b), abs(a - b), "forward", 0, "", "", collective="" if stream == COMPUTE else kind)
+        for stream, a, b, kind in spans
+    ]
+    found = split(events, start, end)
+    assert math.fsum(found.values()) == pytest.approx(end - start) and min(found.values()) >= 0
+    at = [
+        [e for e in events if e.start_seconds <= moment and e.end_seconds >= moment + 1] for moment in range(start, end)
+    ]
+    computing = sum(any(e.stream == COMPUTE for e in own) for own in at)
+    assert found.get("forward", 0) == computing
+    assert found[OTHER] == sum(not own for own in at)
+    for kind in ("all-reduce", "all-gather"):
+        only = [
+            {e.collective.replace("_", "-") for e in own} for own in at if not any(e.stream == COMPUTE for e in own)
+        ]
+        least, most = sum(own == {kind} for own in only), sum(kind in own for own in only)
+        assert least <= found.get(kind, 0) <= most
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 99),
+    st.sampled_from(((1, 1, None), (2, 1, "gpipe"), (2, 1, "1f1b"), (4, 1, "1f1b"), (2, 2, "interleaved"))),
+    st.sampled_from((1, 2, 4)),
+    st.sampled_from((None, "full", "selective")),
+)
+def test_the_parts_of_every_stage_add_up_to_the_step(
+    seed: int, cut: tuple[int, int, str | None], groups: int, recompute: str | None
+) -> None:
+    """Of random programs, schedules and stages; the bubble is what the slots leave, by their own times."""
+    stages, chunks, schedule = cut
+    plan = random_plan(graph(), Mesh.parse("dp=2,tp=2"), HARDWARE, seed)
+    staged = {"stages": stages, "virtual_stages": chunks, "schedule": schedule} if stages > 1 else {}
+    made = built(plan, StepRequest(micro_batches=stages * groups, recompute=recompute, **staged))
+    account, timeline = made.step.account, made.step.timeline
+    assert account.step_seconds == pytest.approx(made.plan.step_seconds, rel=1e-12)
+    assert account.peak_bytes == pytest.approx(made.plan.step_peak_bytes)
+    for number, stage in enumerate((*account.stages, account.mean)):
+        assert math.fsum(seconds for _, seconds in stage.parts) == pytest.approx(account.step_seconds, rel=1e-9)
+        assert all(seconds > 0 for _, seconds in stage.parts)
+        if timeline is not None and number < stages:
+            spans = sorted(Span(p.start_seconds, p.end_seconds) for p in timeline.by_stage[number])
+            busy = math.fsum(span.end - span.start for span in spans) + timeline.costs.stages[number].tail_seconds
+            assert stage.seconds(BUBBLE) == pytest.approx(account.step_seconds - busy, abs=1e-9 * account.step_seconds)
+    if timeline is not None and recompute == "full":
+        assert account.mean.seconds("recompute") > 0
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
+    request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
+    made = built(searched(), request)
+    styles = style_plans(made.plan, graph(), HARDWARE)
+    seconds, size = format_seconds(made.plan.step_seconds), format_bytes(made.plan.step_peak_bytes)
+    text = summary(made.plan, graph(), styles, 100, made.timeline, made.step)
+    page = package_files.report_text(made, package_files.Beside(styles))
+    for own in (text, page):
+        assert seconds in own and size in own
+        for words in ("bubble", "exposed all-reduce" if own is page else "exposed", "optimizer"):
+            assert words in own
+        assert "in the mean" not in own and format_bytes(made.timeline.peak_bytes) not in own
+    told = as_dict(made.plan, graph(), made.step.account)
+    assert told["predicted_seconds"] == told["account"]["step_seconds"] == made.plan.step_seconds
+    assert told["predicted_peak_bytes"] == told["account"]["peak_bytes"]
+    trace = json.loads(package_files.package_files(made)["step_timeline.json"])
+    assert trace["otherData"] == json.loads(json.dumps(told["account"]))
+    named = {(e["pid"], e["args"]["name"]) for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert named == {(stage, lane) for stage in range(2) for lane in LANES}
+    sends = [e for e in trace["traceEvents"] if e.get("cat") == "send"]
+    assert sends and sum(e["dur"] for e in sends) / 2e6 == pytest.approx(made.step.account.mean.seconds("send-receive"))
+    ends = max(e["ts"] + e["dur"] for e in trace["traceEvents"] if e["ph"] == "X")
+    assert ends == pytest.approx(1e6 * made.plan.step_seconds)
+
+
+def test_known_styles_are_of_the_same_step() -> None:
+    """Each as if it had been asked for with these stages and micro-batches."""
+    request = StepRequest(micro_batches=4, stages=2)
+    plan = built(searched(), request).plan
+    found = {style.name: style for style in style_plans(plan, graph(), HARDWARE)}
+    for name, strategy in (("data parallel", "dp"), ("Megatron", "megatron")):
+        alone = search(graph(), HARDWARE, SearchRequest(plan.mesh, strategy=strategy, step=request))
+        own = predicted(replace(alone, step=plan.step), graph())
+        assert found[name].predicted_seconds == pytest.approx(own.step_seconds, rel=0.02)
+        assert found[name].predicted_peak_bytes == pytest.approx(own.step_peak_bytes, rel=0.1)
+
+
+def test_a_step_of_one_micro_batch_has_one_stage() -> None:
+    made = package_files.build(searched(), graph(), HARDWARE)
+    account = made.step.account
+    assert made.step.timeline is None and len(account.stages) == 1
+    assert account.step_seconds == made.timeline.step_seconds == searched().predicted_seconds
+    assert sum(map(account.mean.seconds, COMPUTED)) == pytest.approx(
+        made.timeline.busy(COMPUTE) - account.mean.seconds("optimizer"), rel=1e-6
+    )
