@@ -115,6 +115,9 @@ def test_how_a_package_is_launched(size: int, per_node: int, said: str) -> None:
 def test_what_only_communicates() -> None:
     """Compute 0 to 2 and 3 to 4, communication 1 to 2.5 and 3.5 to 5, nothing from 2.5 to 3."""
     spans = [(COMPUTE, 0, 2), (COMPUTE, 3, 1), (axis_stream("dp"), 1, 1.5), (axis_stream("tp"), 3.5, 1.5)]
-    events = tuple(Event("", stream, start, takes, "forward", 0, "", "") for stream, start, takes in spans)
+    events = tuple(
+        Event("", stream, start, takes, "forward", 0, "", "", collective="" if stream == COMPUTE else "all_reduce")
+        for stream, start, takes in spans
+    )
     timeline = Timeline(events, 5.0, ((COMPUTE, 3.0),), (), 0.0, 0.0, (), 0.0)
     assert one_stage(timeline).mean.exposed_seconds == pytest.approx(1.5)

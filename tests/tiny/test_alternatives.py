@@ -94,7 +94,7 @@ def test_two_packages_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     page = checked(text)
     assert len(set(page.ids)) == len(page.ids) and set(page.references) <= set(page.ids)
     said = " ".join(page.text)
-    for words in ("dp=2,tp=2", "dp=4", "predicted step", "B - A", "Decisions that differ", "busy: communication tp"):
+    for words in ("dp=2,tp=2", "dp=4", "predicted step", "B - A", "Decisions that differ", "exposed all-reduce"):
         assert words in said
     assert text == package_files.diff_text(made["a"], made["b"])
 

@@ -19,6 +19,7 @@ from autoshard.package.package_files import read_package
 from autoshard.replay import reevaluate
 from autoshard.search import memory_fit, search_task
 from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_task import SearchTask
 from autoshard.search.select_plan import search
 from autoshard.text import explain, plan_diff, plan_summary
 from tests.graphs import mlp_graph
@@ -255,9 +256,7 @@ def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyP
 def test_the_bound_is_never_above_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     """Level 1 proves a bound on seconds at the least memory only: it does not hold for a plan that needs more."""
     graph, mesh, hardware = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
-    monkeypatch.setattr(
-        "autoshard.search.search_task.SearchTask.rank", lambda task, plan: (plan.predicted_seconds, 0.0)
-    )
+    monkeypatch.setattr(SearchTask, "rank", lambda task, plan: (plan.predicted_seconds, 0.0))
     plan = search(graph, hardware, SearchRequest(mesh, level=1))
     assert plan.search.candidates[0].outcome == "not better"
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
