@@ -171,7 +171,7 @@ def _search(plan: Plan) -> dict[str, Any]:
     asked = LEVELS[plan.search.level]
     if plan.search.pins:
         asked += f"; pinned: {', '.join(plan.search.pins)}"
-    candidates = [
+    candidates: list[tuple[str, ...]] = [
         (
             c.name,
             c.outcome,
@@ -182,6 +182,8 @@ def _search(plan: Plan) -> dict[str, Any]:
         for c in plan.search.candidates
     ]
     meshes = [_mesh(m) for m in plan.search.meshes]
+    if plan.step.is_whole:  # of a micro-batch on one stage: their memory is not that of any device
+        candidates, meshes = [row[:-1] for row in candidates], [row[:-1] for row in meshes]
     return {"asked": f"Asked for: {asked}.", "candidates": candidates, "meshes": meshes, "searched": _steps(plan)}
 
 

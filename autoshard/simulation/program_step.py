@@ -166,9 +166,10 @@ class MeasuredProgram:
 
 def stage_costs(own: Sequence[PartMeasure]) -> StageCosts:
     """Of a stage with these parts."""
-    late = own[0].late_seconds + sum(part.tied_seconds for part in own)
+    tied = sum(part.tied_seconds for part in own)
     update = sum(part.update_seconds for part in own)
-    tail = (("gradients between replicas and stages", late), ("optimizer", update))
+    between = (("gradients between stages", tied),) if tied else ()
+    tail = (("gradients between replicas", own[0].late_seconds), *between, ("optimizer", update))
     return StageCosts(sum(part.static_bytes for part in own), tail)
 
 

@@ -123,6 +123,7 @@ def split(events: Sequence[Event], start: float, end: float) -> dict[str, float]
     talks = (Span(e.start_seconds, e.end_seconds, e.collective.replace("_", "-")) for e in own if e.collective)
     exposed = without(apart(talks), computed)
     inside = [Span(max(s.start, start), min(s.end, end), s.kind) for s in (*computed, *exposed)]
+    inside = [span for span in inside if span.end > span.start]
     found = added({span.kind: span.end - span.start} for span in inside)
     return added([found, {OTHER: max(0.0, end - start - math.fsum(found.values()))}])
 

@@ -104,7 +104,7 @@ def test_the_step_has_as_many_collectives_as_the_program_has_buckets() -> None:
     assert counts["all_reduce", ("dp",)].calls == len(program.gradient_buckets) > 1
     text = " ".join(summary(plan, graph, timeline=timeline).split())
     assert collective_words(timeline) in text and "over 1 group, on 1 stream" in text
-    assert f"waits for {waits(timeline)}" in text and "computing" in waits(timeline)
+    assert f"critical path {waits(timeline)}" in text and "computing" in waits(timeline)
     assert "fused all_reduce=none" in text
     assert "--fuse all_reduce=none" in command(plan)
 

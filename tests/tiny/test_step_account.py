@@ -126,7 +126,7 @@ def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
     assert trace["otherData"] == json.loads(json.dumps(told["account"]))
     named = {(e["pid"], e["args"]["name"]) for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert named == {(stage, lane) for stage in range(2) for lane in LANES}
-    sends = [e for e in trace["traceEvents"] if e.get("cat") == "send"]
+    sends = [e for e in trace["traceEvents"] if e.get("cat") == "send" or e["name"] == "gradients between stages"]
     assert sends and sum(e["dur"] for e in sends) / 2e6 == pytest.approx(made.step.account.mean.seconds("send-receive"))
     ends = max(e["ts"] + e["dur"] for e in trace["traceEvents"] if e["ph"] == "X")
     assert ends == pytest.approx(1e6 * made.plan.step_seconds)
