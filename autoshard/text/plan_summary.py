@@ -58,8 +58,9 @@ def summary(
     where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
     lines += ["", *_answer(plan, graph, styles, width, timeline), ""]
-    if step is not None and step.timeline is not None and step.timeline.stages > 1:
+    if step is not None and step.timeline is not None and (plan.step.parts or plan.step.recompute):
         lines += [*table([HEADER, *short_rows(plan, graph, step.timeline)], width), ""]
+    if step is not None and len(step.account.stages) > 1:
         lines += [*table(stage_breakdown(step.account), width), ""]
     lines += [*_block_table(plan, graph, width), ""]
     lines += _figures(plan, timeline, step, width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, groupby
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -38,9 +38,6 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
         f"{samples} samples a step on {wanted.devices} devices: {choice}",
         f"predicted step {format_seconds(taken(best))}, {samples / taken(best):,.4g} samples/s; fullest stage "
         f"{format_bytes(best.program_bytes or best.peak_bytes)} of {format_bytes(found.room_bytes)}",
-        "",
-        "by the costs of blocks, from which it was chosen:",
-        *table(stage_rows(found), width),
         "",
         *(line for told in certainty(found) for line in wrapped(told, width)),
     ]
@@ -143,48 +140,6 @@ def _below(found: JointResult) -> str:
         return ""
     less = 1 - found.best.program_seconds / found.best.seconds
     return f"; its program is predicted to take {less:.1%} less than its blocks, which the bound does not speak of"
-
-
-def stage_rows(found: JointResult) -> list[tuple[str, ...]]:
-    """What each stage has: parts of the model, what is computed again, seconds and memory. Equal rows are one."""
-    best = found.best
-    timeline = best.timeline
-    rows: list[tuple[str, ...]] = [("stage", "blocks", "computed again", "micro-batch", "busy", "memory")]
-    made = []
-    for stage in range(timeline.stages):
-        own = [part for part in best.plan.parts if part.stage == stage]
-        costs = [timeline.costs.part(stage, part.chunk) for part in own]
-        each = sum(part.forward_seconds + part.backward_seconds for part in costs)
-        busy = timeline.busy_seconds(stage) / timeline.step_seconds
-        made.append(
-            (
-                ", ".join(_blocks(found, part) for part in own[:3]) + (", …" if len(own) > 3 else ""),
-                again(best, own),
-                format_seconds(each),
-                f"{busy:.0%}",
-                format_bytes(timeline.peak_bytes[stage]),
-            )
-        )
-    for _, group in groupby(range(len(made)), key=lambda s: made[s][1:]):
-        stages = list(group)
-        name = str(stages[0]) if len(stages) == 1 else f"{stages[0]}-{stages[-1]}"
-        blocks = made[stages[0]][0] + (f" … {made[stages[-1]][0]}" if len(stages) > 1 else "")
-        rows.append((name, blocks, *made[stages[0]][1:]))
-    return rows
-
-
-def _blocks(found: JointResult, part: Part) -> str:
-    """`start, h.0-h.11`: paths without what they share."""
-    names = [block.module for block in found.line.blocks if block.module]
-    shared = names[0].rpartition(".")[0] + "." if names else ""
-    shared = shared if all(name.startswith(shared) for name in names) else ""
-    own = found.line.blocks[part.first : part.stop]
-    inside = [block.module.removeprefix(shared) for block in own if block.module]
-    told = [] if own[0].module else ["the start" if part.first == 0 else "the end"]
-    told += [inside[0] if len(inside) == 1 else f"{inside[0]}-{inside[-1]}"] if inside else []
-    if len(own) > 1 and not own[-1].module:
-        told.append("the end")
-    return " + ".join(told)
 
 
 def again(found: StepFound, parts: list[Part]) -> str:
