@@ -106,7 +106,7 @@ def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[st
 def _of_stages(built: SimulatedPlan) -> dict[str, str]:
     """The whole step of all stages, as a trace that Perfetto opens and as a picture."""
     from autoshard.html_report.picture.stages_picture import stages_svg
-    from autoshard.simulation.step_trace import step_trace
+    from autoshard.simulation.chrome_trace import step_trace
 
     made, account = built.step.timeline, built.step.account
     assert made is not None, "a step of stages has slots"

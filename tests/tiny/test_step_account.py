@@ -24,8 +24,8 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
 from autoshard.search.whole_step import predicted, with_step
+from autoshard.simulation.chrome_trace import LANES
 from autoshard.simulation.step_account import BUBBLE, COMPUTED, OTHER, Span, split
-from autoshard.simulation.step_trace import LANES
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import as_dict, summary
 from autoshard.units import format_bytes, format_seconds

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from autoshard.html_report.picture.stages_picture import stages_svg
+from autoshard.simulation.chrome_trace import step_trace
 from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.simulation.step_account import StageAccount, StepAccount
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches, simulate_step
-from autoshard.simulation.step_trace import step_trace
 
 
 def costs(schedule: str, stages: int, micro_batches: int, chunks: int, **part: float) -> StepCosts:
