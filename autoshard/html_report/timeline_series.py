@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.code_text import printable
 from autoshard.simulation import COMPUTE, Event, Timeline
-from autoshard.simulation.step_account import Span, apart, without
+from autoshard.simulation.step_account import Busy, apart, without
 from autoshard.units import format_bytes, format_seconds
 
 LEGEND = [
@@ -127,6 +127,6 @@ def longest(timeline: Timeline) -> list[tuple[str, str, str, str, str]]:
 
 def exposed_events(timeline: Timeline) -> list[tuple[float, float]]:
     """(start, end) in seconds of the times in which the device communicates and computes nothing, in order."""
-    busy = [Span(event.start_seconds, event.end_seconds) for event in timeline.events if event.stream == COMPUTE]
-    talks = [Span(event.start_seconds, event.end_seconds) for event in timeline.events if event.collective]
+    busy = [Busy(event.start_seconds, event.end_seconds) for event in timeline.events if event.stream == COMPUTE]
+    talks = [Busy(event.start_seconds, event.end_seconds) for event in timeline.events if event.collective]
     return [(start, end) for start, end, _ in without(apart(talks), apart(busy))]

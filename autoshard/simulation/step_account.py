@@ -110,7 +110,7 @@ def _ordered(seconds: Seconds) -> tuple[tuple[str, float], ...]:
     return tuple((kind, seconds[kind]) for kind in order if seconds.get(kind, 0.0) > 0)
 
 
-class Span(NamedTuple):
+class Busy(NamedTuple):
     start: float
     end: float
     kind: str = ""
@@ -119,32 +119,32 @@ class Span(NamedTuple):
 def split(events: Sequence[Event], start: float, end: float) -> dict[str, float]:
     """[start, end] by what the device does: it computes, else communicates, else waits for its host."""
     own = [event for event in events if event.end_seconds > start and event.start_seconds < end]
-    computed = apart(Span(e.start_seconds, e.end_seconds, e.phase) for e in own if e.stream == COMPUTE)
-    talks = (Span(e.start_seconds, e.end_seconds, e.collective.replace("_", "-")) for e in own if e.collective)
+    computed = apart(Busy(e.start_seconds, e.end_seconds, e.phase) for e in own if e.stream == COMPUTE)
+    talks = (Busy(e.start_seconds, e.end_seconds, e.collective.replace("_", "-")) for e in own if e.collective)
     exposed = without(apart(talks), computed)
-    inside = [Span(max(s.start, start), min(s.end, end), s.kind) for s in (*computed, *exposed)]
+    inside = [Busy(max(s.start, start), min(s.end, end), s.kind) for s in (*computed, *exposed)]
     inside = [span for span in inside if span.end > span.start]
     found = added({span.kind: span.end - span.start} for span in inside)
     return added([found, {OTHER: max(0.0, end - start - math.fsum(found.values()))}])
 
 
-def apart(spans: Iterable[Span]) -> list[Span]:
+def apart(spans: Iterable[Busy]) -> list[Busy]:
     """In order, none over another: of two at once the one that began first goes on."""
-    found: list[Span] = []
+    found: list[Busy] = []
     until = -math.inf
     for span in sorted(spans):
         start = max(until, span.start)
         if span.end > start and found and found[-1].end == start and found[-1].kind == span.kind:
             found[-1] = found[-1]._replace(end=span.end)
         elif span.end > start:
-            found.append(Span(start, span.end, span.kind))
+            found.append(Busy(start, span.end, span.kind))
         until = max(until, span.end)
     return found
 
 
-def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+def without(spans: Sequence[Busy], others: Sequence[Busy]) -> list[Busy]:
     """What of `spans` is in none of `others`; both as `apart` gives them."""
-    left: list[Span] = []
+    left: list[Busy] = []
     first = 0
     for start, end, kind in spans:
         while first < len(others) and others[first].end <= start:
@@ -152,9 +152,9 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
         index = first
         while start < end and index < len(others) and others[index].start < end:
             if others[index].start > start:
-                left.append(Span(start, others[index].start, kind))
+                left.append(Busy(start, others[index].start, kind))
             start = max(start, others[index].end)
             index += 1
         if start < end:
-            left.append(Span(start, end, kind))
+            left.append(Busy(start, end, kind))
     return left

@@ -25,7 +25,7 @@ from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
 from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.chrome_trace import LANES
-from autoshard.simulation.step_account import BUBBLE, COMPUTED, OTHER, Span, split
+from autoshard.simulation.step_account import BUBBLE, COMPUTED, OTHER, Busy, split
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import as_dict, summary
 from autoshard.units import format_bytes, format_seconds
@@ -99,7 +99,7 @@ def test_the_parts_of_every_stage_add_up_to_the_step(
         assert math.fsum(seconds for _, seconds in stage.parts) == pytest.approx(account.step_seconds, rel=1e-9)
         assert all(seconds > 0 for _, seconds in stage.parts)
         if timeline is not None and number < stages:
-            spans = sorted(Span(p.start_seconds, p.end_seconds) for p in timeline.by_stage[number])
+            spans = sorted(Busy(p.start_seconds, p.end_seconds) for p in timeline.by_stage[number])
             busy = math.fsum(span.end - span.start for span in spans) + timeline.costs.stages[number].tail_seconds
             assert stage.seconds(BUBBLE) == pytest.approx(account.step_seconds - busy, abs=1e-9 * account.step_seconds)
     if timeline is not None and recompute == "full":
