@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.tensor.debug
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from .axis import Axis, GroupTransport, Transport
 from .host_rows import HOST
@@ -164,11 +164,20 @@ def leave() -> None:
     nothing may hold one, neither garbage nor DTensor's cache of layouts, which keeps the device mesh.
     """
     gc.collect()  # meshes, axes and models refer to each other
-    clear_cache = getattr(torch.distributed.tensor.debug, "_clear_sharding_prop_cache", None)
-    if clear_cache is not None:
-        clear_cache()
+    _forget_layouts()
     dist.destroy_process_group()
     gc.collect()
+
+
+def _forget_layouts() -> None:
+    """Empties DTensor's caches, as `torch.distributed.tensor.debug` does, whose import takes dynamo and inductor along."""
+    dispatcher = getattr(DTensor, "_op_dispatcher", None)
+    propagate = getattr(getattr(dispatcher, "sharding_propagator", None), "propagate_op_sharding", None)
+    in_python = getattr(propagate, "cache_clear", None)
+    in_cpp = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    for clear in (in_python, in_cpp):
+        if clear is not None:
+            clear()
 
 
 def _import_first() -> None:

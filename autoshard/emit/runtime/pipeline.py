@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import pipelining
-from torch.distributed.pipelining import schedules
 
 from .axis import held_indices
-from .receive_buffers import ReceivingStage
 
 if TYPE_CHECKING:
     from .loss_scaling import LossScaler
@@ -90,6 +87,12 @@ class Pipeline:
         self, parts: nn.ModuleList, mesh: ParallelMesh, schedule: str, micro_batches: int,
         handed: Sequence[Sequence[Handed]], inputs: Sequence[Sequence[int]], labels: Sequence[Sequence[int]],
     ) -> None:  # fmt: skip
+        # Here, as they import dynamo and inductor, which nothing else needs that starts a rank.
+        from torch.distributed import pipelining
+        from torch.distributed.pipelining import schedules
+
+        from .receive_buffers import ReceivingStage
+
         stages, count = mesh.stages, len(handed)
         assert stages is not None
         self.parts, self.stages, self.micro_batches = [], stages, micro_batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 
 Step = int | tuple[Any, int]  # a micro-batch but the first: (step, number)
+
+
+def _constant_when_compiled(function: Callable[..., Any]) -> Any:
+    """As `torch.compiler.assume_constant_result`, which imports all of dynamo to set this attribute."""
+    cast(Any, function)._dynamo_marked_constant = True
+    return function
 
 
 class Moment(NamedTuple):
@@ -63,7 +69,7 @@ class Random:
     def step(self, step: Step) -> None:
         self.set(self.seed, step)
 
-    @torch.compiler.assume_constant_result
+    @_constant_when_compiled
     def place(self, index: object, layout: str) -> int:
         """The hash of an operator and of its shard here, by the coordinates of the sharding axes; made once."""
         place = self._places.get((index, layout))
@@ -72,7 +78,7 @@ class Random:
             place = self._places[index, layout] = hash_of(index, shards)
         return place
 
-    @torch.compiler.assume_constant_result
+    @_constant_when_compiled
     def sizes(self, shape: Sequence[int], layout: str) -> tuple[int, ...]:
         """Of the shard that is held here."""
         return tuple(len(held_indices(size, dim, layout, self.mesh)) for dim, size in enumerate(shape))
