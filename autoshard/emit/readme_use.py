@@ -55,6 +55,9 @@ python convert.py --to-sharded model.safetensors checkpoint
 ```
 
 Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
+`train.py` and `convert.py` read them, and files of weights, as data: what would run code is refused. torch's own
+loaders unpickle a checkpoint's `.metadata` and whatever in it is no tensor, which runs any code in there. To them a
+checkpoint is trusted code: load only those that you trust. `.safetensors` files hold data only.
 """
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
+from tests.hangs import HANGS
 
 
 class Rotary(nn.Module):
@@ -130,3 +133,11 @@ def test_synthetic_batches_are_parts_of_one_global_batch(package: LoadedPackage)
 
     for mine, expected in run_lockstep({"dp": 2, "tp": 2}, rank):
         assert torch.equal(mine, expected)
+
+
+def test_a_rank_imports_no_compiler() -> None:
+    """Dynamo and inductor, for which nothing asks before a model is built: they take longer than the rest."""
+    code = "import autoshard.emit.runtime, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANGS)
+    heavy = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor.debug", "torch.distributed.pipelining"}
+    assert not heavy & {*done.stdout.split()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pickle
 import shutil
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from initial import INITIAL
 from model_parallel import MESH, STAGES, VIRTUAL_STAGES, build_model
-from runtime import ParallelMesh, Sharding, Stages, put_in_place, sharding
+from runtime import ParallelMesh, Sharding, Stages, fault_of, load_tensors, put_in_place, read_index, sharding
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -36,6 +37,8 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
         raise ValueError(f"expected .safetensors, .pt or .bin, got {path.name!r}")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
     unreadable: tuple[type[Exception], ...] = (RuntimeError, EOFError, pickle.UnpicklingError)
     try:
         if path.suffix == ".safetensors":
@@ -44,7 +47,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         zipped = zipfile.is_zipfile(path)  # files of torch before 1.6 are not, and can't be mapped
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except unreadable as error:
-        raise ValueError(f"{path.name} can't be read: {str(error).partition(chr(10))[0]}") from None
+        raise ValueError(f"{path.name} can't be read: {fault_of(error)}") from None
     return dict(state_dict_in(state, path.name))
 
 
@@ -131,15 +134,17 @@ def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
 
 def to_original(folder: str | Path, target: str | Path) -> None:
     """Writes the state dict of the original model from a checkpoint of any mesh."""
-    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved = read_index(folder).state_dict_metadata
     state: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
     for name, (held, *_) in shardings().items():
         key = f"model.{name}"
         if key not in saved:
             raise ValueError(f"{folder} lacks {name}: not a checkpoint of this model")
+        if saved[key].size.numel() != math.prod(held.shape):
+            raise ValueError(f"{folder} has {name} of shape {tuple(saved[key].size)}, expected {held.shape}")
         whole = torch.empty(saved[key].size, dtype=saved[key].properties.dtype)
-        dcp.load({key: whole}, checkpoint_id=folder)
+        load_tensors({key: whole}, folder)
         state[name] = whole.reshape(held.shape)
         ties |= dict.fromkeys(held.ties, name)
     state |= {tie: state[name] for tie, name in ties.items()}

@@ -24,6 +24,7 @@ from runtime import (
     init_parameters,
     load_checkpoint,
     load_full_state_dict,
+    loader_state,
     sharding,
 )
 
@@ -37,6 +38,14 @@ def last_checkpoint(folder: str) -> Path:
     if not steps:
         raise UserError(f"--resume {folder}: there is no checkpoint here\n  try: a folder that --save wrote")
     return max(steps, key=lambda p: int(p.name[5:]))
+
+
+def saved_loader(folder: str) -> Any:
+    """The state of this rank's loader in a checkpoint."""
+    try:
+        return loader_state(last_checkpoint(folder))
+    except ValueError as error:
+        raise UserError(f"--resume {folder}: {error}") from None
 
 
 def read_weights(path: str) -> Mapping[str, Any]:
@@ -132,6 +141,8 @@ def prepare(
             done = load_checkpoint(folder, model, optimizer, scaler)
         except (KeyError, ValueError) as error:
             raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
+        except OSError as error:
+            raise UserError(f"--resume {folder}: {error}") from None
         if rank == 0:
             print(f"resumed {folder} at step {done}", flush=True)
         return done

@@ -69,7 +69,6 @@ from runtime import (
     has_fused_adamw,
     label_shares,
     leave,
-    loader_state,
     make_schedule,
     profiling,
     reducing,
@@ -78,7 +77,7 @@ from runtime import (
     sharding,
 )
 from runtime.optimizers import SGD, AdamW
-from start_state import last_checkpoint, prepare
+from start_state import prepare, saved_loader
 
 PATIENCE = 5.0  # seconds in which rank 0 can say what is wrong, before torchrun ends it
 
@@ -321,7 +320,7 @@ def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int)
     if not options.data:
         made = ((batch, None) for batch in synthetic_batches(mesh, mesh.random.seed, start))
         return Prefetched(made, mesh.device, 0)
-    state = loader_state(last_checkpoint(options.resume)) if options.resume else None
+    state = saved_loader(options.resume) if options.resume else None
 
     def saved_after(number: int) -> bool:
         step, rest = divmod(number, MICRO_BATCHES)

@@ -21,6 +21,7 @@ from .checkpoint import (
     put_in_place,
     save_checkpoint,
 )
+from .checkpoint_index import fault_of, load_tensors, read_index
 from .column_parallel import column_parallel, shared_column_parallel
 from .compiling import compile_blocks
 from .convolution import (
@@ -125,6 +126,7 @@ __all__ = [
     "dispatched_experts",
     "dropout_mask",
     "exchange",
+    "fault_of",
     "finish_saving",
     "float8_linear",
     "full_state_dict",
@@ -145,6 +147,7 @@ __all__ = [
     "leave",
     "load_checkpoint",
     "load_full_state_dict",
+    "load_tensors",
     "loader_state",
     "local",
     "make_schedule",
@@ -174,6 +177,7 @@ __all__ = [
     "random_multinomial",
     "random_noise",
     "random_tensor",
+    "read_index",
     "recomputed",
     "reduce_gradients",
     "reduce_scatter",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import json
 import math
 import os
+import pickle
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
+from .checkpoint_index import fault_of, load_tensors, read_index
 from .leaves import local
 from .loss_scaling import LossScaler
 from .parameters import Sharding, assign, full_tensor, sharding
@@ -176,12 +178,17 @@ def _host_group() -> Any:
 
 
 def loader_state(folder: str | Path) -> Any:
-    """What this rank's loader had as its state; None where there is none, or it is of another number of ranks."""
+    """What this rank's loader had as its state; None where there is none, or it is of another number of ranks.
+
+    ValueError where the file is damaged, or would run code."""
     file = Path(folder) / f"loader-{dist.get_rank()}.pt"
     if not file.exists():
         return None
-    saved = torch.load(file, weights_only=True)
-    return saved["state"] if saved["ranks"] == dist.get_world_size() else None
+    try:
+        saved: Any = torch.load(file, weights_only=True) if file.is_file() else None
+        return saved["state"] if saved["ranks"] == dist.get_world_size() else None
+    except (RuntimeError, EOFError, pickle.UnpicklingError, TypeError, KeyError) as error:
+        raise ValueError(f"{file} can't be read: {fault_of(error)}") from None
 
 
 def load_checkpoint(
@@ -191,7 +198,7 @@ def load_checkpoint(
 
     KeyError names what the checkpoint lacks, ValueError what has another size there.
     """
-    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved, training = read_index(folder).state_dict_metadata, _training(Path(folder))
     wanted: dict[str, tuple[Any, Sharding]] = {}
     for names, tensor in _named(model):
         wanted[f"model.{names[0]}"] = _as_held(tensor.detach(), sharding(tensor)), sharding(tensor)
@@ -214,7 +221,6 @@ def load_checkpoint(
             whole = torch.empty(shapes[key], dtype=x.dtype)
             _read({key: whole}, folder, alone)
             local(x).copy_(own.part(whole))
-    training = json.loads((Path(folder) / "training.json").read_text())
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
         raise ValueError(f"{len(training['groups'])} groups of parameters: --weight-decay was given, and is not now")
     kept = _KERNELS if len(training["groups"]) == len(optimizer.param_groups) else {*_KERNELS, "weight_decay"}
@@ -226,6 +232,26 @@ def load_checkpoint(
     if scaler is not None and "scaler" in training:
         scaler.load_state_dict(training["scaler"])
     return int(training["step"])
+
+
+def _training(folder: Path) -> dict[str, Any]:
+    """What is saved beside the tensors. ValueError where it is damaged."""
+    path = folder / "training.json"
+    found: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    groups: Any = found.get("groups") if isinstance(found, dict) else None
+    named = isinstance(groups, list) and groups and all(isinstance(group, dict) for group in groups)
+    counts = named and type(found.get("step")) is int and found["step"] >= 0 and type(found.get("seed", 0)) is int
+    if not counts or not all(_is_setting(*own) for group in groups for own in group.items()):
+        raise ValueError(f"{path} is missing or damaged")
+    return cast(dict[str, Any], found)
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Of an optimizer: numbers and switches, and pairs of them."""
+    values = value if isinstance(value, list) else [value]
+    return name != "params" and all(item is None or isinstance(item, int | float) for item in values)
 
 
 _KERNELS = {
@@ -258,15 +284,12 @@ def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Te
     """An empty optimizer state: as the parameter is, or (a step count) one small tensor."""
     if math.prod(saved.size) == parameter.numel() and len(saved.size) > 0:
         return torch.zeros_like(parameter, dtype=saved.properties.dtype, requires_grad=False)
+    if math.prod(saved.size) > max(parameter.numel(), 1):
+        raise ValueError(f"the optimizer has a state of shape {tuple(saved.size)} for {tuple(parameter.shape)}")
     on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
     return torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device if on_device else "cpu")
 
 
 def _read(tensors: dict[str, Tensor], folder: str | Path, alone: bool) -> None:
     """Fills `tensors`. `alone`: whatever the other ranks read, as stages want other tensors."""
-    if not alone:
-        dcp.load(tensors, checkpoint_id=folder)
-    elif "no_dist" in inspect.signature(dcp.load).parameters:
-        dcp.load(tensors, checkpoint_id=folder, no_dist=True)
-    else:  # as torch 2.6 has it
-        cast(Any, dcp).load_state_dict(tensors, dcp.FileSystemReader(folder), no_dist=True)
+    load_tensors(tensors, folder, **({"no_dist": True} if alone else {}))

@@ -170,7 +170,7 @@ def leave() -> None:
 
 
 def _forget_layouts() -> None:
-    """Empties DTensor's caches, as `torch.distributed.tensor.debug` does, whose import takes dynamo and inductor along."""
+    """Empties DTensor's caches, as `torch.distributed.tensor.debug` does, which imports dynamo and inductor."""
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
     propagate = getattr(getattr(dispatcher, "sharding_propagator", None), "propagate_op_sharding", None)
     in_python = getattr(propagate, "cache_clear", None)

@@ -58,13 +58,18 @@ def files_of(path: Path) -> list[Path]:
                 raise ValueError(f"{path} holds no .safetensors file")
             return found
         path = path / INDEX
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
     if path.suffix != ".json":
         return [path]
     try:
         names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path.name} is no index of safetensors files") from None
-    missing = [name for name in names if not (path.parent / name).exists()]
+    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if outside:
+        raise ValueError(f"{path.name} names {outside[0]!r}, expected files beside it")
+    missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
         raise ValueError(f"{path.name} names {missing[0]}, which is not beside it")
     return [path.parent / name for name in names]

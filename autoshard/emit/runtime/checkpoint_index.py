@@ -1,0 +1,199 @@
+"""A checkpoint's `.metadata`, read as data: torch pickles it, and unpickling calls whatever a file names.
+
+Only the names below are known, none of them is called as what it is: each becomes a bare record, and torch's own
+classes are made of what the records hold once all of it was checked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+_METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
+_KNOWN = {
+    *((_METADATA, name) for name in (
+        "Metadata", "StorageMeta", "MetadataIndex", "TensorStorageMetadata", "TensorProperties",
+        "ChunkStorageMetadata", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING",
+    )),
+    (_FILES, "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("builtins", "getattr"),  # of a member of the enumeration, in some versions of Python
+    *((module, f"{system}Path") for module in ("pathlib", "pathlib._local") for system in ("Posix", "Windows")),
+}  # fmt: skip
+
+
+class _Record:
+    """What stands for an object of the file: how it was made, and its state."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments, self.state = arguments, cast(Any, None)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class IndexReader(dcp.FileSystemReader):
+    """torch's reader of checkpoints, whose index is read by `read_index`."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return read_index(Path(self.path))
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """A class of records of its own for each, so that nothing in the file can change another."""
+        if (module, name) == ("torch", "Size"):
+            return torch.Size
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
+            return vars(torch)[name]
+        if (module, name) not in _KNOWN:
+            raise ValueError(f"it names {module}.{name}, which is not part of a checkpoint: it may be code to run")
+        return type(name, (_Record,), {})
+
+
+def read_index(folder: str | Path) -> Metadata:
+    """The tensors of a checkpoint and where they lie. ValueError says what is wrong with it.
+
+    What is no tensor is left out: torch would unpickle it without a check.
+    """
+    folder = Path(folder)
+    path = folder / ".metadata"
+    if not path.is_file():
+        raise ValueError(f"{folder} is no checkpoint: it has no file .metadata")
+    try:
+        with path.open("rb") as file:
+            made = _metadata(_Reader(file).load(), folder)
+    except _UNREADABLE as error:
+        told = f"its .metadata is damaged: {str(error).partition(chr(10))[0] or type(error).__name__}"
+        raise ValueError(f"the checkpoint {folder} can't be read: {told}") from None
+    return made
+
+
+_UNREADABLE = (
+    ValueError, TypeError, KeyError, AttributeError, IndexError, EOFError, OverflowError, MemoryError, ImportError,
+    RuntimeError, pickle.UnpicklingError,
+)  # fmt: skip
+
+
+def load_tensors(tensors: dict[str, Tensor], folder: str | Path, **options: Any) -> None:
+    """`dcp.load` with such an index. ValueError where a file of the checkpoint is damaged."""
+    try:
+        if options and "no_dist" not in inspect.signature(dcp.load).parameters:  # as torch 2.6 has it
+            cast(Any, dcp).load_state_dict(tensors, IndexReader(folder), **options)
+        else:
+            dcp.load(tensors, storage_reader=IndexReader(folder), **options)
+    except CheckpointException as error:
+        cause = next(cause for cause, _ in error.failures.values())
+        raise ValueError(f"the checkpoint {folder} can't be read: {fault_of(cause)}") from None
+
+
+def fault_of(error: BaseException) -> str:
+    """What was wrong with a file, without torch's advice to load it without checks."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, pickle.UnpicklingError):
+        lines = [line for line in lines if "nsupported" in line or "GLOBAL" in line] or ["it holds more than tensors"]
+    return lines[0].partition(". Please use")[0].strip()
+
+
+def _metadata(read: Any, folder: Path) -> Metadata:
+    state = _state(read, "Metadata")
+    tensors = {}
+    for name, entry in _of(state["state_dict_metadata"], dict).items():
+        if type(entry).__name__ != "BytesStorageMetadata":
+            tensors[_of(name, str)] = _tensor(_state(entry, "TensorStorageMetadata"))
+    places, files = {}, set()
+    for index, info in _of(state["storage_data"], dict).items():
+        place = _place(_state(index, "MetadataIndex"), _state(info, "_StorageInfo"))
+        if place.index.fqn in tensors:
+            places[place.index] = place.info
+            files.add(place.info.relative_path)
+    for name in sorted(files):
+        if not (folder / name).is_file():
+            raise ValueError(f"there is no file {name}")
+    made = Metadata(state_dict_metadata=cast(Any, tensors), planner_data=_plain(state.get("planner_data")))
+    made.storage_data, made.storage_meta = places, StorageMeta()
+    if isinstance(state.get("version"), str):
+        cast(Any, made).version = state["version"]
+    return made
+
+
+def _tensor(state: dict[str, Any]) -> TensorStorageMetadata:
+    (dtype, *_) = _record(state["properties"], "TensorProperties").state
+    chunks = [_state(chunk, "ChunkStorageMetadata") for chunk in _of(state["chunks"], list)]
+    return TensorStorageMetadata(
+        TensorProperties(dtype=_of(dtype, torch.dtype)),
+        _size(state["size"]),
+        [ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in chunks],
+    )
+
+
+class _Place(NamedTuple):
+    index: MetadataIndex
+    info: Any
+
+
+def _place(index: dict[str, Any], info: dict[str, Any]) -> _Place:
+    path, offset, number = _of(info["relative_path"], str), index.get("offset"), index.get("index")
+    if not path or Path(path).name != path:
+        raise ValueError(f"it places a tensor in {path!r}, which is no file of its folder")
+    if info.get("transform_descriptors"):
+        raise ValueError("its tensors are transformed, as by compression")
+    start, length = (_of(info[key], int) for key in ("offset", "length"))
+    if min(start, length) < 0:
+        raise ValueError(f"a tensor lies at {start}, {length} bytes long")
+    own = MetadataIndex(
+        _of(index["fqn"], str),
+        None if offset is None else _size(offset),
+        None if number is None else _of(number, int),
+    )
+    return _Place(own, _StorageInfo(path, start, length))
+
+
+def _record(value: Any, name: str) -> _Record:
+    if not isinstance(value, _Record) or type(value).__name__ != name:
+        raise ValueError(f"it has {type(value).__name__}, expected {name}")
+    return value
+
+
+def _state(value: Any, name: str) -> dict[str, Any]:
+    return cast(dict[str, Any], _of(_record(value, name).state, dict))
+
+
+def _of(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"it has {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
+def _size(value: Any) -> torch.Size:
+    size = torch.Size(_of(value, torch.Size))
+    if any(length < 0 for length in size):
+        raise ValueError(f"a size is {tuple(size)}")
+    return size
+
+
+def _plain(value: Any) -> Any:
+    """How names are nested: texts and numbers only."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if value is None or type(value) in (str, int):
+        return value
+    raise ValueError(f"it has {type(value).__name__} among its names")
