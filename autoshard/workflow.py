@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ class ModelRequest:
     precision: str | None = None
     optimizer: str | None = None
     training: bool = True
+    modules: tuple[str, ...] = ()  # that the package of a saved graph may import
 
 
 def read_graph(request: ModelRequest) -> Graph:
@@ -84,12 +86,32 @@ def checked(captured: Graph) -> Graph:
     from autoshard.verification.operator_calls import check_calls, run_emitted
 
     check_calls(captured)
+    _tell_modules(captured)
     for guard in captured.assumed:
         print(f"note: assumed that {guard}", file=sys.stderr)
     graph, warnings = with_discovered(captured, run_call=run_emitted)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return graph
+
+
+def check_modules(graph: Graph, where: str, allowed: Sequence[str]) -> None:
+    """A graph from elsewhere names modules that its package imports: UsageError for one that nobody has confirmed."""
+    for item in graph.registrations:
+        if item.module and item.module not in allowed:
+            targets = ", ".join(item.targets)
+            raise UsageError(
+                f"{where} names the module {item.module}, which the package would import to register {targets}",
+                f"--allow-module {item.module} if you trust its code, or plan from the model itself",
+            )
+    _tell_modules(graph)
+
+
+def _tell_modules(graph: Graph) -> None:
+    for item in graph.registrations:
+        if item.module and not item.text:
+            told = f"the package imports {item.module}, which is to register {', '.join(item.targets)}"
+            print(f"note: {told}", file=sys.stderr)
 
 
 def _saved_graph(request: ModelRequest) -> Graph:
@@ -103,6 +125,7 @@ def _saved_graph(request: ModelRequest) -> Graph:
             "does not get a copy: import it at the top of model_parallel.py, or plan from the model itself",
             file=sys.stderr,
         )
+    check_modules(graph, request.spec, request.modules)
     asked = {
         "--precision": (request.precision or graph.precision, graph.precision),
         "--optimizer": (request.optimizer or graph.optimizer, graph.optimizer),

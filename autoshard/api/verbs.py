@@ -51,6 +51,7 @@ def capture(
     precision: str | None = None,
     optimizer: str | None = None,
     training: bool = True,
+    allow_modules: Sequence[str] = (),
 ) -> CapturedModel:
     """The graph of a model.
 
@@ -58,7 +59,8 @@ def capture(
     keyword arguments. Or text as the command line takes it (`file.py:callable`, `package.module:callable`, `file.pt2`,
     a saved graph) with `arguments` for the callable. `loss` makes the loss of the model's output and of `targets`, or
     of those keys of a dict of inputs that the forward does not take. `precision` is fp32 and `optimizer` adamw where
-    nothing is said; a saved graph has its own. CaptureError names the model's line.
+    nothing is said; a saved graph has its own, and its package imports no modules but `allow_modules`. CaptureError
+    names the model's line.
     """
     if isinstance(model, CapturedModel):
         return model
@@ -66,7 +68,7 @@ def capture(
         if inputs is not None or targets is not None or callable(loss):
             raise UsageError(f"{model!r} brings its own inputs", "arguments={…}, and loss='module:function'")
         given = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
-        request = workflow.ModelRequest(model, given, precision, optimizer, training)
+        request = workflow.ModelRequest(model, given, precision, optimizer, training, tuple(allow_modules))
         return CapturedModel(workflow.read_graph(request), Origin(model, tuple(sorted(given.items()))))
     if inputs is None or arguments:
         what = "takes no arguments" if arguments else "needs example inputs"
@@ -98,6 +100,7 @@ def plan(
     precision: str | None = None,
     optimizer: str | None = None,
     training: bool = True,
+    allow_modules: Sequence[str] = (),
     **search: Any,
 ) -> PlannedModel:
     """The best plan of a model, given as to `capture`.
@@ -115,7 +118,7 @@ def plan(
     own = read_hardware(hardware)
     wanted = search_request(mesh, devices, level, pins, memory_limit, time_limit, search, mode)
     options: dict[str, Any] = {"targets": targets, "loss": loss, "arguments": arguments, "precision": precision}
-    options |= {"optimizer": optimizer, "training": training}
+    options |= {"optimizer": optimizer, "training": training, "allow_modules": allow_modules}
     if isinstance(model, str):
         check(model, own, wanted, arguments, precision)
 

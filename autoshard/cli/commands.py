@@ -185,6 +185,7 @@ def _captured(options: argparse.Namespace) -> CapturedModel:
         precision=options.precision,
         optimizer=options.optimizer,
         training=not options.eval,
+        allow_modules=options.allow_module,
     )
 
 

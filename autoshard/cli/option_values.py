@@ -71,3 +71,14 @@ def path(option: str) -> Callable[[str], Path]:
         return Path(text)
 
     return read
+
+
+def module(option: str) -> Callable[[str], str]:
+    """The name of a Python module."""
+
+    def read(text: str) -> str:
+        if not all(part.isidentifier() for part in text.split(".")):
+            raise UsageError(f"{option} {text!r}: expected the name of a module", f"{option} package.module")
+        return text
+
+    return read

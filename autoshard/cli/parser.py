@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoshard import __version__
-from autoshard.cli.option_values import path, quantity, whole
+from autoshard.cli.option_values import module, path, quantity, whole
 from autoshard.errors import UsageError
 
 Verb = Callable[[argparse.Namespace], int]
@@ -83,6 +83,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
     loss = "module:function or file.py:function that makes the loss of the model's output (and of targets, or labels)"
     parser.add_argument("--loss", metavar="FUNCTION", help=loss)
+    told = "a module that the package of a saved graph may import, for operators of its own; may be repeated"
+    read = module("--allow-module")
+    parser.add_argument("--allow-module", action="append", type=read, default=[], metavar="NAME", help=told)
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed"], help="default fp32")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
     parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")

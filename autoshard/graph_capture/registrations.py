@@ -14,14 +14,8 @@ import torch
 from torch._library.custom_ops import OPDEFS
 
 from autoshard.graph_capture.load_model import FILE_PREFIX
-from autoshard.ir.graph import Graph, Registration
+from autoshard.ir.graph import OWN_NAMESPACES, Graph, Registration
 
-# Namespaces that importing torch registers, and ours.
-OWN = frozenset({
-    "aten", "autoshard", "prim", "prims", "inductor_prims", "rngprims", "debugprims", "quantized", "_quantized",
-    "quantization", "static_runtime", "onednn", "mkl", "mkldnn", "mkldnn_prepacked", "sparse", "inductor", "profiler",
-    "c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "export", "_native",
-})  # fmt: skip
 _FIND = "import importlib.util as u, sys; s = u.find_spec(sys.argv[1]); print(s.origin if s else '')"
 _SECONDS = 30.0
 
@@ -30,7 +24,7 @@ def note_registrations(graph: Graph) -> Graph:
     """The graph with the module of each operator that neither torch nor this package registers."""
     found: dict[str, list[str]] = {}
     for target in dict.fromkeys(op.target for op in graph.ops):
-        if target.partition(".")[0] not in OWN:
+        if target.partition(".")[0] not in OWN_NAMESPACES:
             found.setdefault(_registering_module(target), []).append(target)
     return replace(graph, registrations=tuple(_registration(module, tuple(found[module])) for module in sorted(found)))
 

@@ -27,6 +27,14 @@ PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")
 OPTIMIZERS = ("adamw", "sgd")
 
 Attribute = int | float | bool | str | None | tuple["Attribute", ...]
+# Namespaces that importing torch registers, and ours.
+OWN_NAMESPACES = frozenset({
+    "aten", "autoshard", "prim", "prims", "inductor_prims", "rngprims", "debugprims", "quantized", "_quantized",
+    "quantization", "static_runtime", "onednn", "mkl", "mkldnn", "mkldnn_prepacked", "sparse", "inductor", "profiler",
+    "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "fsdp", "pippy", "_dtensor",
+    "export", "onnx", "onnx_symbolic", "streams", "flex_lib", "debug_mode_ops", "higher_order", "_native", "_test",
+    "_inductor_test",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

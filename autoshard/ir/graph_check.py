@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Tensor
+from autoshard.ir.graph import DTYPE_BYTES, OWN_NAMESPACES, Graph, Op, Tensor
 from autoshard.ir.graph_fault import GraphFault, require
 from autoshard.ir.recipe_check import check_recipes
 from autoshard.ir.schemas import parse
@@ -124,6 +124,7 @@ def _check_registrations(graph: Graph) -> None:
         require(named, f"operators are registered by {item.module!r}, which is no name of a module")
         for target in item.targets:
             require(_is_target(target), f"{item.module} registers {target!r}, not namespace.name")
+            require(target.partition(".")[0] not in OWN_NAMESPACES, f"{item.module} registers {target!r}, torch's own")
 
 
 def _is_target(text: str) -> bool:

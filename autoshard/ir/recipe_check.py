@@ -9,7 +9,8 @@ from keyword import iskeyword
 from autoshard.ir.graph import Attribute, Graph, RecipeCall
 from autoshard.ir.graph_fault import GraphFault, require
 
-_TARGET = re.compile(r"aten\.[A-Za-z_]\w*\.[A-Za-z_]\w*|values|packed|result", re.ASCII)
+OWN_CALLS = ("values", "packed", "result")
+_TARGET = re.compile(rf"aten\.[A-Za-z_]\w*\.[A-Za-z_]\w*|{'|'.join(OWN_CALLS)}", re.ASCII)
 _WORD = re.compile(r"%(\d+)(\.\d+)?|torch\.[a-z0-9_]+|[A-Za-z_][A-Za-z0-9_]*|", re.ASCII)
 _PACKED = re.compile(r"[A-Za-z0-9+/]*=*", re.ASCII)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.graph_capture.model_spec import LOSS
+from autoshard.ir.graph import Registration
 from autoshard.ir.plan import OpPlan, Plan
 
 
-def command(plan: Plan, training: bool = True) -> str:
-    """`training`: of the plan's graph. What ended the search early, a clock or Ctrl-C, is in no command."""
+def command(plan: Plan, training: bool = True, registrations: Sequence[Registration] = ()) -> str:
+    """`training` and `registrations`: of the plan's graph. What ended the search early, a clock or Ctrl-C, is in no
+    command."""
     parts = ["autoshard plan", shlex.quote(plan.model) if plan.model else "MODEL"]
     given = dict(plan.model_arguments)
     loss = given.pop(LOSS, None)
@@ -26,6 +29,8 @@ def command(plan: Plan, training: bool = True) -> str:
     if not plan.model.endswith(".json"):
         parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]
         parts += ["--eval"] * (not training)
+    else:
+        parts += [f"--allow-module {item.module}" for item in registrations if item.module]
     parts += [plan.search.step_options] if plan.search.step_options else _step_options(plan)
     deciders = {style_of(op) for op in plan.ops} - {""}
     parts += [f"--strategy {shlex.quote(name)}" for name in sorted(deciders)]

@@ -4,13 +4,24 @@ those that have none.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from autoshard.errors import InvalidFileError
-from autoshard.ir.graph import OPTIMIZERS, PRECISIONS, Graph, Op
+from autoshard.ir.graph import OPTIMIZERS, OWN_NAMESPACES, PRECISIONS, Graph, Op
 from autoshard.ir.graph_fault import GraphFault, require
+from autoshard.ir.recipe_check import OWN_CALLS
 from autoshard.rules.algebra.argument_rules import NoRule
 from autoshard.rules.algebra.notation import Rule, RuleError
 from autoshard.rules.operator_table import CONTRADICTIONS, bound, depends_on_nothing, rule_text
 from autoshard.rules.operators import record
+
+_MORE = "is none that a graph may call: it does more than compute tensors of tensors and numbers"
+# What constructors call that the table of operators has not; torch is not asked for these.
+INITIALISERS = frozenset({
+    "copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "rand", "randn",
+    "randint", "randperm", "empty", "empty_like", "empty_strided", "new_empty", "as_strided", "lift_fresh", "detach",
+    "erfinv_",
+})  # fmt: skip
 
 
 def check_saved(graph: Graph, where: str) -> Graph:
@@ -33,21 +44,46 @@ def check_rules(graph: Graph) -> None:
         require(name in graph.by_op, f"a rule was discovered for op {name}, which there is not")
         if text:
             _parsed(name, text)
+    registered = {target for item in graph.registrations for target in item.targets}
     for op in graph.ops:
-        require(_is_known(op.target), f"op {op.name}: there is no operator {op.target}")
+        _check_target(op, registered)
         if not depends_on_nothing(graph, op):
             _check_op(graph, op)
+    _check_recipes(graph)
 
 
-def _is_known(target: str) -> bool:
-    """Those of other namespaces are registered by code that a graph only names."""
-    namespace = target.partition(".")[0]
+def _check_target(op: Op, registered: Collection[str]) -> None:
+    """Those of the table, those of torch that touch tensors alone, and those whose registration the graph names."""
+    namespace = op.target.partition(".")[0]
+    if _is_of_table(op.target):
+        return
+    if namespace not in OWN_NAMESPACES:
+        require(op.target in registered, f"op {op.name}: nothing in it says where {op.target} comes from")
+        return
+    from autoshard.graph_capture.overloads import is_harmless, is_operator  # imports torch
+
+    there = namespace != "autoshard" and is_operator(op.target)
+    require(there, f"op {op.name}: there is no operator {op.target}")
+    require(is_harmless(op.target), f"op {op.name}: {op.target} {_MORE}")
+
+
+def _is_of_table(target: str) -> bool:
     known = record(target)
-    if known.rule is not None or known.repeated or namespace not in ("aten", "autoshard"):
-        return True
-    from autoshard.graph_capture.overloads import is_operator  # imports torch
+    return known.rule is not None or known.repeated
 
-    return namespace == "aten" and is_operator(target)
+
+def _check_recipes(graph: Graph) -> None:
+    """What a package calls to make buffers: the same operators, and those of them that change their first operand."""
+    for recipe in graph.recipes:
+        for target in {call.target for call in recipe.calls} - set(OWN_CALLS):
+            namespace, name, overload = target.split(".")
+            functional = f"{namespace}.{name.removesuffix('_')}"
+            if name in INITIALISERS or _is_of_table(functional):
+                continue
+            from autoshard.graph_capture.overloads import is_harmless_call  # imports torch
+
+            allowed = is_harmless_call(f"{namespace}.{name}", overload)
+            require(allowed, f"the recipe of {recipe.paths[0]}: {target} {_MORE}")
 
 
 def _check_op(graph: Graph, op: Op) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ def check(
     assert len(printed.err) < 3000, "one sentence"
     assert printed.out == ""
     assert state(tmp_path) == before, "something is left behind"
+    assert not {"antigravity", "this"} & sys.modules.keys(), "something is imported that a file names"
 
 
 def state(folder: Path) -> dict[str, bytes | str]:

@@ -8,6 +8,13 @@ from tests.bad_inputs import GRAPH, PLAN, PROFILE, P, Row, at, swap, text, thing
 
 DEEP = "[" * 100_000
 NAN, INFINITE = {"float": "nan"}, {"float": "inf"}
+_OPERATOR = {"module": "antigravity", "targets": ["my.op"], "text": ""}
+
+
+def _recipe(target: str, *arguments: Any) -> list[dict[str, Any]]:
+    return [{"paths": ["h.0.fc.weight"], "calls": [{"target": target, "arguments": arguments, "keywords": []}]}]
+
+
 _RECIPE = {"paths": ["h.0.fc.weight"], "calls": [{"target": "os.system", "arguments": [], "keywords": []}]}
 SAVED = {"operands": [], "results": [], "extra_bytes": 0, "aliases": []}
 
@@ -83,6 +90,85 @@ GRAPHS = [
     _graph("schemas", ["aten:relu"], "'aten:relu' is no schema of an operator"),
     _graph("schemas", ["aten::relu(Tensor self, =1) -> Tensor"], "'=1' is no argument of a schema"),
     _graph("recipes", [_RECIPE], "call 0 of the recipe of h.0.fc.weight is 'os.system'"),
+    *(
+        _graph("ops.1.target", target, f"op relu_0: {target} is none that a graph may call")
+        for target in (
+            "aten.from_file",
+            "aten.set_",
+            "aten.resize_",
+            "aten.pin_memory",
+            "aten.fbgemm_linear_fp16_weight",
+            "aten._nested_view_from_buffer",
+            "aten._sparse_coo_tensor_unsafe",
+            "aten.record_stream",
+            "prim.data",
+            "c10d.broadcast_",
+            "_c10d_functional.wait_tensor",
+            "inductor._alloc_from_pool",
+            "quantized.add",
+            "profiler._record_function_enter",
+            "symm_mem.one_shot_all_reduce",
+        )
+    ),
+    *(
+        _graph("ops.1.target", target, f"op relu_0: nothing in it says where {target} comes from")
+        for target in ("os.system", "builtins.eval", "torch.load", "my.op", "sys.exit")
+    ),
+    *(
+        _graph("ops.1.target", target, "has the target")
+        for target in (
+            "import_module.os",
+            "load_library.x",
+            "__import__.os",
+            "aten.relu;import os",
+            "aten.relu\n",
+            "aten.{0}",
+            "aten.relu(__import__('os').system('x'))",
+            "aten.%s",
+            "aten.\u202eulr",
+            "aten.relu.default",
+        )
+    ),
+    Row(
+        P,
+        2,
+        "names the module antigravity, which the package would import to register my.op",
+        at(GRAPH, "registrations", [_OPERATOR]),
+        "a module to import",
+    ),
+    Row(
+        f"{P} --allow-module antigravit",
+        2,
+        "names the module antigravity",
+        at(GRAPH, "registrations", [_OPERATOR]),
+        "another module is allowed",
+    ),
+    Row(f"{P} --allow-module ''", 2, "--allow-module '': expected the name of a module"),
+    Row(f"{P} --allow-module 'os;x'", 2, "--allow-module 'os;x': expected the name of a module"),
+    *(
+        _graph("registrations", [{**_OPERATOR, "module": module}], "no name of a module")
+        for module in ("os;x", "../os", "os.", "os\nimport x", "{os}")
+    ),
+    _graph("registrations", [{**_OPERATOR, "targets": ["aten.relu"]}], "registers 'aten.relu', torch's own"),
+    _graph("registrations", [{**_OPERATOR, "targets": ["x'); import os; ('"]}], "not namespace.name"),
+    *(
+        _graph(
+            "recipes", _recipe(target, *given), f"the recipe of h.0.fc.weight: {target} is none that a graph may call"
+        )
+        for target, *given in (
+            ("aten.from_file.default", "planted", True, 4),
+            ("aten.from_file.out", "planted", True, 4),
+            ("aten.set_.source_Storage",),
+            ("aten.save.default",),
+            ("aten.nosuch.default",),
+            ("aten._pin_memory.default",),
+            ("aten.fbgemm_linear_fp16_weight.default",),
+            ("aten.hypot.nosuch",),
+        )
+    ),
+    _graph("recipes", _recipe("aten.full.default", "__import__('os')", 1), "has \"__import__('os')\""),
+    _graph("recipes", _recipe("aten.full.default", "%0"), "which is not there yet"),
+    _graph("recipes", _recipe("prim.rand.default"), "is 'prim.rand.default'"),
     _graph("ops.0.attributes", {}, "is dict, expected a list"),
     _graph("ops.0.attributes", [["a"]], "has 1 entries, expected 2"),
     _graph("ops.0.attributes", [["a", 1], ["a", 2]], "appears twice"),

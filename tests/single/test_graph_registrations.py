@@ -10,9 +10,13 @@ import pytest
 import torch
 
 from autoshard.emit.runtime.user_code import register_operators
+from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture, capture_model
+from autoshard.graph_capture.overloads import is_harmless, is_operator, schemas_of
 from autoshard.ir import graph_json
-from autoshard.ir.graph import Registration
+from autoshard.ir.graph import OWN_NAMESPACES, Registration
+from autoshard.rules.operators import OPERATORS
+from autoshard.workflow import ModelRequest, read_graph
 
 OPERATOR = """
 import torch
@@ -114,3 +118,44 @@ def test_what_can_not_be_registered_is_said(tmp_path: Path, monkeypatch: pytest.
         register_operators("registers_nothing", "autoshard_user.lacking")
     with pytest.raises(ImportError, match=r"nothing registers autoshard_user.lacking: import what does"):
         register_operators("", "autoshard_user.lacking")
+
+
+def test_a_saved_graph_imports_what_was_confirmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "user_kernels").mkdir()
+    (tmp_path / "user_kernels" / "__init__.py").write_text(OPERATOR.replace("NAME", "confirmed"))
+    graph, saved = capture(model(tmp_path, "user_kernels", "autoshard_user.confirmed"), {}), tmp_path / "g.json"
+    graph_json.save(graph, saved)
+    with pytest.raises(UsageError, match="names the module user_kernels") as refused:
+        read_graph(ModelRequest(str(saved), {}))
+    assert "--allow-module user_kernels" in refused.value.hint
+    capsys.readouterr()
+    assert read_graph(ModelRequest(str(saved), {}, modules=("user_kernels",))) == graph
+    assert "the package imports user_kernels, which is to register autoshard_user.confirmed" in capsys.readouterr().err
+
+
+def test_namespaces_of_torch_are_known() -> None:
+    """An operator of one that is not would pass for a user's own."""
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()} | {*torch._C._dispatch_get_all_op_names()}
+    users = {"autoshard_user", "autoshard_old"}
+    found = {name.partition("::")[0] for name in names} - users
+    assert not {name for name in found - OWN_NAMESPACES if not sys_modules_register(name)}
+
+
+def sys_modules_register(namespace: str) -> bool:
+    """Is it of a library beside torch, which another test imported?"""
+    return namespace in {"torchvision", "torchaudio", "tests", "mine", "demo"} or "autoshard" in namespace
+
+
+def test_what_a_graph_may_call_touches_tensors_alone() -> None:
+    targets = {schema.name.replace("::", ".", 1) for schema in torch._C._jit_get_all_schemas()}
+    allowed = {target for target in targets if target.isascii() and is_operator(target) and is_harmless(target)}
+    assert len(allowed) > 900
+    assert not {target for target in allowed if "file" in target or "save" in target or "load" in target}
+    calls = [getattr(getattr(torch.ops, ns), name) for ns, name in (target.split(".") for target in allowed)]
+    schemas = [getattr(packet, overload)._schema for packet in calls for overload in packet.overloads()]
+    texts = {a.name for schema in schemas for a in schema.arguments if "str" in str(a.type)}
+    assert not texts & {"filename", "path", "name", "dir", "group_name", "func", "code"}
+    assert {"aten.erfinv", "aten.fft_fft", "aten.linalg_svd", "prims.add", "aten.meshgrid"} <= allowed
+    table = {target for target in OPERATORS if target.startswith("aten.") and is_operator(target)}
+    odd = {target for target in table if schemas_of(target) and not is_harmless(target)}
+    assert not odd, odd
