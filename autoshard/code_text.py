@@ -1,16 +1,20 @@
 """Names and strings of a model, as they enter code and pages: nothing of a model is printed but through one of these.
 
 `identifier` makes a Python name, `quoted` and `formatted` string literals, `printable` text of a comment, `prose` and
-`code_span` Markdown. A model's own names may be any text: keywords, quotes, newlines, other alphabets.
+`code_span` Markdown, `typed` a command of a shell. A model's own names may be any text: keywords, quotes, newlines,
+other alphabets.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import unicodedata
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
+_WORD = re.compile(r"""(?:\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|[^\s'"])+""")  # of a shell
 _MARKS = re.compile(r"([\\`<>\[\]|])")
 
 
@@ -85,3 +89,32 @@ def code_span(text: str) -> str:
     longest = max(map(len, re.findall("`+", line)), default=0)
     fence, space = "`" * (longest + 1), " " if longest else ""
     return f"{fence}{space}{line}{space}{fence}"
+
+
+def typed(*words: str | Path) -> str:
+    """A command, or a part of one, as it is typed in a shell. A path that begins with a dash is no option."""
+    return " ".join(map(_word, words))
+
+
+def typed_lines(command: str, width: int) -> list[str]:
+    """A typed command on several lines, which a shell reads as one: broken between its words."""
+    lines = [""]
+    for word in _WORD.findall(command):
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def _word(word: str | Path) -> str:
+    text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+    if text.isprintable():
+        return shlex.quote(text)
+    plain = (char if char.isprintable() else _bytes_of(char) for char in re.sub(r"(['\\])", r"\\\1", text))
+    return f"$'{''.join(plain)}'"  # as bash and zsh read it
+
+
+def _bytes_of(char: str) -> str:
+    """Whatever the locale of the shell is. Three octal digits: what follows can't be one of them."""
+    return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape"))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from autoshard.code_text import typed
 from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import LOSS, check_spec, holds_graph
 from autoshard.package import output_folder
@@ -137,7 +138,7 @@ def _saved_graph(request: ModelRequest) -> Graph:
         if wanted != captured:
             raise UsageError(
                 f"{option} can't change the saved graph {request.spec}: it was fixed when the model was captured",
-                f"autoshard trace MODEL {option} … -o {request.spec}",
+                f"autoshard trace MODEL {option} … -o {typed(Path(request.spec))}",
             )
     return graph
 
@@ -342,6 +343,6 @@ def verify_package(
     proof = verify(path, backend=backend, full=full, arguments=arguments)
     noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}
     text = json.dumps(noted, indent=1, ensure_ascii=False) + "\n"
-    beside = replace(read_beside(path), verification=noted)
+    beside = replace(read_beside(path, verified=False), verification=noted)
     output_folder.update_package(path, {VERIFICATION: text, REPORT: report_text(built, beside)})
     return proof

@@ -20,6 +20,7 @@ from autoshard.calibrate.machine_fit import KIND, Calibration, Family, calibrate
 from autoshard.calibrate.network_fit import NetworkFit, level_between_nodes, network_fit, with_network
 from autoshard.calibrate.profile_text import check_target, costs_path, profile_text
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
+from autoshard.code_text import typed
 from autoshard.costs.bands import NAMES
 from autoshard.errors import InvalidFileError, UsageError, UserError
 from autoshard.system.files import parse_json, read_text, write_text
@@ -215,7 +216,7 @@ def summary(written: CalibrationFiles) -> str:
     )]  # fmt: skip
     network = [_network_words(written.network)] if written.network else []
     return "\n".join([*table(rows), *network, f"written to {written.profile} and {written.costmodel}",
-                      f"next: autoshard plan … --hardware {written.profile}"])  # fmt: skip
+                      f"next: autoshard plan … --hardware {typed(written.profile)}"])  # fmt: skip
 
 
 def _network_words(found: NetworkFit) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autoshard.calibrate.cost_model_file import Entry, figure_text
 from autoshard.cluster.hardware import Hardware
+from autoshard.code_text import typed
 from autoshard.errors import UsageError
 
 _COSTS = re.compile(r"^(# Constants of the cost formulas|\[constants)", re.MULTILINE)
@@ -21,12 +22,13 @@ def costs_path(profile: Path) -> Path:
 def check_target(out: Path, files: Iterable[Path]) -> None:
     """UsageError where the profile can't be written as `out`, or one of `files` is there already."""
     if out.suffix != ".toml":
-        raise UsageError(f"--out {out}: expected a name that ends in .toml", f"--out {out}.toml")
+        near = out.with_name(f"{out.name}.toml")
+        raise UsageError(f"--out {out}: expected a name that ends in .toml", f"--out {typed(near)}")
     there = [str(path) for path in files if path.exists()]
     if there:
         raise UsageError(f"{there[0]} exists already", "--out with another name")
     if not out.absolute().parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}", f"mkdir -p {out.parent}")
+        raise UsageError(f"--out {out}: there is no folder {out.parent}", f"mkdir -p {typed(out.parent)}")
 
 
 def profile_text(hardware: Hardware, out: Path, launch_seconds: float, source: str) -> str:

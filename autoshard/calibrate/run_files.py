@@ -13,6 +13,7 @@ from autoshard.calibrate.cost_model_file import Entry, costmodel_text, entries_o
 from autoshard.calibrate.profile_text import check_target, costs_path, profile_text
 from autoshard.calibrate.run_fit import RunFit
 from autoshard.cluster.hardware import Hardware, parse_hardware
+from autoshard.code_text import typed
 from autoshard.system.files import write_text
 from autoshard.units import format_seconds
 
@@ -74,7 +75,7 @@ def summary(written: RunFiles) -> str:
         *([f"left as the profile has them: {', '.join(own.left_out)} (links between nodes: see `autoshard calibrate` "
            "under torchrun)"] if own.left_out else []),
         f"written to {written.profile} and {written.costmodel}",
-        f"next: autoshard plan … --hardware {written.profile}",
+        f"next: autoshard plan … --hardware {typed(written.profile)}",
     ]  # fmt: skip
     return "\n".join(lines)
 

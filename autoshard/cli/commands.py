@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cli.parser import parser
+from autoshard.code_text import typed
 from autoshard.errors import CheckError, InfeasibleError, UsageError, UserError
 from autoshard.system import system_errors, terminal
-from autoshard.system.files import write_text
+from autoshard.system.files import MOST_DIGITS, write_text
 from autoshard.system.garbage import seldom_searched
 from autoshard.system.progress import step
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from autoshard.constraints.verify_request import VerifyRequest
     from autoshard.search.search_request import SearchRequest
 
+_DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1},}}")
 _LONG = re.compile(r"\S{400,}")
 BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
 
@@ -34,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.prepare()
         _check_words(words)
         options = _parsed(words)
+        _check_digits(words)
         result = _run(options)
         terminal.flush()
         return result
@@ -66,6 +69,14 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     except SystemExit:
         terminal.flush()
         raise
+
+
+def _check_digits(words: Sequence[str]) -> None:
+    """Of numbers within other texts, as in pins; those that are options by themselves say so themselves."""
+    for word in words:
+        if digits := _DIGITS.search(word):
+            told = f"a number of {len(digits[0])} digits in {word[:40]!r}…: expected at most {MOST_DIGITS}"
+            raise UsageError(told, "a number that fits")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -116,7 +127,7 @@ def trace(options: argparse.Namespace) -> int:
         _print_json({"graph": str(options.output), "graph_hash": captured.hash, **counts})
     else:
         print(f"{options.output}: {counts['ops']} ops, {counts['parameters']:,} parameters")
-        print(f"next: autoshard plan {options.output} --mesh dp=2,tp=2 --hardware a100-80g-sxm")
+        print(f"next: autoshard plan {typed(options.output)} --mesh dp=2,tp=2 --hardware a100-80g-sxm")
     return 0
 
 
@@ -165,7 +176,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(summary)
     elif code == 0:
-        print(f"next: {plan_summary.next_command(made.plan, made.graph, str(options.out), to_verify is not None)}")
+        print(f"next: {plan_summary.next_command(made.plan, made.graph, options.out, to_verify is not None)}")
     return code
 
 
@@ -308,7 +319,7 @@ def report(options: argparse.Namespace) -> int:
     from autoshard.api import package_verbs, verbs
 
     if options.svg and options.other is not None:
-        raise UsageError("--svg draws one plan, but two are named", f"autoshard report {options.plan} --svg")
+        raise UsageError("--svg draws one plan, but two are named", f"autoshard report {typed(options.plan)} --svg")
     with step("rendering the report", options.json):
         made = verbs.load_plan(options.plan)
         if options.other is not None:

@@ -22,6 +22,7 @@ from autoshard.estimate.transformer import (
 )
 from autoshard.whole_steps.software import PACKAGES
 
+MOST_DEVICES, MOST_SHOWN = 1_000_000, 1000
 _SIZES = {
     "layers": "transformer layers",
     "hidden": "width of the residual stream",
@@ -83,10 +84,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", action="store_true", help=text)
     search = "find the best of all configurations of --devices; what is given of tp, pp, micro-batch … stays as it is"
     parser.add_argument("--search", action="store_true", help=search)
-    parser.add_argument("--devices", type=whole("--devices"), metavar="N", help="of a search")
-    parser.add_argument(
-        "--top", type=whole("--top"), default=10, metavar="N", help="how many a search shows; default 10"
-    )
+    parser.add_argument("--devices", type=whole("--devices", most=MOST_DEVICES), metavar="N", help="of a search")
+    read = whole("--top", most=MOST_SHOWN)
+    parser.add_argument("--top", type=read, default=10, metavar="N", help="how many a search shows; default 10")
     front = "of a search: the front of step time against memory, as a table and as a picture in this file"
     parser.add_argument("--pareto", type=path("--pareto"), metavar="FILE.svg", help=front)
     parser.add_argument("--reduce", choices=("fp32", "bf16"), help="what gradients are summed in; default by precision")

@@ -16,6 +16,7 @@ from autoshard.errors import UsageError
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
 MOST_SEEDS = 1000
+MOST_STAGES, MOST_DEVICES, MOST_SAMPLES = 4096, 1_000_000, 10_000_000
 EXIT_CODES = "Exit codes: 0 done, 1 bug, 2 usage, 3 no plan fits, 4 can't be captured, 5 invalid file, 6 check failed."
 
 
@@ -137,14 +138,14 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     )
     samples += "alone stages, micro-batches, recomputation, ZeRO and the mesh are searched for together, each of the "
     samples += "options below then being auto, a value, or several with commas"
-    parser.add_argument("--global-batch", type=whole("--global-batch"), metavar="B", help=samples)
+    parser.add_argument("--global-batch", type=whole("--global-batch", most=MOST_SAMPLES), metavar="B", help=samples)
     one = "samples of a replica in one pass"
-    parser.add_argument("--micro-batch", type=_count("--micro-batch"), metavar="N", help=one)
+    parser.add_argument("--micro-batch", type=_count("--micro-batch", MOST_SAMPLES), metavar="N", help=one)
     second = "devices on a second axis beside tp that share a block, {}, where a step is searched for; default 1; auto "
     second += "offers more where {}, which takes long to search"
     long, many = second.format("cp", "sequences are long"), second.format("ep", "the model has experts")
-    parser.add_argument("--context-parallel", type=_count("--context-parallel"), metavar="N", help=long)
-    parser.add_argument("--expert-parallel", type=_count("--expert-parallel"), metavar="N", help=many)
+    parser.add_argument("--context-parallel", type=_count("--context-parallel", MOST_DEVICES), metavar="N", help=long)
+    parser.add_argument("--expert-parallel", type=_count("--expert-parallel", MOST_DEVICES), metavar="N", help=many)
     zero = "ZeRO over the devices that use weights alike: 1 stores weights and optimizer state in shards and gathers "
     zero += (
         "them once a step, 2 scatters the gradients of each micro-batch, 3 gathers for each; 0 stores weights as used; "
@@ -158,9 +159,9 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     read = whole("--parallel-optimizer-threshold", 0)
     parser.add_argument("--parallel-optimizer-threshold", type=read, metavar="KB", help=small)
     stages = "pipeline stages, each on devices of its own with the mesh --mesh; default 1"
-    parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages"), metavar="S", help=stages)
+    parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages", MOST_STAGES), metavar="S", help=stages)
     parts = "parts of the model on each stage, for the interleaved schedule; default 1"
-    parser.add_argument("--virtual-stages", type=_count("--virtual-stages"), metavar="V", help=parts)
+    parser.add_argument("--virtual-stages", type=_count("--virtual-stages", MOST_STAGES), metavar="V", help=parts)
     parser.add_argument("--schedule", metavar="NAME", help="of stages: gpipe, 1f1b (default) or interleaved")
     again = "what backward computes again of each block: none (default), selective (cheap operators), full, or "
     again += (
@@ -170,9 +171,16 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recompute", metavar="WHAT", help=again)
 
 
-def _count(option: str) -> Callable[[str], int | str]:
-    read = whole(option)
-    return lambda text: text if text == "auto" or "," in text else read(text)
+def _count(option: str, most: int) -> Callable[[str], int | str]:
+    """A number, auto, or several numbers with commas."""
+    read = whole(option, most=most)
+
+    def count(text: str) -> int | str:
+        words = text.split(",")
+        numbers = [read(word) for word in words if word.strip() != "auto"]
+        return numbers[0] if len(words) == len(numbers) == 1 else text
+
+    return count
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:

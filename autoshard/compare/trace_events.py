@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import math
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidFileError
+from autoshard.system.files import read_bytes
 
 MICROSECONDS = 1e6
 HINT = "a trace as torch.profiler's export_chrome_trace writes it, of one rank: see docs/compare.md"
+LARGEST_TRACE = 1 << 32  # bytes
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, OverflowError, zlib.error)
 STEP, OPTIMIZER = "ProfilerStep", "Optimizer.step"
 
 
@@ -50,18 +56,27 @@ class TraceSpan:
 def read_trace(path: Path) -> list[TraceSpan]:
     """Raises InvalidFileError where it is no such trace."""
     try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        found = json.loads(text)
+        found = json.loads(_unpacked(read_bytes(path, LARGEST_TRACE)))
         events = found["traceEvents"] if isinstance(found, dict) else found
         spans = [_span(event) for event in events if event.get("ph") == "X" and "dur" in event]
     except OSError as error:
         raise InvalidFileError(f"{path}: {error.strerror or error}", HINT) from error
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, gzip.BadGzipFile) as error:
+    except _DAMAGED as error:
         raise InvalidFileError(f"{path}: expected a trace of torch.profiler, got {_words(error)}", HINT) from error
     if not spans:
         raise InvalidFileError(f"{path}: the trace has no events with a duration", HINT)
     return nested(spans)
+
+
+def _unpacked(raw: bytes) -> bytes:
+    """A file of few bytes may stand for very many."""
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    with gzip.open(io.BytesIO(raw)) as file:
+        text = file.read(LARGEST_TRACE + 1)
+    if len(text) > LARGEST_TRACE:
+        raise ValueError(f"more than {LARGEST_TRACE >> 30} GiB of text")
+    return text
 
 
 def _words(error: Exception) -> str:
@@ -69,6 +84,8 @@ def _words(error: Exception) -> str:
 
 
 def _span(event: dict[str, Any]) -> TraceSpan:
+    if not all(math.isfinite(float(event[key])) for key in ("ts", "dur")):
+        raise ValueError(f"an event at {event['ts']} of {event['dur']} us")
     return TraceSpan(
         str(event["name"]), str(event.get("cat", "")), (event.get("pid"), event.get("tid")),
         float(event["ts"]) / MICROSECONDS, float(event["dur"]) / MICROSECONDS, dict(event.get("args") or {}),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from autoshard.code_text import typed
 from autoshard.errors import UsageError
 from autoshard.ir.plan import COMMUNICATED, SCHEDULES
 from autoshard.program.step_check import check_counts
@@ -86,8 +86,8 @@ class StepRequest:
         named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "pins"]
         flags = [f"--{name.replace('_', '-')}" for name, value in named if value is True]
         said = [(name, value) for name, value in named if value is not None and not isinstance(value, bool)]
-        options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in said]
-        pins = [f"--pin {shlex.quote(text)}" for text in pin_texts(self.pins)]
+        options = [f"--{name.replace('_', '-')} {typed(str(value))}" for name, value in said]
+        pins = [f"--pin {typed(text)}" for text in pin_texts(self.pins)]
         return " ".join([*options, *flags, *pins])
 
     @property
@@ -119,10 +119,10 @@ class StepRequest:
         if self.micro_batches is not None and self.global_batch is not None:
             raise UsageError("--micro-batches and --global-batch both say how many micro-batches a step has", "one")
         self._check_shards()
-        for name in (self.schedule or AUTO).split(","):
+        for name in (AUTO if self.schedule is None else self.schedule).split(","):
             if name not in (AUTO, *SCHEDULES):
                 raise UsageError(f"unknown schedule {name!r}", f"--schedule {' or '.join(SCHEDULES)}")
-        for name in (self.recompute or AUTO).split(","):
+        for name in (AUTO if self.recompute is None else self.recompute).split(","):
             if name not in (AUTO, *RECOMPUTE, TENSORS):
                 known = " or ".join((*RECOMPUTE, TENSORS))
                 raise UsageError(f"unknown recomputation {name!r}", f"--recompute {known}")

@@ -92,9 +92,13 @@ def packed(items: Sequence[str], width: int) -> list[str]:
 
 
 def docstring(text: str, indent: int) -> list[str]:
-    """A docstring: one line, or a summary and a body whose lines are given."""
+    """A docstring: one line, or a summary and a body whose lines are given. Backslashes are seen as they are where
+    they can be: a command may end its lines with them."""
     margin = " " * 4 * indent
     first, *rest = map(docstring_text, text.split("\n"))
+    if rest and "\\" in text and '""' not in text and all(not line or line.isprintable() for line in text.split("\n")):
+        first, *rest = text.split("\n")
+        return [f'{margin}r"""{first}', *(f"{margin}{line}".rstrip() for line in rest), f'{margin}"""']
     if not rest:
         return [f'{margin}"""{first}"""']
     return [f'{margin}"""{first}', *(f"{margin}{line}".rstrip() for line in rest), f'{margin}"""']

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from autoshard.code_text import printable, quoted
+from autoshard.code_text import printable, quoted, typed_lines
 from autoshard.emit.classes import ClassContext, class_texts, operator_places
 from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
 from autoshard.emit.header import Header
@@ -182,7 +182,7 @@ def head_lines(program: Program, header: Header) -> list[str]:
             printable(f"Written by autoshard ({header.versions or 'unknown version'}) from plan {header.plan_hash}:"),
             WIDTH,
         ),
-        *(f"  {line}" for line in _command_lines(printable(header.command))),
+        *(f"  {line}" for line in typed_lines(printable(header.command), WIDTH - 4)),
         f"Predicted for {printable(header.hardware)}: {predicted}.",
         "",
         "Every rank runs this code on local tensors; what crosses devices is a call that names the mesh axis.",
@@ -192,10 +192,6 @@ def head_lines(program: Program, header: Header) -> list[str]:
         "R+ replicated with a gradient that is the sum over the axis, P a partial sum of the value.",
     ]
     return docstring("\n".join(text), 0)
-
-
-def _command_lines(command: str) -> list[str]:
-    return textwrap.wrap(command, WIDTH - 4, break_on_hyphens=False, break_long_words=False)
 
 
 def names_in(code: str) -> set[str]:

@@ -6,6 +6,7 @@ import ast
 import difflib
 from pathlib import Path
 
+from autoshard.code_text import typed
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.system.data_files import data_folder
 
@@ -18,7 +19,8 @@ def check_spec(spec: str) -> None:
     """UsageError or InvalidFileError where `spec` can't be a model: its form is wrong, or its file is missing."""
     if holds_graph(spec):
         if not Path(spec).is_file():
-            raise InvalidFileError(f"there is no file {spec}", _near_files(Path(spec)) or KINDS)
+            told = f"{spec} is no regular file" if Path(spec).exists() else f"there is no file {spec}"
+            raise InvalidFileError(told, _near_files(Path(spec)) or KINDS)
         return
     place, _ = split_spec(spec)
     if place.endswith(".py"):
@@ -42,7 +44,8 @@ def check_file(path: Path, spec: str = "") -> None:
     """UsageError, with names that are near, where there is no such file."""
     if not path.is_file():
         name = spec.rpartition(":")[2]
-        raise UsageError(f"there is no file {path}", _near_files(path, f":{name}" if name else "") or KINDS)
+        told = f"{path} is no regular file" if path.exists() else f"there is no file {path}"
+        raise UsageError(told, _near_files(path, f":{name}" if name else "") or KINDS)
 
 
 def _near_files(path: Path, after: str = "") -> str:
@@ -50,8 +53,10 @@ def _near_files(path: Path, after: str = "") -> str:
     folder = path.parent if path.parent.is_dir() else Path()
     found = {str(own): own.name for pattern in ("*", "*/*") for own in folder.glob(f"{pattern}{path.suffix}")}
     found = found or {str(own): own.name for own in data_folder("examples").glob(path.name)}
+    found.pop(str(path), None)
     names = difflib.get_close_matches(path.name, set(found.values()), NEAR)
-    return " or ".join(f"{own}{after}" for near in names for own, name in sorted(found.items()) if name == near)
+    near = [own for one in names for own, name in sorted(found.items()) if name == one]
+    return " or ".join(typed(Path(f"{own}{after}")) for own in near)
 
 
 def _callables(path: Path) -> str:
@@ -61,4 +66,4 @@ def _callables(path: Path) -> str:
     except (OSError, ValueError, SyntaxError):
         return ""
     names = [item.name for item in body if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")]
-    return " or ".join(f"{path}:{name}" for name in names[:NEAR])
+    return " or ".join(typed(Path(f"{path}:{name}")) for name in names[:NEAR])

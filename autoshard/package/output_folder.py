@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoshard.errors import InvalidFileError, UsageError
-from autoshard.system.files import parse_json, read_text, told, write_text
+from autoshard.system.files import parse_json, read_bytes, read_text, told, write_text
 
 MANIFEST = "manifest.json"
 KIND = "autoshard.package"
 AGAIN = "make the package again with `autoshard plan`"
+LARGEST_FILE = 1 << 32  # bytes: a timeline of a large model's step has hundreds of megabytes
 _OTHER_FOLDER = "--out with another folder, or move these files away"
 
 
@@ -75,6 +76,15 @@ def read_file(folder: Path, name: str) -> str:
     return read_text(folder / name, "the package's", AGAIN)
 
 
+def check_unedited(folder: Path, texts: Mapping[str, str]) -> None:
+    """InvalidFileError where one of these files of a package is not as autoshard wrote it: figures of a plan are those
+    of its decisions, and nobody could tell that they were changed."""
+    written = _manifest(folder)
+    for name, text in texts.items():
+        if written.get(name) != _digest(text.encode()):
+            raise InvalidFileError(f"{folder / name} was edited since autoshard wrote it", AGAIN)
+
+
 @contextmanager
 def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
     parent = folder.absolute().parent
@@ -119,15 +129,23 @@ def _manifest(folder: Path) -> dict[str, str]:
     files = content.get("files") if isinstance(content, dict) and content.get("kind") == KIND else None
     if not isinstance(files, dict) or not all(_is_inside(name) for name in files):
         raise InvalidFileError(f"{folder / MANIFEST} is damaged", _OTHER_FOLDER)
-    return {str(name): str(digest) for name, digest in files.items()}
+    if not all(isinstance(digest, str) for digest in files.values()):
+        raise InvalidFileError(f"{folder / MANIFEST} is damaged", _OTHER_FOLDER)
+    return dict(files)
 
 
 def _is_inside(name: str) -> bool:
-    return not Path(name).is_absolute() and ".." not in Path(name).parts
+    return bool(name.strip()) and "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _changed(path: Path, digest: str) -> bool:
-    return path.exists() and _digest(path.read_bytes()) != digest
+    """Where it is no file any more, too."""
+    try:
+        return _digest(read_bytes(path, LARGEST_FILE)) != digest
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
 
 
 def _digest(content: bytes) -> str:

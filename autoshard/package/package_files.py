@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from autoshard.code_text import typed
 from autoshard.errors import InvalidFileError
 from autoshard.package import output_folder
 from autoshard.system.files import parse_json, write_text
@@ -192,12 +193,14 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
         raise InvalidFileError(
             f"there is no package at {root}", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
         )
-    plan = plan_json.loads(output_folder.read_file(root, PLAN), str(root / PLAN))
-    graph = check_saved(graph_json.loads(output_folder.read_file(root, GRAPH), str(root / GRAPH)), str(root / GRAPH))
+    texts = {name: output_folder.read_file(root, name) for name in (PLAN, GRAPH)}
+    plan = plan_json.loads(texts[PLAN], str(root / PLAN))
+    graph = check_saved(graph_json.loads(texts[GRAPH], str(root / GRAPH)), str(root / GRAPH))
     if graph_json.graph_hash(graph) != plan.graph_hash:
         raise InvalidFileError(f"{root / GRAPH} is not the graph that {root / PLAN} was made for", output_folder.AGAIN)
     hardware = parse_hardware(plan.hardware_text, f"{root / PLAN}, profile {plan.hardware}")
     check_plan(plan, graph, hardware, str(root / PLAN))
+    output_folder.check_unedited(root, texts)
     return plan, graph, hardware
 
 
@@ -206,22 +209,22 @@ def read_verification(package: Path) -> dict[str, Any] | None:
     root = root_of(package)
     if not (root / VERIFICATION).exists():
         return None
-    hint = f"autoshard verify {root}"
+    hint = f"{typed('rm', root / VERIFICATION)}, or verify the package anew: {typed('autoshard', 'verify', root)}"
     result = parse_json(output_folder.read_file(root, VERIFICATION), str(root / VERIFICATION), hint)
     if not isinstance(result, dict) or not isinstance(result.get("passed"), bool):
         raise InvalidFileError(f"{root / VERIFICATION} is damaged: it does not say what passed", hint)
     return result
 
 
-def read_beside(package: Path) -> Beside:
-    """What stands beside the plan of a package; what is not there is empty."""
+def read_beside(package: Path, verified: bool = True) -> Beside:
+    """What stands beside the plan of a package; what is not there is empty. `verified`: with what `verify` found."""
     from autoshard.search import pareto_front, style_plans
 
     root = root_of(package)
     styles = _read_list(root, STYLES, style_plans.from_json)
     front = _read_list(root, PARETO, pareto_front.from_json)
     model_text = output_folder.read_file(root, MODEL) if (root / MODEL).exists() else ""
-    return Beside(styles, front, read_verification(package), model_text)
+    return Beside(styles, front, read_verification(package) if verified else None, model_text)
 
 
 def _read_list(root: Path, name: str, read: Callable[[Any], tuple[T, ...]]) -> tuple[T, ...]:

@@ -8,6 +8,7 @@ from autoshard.ir.plan import KEEP_SOME, KEEPS, SCHEDULES, StepPlan, kept_result
 from autoshard.rules.rebatch import batch_size
 from autoshard.units import counted
 
+MOST_PASSES = 100_000  # of micro-batches through parts of the model in a step: seconds to simulate, 300 MB to show
 LABEL_LOSSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
 
 
@@ -49,7 +50,12 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
 
 
 def check_counts(count: int, stages: int, virtual: int, schedule: str) -> None:
-    """UsageError where a schedule has no order for `count` micro-batches on stages of `virtual` parts."""
+    """UsageError where a schedule has no order for `count` micro-batches on stages of `virtual` parts, or they are more
+    than can be simulated and shown."""
+    if count * stages * virtual > MOST_PASSES:
+        told = f"{counted(count, 'micro-batch')} through {counted(stages * virtual, 'part')} of the model"
+        near = max(1, MOST_PASSES // (stages * virtual))
+        raise UsageError(f"{told}: expected at most {MOST_PASSES} passes in a step", f"--micro-batches {near}")
     if count < stages:
         raise UsageError(
             f"{counted(count, 'micro-batch')} for {stages} stages: some stage would always wait",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from autoshard.cluster.hardware import parse_hardware
+from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.graph_capture.model_spec import LOSS
@@ -17,34 +18,34 @@ from autoshard.ir.plan import OpPlan, Plan
 def command(plan: Plan, training: bool = True, registrations: Sequence[Registration] = ()) -> str:
     """`training` and `registrations`: of the plan's graph. What ended the search early, a clock or Ctrl-C, is in no
     command."""
-    parts = ["autoshard plan", shlex.quote(plan.model) if plan.model else "MODEL"]
+    parts = ["autoshard plan", typed(Path(plan.model)) if plan.model else "MODEL"]
     given = dict(plan.model_arguments)
     loss = given.pop(LOSS, None)
     if given:
-        parts += ["--with", *(shlex.quote(f"{name}={value}") for name, value in given.items())]
+        parts += ["--with", *(typed(f"{name}={value}") for name, value in given.items())]
     if loss is not None:
-        parts.append(f"{LOSS} {shlex.quote(str(loss))}")
+        parts.append(f"{LOSS} {typed(str(loss))}")
     parts += [f"--devices {plan.devices}" if plan.step.samples else f"--mesh {plan.mesh}"]
-    parts.append(f"--hardware {shlex.quote(plan.hardware)}")
+    parts.append(f"--hardware {typed(Path(plan.hardware))}")
     if not plan.model.endswith(".json"):
-        parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]
+        parts += [f"--precision {typed(plan.precision)}", f"--optimizer {typed(plan.optimizer)}"]
         parts += ["--eval"] * (not training)
     else:
-        parts += [f"--allow-module {item.module}" for item in registrations if item.module]
+        parts += [f"--allow-module {typed(item.module)}" for item in registrations if item.module]
     parts += [plan.search.step_options] if plan.search.step_options else _step_options(plan)
     deciders = {style_of(op) for op in plan.ops} - {""}
-    parts += [f"--strategy {shlex.quote(name)}" for name in sorted(deciders)]
+    parts += [f"--strategy {typed(name)}" for name in sorted(deciders)]
     if plan.search.level != 2:
         parts.append(f"--level {plan.search.level}")
     if plan.certificate.solver not in ("dp", *deciders) and not plan.step.samples:
-        parts.append(f"--solver {shlex.quote(plan.certificate.solver)}")
+        parts.append(f"--solver {typed(plan.certificate.solver)}")
     if not plan.search.all_to_all:
         parts.append("--no-all-to-all")
-    parts += [f"--fuse {shlex.quote(fusion_text(fusion))}" for fusion in plan.fusion]
+    parts += [f"--fuse {typed(fusion_text(fusion))}" for fusion in plan.fusion]
     usable = parse_hardware(plan.hardware_text).usable_memory_bytes
     if math.isfinite(plan.capacity_bytes) and plan.capacity_bytes != usable:
         parts.append(f"--memory-limit '{plan.capacity_bytes:.17g} B'")
-    return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
+    return " ".join([*parts, *(f"--pin {typed(pin)}" for pin in plan.search.pins)])
 
 
 def _step_options(plan: Plan) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -91,10 +92,9 @@ class SearchRequest:
                 known = f"--strategy {', '.join(SEARCHED)} or random:SEED"
                 raise UsageError(f"unknown strategy {self.strategy!r}", f"--strategy {near[0]}" if near else known)
             return None
-        if not seed.isdecimal():
-            raise UsageError(
-                f"--strategy {self.strategy}: expected a whole number after the colon", "--strategy random:1"
-            )
+        if not re.fullmatch("[0-9]{1,18}", seed):
+            told = f"--strategy {self.strategy[:40]}: expected a whole number of at most 18 digits after the colon"
+            raise UsageError(told, "--strategy random:1")
         if self.mesh is None:
             raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
         return int(seed)

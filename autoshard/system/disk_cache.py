@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy
 
 from autoshard.system.data_files import data_folder
+from autoshard.system.files import read_bytes
 
 VARIABLE = "AUTOSHARD_CACHE"  # a folder, or one of OFF
 OFF = frozenset({"off", "no", "none", "0", "false"})
@@ -45,7 +46,7 @@ class DiskCache:
         try:
             if path.stat().st_size > self.most_bytes:
                 return None
-            content = path.read_bytes()
+            content = read_bytes(path, self.most_bytes)
         except (OSError, ValueError):
             return None
         body = content[len(_MAGIC) + _DIGEST :]

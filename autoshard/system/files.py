@@ -6,8 +6,11 @@ A file is read up to a size, JSON and TOML up to a depth; what is written is the
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
+import stat
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from typing import Any, NoReturn
 from autoshard.errors import InvalidFileError, UsageError
 
 LARGEST_JSON = 1 << 30  # bytes: graphs and plans of the largest models have tens of megabytes
+MOST_DIGITS = 100  # of a whole number
 LARGEST_TOML = 1 << 20  # bytes: profiles and pins are written by hand
 _ELSEWHERE = "a path in a folder that exists and that you may write to"
 
@@ -24,11 +28,7 @@ _ELSEWHERE = "a path in a folder that exists and that you may write to"
 def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_JSON) -> str:
     """UTF-8 text of at most `most_bytes`. InvalidFileError: `can't read {what} {path}: …`."""
     try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            raise InvalidFileError(f"can't read {what} {path}: it is larger than {most_bytes >> 20} MiB", hint)
-        return content.decode("utf-8").replace("\r\n", "\n")
+        return read_bytes(path, most_bytes).decode("utf-8").replace("\r\n", "\n")
     except OSError as error:
         raise InvalidFileError(f"can't read {what} {path}: {error.strerror}", hint) from None
     except UnicodeDecodeError:
@@ -37,10 +37,31 @@ def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_JSON) 
         raise InvalidFileError(f"can't read {what} {str(path)!r}: {error}", hint) from None
 
 
+def read_bytes(path: Path, most_bytes: int = LARGEST_JSON) -> bytes:
+    """A regular file of at most `most_bytes`. OSError says what it is instead: opening a pipe would wait for ever."""
+    check_regular(path)
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
+    return content
+
+
+def check_regular(path: Path) -> None:
+    """OSError where there is nothing, or what can't be read as a file is."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def parse_json(text: str, where: str, hint: str) -> Any:
     """InvalidFileError: `{where} is not JSON: …`; NaN and Infinity are no JSON, and no object has a key twice."""
     try:
-        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_distinct)
+        return json.loads(
+            text, parse_constant=_no_number, parse_int=_whole, parse_float=_finite, object_pairs_hook=_distinct
+        )
     except RecursionError:
         raise InvalidFileError(f"{where} is not JSON that can be read: it is nested too deep", hint) from None
     except ValueError as error:
@@ -49,6 +70,19 @@ def parse_json(text: str, where: str, hint: str) -> Any:
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number")
+
+
+def _whole(word: str) -> int:
+    if len(word) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(word)} digits")
+    return int(word)
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    if not math.isfinite(number):
+        raise ValueError(f"{word[:20]} is no number that a computer has")
+    return number
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -63,11 +97,22 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def parse_toml(text: str, where: str, hint: str) -> dict[str, Any]:
     """InvalidFileError: `{where} is not TOML: …`."""
     try:
-        return tomllib.loads(text)
+        found = tomllib.loads(text)
+        _check_sizes(found)
+        return found
     except RecursionError:
         raise InvalidFileError(f"{where} is not TOML that can be read: it is nested too deep", hint) from None
     except ValueError as error:
         raise InvalidFileError(f"{where} is not TOML: {error}", hint) from None
+
+
+def _check_sizes(value: Any) -> None:
+    """Whole numbers of TOML may have any number of digits."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_sizes(item)
+    elif isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ValueError(f"a number of {value.bit_length()} bits")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster.hardware import PRECISION_DTYPES, parse_hardware
+from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.bands import Band, family
@@ -244,15 +246,16 @@ def front_table(points: Sequence[Point]) -> list[str]:
     return table(rows)
 
 
-def next_command(plan: Plan, graph: Graph, out: str, verified: bool = False) -> str:
+def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = False) -> str:
     """What to do with the package: run it here on CPUs, where one node has all devices and there is a loss."""
-    per_node = parse_hardware(plan.hardware_text).devices_per_node
+    out, per_node = Path(out), parse_hardware(plan.hardware_text).devices_per_node
     if graph.loss is None:
-        check = "" if verified or not has_code(plan.model) else f"autoshard verify {out}; "
-        return f"{check}{out}/README.md shows how to call the model: without a loss train.py has nothing to train"
+        check = "" if verified or not has_code(plan.model) else f"autoshard verify {typed(out)}; "
+        page = typed(out / "README.md")
+        return f"{check}{page} shows how to call the model: without a loss train.py has nothing to train"
     if plan.devices > per_node:
-        return f"{out}/README.md says how to start it on {-(-plan.devices // per_node)} nodes"
-    return f"torchrun --nproc-per-node {plan.devices} {out}/train.py --backend gloo --steps 5"
+        return f"{typed(out / 'README.md')} says how to start it on {-(-plan.devices // per_node)} nodes"
+    return f"torchrun --nproc-per-node {plan.devices} {typed(out / 'train.py')} --backend gloo --steps 5"
 
 
 def timeline_summary(

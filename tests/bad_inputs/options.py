@@ -104,7 +104,7 @@ MESHES = [
             "dp=4481": "describes at most 4480",
             "dp=100000000": "describes at most 4480",
             "dp=999999999999999999": "describes at most 4480",
-            f"dp={LONG}": "expected name=size",
+            f"dp={LONG}": "a number of 5000 digits",
             "a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1,i=1": "the mesh has 9 axes, expected at most 8",
             ",".join(f"a{n}=2" for n in range(12)): "the mesh has 12 axes, expected at most 8",
             "d" * 100 + "=2": "expected at most 64 letters",

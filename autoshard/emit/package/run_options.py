@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -207,7 +208,7 @@ def check_launch(backend: str) -> None:
     if size != started:
         mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
         processes = "1 process was" if started == 1 else f"{started} processes were"
-        line = f"torchrun --nproc-per-node {size} {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
+        line = f"torchrun --nproc-per-node {size} {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
         mesh += f" on each of {STAGES} stages" if STAGES > 1 else ""
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")
     _check_devices(backend)
