@@ -7,6 +7,7 @@ that is afterwards as it was before, temporary files included.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -159,7 +160,8 @@ def at(name: str, place: str, value: Any) -> Damage:
 
 
 def thing(name: str, kind: str) -> Damage:
-    """Instead of the file there is a folder, a symbolic link to itself or to nothing, an endless device, or nothing."""
+    """Instead of the file there is a folder, a pipe that nobody writes to, a symbolic link to itself or to nothing, an
+    endless device, or nothing."""
 
     def damage(folder: Path) -> None:
         path = folder / name
@@ -172,5 +174,7 @@ def thing(name: str, kind: str) -> Damage:
             path.symlink_to(targets[kind])
         elif kind == "folder":
             path.mkdir()
+        elif kind == "fifo":
+            os.mkfifo(path)
 
     return damage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
 from typing import Any
 
 from tests.bad_inputs import GRAPH, PLAN, PROFILE, P, Row, at, swap, text, thing
@@ -32,9 +34,11 @@ _NO_FILES = (
     ('{"a": NaN}', "NaN is no number"),
     ('{"a": 1, "a": 1}', "the key 'a' stands in an object twice"),
     ('{"a": -Infinity}', "-Infinity is no number"),
-    ('{"a": ' + "9" * 5000 + "}", "is not JSON"),
+    ('{"a": ' + "9" * 5000 + "}", "a number of 5000 digits"),
+    ('{"a": ' + "9" * 101 + "}", "a number of 101 digits"),
+    ('{"a": 1e999}', "1e999 is no number that a computer has"),
 )
-_THINGS = ("folder", "loop", "dangling", "missing", "empty")
+_THINGS = ("folder", "fifo", "loop", "dangling", "missing", "empty")
 
 
 def _graph(place: str, value: Any, says: str) -> Row:
@@ -261,6 +265,68 @@ PLANS = [
     ),
 ]
 
+_EMPTY = '{"kind": "autoshard.package", "files": {}}'
+_EDITED = "plan.json was edited since autoshard wrote it"
+
+
+def _manifest(name: str, kind: str, says: str) -> Row:
+    """A file of this name, said to be ours, is something else."""
+
+    def damage(folder: Path) -> None:
+        at("pkg/manifest.json", f"files.{name}", "0" * 64)(folder)
+        thing(f"pkg/{name}", kind)(folder)
+
+    return Row(f"{P[:-1]}pkg", 2, says, damage, f"the manifest names a {kind}")
+
+
+def _whole(name: str, kind: str) -> tuple[Row, ...]:
+    typed = ("report pkg", "simulate pkg", "explain pkg", "diff pkg pkg", "verify pkg")
+    return tuple(Row(verb, 5, name, thing(f"pkg/{name}", kind), f"{name} {kind}") for verb in typed)
+
+
+PACKAGES = [
+    *(
+        Row(f"{verb} pkg", 5, _EDITED, at(PLAN, place, value), f"{place} = {value!r}")
+        for verb in ("report", "simulate", "explain", "diff pkg", "verify")
+        for place, value in (("mesh", "dp=2,tp=8"), ("predicted_seconds", 1e-9), ("model", "os:getcwd"))
+    ),
+    Row("report pkg", 5, _EDITED, text("pkg/manifest.json", _EMPTY), "no digests"),
+    Row("simulate pkg", 5, "graph.json was edited", at("pkg/graph.json", "call", "x"), "the graph's call"),
+    *(_manifest("sub", kind, "pkg/sub was edited since autoshard wrote it") for kind in ("folder", "fifo", "loop")),
+    *(_manifest("train", kind, "pkg/train was edited") for kind in ("endless", "empty")),
+    *(row for kind in ("folder", "fifo", "loop") for row in _whole("manifest.json", kind)),
+    *(row for kind in ("fifo", "dangling") for row in _whole("plan.json", kind)),
+    *(
+        Row(f"{P[:-1]}pkg", 5, "is damaged", text("pkg/manifest.json", _EMPTY.replace("{}", files)), files)
+        for files in ('{"../x": ""}', '{"/etc/passwd": ""}', '{"": ""}', '{"a\\u0000b": ""}', '{"a": 1}', '["a"]')
+    ),
+    *(
+        Row("report pkg", 5, f"{name}.json", thing(f"pkg/{name}.json", kind), f"{name} {kind}")
+        for name in ("verification", "styles") for kind in ("folder", "fifo")
+    ),
+    *(
+        Row("report pkg", 5, "styles.json", text("pkg/styles.json", content), f"styles {content[:9]!r}")
+        for content in ("", "{}", "[1]", "[{}]", DEEP, '[{"name": 1e999}]', "\ufeff[]")
+    ),
+]  # fmt: skip
+
+_TRACE = "compare pkg t.json"
+_EVENT = '{"ph": "X", "name": "x", "ts": %s, "dur": %s}'
+TRACES = [
+    Row(_TRACE, 5, "t.json: No such file"),
+    *(Row(_TRACE, 5, "t.json", thing("t.json", kind), kind) for kind in ("folder", "fifo", "loop", "endless", "empty")),
+    *(
+        Row(_TRACE, 5, "t.json", text("t.json", content), repr(content[:40]))
+        for content in (
+            "", "{", "[]", "null", "1", '"x"', "[1]", "[[]]", '{"traceEvents": 5}', '{"traceEvents": {"a": 1}}', DEEP,
+            "\ufeff[]", b"\xff\xfe", b"\x1f\x8b", b"\x1f\x8b\x08\x00aaaaaaaaaaaa", gzip.compress(b"[]")[:-4],
+            f"[{_EVENT % ('NaN', 1)}]", f"[{_EVENT % (1, 1e999)}]", f"[{_EVENT % ('1e999', 1)}]",
+            f"[{_EVENT % ('[]', 1)}]", f"[{_EVENT % ('null', 1)}]", '[{"ph": "X", "dur": 1}]',
+            f"[{_EVENT % ('9' * 5000, 1)}]",
+        )
+    ),
+]  # fmt: skip
+
 _BANDWIDTH = 'bandwidth = { value = "300 GB/s"'
 _MEMORY = 'memory = { value = "80 GiB"'
 PROFILES = [
@@ -278,7 +344,10 @@ PROFILES = [
             ("# a\n" * 500_000, "larger than 1 MiB"),
         )
     ),
-    *(Row("profiles mine.toml", 5, "mine.toml", thing(PROFILE, kind), kind) for kind in ("folder", "loop", "endless")),
+    *(
+        Row("profiles mine.toml", 5, "mine.toml", thing(PROFILE, kind), kind)
+        for kind in ("folder", "fifo", "loop", "endless")
+    ),
     *(
         Row(f"plan {GRAPH} --mesh dp=2 --hardware mine.toml --out o", 5, says, swap(PROFILE, old, new), new)
         for old, new, says in (
@@ -299,6 +368,8 @@ PROFILES = [
             ('topology = "switch"', 'topology = "swich"', "did you mean 'switch'?"),
             ("[[links]]", "[[lnks]]", "lnks"),
             ("schema = 1", "schema = true", "schema"),
+            ("devices = 8 ", f"devices = {'9' * 60} ", "a number of 200 bits"),
+            ("value = 0.92", "value = inf", "got inf"),
             ("devices_per_node = 8", "devices_per_node = 0", "expected a positive integer"),
             ('kind = "datasheet"', 'kind = "guess"', "got 'guess'"),
         )
@@ -358,4 +429,4 @@ PLACES = [
     Row("simulate pkg --export memory -o /proc/x", 2, "can't write /proc/x"),
 ]  # fmt: skip
 
-ROWS = [*GRAPHS, *PLANS, *PROFILES, *MEASURED, *PLACES]
+ROWS = [*GRAPHS, *PLANS, *PACKAGES, *TRACES, *PROFILES, *MEASURED, *PLACES]

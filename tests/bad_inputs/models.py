@@ -11,6 +11,14 @@ def _model(says: str, code: int = 4, **parts: str) -> Row:
     return Row(_TYPED, code, says, text("model.py", model_text(**parts)), " ".join(parts.values()))
 
 
+_CUMULATIVE = """
+def build():
+    model = Model()
+    model.layer = nn.BatchNorm1d(8, momentum=None)
+    return model, (torch.ones(4, 8),)
+"""
+
+
 def _exits(how: str, says: str) -> list[Row]:
     """The same wherever a model's code runs: on import, in the callable, in the forward."""
     return [_model(says, top=how), _model(says, build=how), _model(says, forward=how)]
@@ -49,6 +57,7 @@ ROWS = [
     _model("too many positional arguments", build="return Model(), (torch.ones(4, 8),) * 2"),
     _model("same reduction dim", build="return Model(), (torch.ones(4, 9),)"),
     _model("can't compute in int64", 2, build="return Model(), (torch.ones(4, 8, dtype=torch.int64),)"),
+    _model("BatchNorm1d(momentum=None) averages over all batches so far", bottom=_CUMULATIVE),
     _model("returns no tensor", forward="return None"),
     _model("returns no tensor", forward="return 3"),
     _model("returns no tensor", forward="return 'text'"),
@@ -61,7 +70,8 @@ ROWS = [
     Row(_TYPED, 4, "can't be imported", text("model.py", b"\xff\xfe"), "bytes"),
     Row(_TYPED, 2, "there is no function 'build'", text("model.py", ""), "an empty file"),
     Row(_TYPED, 2, "there is no file model.py", thing("model.py", "missing"), "missing"),
-    Row(_TYPED, 2, "there is no file model.py", thing("model.py", "folder"), "a folder"),
+    Row(_TYPED, 2, "model.py is no regular file", thing("model.py", "folder"), "a folder"),
+    Row(_TYPED, 2, "model.py is no regular file", thing("model.py", "fifo"), "a pipe"),
     Row(_TYPED, 2, "there is no file model.py", thing("model.py", "loop"), "a loop"),
     Row(_TYPED.replace("model.py:build", "model.py"), 2, "names no model"),
     Row(_TYPED.replace("model.py:build", "model.py:"), 2, "names no model"),

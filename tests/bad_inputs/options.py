@@ -172,9 +172,7 @@ CHOICES = [
     Row(f"{P} --solver exhaustive", 2, "exhaustive search over"),
     Row(f"{P} --solver ilp --ilp-engine gurobbi", 2, "the ilp engine 'gurobbi' is not known"),
     Row(f"{P} --strategy fastest", 2, "unknown strategy 'fastest'"),
-    Row(f"{P} --strategy random:x", 2, "expected a whole number"),
-    Row(f"{P} --strategy random:", 2, "expected a whole number"),
-    Row(f"{P} --strategy random:-1", 2, "expected a whole number"),
+    *(Row(f"{P} --strategy random:{seed}", 2, "expected a whole number") for seed in ("x", "", "-1")),
     Row(f"plan {GRAPH} --devices 4 --hardware cpu-local --out o --strategy random:1", 2, "needs a mesh"),
     Row(f"{P} --memory-limit '1 KiB'", 3, "proved: no plan of mesh"),
     Row(f"plan {GRAPH} --mesh dp=2 --hardware '' --out o", 2, "unknown hardware profile ''"),
@@ -285,4 +283,49 @@ ESTIMATES = [
     Row(f"{E} --tp 2 --sequence 33 --sequence-parallel", 2, "does not divide the sequence 33"),
 ]
 
-ROWS = [*VERBS, *UNITS, *MESHES, *CHOICES, *PINS, *ESTIMATES]
+_N, _BILLION = "a number of 5000 digits", "1000000000"
+NUMBERS = [
+    *(
+        Row(f"{P} --strategy random:{seed}", 2, "expected a whole number of at most 18 digits")
+        for seed in ("9" * 99, "9" * 19, "１", "1.5", "nan", "1e3", "0x1", "+1")
+    ),
+    Row(f"{P} --strategy random:{LONG}", 2, _N),
+    *(
+        Row(f"{P} {option} {value}", 2, says)
+        for option, value, says in (
+            ("--micro-batches", _BILLION, "1000000000 micro-batches through 1 part of the model: expected at most"),
+            ("--stages 2 --micro-batches", _BILLION, "through 2 parts of the model: expected at most 100000"),
+            ("--micro-batches", LONG, "expected a whole number"),
+            ("--global-batch", "10000000000", "expected a whole number, from 1 to 10000000"),
+            ("--global-batch", "800000000", "expected a whole number, from 1 to 10000000"),
+            ("--global-batch", "8000000", "1000000 micro-batches through 1 part of the model"),
+            ("--stages", _BILLION, "expected a whole number, from 1 to 4096"),
+            ("--stages", "nan", "--stages 'nan': expected a whole number"),
+            ("--stages", "2,-1", "--stages '-1': expected a whole number"),
+            ("--virtual-stages", _BILLION, "expected a whole number, from 1 to 4096"),
+            ("--micro-batch", LONG, "expected a whole number"),
+            ("--context-parallel", _BILLION, "expected a whole number, from 1 to 1000000"),
+            ("--expert-parallel", "-1", "expected a whole number, at least 1"),
+            ("--zero", "9" * 99, "expected auto, or of 0, 1, 2, 3"),
+            ("--zero", "-1", "expected auto, or of 0, 1, 2, 3"),
+            ("--recompute", "''", "unknown recomputation ''"),
+            ("--schedule", "''", "unknown schedule ''"),
+            ("--level", "9" * 99, "unknown level"),
+            ("--pin", f"h.0.fc=Shard({LONG})@tp", _N),
+            ("--pin", f"h.0.fc.weight=Shard({'9' * 99})@tp", "the nearest offered"),
+            ("--pin", f"stage:h.0={LONG}", _N),
+            ("--pin", f"'h.0.fc=(({LONG}, 1), (1, 1), None)'", _N),
+            ("--fuse", f"all_reduce=index:{LONG}", _N),
+            ("--fuse", "all_reduce=1e400MiB", "--fuse 'all_reduce=1e400MiB'"),
+            ("--fuse", "all_reduce=-1MiB", "--fuse 'all_reduce=-1MiB'"),
+            ("--fuse", "all_reduce=nanMiB", "--fuse 'all_reduce=nanMiB'"),
+            ("--with", f"n={LONG}", _N),
+        )
+    ),
+    Row(f"{E} --search --devices {_BILLION}", 2, "--devices '1000000000': expected a whole number, from 1 to 1000000"),
+    Row(f"{E} --search --devices 8 --top {_BILLION}", 2, "--top '1000000000': expected a whole number, from 1 to 1000"),
+    Row(f"explain pkg h.0.fc.weight --why-not Shard({LONG})@tp", 2, _N),
+    Row(f"verify {LONG}", 2, _N),
+]  # fmt: skip
+
+ROWS = [*VERBS, *UNITS, *MESHES, *CHOICES, *PINS, *ESTIMATES, *NUMBERS]

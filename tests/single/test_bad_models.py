@@ -55,3 +55,19 @@ def test_what_a_model_does_to_the_process_is_put_back(
     assert before == (signal.getsignal(signal.SIGINT), sys.argv, sys.stdout, os._exit, torch.is_grad_enabled())
     assert json.loads(capsys.readouterr().out)["mesh"] == {"dp": 2}
     assert (tmp_path / "o" / "plan.json").is_file()
+
+
+def test_a_damaged_outcome_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `report` advises for a damaged verification.json works: `verify` does not read what it replaces."""
+    (tmp_path / "model.py").write_text(model_text(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert commands.main([*WORDS[:3], "dp=1", *WORDS[4:]]) == 0
+    for content in ("{", "[]", ""):
+        Path("o/verification.json").write_text(content)
+        capsys.readouterr()
+        assert commands.main(["report", "o"]) == 5
+        assert "verify the package anew: autoshard verify o" in capsys.readouterr().err
+    assert commands.main(["verify", "o", "--backend", "lockstep"]) == 0
+    assert commands.main(["report", "o"]) == 0

@@ -29,6 +29,7 @@ _AUTOCAST = "leave it out and plan with --precision bf16-mixed"
 _CTC = "--eval, and the CTC loss in a training loop of your own; or a loss over frames, such as cross_entropy"
 _PACKED = "what packed sequences hold depends on their lengths' values"
 _PADDED = "the padded batch through the module, its outputs masked: torch.where(mask, y, 0)"
+_MOMENTUM = "momentum=0.1, torch's default: a moving average; or track_running_stats=False, or --eval"
 _SEED = "no seed in the forward: packages draw from (seed, step, operator); a fixed noise belongs in a buffer"
 
 
@@ -115,6 +116,7 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
     ]
     if training:
         patches += [
+            *((norm, "forward", _decaying(norm.forward)) for norm in _NORMS),
             (autograd.Function, "apply", _apply(autograd.Function.__dict__["apply"].__func__)),
             (torch.Tensor, "register_hook", _hooked(torch.Tensor.register_hook)),
             (graph, "__enter__", _saved(graph.__enter__)),
@@ -126,8 +128,21 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
     return patches
 
 
+_NORMS = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.SyncBatchNorm)
 _SEEDS = ((torch, "manual_seed"), (torch, "seed"), (torch.random, "manual_seed"), (torch.random, "seed"))
 _DERIVING = ((torch.autograd, "grad"), (torch.autograd, "backward"), (torch.Tensor, "backward"))
+
+
+def _decaying(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Batch norm whose running statistics are the mean over all batches: their weight is in a tensor, and changes."""
+
+    def forward(self: Any, input: torch.Tensor) -> Any:
+        if self.training and self.track_running_stats and self.momentum is None:
+            what = f"{type(self).__name__}(momentum=None) averages over all batches so far, by a count that it reads"
+            raise CaptureError(f"{what} from a tensor, at {here()}", _MOMENTUM)
+        return original(self, input)
+
+    return forward
 
 
 def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
