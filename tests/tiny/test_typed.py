@@ -37,7 +37,7 @@ TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters=
 def arrived(command_text: str, folder: Path, program: str = "autoshard") -> list[str]:
     """The words that `program` is given when a shell reads this. Nothing else may be run, and nothing written."""
     script = f'{program}() {{ {ECHO} "$@"; }}\n{command_text}\n'
-    environment = {"PATH": "/nowhere", "HOME": "/home/of/nobody", "LC_ALL": "C"}
+    environment = {"PATH": "/nowhere", "HOME": "/nowhere", "LC_ALL": "C"}
     shell = ["/bin/bash", "--norc", "-c", script]
     done = subprocess.run(shell, capture_output=True, text=True, cwd=folder, env=environment, timeout=HANGS)
     assert done.returncode == 0 and not done.stderr, (command_text, done.stderr)
