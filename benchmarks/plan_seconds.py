@@ -44,7 +44,7 @@ ROWS: tuple[Row, ...] = (
     ("GPT-2, 12 layers", GPT2, {"sequence": 1024}, "dp=2,tp=4", 2.5),
     ("Llama, 12 layers of 1024", LLAMA, {}, "dp=2,tp=4", 6.0),
     ("Llama-8B, 32 layers", LLAMA, WIDE, "dp=8,tp=8", 10.0),
-    ("Llama-8B on three axes", LLAMA, WIDE, "dp=4,sp=8,tp=8", 30.0),
+    ("Llama-8B on three axes", LLAMA, WIDE, "dp=4,cp=8,tp=8", 30.0),
     *(
         (name, f"{OTHERS}:{builder}", {}, mesh, None)
         for name, builder in (

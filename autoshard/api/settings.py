@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
+from autoshard.constraints.axis_names import check_axis_names
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import pin_file_texts
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
@@ -126,9 +127,12 @@ def verify_request(
 
 
 def read_mesh(mesh: str | Mesh | Mapping[str, int] | None) -> Mesh | None:
-    if mesh is None or isinstance(mesh, Mesh):
-        return mesh
-    return Mesh.parse(mesh if isinstance(mesh, str) else ",".join(f"{name}={size}" for name, size in mesh.items()))
+    """A mesh as a user says it. UsageError for one that can't be, or whose names say what other options do."""
+    if mesh is None:
+        return None
+    if isinstance(mesh, Mapping):
+        mesh = ",".join(f"{name}={size}" for name, size in mesh.items())
+    return check_axis_names(Mesh.parse(mesh) if isinstance(mesh, str) else mesh)
 
 
 def read_hardware(hardware: str | Hardware) -> Hardware:

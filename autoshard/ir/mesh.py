@@ -93,7 +93,7 @@ def _mended(axes: list[tuple[str, int]]) -> str:
     """The axes with sizes of at least 1, each name once: what was perhaps meant."""
     names = [name for name, _ in axes]
     spare = iter(
-        name for name in ("dp", "tp", "pp", "cp", "ep", *(f"axis{n}" for n in range(len(axes)))) if name not in names
+        name for name in ("dp", "tp", "cp", "ep", *(f"axis{n}" for n in range(len(axes)))) if name not in names
     )
     return ",".join(
         f"{next(spare) if name in names[:n] else name}={max(size, 1)}" for n, (name, size) in enumerate(axes)

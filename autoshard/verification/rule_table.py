@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autoshard.constraints.axis_names import check_axis_names
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -92,7 +93,7 @@ def _cuts(strategy: Strategy) -> bool:
 
 def _mesh(text: str) -> Mesh:
     """Every device runs here, one after the other."""
-    mesh = Mesh.parse(text)
+    mesh = check_axis_names(Mesh.parse(text))
     if mesh.size > MOST_DEVICES:
         told = f"--mesh {text} has {mesh.size} devices: a proof runs each of them here, at most {MOST_DEVICES}"
         raise UsageError(told, "--mesh dp=2,tp=4")

@@ -59,9 +59,9 @@ def test_the_road_of_a_large_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[
     """`plan --verify` alone does what can be done, and says what that was."""
     words = ["--hardware", "a100-80g-sxm", "--strategy", "random:1", "--out", str(tmp_path / "out"), "--verify"]
     sizes = ["--with", *(f"{name}={value}" for name, value in SIZES.items())]
-    assert commands.main(["plan", MLP, "--mesh", "dp=4,pp=4,tp=16", *words, *sizes]) == 0
+    assert commands.main(["plan", MLP, "--mesh", "dp=4,cp=4,tp=16", *words, *sizes]) == 0
     printed = capsys.readouterr().out
-    assert "verified on dp=4,pp=4,tp=4 (which stands for dp=4,pp=4,tp=16): 64 devices in lock-step" in printed
+    assert "verified on dp=4,cp=4,tp=4 (which stands for dp=4,cp=4,tp=16): 64 devices in lock-step" in printed
     assert "not verified: 16 devices along tp: 4 ran" in printed
     assert "emits at the full number of devices, which did not run" in printed
 

@@ -46,7 +46,7 @@ MESHES = [
     (" ", "--mesh dp=2,tp=4, or --devices 8 to search for one"),
     ("dp=0,tp=2", "--mesh dp=1,tp=2"),
     ("dp=2,dp=4", "--mesh dp=2,tp=4"),
-    ("dp=2,tp=2,dp=0", "--mesh dp=2,tp=2,pp=1"),
+    ("dp=2,tp=2,dp=0", "--mesh dp=2,tp=2,cp=1"),
     ("2x2", "--mesh dp=2,tp=4"),
 ]
 
