@@ -77,7 +77,7 @@ class PlannedModel:
 
     @property
     def hash(self) -> str:
-        return plan_hash(self.plan)
+        return plan_hash(self.plan, self.graph)
 
     def __str__(self) -> str:
         from autoshard.text.plan_summary import summary

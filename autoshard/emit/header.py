@@ -50,7 +50,7 @@ class Header:
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
     return Header(
-        plan_hash=plan_json.plan_hash(plan),
+        plan_hash=plan_json.plan_hash(plan, graph),
         command=command(plan, graph.training, graph.registrations),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
         hardware=plan.hardware,

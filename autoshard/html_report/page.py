@@ -76,7 +76,7 @@ def page(
             *in_float8(plan, graph),
         ],
         "command": command(plan, graph.training, graph.registrations),
-        "provenance": provenance(plan),
+        "provenance": provenance(plan, graph),
         **_timeline(timeline, "micro-batch" if plan.step.is_whole else "step"),
         "data": _data(plan, graph, program, hardware, timeline, model_text),
         **_memory(plan, graph, program, hardware, timeline),
@@ -244,7 +244,7 @@ def discovered(graph: Graph) -> list[str]:
     ]
 
 
-def provenance(plan: Plan) -> list[tuple[str, str]]:
+def provenance(plan: Plan, graph: Graph) -> list[tuple[str, str]]:
     """Hashes and versions: with these, the same command gives this page again."""
-    rows = [("plan", plan_json.plan_hash(plan)), ("graph", plan.graph_hash)]
+    rows = [("plan", plan_json.plan_hash(plan, graph)), ("graph", plan.graph_hash)]
     return rows + [(name, version) for name, version in plan.versions]

@@ -96,6 +96,24 @@ def _hash(graph: Graph) -> str:
     return hashlib.sha256(f"{KIND} {SCHEMA_VERSION} {canonical}".encode()).hexdigest()
 
 
+# What a graph computes; not what its model is called, where its code stands, and what it asks of a search.
+_COMPUTED = (
+    "tensors", "inputs", "parameters", "buffers", "ops", "outputs", "loss", "buffer_updates", "precision", "optimizer",
+    "training",
+)  # fmt: skip
+
+
+def computed(graph: Graph) -> str:
+    """SHA-256 (hex) of what the graph computes: the same for the same model at another path."""
+    return graph.once(_computed)
+
+
+def _computed(graph: Graph) -> str:
+    bare = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, source="") for op in graph.ops))
+    said = {name: encode(getattr(bare, name)) for name in _COMPUTED}
+    return hashlib.sha256(json.dumps(said, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+
+
 def _fields(graph: Graph) -> dict[str, Any]:
     """Every field; those of `_LATER` only where there are any."""
     values = {field.name: encode(getattr(graph, field.name)) for field in dataclasses.fields(graph)}

@@ -10,7 +10,9 @@ from typing import Any
 
 from autoshard.errors import InvalidFileError
 from autoshard.ir.codec import decode, encode
-from autoshard.ir.plan import SCHEMA_VERSION, Plan, Search, StepPlan
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import computed
+from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, StepPlan, TensorPlan
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
@@ -73,9 +75,32 @@ def load(path: str | Path) -> Plan:
     return loads(read_text(Path(path), "the plan", _AGAIN), str(path))
 
 
-def plan_hash(plan: Plan) -> str:
-    """Sixteen hex digits that change with any decision, prediction or input of the plan."""
-    return hashlib.sha256(dumps(plan).encode()).hexdigest()[:16]
+# What is decided, by record: all else is what was asked, what was searched, and what is predicted.
+DECISIONS: dict[type, tuple[str, ...]] = {
+    Plan: ("mesh", "precision", "optimizer", "inputs", "parameters", "buffers", "ops", "redistributions", "step", "fusion"),
+    TensorPlan: ("name", "layout"),
+    OpPlan: ("op", "strategy", "variant"),
+    RedistributionPlan: ("tensor", "source", "target", "consumers", "steps"),
+    StepPlan: ("micro_batches", "schedule", "virtual_stages", "parts", "recompute", "samples", "zero"),
+}
+
+
+def plan_hash(plan: Plan, graph: Graph) -> str:
+    """Sixteen hex digits that change with any decision of the plan and with what the graph computes, and with nothing
+    else: not with the model's path, the search, its status or predictions."""
+    return hashlib.sha256(f"{plan.once(_decided)} {computed(graph)}".encode()).hexdigest()[:16]
+
+
+def _decided(plan: Plan) -> str:
+    return json.dumps(_decisions(plan), separators=(",", ":"), allow_nan=False)
+
+
+def _decisions(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_decisions(item) for item in value]
+    if type(value) in DECISIONS:
+        return [_decisions(getattr(value, name)) for name in DECISIONS[type(value)]]
+    return encode(value)
 
 
 def _text(value: Any) -> str:

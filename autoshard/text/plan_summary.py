@@ -183,7 +183,7 @@ def _figures(plan: Plan, timeline: Timeline | None, step: AccountedStep | None, 
         asked.append(
             ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
         )
-    return [*table(rows, width), "", *table([*asked, ("plan", plan_json.plan_hash(plan))], width)]
+    return [*table(rows, width), "", *table([*asked, ("plan", plan_json.plan_hash(plan, graph))], width)]
 
 
 def error_band(plan: Plan, graph: Graph) -> Band:
@@ -357,7 +357,7 @@ def as_dict(plan: Plan, graph: Graph, account: StepAccount | None = None) -> dic
         "hardware": plan.hardware,
         "precision": plan.precision,
         "optimizer": plan.optimizer,
-        "plan_hash": plan_json.plan_hash(plan),
+        "plan_hash": plan_json.plan_hash(plan, graph),
         "graph_hash": plan.graph_hash,
         "ops": len(graph.ops),
         "predicted_seconds": plan.step_seconds,

@@ -45,7 +45,7 @@ def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     said = shlex.split(command(plan, graph.training))
     assert said[0] == "autoshard"
     assert commands.main([*said[1:], "--out", "other"]) == 0
-    assert plan_json.plan_hash(plan_json.load("other/plan.json")) == plan_json.plan_hash(plan)
+    assert plan_json.dumps(plan_json.load("other/plan.json")) == plan_json.dumps(plan)
     assert header_of(build(plan, graph, hardware).program, plan, graph).command == command(plan)
 
 

@@ -91,7 +91,7 @@ def test_planning_again_changes_no_byte(package: Path, capsys: pytest.CaptureFix
     printed = json.loads(capsys.readouterr().out)
     assert {name: (package / name).read_bytes() for name in names(package)} == before
     plan = plan_json.load(package / "plan.json")
-    assert printed["plan_hash"] == plan_json.plan_hash(plan)
+    assert printed["plan_hash"] == plan_json.plan_hash(plan, graph_json.load(package / "graph.json"))
     assert printed["predicted_seconds"] == plan.predicted_seconds
     assert printed["mesh"] == {"dp": 2, "tp": 2}
 

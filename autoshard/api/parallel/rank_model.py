@@ -62,7 +62,7 @@ def check_one_stage(plan: Plan) -> None:
 def rank_model(plan: Plan, graph: Graph, program: Program, mesh: ParallelMesh) -> RankModel:
     """The model of this rank, uninitialised."""
     check_one_stage(plan)
-    source = _run(model_file(program, header_of(program, plan, graph)), plan_hash(plan))
+    source = _run(model_file(program, header_of(program, plan, graph)), plan_hash(plan, graph))
     return RankModel(source.build_model(mesh), source, mesh, program)
 
 
