@@ -1,4 +1,5 @@
-"""Runs the commands of the docs and keeps what they print true: `python docs/commands.py README.md docs/*.md`.
+"""Runs the commands of the docs and keeps what they print true: `python docs/commands.py README.md docs/*.md`; with
+`--write` before them the first screen of README.md, which is what its first command prints, is made anew.
 
 A command is a line `$ …` in a ```console block; the lines below it are what it prints, where `…` stands for anything (a
 whole line for any lines). Figures may differ: this script writes new ones into the file, the tests compare words only.
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,6 +118,59 @@ def run_all(text: str, folder: Path) -> Iterator[tuple[str, list[str], list[str]
             yield command, expected, matched(expected, run(typed, folder), command)
 
 
+SHOWN_FILES = 7
+MEASURED = "verified on"  # from this line on, seconds and errors are those of one run
+
+
+def screen(printed: str) -> list[str]:
+    """What README.md shows of its first command's output: of the table of operators the block that repeats."""
+    found: list[str] = []
+    for part in re.split(r"\n\s*\n", printed.strip("\n")):
+        lines = [line.rstrip() for line in part.splitlines()]
+        found += ["", *(_repeated(lines) if lines[0].startswith("module ") else map(_shorter, lines))]
+    return found[1:]
+
+
+def _repeated(table: list[str]) -> list[str]:
+    """The table's head, and the block that stands for several."""
+    starts = [n for n, line in enumerate(table) if n and not line.startswith(" ")]
+    block = next(n for n in starts if re.search(r"\(\d+x\)$", table[n]))
+    behind = next((n for n in starts if n > block), len(table))
+    return [*table[: starts[0]], "…", *table[block:behind], "…"]
+
+
+def _shorter(line: str) -> str:
+    """Of the files that were written the first and the last; of an error how large it is."""
+    if line.startswith("written to "):
+        where, _, names = line.partition(": ")
+        files = names.split(", ")
+        return f"{where}: {', '.join([*files[:SHOWN_FILES], '…', files[-1]])}"
+    return re.sub(r"(largest error \S+)  .*  (\S+)$", r"\1  …  \2", line)
+
+
+def same_screen(expected: list[str], printed: str) -> None:
+    """AssertionError at the first line of `expected`, README.md's, that `printed` has otherwise; of what is measured
+    words alone count."""
+    today = [line for line in screen(printed) if line]
+    for line, own in zip_longest(expected, today, fillvalue=""):
+        if own.startswith(MEASURED) and line.startswith(MEASURED):
+            break
+        assert line == own, f"README.md shows\n{line}\nbut today it is\n{own}\npython docs/commands.py --write"
+
+
+def rewrite_screen(path: Path) -> None:
+    """What the first command of a document prints today, in place of what stands below it."""
+    text = path.read_text(encoding="utf-8")
+    command = commands(text)[0][0]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in NEEDED:
+            (Path(folder) / name).symlink_to(ROOT / name)
+        printed = run(runnable(command), Path(folder))
+    start = text.index(f"$ {command}\n") + len(command) + 3
+    end = text.index("\n```\n", start)
+    path.write_text(text[:start] + "\n".join(screen(printed)) + text[end:], encoding="utf-8")
+
+
 def refresh(path: Path) -> None:
     """Write today's figures into a document."""
     text = path.read_text(encoding="utf-8")
@@ -130,5 +185,8 @@ def refresh(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
+    named = [name for name in sys.argv[1:] if name != "--write"]
+    if "--write" in sys.argv:
+        rewrite_screen(ROOT / "README.md")
+    for name in named:
         refresh(Path(name))

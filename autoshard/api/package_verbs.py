@@ -23,7 +23,8 @@ def explain(plan: PlannedModel, what: str | None = None, why_not: str | None = N
     """What each choice costs and what comes next; `why_not`: what another choice at `what` would cost."""
     from autoshard.text.explain import explain as explained
 
-    return explained(plan.plan, plan.graph, plan.hardware, what, why_not)
+    folder = "DIR" if plan.folder is None else str(plan.folder)
+    return explained(plan.plan, plan.graph, plan.hardware, what, why_not, folder)
 
 
 def diff(one: PlannedModel, other: PlannedModel) -> Difference:

@@ -118,7 +118,7 @@ def _fitting(
         sizes.append(own.bytes)
         fitting = own if fits(own.bytes, limit) else None
     if fitting is None:
-        raise no_step_within(limit, min(sizes))
+        raise no_step_within(limit, min(sizes), first.plan)
     for _ in range(BETWEEN):
         if wanted.level != SPEED or fitting.seconds <= first.seconds * WORTH:
             break

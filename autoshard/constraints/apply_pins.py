@@ -20,6 +20,7 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.candidates import candidates
 from autoshard.rules.host_tables import SUMMED
 from autoshard.rules.operators import record
+from autoshard.rules.strategy_words import axis_words
 from autoshard.units import format_bytes
 
 _NARROWER = "a pattern that matches less, or one of the two pins only"
@@ -134,8 +135,15 @@ def _scores(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list
     if site.kind != "op":
         rank = len(graph.tensor(site.name).shape)
         return [sum(_does(layout, None, want, mesh, rank) for want in wants) for layout in site.layouts]
-    rank = len(graph.tensor(graph.by_op[site.name].results[0]).shape)
-    return [sum(_does(s.results[0], s, want, mesh, rank) for want in wants) for s in site.strategies]
+    op = graph.by_op[site.name]
+    rank = len(graph.tensor(op.results[0]).shape)
+
+    def does(strategy: Strategy, want: Want) -> bool:
+        if want.kind == "words":
+            return axis_words(op, strategy, mesh.index(want.axis), graph) == want.text
+        return _does(strategy.results[0], strategy, want, mesh, rank)
+
+    return [sum(does(strategy, want) for want in wants) for strategy in site.strategies]
 
 
 def _does(layout: Layout, strategy: Strategy | None, want: Want, mesh: Mesh, rank: int) -> bool:
@@ -148,6 +156,8 @@ def _does(layout: Layout, strategy: Strategy | None, want: Want, mesh: Mesh, ran
         return choice is not None and want.text in (str(choice), choice.factor)
     if want.kind == "exact":
         return str(placement) == want.text
+    if want.kind == "words":
+        return False  # a stored tensor has no strategy
     return isinstance(placement, Replicate if want.kind == "replicate" else Partial)
 
 
@@ -206,6 +216,9 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
         factors = tuple(instance(graph, op).rule.results[0].dims[dim].factors)
     if want.kind == "choice" and not {*factors} & {*instance(graph, op).rule.factors, "=", "+"}:
         return [f"its rule is {instance(graph, op)}"]
+    if want.kind == "words":
+        named = dict.fromkeys(axis_words(op, own, mesh.index(want.axis), graph) for own in site.strategies)
+        return [f"over {want.axis} it offers: {', '.join(named)}"]
     left_out = explain(graph, op, mesh, candidates(graph, mesh))
     wanted = {*factors, *(f"{factor}@{want.axis}" for factor in factors)}
     return [f"{name}: {reason}" for name, reason in left_out if name in wanted or name == op.target]

@@ -4,7 +4,8 @@ WHAT is the path of a parameter or buffer, the name of an input, of an operator 
 (`*.mlp.c_fc`); `parameter:`, `input:`, `op:` and `module:` before it say which is meant. HOW is one of
 
 - placements by axis, `Shard(0)@dp,Replicate@tp`; axes that it does not name stay free. `S1/3*64@tp` means that very
-  shard, `n@tp` that very factor of an operator's rule;
+  shard, `n@tp` that very factor of an operator's rule, `column-parallel@tp` what a strategy is called where plans are
+  printed;
 - cut counts for each dim of each operand, `((4, 2), None)`, None being free, and where the result is to be cut further,
   `((4, 2), (2, 1)) -> ((8, 1),)`. For the rows of a table the lengths of its parts may stand for their count,
   `(((10, 20, 30, 4), 1),)`, as `S0[10+20+30+4]@tp` says it by axis.
@@ -28,12 +29,15 @@ from autoshard.errors import InvalidFileError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import parse_placement
 from autoshard.ir.mesh import Mesh
+from autoshard.rules.strategy_words import known_words, plain_words
 from autoshard.system.files import LARGEST_TOML, parse_json, parse_toml, read_text
 
 ON_HOST, ON_DEVICE = "host", "device"
 KINDS = ("parameter", "input", "op", "module")
 EXAMPLE = "--pin '*.mlp.c_fc=Shard(2)@tp' or --pin 'fc=((4, 1), (2, 1))'"
 FILE_EXAMPLE = """a line such as "*.mlp.c_fc" = "Shard(2)@tp" in a .toml file"""
+EXPECTED = "Shard(DIM), Replicate, Partial, a strategy's words (column-parallel) or a factor of the operator's rule"
+STYLE_NAMES = ("dp", "ddp", "fsdp", "hsdp", "megatron", "megatron sp", "fsdp tp")  # of --strategy, and what is meant
 _TORCH = re.compile(r"^(Shard)\((-?\d+)\)$|^(Replicate|Partial)(?:\(\))?$")
 Cut = tuple[int, ...] | None
 Parts = tuple[int, int, tuple[int, ...]]  # (operand, dim, the lengths of the parts that it is to be in)
@@ -41,7 +45,7 @@ Parts = tuple[int, int, tuple[int, ...]]  # (operand, dim, the lengths of the pa
 
 @dataclass(frozen=True)
 class Want:
-    """What one axis is to do: `kind` is shard (of `dim`), replicate, partial, exact or choice (`text` says which)."""
+    """What one axis is to do: `kind` is shard (of `dim`), replicate, partial, exact, words or choice (`text` says which)."""
 
     axis: str
     kind: str
@@ -105,30 +109,47 @@ def parse_wants(how: str, mesh: Mesh, quoted: str) -> tuple[Want, ...]:
 
 
 def _want(part: str, mesh: Mesh, quoted: str) -> Want:
-    placement, at, axis = part.rpartition("@")
+    placement, at, axis = part.rpartition("@" if "@" in part else " over ")
     if not at:
         placement, axis = part, mesh.names[0] if len(mesh.names) == 1 else ""
+    placement, axis = placement.strip(), axis.strip()
+    if placement in mesh.names and not at:
+        raise UsageError(f"{quoted}: what is split over {placement}? expected {EXPECTED}", f"Shard(0)@{placement}")
+    if plain_words(placement) in STYLE_NAMES:
+        told = f"{quoted}: {placement} is a style of the whole plan, not what one operator or tensor does"
+        raise UsageError(told, f"--strategy {plain_words(placement).replace(' ', '-')}")
+    want = _read_placement(placement, axis, mesh, quoted)
     if axis not in mesh.names:
         said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"
         hint = " or ".join(f"{placement}@{name}" for name in mesh.names)
         of = f" {mesh}" if mesh.size > 1 else ""
         raise UsageError(f"{quoted}: {said} in {part!r}, the mesh{of} has {', '.join(mesh.names)}", hint)
+    return want
+
+
+def _read_placement(placement: str, axis: str, mesh: Mesh, quoted: str) -> Want:
     torch = _TORCH.match(placement)
     if torch and torch[1]:
         return Want(axis, "shard", placement, int(torch[2]))
     if torch:
         return Want(axis, torch[3].lower(), torch[3])
+    words = known_words().get(plain_words(placement))
+    if words is not None:
+        return Want(axis, "words", words)
     try:
         return Want(axis, "exact", str(parse_placement(placement)))
     except ValueError:
         if re.fullmatch(r"[=+~\w./*]+", placement):
             return Want(axis, "choice", placement)
-        expected = "Shard(DIM), Replicate, Partial, or a factor of the operator's rule"
-        raise UsageError(f"{quoted}: can't read {placement!r}: expected {expected}", _meant(placement, axis)) from None
+        near = _meant(placement, axis if axis in mesh.names else mesh.names[0])
+        raise UsageError(f"{quoted}: can't read {placement!r}: expected {EXPECTED}", near) from None
 
 
 def _meant(placement: str, axis: str) -> str:
-    """The nearest placement, `Shard(0)@tp`, with the dim that was said."""
+    """The nearest placement, `Shard(0)@tp`, with the dim that was said, or the nearest words."""
+    words = difflib.get_close_matches(plain_words(placement), known_words(), 1)
+    if words:
+        return f"{known_words()[words[0]]}@{axis}"
     name, dim = re.match(r"\w*", placement), re.search(r"-?\d+", placement)
     near = difflib.get_close_matches(name[0].title() if name else "", ("Shard", "Replicate", "Partial"), 1) or ["Shard"]
     return f"{near[0]}({dim[0] if dim else 0})@{axis}" if near[0] == "Shard" else f"{near[0]}@{axis}"

@@ -77,7 +77,18 @@ def load(path: str | Path) -> Plan:
 
 # What is decided, by record: all else is what was asked, what was searched, and what is predicted.
 DECISIONS: dict[type, tuple[str, ...]] = {
-    Plan: ("mesh", "precision", "optimizer", "inputs", "parameters", "buffers", "ops", "redistributions", "step", "fusion"),
+    Plan: (
+        "mesh",
+        "precision",
+        "optimizer",
+        "inputs",
+        "parameters",
+        "buffers",
+        "ops",
+        "redistributions",
+        "step",
+        "fusion",
+    ),
     TensorPlan: ("name", "layout"),
     OpPlan: ("op", "strategy", "variant"),
     RedistributionPlan: ("tensor", "source", "target", "consumers", "steps"),

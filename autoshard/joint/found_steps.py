@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from autoshard.errors import InfeasibleError
+from autoshard.ir.mesh import Mesh
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_pins import StepPins
 from autoshard.joint.blocks.block_splits import BlockSplit
@@ -142,8 +143,20 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
     short = none_within(float(least), problems[0].capacity_bytes)
     none = "fits by the costs of blocks" if short else "was found to fit, which is not proven"
     share = f"even shares of the leanest need {format_bytes(least)} a device, {room} may be used"
-    hint = "more devices, ZeRO 3, full recomputation, or a smaller batch"
-    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", hint, proven=False)
+    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", _untried(problems), proven=False)
+
+
+def _untried(problems: list[StepProblem]) -> str:
+    """Options that make a step leaner, of which none of the problems had the most."""
+    choices = [problem.choice for problem in problems]
+    said = [f"--devices {2 * max(own.stages * own.replicas * Mesh(own.inner).size for own in choices)}"]
+    if all(own.zero < 3 for own in choices):
+        said.append("--zero 3")
+    if not any("input" in keeps for problem in problems for keeps in problem.keeps):
+        said.append("--recompute full")
+    least = min(own.micro_batch for own in choices)
+    said += ["--micro-batch 1"] if least > 1 else []
+    return " or ".join(said) + ", or a model with a smaller batch, sequence or width"
 
 
 def best_stages(problem: StepProblem) -> StageSolution | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autoshard.cluster.hardware import mixed_precision
+from autoshard.cluster.hardware import mixed_precision, parse_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
@@ -176,7 +176,7 @@ def fitting_step(
             break
         target = (fitting[-1].predicted_peak_bytes + high) / 2 if fitting else _tighter(large, limit_bytes)
     if first is None or not fitting:
-        raise no_step_within(limit_bytes, min(map(_peak, large)))
+        raise no_step_within(limit_bytes, min(map(_peak, large)), min(large, key=_peak))
     best = min(fitting, key=lambda plan: plan.step.predicted_seconds or plan.predicted_seconds)
     best = replace(best, capacity_bytes=limit_bytes)
     return best if fitting[0] is first else _within(best, first)
@@ -206,8 +206,12 @@ def _within(plan: Plan, first: Plan) -> Plan:
     return replace(plan, certificate=certificate, search=replace(plan.search, notes=(told,)))
 
 
-def no_step_within(limit_bytes: float, least_bytes: float) -> InfeasibleError:
-    """`least_bytes`: of the leanest step that was tried."""
+def no_step_within(limit_bytes: float, least_bytes: float, leanest: Plan) -> InfeasibleError:
+    """`leanest`: the step that was tried which needs least, `least_bytes`."""
     told = f"no plan was found whose step fits in {format_bytes(limit_bytes)} a device: the smallest tried needs "
-    hint = "more stages, --recompute full, more devices, --precision bf16-mixed, or a smaller micro-batch"
+    step, mixed = leanest.step, mixed_precision(parse_hardware(leanest.hardware_text))
+    ways = [f"--stages {2 * step.stages}"]
+    ways += ["--recompute full"] * (step.recompute == () or any(own.keep != "input" for own in step.recompute))
+    ways += [f"--precision {mixed}"] * (leanest.precision != mixed)
+    hint = " or ".join(ways) + ", or more devices, or a model with a smaller batch"
     return InfeasibleError(told + format_bytes(least_bytes), hint, proven=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -28,8 +29,10 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Parts, Plan
 from autoshard.ir.problem import Problem
 from autoshard.program.lower import lower
+from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
 from autoshard.rules import candidates, find
+from autoshard.rules.strategy_words import plain_words
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.kept.kept_search import formulated as formulated_once
 from autoshard.search.objectives import SPEED, Levelled, solve_level
@@ -93,16 +96,16 @@ class Explained:
     left_open: str = ""  # what a large gap is made of
 
 
-def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how: str | None) -> Explained:
-    """`what` names an operator, module, parameter, input or pattern (None: all), `how` what it should do instead.
+def explain(
+    plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how: str | None, folder: str = "DIR"
+) -> Explained:
+    """`what` names an operator, module, parameter, input or pattern (None: all), `how` what it should do instead;
+    `folder` is for what an error proposes.
 
     Raises UsageError where `what` names nothing, or `how` can't be read.
     """
-    if how is not None and what is None:
-        raise UsageError(
-            "--why-not needs to know where: name an operator, a module or a parameter",
-            f"autoshard explain DIR WHAT --why-not {how!r}",
-        )
+    if how is not None:
+        _check_asked(plan, graph, what, how, folder)
     there = how is not None and said_memory(how)[1] == ON_HOST
     fixed = formulated(plan, graph, hardware, [Pin(str(what), f"{what}={how}", memory=ON_HOST)] if there else [])
     formulation = fixed.formulation
@@ -121,6 +124,25 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
             )
     total, outputs = _total(plan), plan.search.outputs_seconds
     return Explained(plan, tuple(rows), total, outputs, why, now.notes, _left_open(plan, graph, hardware))
+
+
+def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: str) -> None:
+    """UsageError where a style is asked for, or it is not said where."""
+    style = plain_words(how).replace(" ", "-")
+    if style in STYLES:
+        other = f"{command(plan, graph.training)} --strategy {style} --out {shlex.quote(f'{folder}-{style}')}"
+        told = f"--why-not {how!r}: {STYLES[style].title} is a style of the whole plan, which is planned by itself"
+        raise UsageError(told, f"{other} && autoshard diff {shlex.quote(folder)} {shlex.quote(f'{folder}-{style}')}")
+    rest, memory = said_memory(how)
+    if what is None:
+        if rest or not memory:
+            parse_wants(rest, plan.mesh, f"--why-not {how!r}")
+        dearest = max(plan.ops, key=lambda op: op.forward_seconds + op.backward_seconds, default=None)
+        where = dearest.op if dearest else "WHAT"
+        raise UsageError(
+            "--why-not needs to know where: name an operator, a module or a parameter",
+            f"autoshard explain {shlex.quote(folder)} {where} --why-not {shlex.quote(how)}",
+        )
 
 
 def _left_open(plan: Plan, graph: Graph, hardware: Hardware) -> str:

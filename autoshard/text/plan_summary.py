@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -246,16 +247,32 @@ def front_table(points: Sequence[Point]) -> list[str]:
     return table(rows)
 
 
+SMALL_BYTES, SMALL_PROCESSES = 16 * 2**30, 16  # of all devices: what the CPUs of a laptop can run in their place
+
+
 def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = False) -> str:
-    """What to do with the package: run it here on CPUs, where one node has all devices and there is a loss."""
-    out, per_node = Path(out), parse_hardware(plan.hardware_text).devices_per_node
+    """What to do with the package: where there is a loss and one node has all devices, run it; on this machine's CPUs
+    where it is small enough for them, else on a node of the plan's hardware."""
+    out, hardware = Path(out), parse_hardware(plan.hardware_text)
     if graph.loss is None:
         check = "" if verified or not has_code(plan.model) else f"autoshard verify {typed(out)}; "
         page = typed(out / "README.md")
         return f"{check}{page} shows how to call the model: without a loss train.py has nothing to train"
-    if plan.devices > per_node:
-        return f"{typed(out / 'README.md')} says how to start it on {-(-plan.devices // per_node)} nodes"
-    return f"torchrun --nproc-per-node {plan.devices} {typed(out / 'train.py')} --backend gloo --steps 5"
+    if plan.devices > hardware.devices_per_node:
+        nodes = -(-plan.devices // hardware.devices_per_node)
+        return f"{typed(out / 'README.md')} says how to start it on {nodes} nodes"
+    started = f"torchrun --nproc-per-node {plan.devices} {typed(out / 'train.py')}"
+    backend = backend_of(hardware)
+    held = plan.devices * (plan.step.predicted_peak_bytes or plan.predicted_peak_bytes)
+    if backend == "gloo" or (held <= SMALL_BYTES and plan.devices <= SMALL_PROCESSES):
+        return f"{started} --backend gloo --steps 5" + "  # on the CPUs here" * (backend != "gloo")
+    return f"{started} --backend {backend} --steps 100  # on a node of {plan.hardware}: too large for the CPUs here"
+
+
+def backend_of(hardware: Hardware) -> str:
+    """What processes of such devices talk through, as the profile's name, summary and links say whose they are."""
+    words = " ".join([hardware.name, hardware.summary, *(link.name for link in hardware.links)]).lower()
+    return "hccl" if re.search("ascend|hccs|npu", words) else "gloo" if re.search("cpu|loopback", words) else "nccl"
 
 
 def timeline_summary(

@@ -10,8 +10,9 @@ from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import Layout, Partial, Replicate, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan
-from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.operators import record
+from autoshard.rules.strategy_words import axis_words, is_batch
 
 _NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
@@ -140,55 +141,18 @@ def _move_key(move: RedistributionPlan) -> tuple[object, ...]:
 def strategy_words(op: Op, strategy: Strategy, graph: Graph, mesh: Mesh) -> str:
     """`column-parallel over tp, batch split over dp`; axes of size 1 say nothing."""
     said: dict[str, list[str]] = {}
-    for axis, choice in enumerate(strategy.choices):
+    for axis in range(len(strategy.choices)):
         if mesh.sizes[axis] > 1:
-            said.setdefault(_axis_words(op, strategy, choice, axis, graph), []).append(mesh.names[axis])
+            said.setdefault(axis_words(op, strategy, axis, graph), []).append(mesh.names[axis])
     discovered = " (discovered)" if graph.rule_of.get(op.name) else ""
     words = ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
     return words + (", on the host" if strategy.host else "") + discovered
 
 
-def _axis_words(op: Op, strategy: Strategy, choice: Choice, axis: int, graph: Graph) -> str:
-    if choice.kind == "repeat":
-        return "repeated"
-    if choice.kind == "repeat_partial":
-        return "repeated with partial gradients"
-    if choice.kind == "linear":
-        return "partial sums passed on"
-    known = record(op.target)
-    if known.factor_words is not None and choice.factor in known.factor_words:
-        return known.factor_words[choice.factor]
-    for position, layout in enumerate(strategy.operands):
-        dim = _split_dim(layout, axis)
-        if dim is not None and known.split_words is not None and (position, dim) in known.split_words:
-            return known.split_words[position, dim]
-    return _plain_split(op, strategy, axis, graph)
-
-
-def _plain_split(op: Op, strategy: Strategy, axis: int, graph: Graph) -> str:
-    names_layouts = [*zip(op.results, strategy.results, strict=True), *zip(op.operands, strategy.operands, strict=True)]
-    for name, layout in names_layouts:
-        dim = _split_dim(layout, axis)
-        if dim is not None and name is not None:
-            return "batch split" if dim == 0 and _is_batch(graph, name) else f"dim {dim} split"
-    return "split"
-
-
 def dim_words(op: Op, position: int, dim: int, name: str, graph: Graph) -> str:
     """What a split of dim `dim` of tensor `name`, the operand at `position`, is called."""
     named = (record(op.target).split_words or {}).get((position, dim))
-    return named or ("batch split" if dim == 0 and _is_batch(graph, name) else f"dim {dim} of {name} split")
-
-
-def _split_dim(layout: Layout | None, axis: int) -> int | None:
-    placement = layout.placements[axis] if layout else None
-    return placement.dim if isinstance(placement, Shard) else None
-
-
-def _is_batch(graph: Graph, name: str) -> bool:
-    """True where dim 0 is as long as that of the model's first input: the batch, unless another dim is as long."""
-    first = graph.tensor(graph.inputs[0]) if graph.inputs else None
-    return bool(first and first.shape and graph.tensor(name).shape[0] == first.shape[0])
+    return named or ("batch split" if dim == 0 and is_batch(graph, name) else f"dim {dim} of {name} split")
 
 
 def placement_words(layout: Layout, mesh: Mesh) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.commands import ROOT, commands, matched, refresh, run_all, runnable
+from docs.commands import MEASURED, ROOT, commands, matched, refresh, run, run_all, runnable, same_screen
 
 DOCS = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -31,6 +31,32 @@ def test_readme_starts_with_the_main_job() -> None:
         "torchrun --nproc-per-node 4 out/gpt2/train.py --backend gloo --steps 5",
         "pip install -c constraints.txt -e '.[test]' && pytest",
     ]
+
+
+def test_the_first_screen_is_what_the_command_prints(tmp_path: Path) -> None:
+    """Word for word and figure for figure, up to what is measured (the verification, which stands below)."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    command, shown = commands(text_of("README.md"))[0]
+    planned = runnable(command).removesuffix(" --verify")
+    assert planned != runnable(command)
+    same_screen(shown, run(planned, tmp_path).replace("\nnext: ", f"\n{MEASURED}\nnext: "))
+
+
+def test_another_first_screen_is_refused() -> None:
+    printed = (
+        "m on dp=2\n\nmodule  operator\nh.0\n  a  linear\nh.1 … h.2 (2x)\n  a  relu\nhead\n  b  linear\n\nplan 1\n"
+    )
+    printed += "written to x: a, b, c, d, e, f, g, h, i\nverified on dp=2: 3 s\n  worst 1e-9\n"
+    shown = [
+        "m on dp=2", "module  operator", "…", "h.1 … h.2 (2x)", "  a  relu", "…", "plan 1",
+        "written to x: a, b, c, d, e, f, g, …, i", "verified on dp=2: 4 s",
+    ]  # fmt: skip
+    same_screen(shown, printed)
+    for line in (0, 3, 4, 6, 7):
+        with pytest.raises(AssertionError, match="today it is"):
+            same_screen([*shown[:line], shown[line] + "0", *shown[line + 1 :]], printed)
+        with pytest.raises(AssertionError, match="today it is"):
+            same_screen([*shown[:line], *shown[line + 1 :]], printed)
 
 
 def test_only_figures_may_differ() -> None:

@@ -60,7 +60,8 @@ HOLDS = {TensorPlan: "parameters", OpPlan: "ops", RedistributionPlan: "redistrib
 RECORDS = {Plan: PLAN, TensorPlan: TENSOR, OpPlan: OP, RedistributionPlan: MOVE, StepPlan: STEP}
 CHANGED: dict[str, Any] = {
     "mesh": Mesh((("dp", 4),)), "layout": OTHER, "source": OTHER, "target": LAYOUT, "parts": Parts(1.0),
-    "certificate": Certificate("ilp", "feasible", 1.0, 0.0), "search": Search(1, ("a=b",), (Candidate("c", "", 1, 1, 1),)),
+    "certificate": Certificate("ilp", "feasible", 1.0, 0.0),
+    "search": Search(1, ("a=b",), (Candidate("c", "", 1, 1, 1),)),
     "step": replace(STEP, micro_batches=5), "steps": (), "recompute": (BlockPolicy("h.0", "expensive"),),
     "fusion": (Fusion("all_reduce", "auto", 25e6),),
 }  # fmt: skip
@@ -135,6 +136,8 @@ def _made(folder: Path, graph: Graph, *words: str) -> str:
 def test_the_same_decisions_from_elsewhere(tmp_path: Path) -> None:
     """Another folder, another search, another status."""
     one = _made(tmp_path / "a", GRAPH, "--strategy", "dp")
-    assert one == _made(tmp_path / "b" / "c", replace(GRAPH, source="b.py:x", name="x"), "--strategy", "dp", "--no-cache")
+    assert one == _made(
+        tmp_path / "b" / "c", replace(GRAPH, source="b.py:x", name="x"), "--strategy", "dp", "--no-cache"
+    )
     assert one == _made(tmp_path / "d", GRAPH, "--strategy", "dp", "--solver", "ilp", "--memory-limit", "79 GiB")
     assert one != _made(tmp_path / "e", GRAPH, "--strategy", "fsdp")
