@@ -1,7 +1,7 @@
 """Names of mesh axes that mean something else to everyone: such a mesh is refused with the options that do it.
 
-An axis is a place where devices stand; what it splits is searched for. `dp`, `tp`, `cp` and `ep` are the docs' words for
-axes. Stages, weights in shards and micro-batches are no axes here.
+An axis is a place where devices stand; what it splits is searched for. `dp`, `tp`, `cp` and `ep` are the docs' words
+for axes. Stages, weights in shards and micro-batches are no axes here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ZERO = {STATE: 1, GRADIENTS: 2, SHARDS: 3, COPIES: 3}  # the kinds of axes on w
 
 
 def meant_by(name: str) -> str:
-    """What everyone takes an axis of this name for that is no axis here (`pp`, `PP_size`, `pipeline_parallel`), or ""."""
+    """What everyone takes such a name for (`pp`, `PP_size`, `pipeline_parallel`) that is no axis here, or ""."""
     word = re.sub("[^a-z0-9]", "", name.lower())
     while word not in MEANT and word != (shorter := _TAIL.sub("", word)):
         word = shorter

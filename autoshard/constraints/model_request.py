@@ -65,9 +65,7 @@ def _not_again(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:
         return UsageError(told, "recompute() of a module that does, or of what holds it")
     known = f": blocks are {blocks[0]} to {blocks[-1]}" if blocks else ""
     told = f"recompute() of {path}: a search of whole steps computes items of lists of modules again, whole{known}"
-    return UsageError(
-        told, "recompute() of a block, or of what holds blocks; or --mesh, with a fixed number of --stages"
-    )
+    return UsageError(told, "recompute() of a block, or of what holds blocks; or --mesh dp=2,tp=2 --stages 1")
 
 
 def _values(graph: Graph, what: str) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ KINDS = ("parameter", "input", "op", "module")
 EXAMPLE = "--pin '*.mlp.c_fc=Shard(2)@tp' or --pin 'fc=((4, 1), (2, 1))'"
 FILE_EXAMPLE = """a line such as "*.mlp.c_fc" = "Shard(2)@tp" in a .toml file"""
 EXPECTED = "Shard(DIM), Replicate, Partial, a strategy's words (column-parallel) or a factor of the operator's rule"
-STYLE_NAMES = ("dp", "ddp", "fsdp", "hsdp", "megatron", "megatron sp", "fsdp tp")  # of --strategy, and what is meant
+STYLE_NAMES = ("fsdp", "hsdp", "megatron", "megatron sp", "fsdp tp")  # of --strategy
 _TORCH = re.compile(r"^(Shard)\((-?\d+)\)$|^(Replicate|Partial)(?:\(\))?$")
 Cut = tuple[int, ...] | None
 Parts = tuple[int, int, tuple[int, ...]]  # (operand, dim, the lengths of the parts that it is to be in)
@@ -45,7 +45,7 @@ Parts = tuple[int, int, tuple[int, ...]]  # (operand, dim, the lengths of the pa
 
 @dataclass(frozen=True)
 class Want:
-    """What one axis is to do: `kind` is shard (of `dim`), replicate, partial, exact, words or choice (`text` says which)."""
+    """What one axis does: `kind` is shard (of `dim`), replicate, partial, or exact, words or choice, as `text` says."""
 
     axis: str
     kind: str
@@ -117,7 +117,7 @@ def _want(part: str, mesh: Mesh, quoted: str) -> Want:
         raise UsageError(f"{quoted}: what is split over {placement}? expected {EXPECTED}", f"Shard(0)@{placement}")
     if plain_words(placement) in STYLE_NAMES:
         told = f"{quoted}: {placement} is a style of the whole plan, not what one operator or tensor does"
-        raise UsageError(told, f"--strategy {plain_words(placement).replace(' ', '-')}")
+        raise UsageError(told, f"--strategy {plain_words(placement).replace(' ', '-')}, without this")
     want = _read_placement(placement, axis, mesh, quoted)
     if axis not in mesh.names:
         said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil, log2
 
 import numpy as np
 
@@ -143,13 +144,15 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
     short = none_within(float(least), problems[0].capacity_bytes)
     none = "fits by the costs of blocks" if short else "was found to fit, which is not proven"
     share = f"even shares of the leanest need {format_bytes(least)} a device, {room} may be used"
-    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", _untried(problems), proven=False)
+    hint = _untried(problems, float(least) / problems[0].capacity_bytes)
+    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", hint, proven=False)
 
 
-def _untried(problems: list[StepProblem]) -> str:
-    """Options that make a step leaner, of which none of the problems had the most."""
+def _untried(problems: list[StepProblem], short: float) -> str:
+    """Options that make a step leaner, of which none of the problems had the most. `short`: times the memory needed."""
     choices = [problem.choice for problem in problems]
-    said = [f"--devices {2 * max(own.stages * own.replicas * Mesh(own.inner).size for own in choices)}"]
+    devices = max(own.stages * own.replicas * Mesh(own.inner).size for own in choices)
+    said = [f"--devices {devices * 2 ** max(1, ceil(log2(max(short, 1.0))))}"]
     if all(own.zero < 3 for own in choices):
         said.append("--zero 3")
     if not any("input" in keeps for problem in problems for keeps in problem.keeps):

@@ -82,7 +82,7 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
     for option, given in said.items():
         if given:
             told = f"{option} is not offered where a whole step is searched for (--global-batch with --devices alone)"
-            raise UsageError(told, "--mesh, with a fixed number of --stages")
+            raise UsageError(told, f"--mesh dp={wanted.devices}: a step that is not searched for")
 
 
 def _check_experts(graph: Graph, said: Count) -> None:

@@ -30,7 +30,7 @@ from autoshard.rules.algebra.strategy import Strategy
 
 EVERY_AXIS = Mesh(tuple((name, 1) for name in (REPLICAS, CONTEXT, EXPERT, TENSOR)))
 SECOND = {CONTEXT: "context", EXPERT: "expert"}  # axes that a mesh may have, as options say them
-OTHERWISE = "--mesh, with a fixed number of --stages"
+OTHERWISE = "--mesh dp=2,tp=2 --stages 1: a mesh and stages that are given"
 
 
 class PinRefused(UsageError):
