@@ -46,6 +46,7 @@ class ModelRequest:
     optimizer: str | None = None
     training: bool = True
     modules: tuple[str, ...] = ()  # that the package of a saved graph may import
+    several: bool = False  # must the batch be of more than one sample
 
 
 def read_graph(request: ModelRequest) -> Graph:
@@ -58,8 +59,16 @@ def read_graph(request: ModelRequest) -> Graph:
 
     asked = (request.precision or "fp32", request.optimizer or "adamw", request.training)
     with kept_answers():
-        captured = capture(request.spec, request.arguments, *asked)
+        captured = capture(request.spec, request.arguments, *asked, _several if request.several else tuple)
     return checked(captured)
+
+
+def _several(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs, looked at before a capture, which may take long. UsageError where they are of one sample."""
+    from autoshard.rules.rebatch import check_several
+
+    check_several([tuple(x.shape) for x in inputs])
+    return inputs
 
 
 def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:

@@ -52,6 +52,7 @@ def capture(
     optimizer: str | None = None,
     training: bool = True,
     allow_modules: Sequence[str] = (),
+    several: bool = False,
 ) -> CapturedModel:
     """The graph of a model.
 
@@ -60,7 +61,8 @@ def capture(
     a saved graph) with `arguments` for the callable. `loss` makes the loss of the model's output and of `targets`, or
     of those keys of a dict of inputs that the forward does not take. `precision` is fp32 and `optimizer` adamw where
     nothing is said; a saved graph has its own, and its package imports no modules but `allow_modules`. CaptureError
-    names the model's line.
+    names the model's line. `several`: a model that text names must have a batch of two samples or more, which is
+    looked at before it is captured.
     """
     if isinstance(model, CapturedModel):
         return model
@@ -68,7 +70,7 @@ def capture(
         if inputs is not None or targets is not None or callable(loss):
             raise UsageError(f"{model!r} brings its own inputs", "arguments={…}, and loss='module:function'")
         given = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
-        request = workflow.ModelRequest(model, given, precision, optimizer, training, tuple(allow_modules))
+        request = workflow.ModelRequest(model, given, precision, optimizer, training, tuple(allow_modules), several)
         return CapturedModel(workflow.read_graph(request), Origin(model, tuple(sorted(given.items()))))
     if inputs is None or arguments:
         what = "takes no arguments" if arguments else "needs example inputs"

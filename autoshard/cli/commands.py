@@ -152,7 +152,7 @@ def plan(options: argparse.Namespace) -> int:
     with step(f"capturing {options.model}", quiet):
         if to_verify is not None and to_verify.arguments:
             verbs.check_sizes(options.model, to_verify.arguments)
-        captured = _captured(options)
+        captured = _captured(options, wanted.searches_step)
     told: dict[str, Any] = {}
     if wanted.searches_step:
         made, told = _searched_step(options, captured, hardware, wanted)
@@ -186,7 +186,7 @@ def _to_verify(options: argparse.Namespace) -> VerifyRequest | None:
     return settings.verify_request(options.verify, options.backend, options.full, dict(options.verify_with))
 
 
-def _captured(options: argparse.Namespace) -> CapturedModel:
+def _captured(options: argparse.Namespace, several: bool = False) -> CapturedModel:
     from autoshard.api import verbs
 
     return verbs.capture(
@@ -197,6 +197,7 @@ def _captured(options: argparse.Namespace) -> CapturedModel:
         optimizer=options.optimizer,
         training=not options.eval,
         allow_modules=options.allow_module,
+        several=several,
     )
 
 

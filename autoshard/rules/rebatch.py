@@ -41,12 +41,24 @@ class _Place:
 
 def batch_size(graph: Graph) -> int:
     """The samples of the captured batch: dim 0 of most inputs."""
-    counts = [graph.tensor(name).shape[0] for name in graph.inputs if graph.tensor(name).shape]
+    return samples_of([graph.tensor(name).shape for name in graph.inputs])
+
+
+def samples_of(shapes: Sequence[Sequence[int]]) -> int:
+    """Of inputs with these shapes."""
+    counts = [shape[0] for shape in shapes if shape]
     if not counts:
         raise UsageError(
             "the model has no input with a batch: nothing tells how many samples it takes", "--micro-batches"
         )
     return max(counts, key=counts.count)
+
+
+def check_several(shapes: Sequence[Sequence[int]]) -> None:
+    """UsageError where the batch of inputs with these shapes has one sample."""
+    if samples_of(shapes) == 1:
+        told = "the model was captured with one sample, which hides where its batch is"
+        raise UsageError(told, "capture it with a batch of 2 or more")
 
 
 def rebatched(graph: Graph, batch: int) -> Graph:
@@ -57,9 +69,7 @@ def rebatched(graph: Graph, batch: int) -> Graph:
     own = batch_size(graph)
     if batch == own:
         return graph
-    if own == 1:
-        told = "the model was captured with one sample, which hides where its batch is"
-        raise UsageError(told, "capture it with a batch of 2 or more")
+    check_several([(own,)])
     places = _followed(graph, own)
     _check_apart(graph, places)
     shapes = {tensor.name: list(tensor.shape) for tensor in graph.tensors}

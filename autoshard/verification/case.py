@@ -16,6 +16,7 @@ import torch
 from autoshard.errors import UserError
 from autoshard.graph_capture.load_model import load_model
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back
+from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import check_has_code
 from autoshard.ir.program import Program
@@ -79,6 +80,7 @@ def make_case(
     raise fault
 
 
+@dense_flex_attention()
 def case_of(
     module: torch.nn.Module,
     examples: Sequence[torch.Tensor],

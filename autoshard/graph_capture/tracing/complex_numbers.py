@@ -14,6 +14,10 @@ from autoshard.graph_capture.tracing.fills import op_name
 from autoshard.graph_capture.tracing.source_lines import node_quote
 
 aten = torch.ops.aten
+_FOURIER = (
+    "the transform as products with buffers C = cos and S = -sin of 2 * pi * j * k / n: of a real x along a dim of n the "
+    "two parts are x @ C and x @ S; the real part of two dims (FNet) is Cs @ x @ Ch - Ss @ x @ Sh"
+)
 _PARTS = "arithmetic on the two parts: torch.view_as_real(z), or z.real and z.imag; or keep it out of the model"
 
 
@@ -55,7 +59,7 @@ class _Pairs:
         rule = _RULES.get(name)
         if rule is None:
             name = str(node.target) if not name else f"aten.{name}"
-            raise CaptureError(f"a complex tensor reaches {name}, at {node_quote(node)}", _PARTS)
+            raise _reached(name, node)
         return rule(self, node)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -164,7 +168,13 @@ def _sum(p: _Pairs, node: fx.Node) -> fx.Node:
 
 
 def _refused(p: _Pairs, node: fx.Node) -> fx.Node:
-    raise CaptureError(f"a complex tensor reaches aten.{op_name(node)}, at {node_quote(node)}", _PARTS)
+    raise _reached(f"aten.{op_name(node)}", node)
+
+
+def _reached(name: str, node: fx.Node) -> CaptureError:
+    return CaptureError(
+        f"a complex tensor reaches {name}, at {node_quote(node)}", _FOURIER if "fft_" in name else _PARTS
+    )
 
 
 def _conjugate(p: _Pairs, node: fx.Node) -> fx.Node:

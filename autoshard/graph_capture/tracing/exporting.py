@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError, UserError
+from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.python_state import steady
@@ -27,6 +30,17 @@ _REWRITE = "let shapes and branches follow from sizes, not from values; or captu
 _IN_LIBRARY = (
     "a setting of {library} with which its code does not ask for values; or a function of your own in the place of "
     "{function}, before the model is built: --verify compares with that"
+)
+# A loop over the experts that tokens hit, as transformers writes it: of a class that has other ways, and of one that has
+# not.
+_EXPERTS = (
+    'experts_implementation="batched_mm" in the configuration that the model is built from ("grouped_mm" for long '
+    "batches): it computes the same without asking which experts are hit"
+)
+_LOOP = (
+    "every expert on all tokens, weighed by 0 where it was not chosen (for e in range(number of experts): "
+    "out = out + expert(x) * weight[:, e, None]), in place of {function}, before the model is built: --verify compares "
+    "with that"
 )
 _PLAIN = (
     "call model(*inputs) in Python, on the CPU: it must run, with a mask that hides something too (traced, a library "
@@ -94,14 +108,21 @@ def _as_called() -> Iterator[None]:
 
 def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers) -> tuple[Any, tuple[str, ...]]:
     answers = Answers(flags)
+    flex: list[str] = []
 
     def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
         begin_trace()
-        with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta(), noting_calls():
-            return torch.export.export(module, given, strict=False)
+        with (
+            guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta(), noting_calls(),
+            dense_flex_attention() as called,
+        ):  # fmt: skip
+            made = torch.export.export(module, given, strict=False)
+        flex[:] = dict.fromkeys(called)
+        return made
 
     program = _without_vmap(steady(model, arguments, exported))
-    return program, (*answers.assumed, *flags.assumed())
+    dense = (f"{line}: flex_attention is attention with a dense mask" for line in flex)
+    return program, (*answers.assumed, *flags.assumed(), *dense)
 
 
 def _without_vmap(program: Any) -> Any:
@@ -207,7 +228,21 @@ def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError
 def _hint(error: BaseException) -> str:
     """Where values decide, in code that the user wrote or in that of a library."""
     function = library_function(error)
+    if (place := culprit(error)) and "expert" in place:
+        has_others = "use_experts_implementation" in function_text(function)
+        return _EXPERTS if has_others else _LOOP.format(function=function or "that loop")
     return _IN_LIBRARY.format(library=function.partition(".")[0], function=function) if function else _REWRITE
+
+
+def function_text(function: str) -> str:
+    """The source of the class that a library's function stands in, with what decorates it; "" where there is none."""
+    module, _, name = function.rpartition(".")
+    place, _, owner = module.rpartition(".")
+    found = getattr(sys.modules.get(place), owner, None)
+    try:
+        return inspect.getsource(found) if inspect.isclass(found) else ""
+    except (OSError, TypeError):
+        return ""
 
 
 def _own(error: BaseException | None) -> UserError | None:

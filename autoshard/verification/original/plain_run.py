@@ -9,6 +9,7 @@ import torch
 
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.load_model import load_model
+from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.source_lines import blame
 from autoshard.ir.graph import Graph
 from autoshard.verification.original.reference import as_captured, outputs_of
@@ -21,9 +22,10 @@ def fault_of_model(spec: str, arguments: Mapping[str, Any], seed: int, graph: Gr
         torch.manual_seed(seed)
         module, examples = load_model(spec, arguments, device="cpu")
         try:
-            outputs = outputs_of(module(*as_captured(graph, examples)))
-            if graph.loss is not None:
-                outputs[graph.outputs.index(graph.loss)].backward()
+            with dense_flex_attention():
+                outputs = outputs_of(module(*as_captured(graph, examples)))
+                if graph.loss is not None:
+                    outputs[graph.outputs.index(graph.loss)].backward()
         except Exception as error:
             told = f"the model itself fails with its example inputs, on the CPU: {blame(error)}"
             return CaptureError(told, "call model(*inputs) in Python: it must run")

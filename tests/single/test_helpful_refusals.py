@@ -1,0 +1,131 @@
+"""Refusals that say what to write in the place of what can't be captured: it is written, and verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import commands
+
+pytest.importorskip("transformers")
+
+MODELS = """
+import math
+
+import torch
+from torch import nn
+from transformers import FNetConfig, FNetForMaskedLM, MixtralConfig, MixtralForCausalLM
+from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
+from transformers.models.fnet import modeling_fnet
+from transformers.models.switch_transformers import modeling_switch_transformers as modeling_switch
+
+
+class Trained(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(input_ids=ids, labels=ids).loss
+
+
+class Mixtral(MixtralForCausalLM):
+    def forward(self, ids):
+        return super().forward(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def mixtral(**how):
+    config = MixtralConfig(vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                           num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, **how)
+    return Mixtral(config), (torch.randint(0, 90, (4, 8)),)
+
+
+def mixtral_set():
+    return mixtral(experts_implementation="batched_mm")
+
+
+def switch():
+    config = SwitchTransformersConfig(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2,
+        num_heads=4, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, dropout_rate=0.0,
+        decoder_start_token_id=0)
+    return Trained(SwitchTransformersForConditionalGeneration(config)), (torch.randint(1, 90, (4, 8)),)
+
+
+def all_experts(self, x, selected_experts, routing_weights):
+    out = torch.zeros_like(x)
+    weight = (selected_experts * routing_weights[..., None]).sum(1)  # of each token, by expert
+    for e in range(self.num_experts):
+        out = out + self[f"expert_{e}"](x) * weight[:, e, None]
+    return out
+
+
+def switch_masked():
+    modeling_switch.SwitchTransformersExperts.forward = all_experts
+    return switch()
+
+
+def fnet():
+    config = FNetConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, intermediate_size=64,
+                        max_position_embeddings=64, hidden_dropout_prob=0.0)
+    return Trained(FNetForMaskedLM(config)), (torch.randint(4, 90, (4, 8)),)
+
+
+class Products(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        for name, n in (("s", 8), ("h", config.hidden_size)):
+            angle = 2 * math.pi * torch.arange(n)[:, None] * torch.arange(n) / n
+            self.register_buffer(f"c{name}", angle.cos(), persistent=False)
+            self.register_buffer(f"s{name}", -angle.sin(), persistent=False)
+
+    def forward(self, x):
+        return (self.cs @ x @ self.ch - self.ss @ x @ self.sh,)
+
+
+def fnet_products():
+    modeling_fnet.FNetBasicFourierTransform = Products
+    return fnet()
+
+
+def one():
+    return nn.Linear(16, 16), (torch.randn(1, 16),)
+"""
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    Path("m.py").write_text(MODELS, encoding="utf-8")
+    return ["--hardware", "cpu-local", "--out", "o"]
+
+
+REFUSED = {
+    "mixtral": 'experts_implementation="batched_mm" in the configuration',
+    "switch": "in place of transformers.models.switch_transformers.modeling_switch_transformers."
+    "SwitchTransformersExperts.forward",
+    "fnet": "Cs @ x @ Ch - Ss @ x @ Sh",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_hint_names_what_works(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["plan", f"m.py:{name}", "--mesh", "dp=2", *words]) == 4
+    assert REFUSED[name] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mixtral_set", "switch_masked", "fnet_products"])
+def test_what_it_names_is_verified(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    how = ["--mesh", "dp=2", "--verify", "--backend", "lockstep", *words]
+    assert commands.main(["plan", f"m.py:{name}", *how]) == 0
+    assert "verified on dp=2" in capsys.readouterr().out
+
+
+def test_one_sample_is_refused_before_the_capture(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from autoshard.graph_capture import capture
+
+    monkeypatch.setattr(capture, "export", lambda *_: pytest.fail("captured"))
+    assert commands.main(["plan", "m.py:one", "--devices", "4", "--global-batch", "64", *words]) == 2
+    assert "captured with one sample" in capsys.readouterr().err
