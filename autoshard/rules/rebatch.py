@@ -7,7 +7,7 @@ holds a factor with the batch in it holds the batch. Sizes among the arguments f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.errors import UsageError

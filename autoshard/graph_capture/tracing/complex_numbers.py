@@ -15,8 +15,8 @@ from autoshard.graph_capture.tracing.source_lines import node_quote
 
 aten = torch.ops.aten
 _FOURIER = (
-    "the transform as products with buffers C = cos and S = -sin of 2 * pi * j * k / n: of a real x along a dim of n the "
-    "two parts are x @ C and x @ S; the real part of two dims (FNet) is Cs @ x @ Ch - Ss @ x @ Sh"
+    "the transform as products with buffers C = cos and S = -sin of 2 * pi * j * k / n: of a real x along a dim of n "
+    "the two parts are x @ C and x @ S; the real part of two dims (FNet) is Cs @ x @ Ch - Ss @ x @ Sh"
 )
 _PARTS = "arithmetic on the two parts: torch.view_as_real(z), or z.real and z.imag; or keep it out of the model"
 

@@ -31,8 +31,7 @@ _IN_LIBRARY = (
     "a setting of {library} with which its code does not ask for values; or a function of your own in the place of "
     "{function}, before the model is built: --verify compares with that"
 )
-# A loop over the experts that tokens hit, as transformers writes it: of a class that has other ways, and of one that has
-# not.
+# A loop over the experts that tokens hit, as transformers writes it: of a class with other ways, and of one without.
 _EXPERTS = (
     'experts_implementation="batched_mm" in the configuration that the model is built from ("grouped_mm" for long '
     "batches): it computes the same without asking which experts are hit"
@@ -236,8 +235,7 @@ def _hint(error: BaseException) -> str:
 
 def function_text(function: str) -> str:
     """The source of the class that a library's function stands in, with what decorates it; "" where there is none."""
-    module, _, name = function.rpartition(".")
-    place, _, owner = module.rpartition(".")
+    place, _, owner = function.rpartition(".")[0].rpartition(".")
     found = getattr(sys.modules.get(place), owner, None)
     try:
         return inspect.getsource(found) if inspect.isclass(found) else ""
