@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.compute import local_op_seconds
-from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph import Op
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.rules.operators.experts import imbalance
 
@@ -50,12 +50,3 @@ def experts_seconds(hardware: Hardware, op: Op, operands: Operands, variant: str
     )
     seconds = [local_op_seconds(hardware, step) for step in steps]
     return sum(forward for forward, _ in seconds), sum(backward for _, backward in seconds)
-
-
-def expert_share(graph: Graph, op: Op, operands: Operands) -> float:
-    """One device's part of all pairs; where tokens and experts are cut, as if by one axis (the larger part), and
-    the fullest device's."""
-    x, up = operands[:2]
-    assert x is not None and up is not None
-    tokens, experts = graph.tensor(op.operands[0] or "").shape[0], graph.tensor(op.operands[1] or "").shape[0]
-    return imbalance(op) * min(x.shape[0] / max(tokens, 1), up.shape[0] / max(experts, 1))

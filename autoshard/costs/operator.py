@@ -10,8 +10,9 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.cells import cell_seconds
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import gradient_cast_seconds, local_op_seconds
-from autoshard.costs.expert_layers import EXPERTS, expert_share, experts_seconds
+from autoshard.costs.expert_layers import EXPERTS, experts_seconds
 from autoshard.costs.host_memory import host_tasks, seconds_of
+from autoshard.costs.temporaries import kept
 from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, largest_shape
@@ -119,8 +120,6 @@ def extra_bytes(graph: Graph, op: Op, operands: LocalTensors, results: tuple[Loc
     operator (of several, the first result)."""
     if not op.saved.extra_bytes:
         return 0.0
-    if op.target == EXPERTS:
-        return op.saved.extra_bytes * expert_share(graph, op, operands)
     if _is_cell(op):
         return op.saved.extra_bytes * results[0].numel / max(graph.tensor(op.results[0]).numel, 1)
     local = zip((*op.results, *op.operands), (*results, *operands), strict=True)
@@ -134,10 +133,13 @@ def _is_cell(op: Op) -> bool:
 
 
 def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
-    """`extra_bytes` under a strategy; 0 in a graph without a loss, and of what the host keeps."""
+    """`extra_bytes` under a strategy, or what its variant keeps in their place; 0 in a graph without a loss, and of
+    what the host keeps."""
     if graph.loss is None or strategy.host:
         return 0.0
-    return extra_bytes(graph, op, *local_tensors(graph, op, strategy, mesh))
+    operands, results = local_tensors(graph, op, strategy, mesh)
+    own = kept(mesh, op, strategy.variant, operands, strategy.operands, results).extra_bytes
+    return extra_bytes(graph, op, operands, results) if own is None else own
 
 
 def local_tensors(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> tuple[LocalTensors, tuple[LocalTensor, ...]]:

@@ -25,7 +25,7 @@ def layers_of(model: Transformer, run: TrainingRun, stage: int) -> tuple[int, ..
 
 @lru_cache(maxsize=4096)
 def balanced(layers: int, parts: int) -> tuple[int, ...]:
-    """At least one each; as many each where they divide."""
+    """As many each where they divide; at least one each, where there are enough."""
     if layers % parts == 0:
         return (layers // parts,) * parts
     each, left = divmod(layers + 2, parts)
@@ -33,7 +33,7 @@ def balanced(layers: int, parts: int) -> tuple[int, ...]:
     found[0] -= 1
     found[-1] -= 1
     for part in (0, parts - 1):
-        if found[part] == 0:  # more parts than half of the layers
+        if found[part] == 0 and layers >= parts:  # more parts than half of the layers
             found[found.index(max(found))] -= 1
             found[part] = 1
     return tuple(found)

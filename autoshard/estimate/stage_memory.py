@@ -11,7 +11,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import ParameterCounts
 from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.stage_layers import layers_of
-from autoshard.estimate.state_bytes import head_gradients, states
+from autoshard.estimate.state_bytes import head_gradients, states, widened_gradients
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
@@ -206,6 +206,8 @@ def stage_memory(
             _Moment(head_gradients(built, model, run), layers, again),
             _Moment(gradients, each + embedding, again),
         ]
+    if widened := widened_gradients(run, parameters):
+        moments.append(_Moment(gradients, 0.0, widened))  # when the optimizer begins
     fullest = max(moments, key=lambda moment: moment.bytes)
     host = parameters.sharded(run, run.zero > 0) * HOST_STATE_BYTES[run.optimizer] if run.offload else 0.0
     return StageMemory(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from autoshard.estimate.gradient_sync import ParameterCounts, held
-from autoshard.estimate.transformer import FP8_FSDP, FSDP, SHARDED, TrainingRun, Transformer
+from autoshard.estimate.transformer import FP8_FSDP, FSDP, MEGATRON, SHARDED, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.whole_steps.software import held_bytes
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
+# In float8 the weight is there for both products, as TransformerEngine keeps it: a byte, and one for its transpose.
 STATE_BYTES = {
     "fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "fp16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12),
-    "fp8-mixed": (4, 4, 8), FSDP: (4, 4, 8), FP8_FSDP: (4, 4, 8),
+    "fp8": (2, 4, 12), "fp8-mixed": (4, 4, 8), FSDP: (4, 4, 8), FP8_FSDP: (4, 4, 8),
 }  # fmt: skip
 SGD_STATE_BYTES = {
     "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
-    "fp8-mixed": (4, 4, 0), FSDP: (4, 4, 0), FP8_FSDP: (4, 4, 0),
+    "fp8": (2, 4, 4), "fp8-mixed": (4, 4, 0), FSDP: (4, 4, 0), FP8_FSDP: (4, 4, 0),
 }  # fmt: skip
+MAIN_GRADIENT_BYTES = 4
 ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
 
 
@@ -26,9 +28,20 @@ def held_weight_bytes(run: TrainingRun) -> int:
 
 
 def _gradient_bytes(run: TrainingRun) -> float:
-    """Of one parameter's gradient as a device holds it."""
+    """Of one parameter's gradient as a device holds it. Megatron's buffers are in what their gradients are summed in
+    (`grad_dtype` of megatron/core/distributed/distributed_data_parallel.py: float32 where grad_reduce_in_fp32, else
+    that of the weights), if that is given."""
     own = held_bytes(run.software, run.precision).gradient
+    if own is None and run.precision in MEGATRON and run.reduced:
+        return run.gradient_bytes
     return STATE_BYTES[run.precision][1] if own is None else own
+
+
+def widened_gradients(run: TrainingRun, parameters: ParameterCounts) -> float:
+    """Bytes of the float32 copies that the optimizer makes of gradients in half precision, of its own share
+    (`_copy_model_grads_to_main_grads` of megatron/core/optimizer/distrib_optimizer.py)."""
+    copies = run.precision in MEGATRON and _gradient_bytes(run) < MAIN_GRADIENT_BYTES and not run.offload
+    return parameters.sharded(run, run.zero >= 1) * MAIN_GRADIENT_BYTES * copies
 
 
 def head_gradients(built: BuiltTransformer, model: Transformer, run: TrainingRun) -> float:

@@ -21,7 +21,7 @@ from autoshard.ir.mesh import Mesh
 TRAFFIC_BYTES = {
     ("fp32", "adamw"): 32, ("bf16-mixed", "adamw"): 32, ("bf16", "adamw"): 40, ("fp16", "adamw"): 40,
     ("fp16-mixed", "adamw"): 40, ("fp16-mixed", "sgd"): 24,
-    ("fp8-mixed", "adamw"): 32, ("fp8-mixed", "sgd"): 16,
+    ("fp8", "adamw"): 40, ("fp8", "sgd"): 24, ("fp8-mixed", "adamw"): 32, ("fp8-mixed", "sgd"): 16,
     ("bf16-fsdp", "adamw"): 32, ("bf16-fsdp", "sgd"): 16, ("fp8-fsdp", "adamw"): 32, ("fp8-fsdp", "sgd"): 16,
     ("fp32", "sgd"): 16, ("bf16-mixed", "sgd"): 16, ("bf16", "sgd"): 24, ("fp16", "sgd"): 24,
 }  # fmt: skip

@@ -18,10 +18,14 @@ FSDP, FP8_FSDP = "bf16-fsdp", "fp8-fsdp"
 SHARDED = (FSDP, FP8_FSDP)  # float32 shards, gathered in bf16
 PRECISIONS = {  # computed in
     "fp32": "float32", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "bf16": "bfloat16", "fp16": "float16",
-    "fp8-mixed": "float8", FSDP: "bfloat16", FP8_FSDP: "float8",
+    "fp8": "float8", "fp8-mixed": "float8", FSDP: "bfloat16", FP8_FSDP: "float8",
 }  # fmt: skip
 MIXED = ("bf16-mixed", "fp16-mixed", "fp8-mixed")  # cast at every use
-HALF = {"bf16": "bfloat16", "fp16": "float16", FSDP: "bfloat16", FP8_FSDP: "bfloat16"}  # of weights, not cast at a use
+MEGATRON = ("bf16", "fp16", "fp8")  # weights in half precision, masters in the optimizer, gradients in buffers
+HALF = {  # of weights, not cast at a use
+    "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16", FSDP: "bfloat16", FP8_FSDP: "bfloat16",
+}  # fmt: skip
+IN_FLOAT8 = ("fp8", FP8_FSDP)  # of those, whose linear layers multiply in float8
 OFFLOADS = ("", "optimizer")
 REDUCED = ("", "fp32", "bf16")  # "": as the precision has it
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -97,7 +101,7 @@ class TrainingRun:
     """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
 
     `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
-    does; "bf16-mixed" and "fp16-mixed" cast float32 weights at every use, as torch.autocast does; "bf16-fsdp" keeps
+    does, and "fp8" the same with linear layers that multiply in float8; "bf16-mixed" and "fp16-mixed" cast float32 weights at every use, as torch.autocast does; "bf16-fsdp" keeps
     float32 shards and gathers them in bf16 (FSDP's mixed precision). "fp8-mixed" and "fp8-fsdp" are "bf16-mixed" and
     "bf16-fsdp" whose linear layers multiply in float8, but for the head and experts. `zero`: stage 0 to 3. `shard`:
     replicas that share one set of shards, each such group a replica of the others (HSDP); 0 for all. `interleave`:
@@ -165,13 +169,13 @@ class TrainingRun:
         """Of one parameter's gradient as replicas sum it."""
         if self.reduced:
             return 4 if self.reduced == "fp32" else 2
-        return 2 if self.precision in ("bf16", "fp16") else 4
+        return 2 if self.precision in MEGATRON else 4
 
     @property
     def keeps_gradients(self) -> bool:
         """Whether gradients are there when a backward begins: they accumulate over micro-batches, or stand in buffers
         of their own, as Megatron's do."""
-        return self.micro_batches > 1 or self.precision in ("bf16", "fp16")
+        return self.micro_batches > 1 or self.precision in MEGATRON
 
     @property
     def activation_bytes(self) -> int:
@@ -232,7 +236,10 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             run.precision not in SHARDED or run.zero >= 2 or run.replicas == 1,
             f"precision {run.precision} keeps shards of the weights: it needs zero 2 or 3, got {run.zero}",
         ),
-        (model.layers >= chunks, f"{model.layers} layers are too few for {chunks} pipeline chunks"),
+        (
+            model.layers + 2 * (run.software != PACKAGES) >= chunks,  # the embedding and the head may be chunks alone
+            f"{model.layers} layers are too few for {chunks} pipeline chunks",
+        ),
         *_given_stages(model, run, chunks),
         (
             run.micro_batches * chunks <= MOST_SLOTS,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autoshard.estimate.transformer import FP8_FSDP, HALF, MIXED, Transformer
+from autoshard.estimate.transformer import HALF, IN_FLOAT8, MEGATRON, MIXED, Transformer
 from autoshard.graph_capture.training.float8_layers import with_float8
 from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients
@@ -64,7 +64,28 @@ def transformer_graph(model: Transformer, batch: int, precision: str, optimizer:
     )
     graph = note_saved(mark_gradients(graph))
     graph = apply_precision(graph, precision if precision in MIXED else "fp32")
-    return TransformerGraph(with_float8(graph) if precision == FP8_FSDP else graph, writer.splits)
+    if precision in MEGATRON:
+        graph = _fused_gates(graph)
+    return TransformerGraph(with_float8(graph) if precision in IN_FLOAT8 else graph, writer.splits)
+
+
+def _fused_gates(graph: Graph) -> Graph:
+    """SwiGLU as one kernel, whose backward computes the activation again: it keeps what it reads, gate and up, alone.
+
+    Megatron-Core's bias_swiglu_impl (megatron/core/fusions/fused_bias_swiglu.py: save_for_backward(input)) and
+    MindSpeed's npu_swiglu.
+    """
+    gates = {op.results[0] for op in graph.ops if op.target == "aten.silu"}
+
+    def fused(op: Op) -> Op:
+        if op.target == "aten.mul" and op.operands[0] in gates:
+            kept = tuple(position for position in op.saved.operands if position != 0)
+            return replace(op, saved=replace(op.saved, operands=kept))
+        if op.target == "autoshard.experts" and dict(op.attributes)["gated"]:
+            return replace(op, attributes=(*op.attributes, ("fused_gate", True)))
+        return op
+
+    return replace(graph, ops=tuple(map(fused, graph.ops)))
 
 
 @dataclass

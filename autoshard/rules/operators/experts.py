@@ -6,6 +6,8 @@ more pairs of token and expert the fullest device has than one of average."""
 
 from __future__ import annotations
 
+import math
+
 from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
@@ -16,7 +18,14 @@ from autoshard.rules.algebra.argument_rules import (
 )
 from autoshard.rules.algebra.operator_record import Operator
 from autoshard.rules.algebra.saved_for_backward import Kept, Operands
-from autoshard.rules.algebra.variant_record import Inside, Layouts, LocalTensors, OperatorVariant, shards
+from autoshard.rules.algebra.variant_record import (
+    Inside,
+    KeptTensors,
+    Layouts,
+    LocalTensors,
+    OperatorVariant,
+    shards,
+)
 
 
 def experts(call: OperatorCall) -> str:
@@ -40,12 +49,54 @@ def localise_experts(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return dict(local.op.attributes), tuple((role, axes) for role, axes in roles if axes)
 
 
+def inner_widths(op: Op) -> int:
+    """How many values of an expert's inner width autograd keeps of a pair of token and expert.
+
+    Of emit/runtime/experts.py: what the activation reads or makes and what the second product reads; with a gate both
+    halves of the first product, the activation and their product; with a clipped one its seven steps. A kernel that
+    computes gate and activation again in its backward (`fused_gate`, of an operator that is priced and never run) keeps
+    the first product and what the second reads: Megatron-Core's bias_swiglu_impl saves its input alone.
+    """
+    options = dict(op.attributes)
+    if options.get("activation") == "clipped":
+        return 7
+    if options.get("gated"):
+        return 3 if options.get("fused_gate") else 4
+    return 1 if options.get("activation") in _KEEPS_RESULT else 2
+
+
+_KEEPS_RESULT = ("relu", "tanh")  # their backward reads the result, which the second product keeps
+
+
 def experts_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     """The operands, and for each pair of token and expert its row, what is between the two products, its result."""
     x, up, down, chosen, _ = operands[:5]
     assert x is not None and up is not None and down is not None and chosen is not None
-    row = x.shape[1] + (up.shape[1] if len(operands) == 5 else up.shape[2]) + down.shape[2] + down.shape[1]
-    return (1, 2, 3, 4), (), chosen.numel * row * DTYPE_BYTES[x.dtype]
+    inner, made = _widths(op, down.shape)
+    return (1, 2, 3, 4), (), chosen.numel * (x.shape[1] + inner + made) * DTYPE_BYTES[x.dtype]
+
+
+def _widths(op: Op, down: tuple[int, ...]) -> tuple[int, int]:
+    """Elements of a pair between the products, and of its result, by the shape of the second weight: with biases, seven
+    operands, it is (experts, in, out), else (experts, out, in)."""
+    width, made = down[1:] if len(op.operands) > 5 else down[:0:-1]
+    return inner_widths(op) * width, made
+
+
+def experts_keep(
+    mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
+) -> KeptTensors:
+    """Of what one device works on. Rows and what is between the products: of the pairs whose experts are here, which
+    are those of its tokens where these travel; between the products what is here of the inner dim. Results, which the
+    pairs' weights are multiplied with: of all pairs of its tokens."""
+    x, _, down, chosen, _ = operands[:5]
+    assert x is not None and down is not None and chosen is not None
+    tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
+    inner, made = _widths(op, down.shape)
+    own = float(x.shape[0] * chosen.shape[1])
+    worked = own / math.prod(mesh.sizes[axis] for axis in experts - tokens)
+    worked *= imbalance(op) if experts else 1.0  # of the fullest device
+    return KeptTensors(extra_bytes=DTYPE_BYTES[x.dtype] * (worked * (x.shape[1] + inner) + own * made))
 
 
 def dispatch_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
@@ -68,12 +119,15 @@ OPERATORS: dict[str, Operator] = {
     "autoshard.experts": Operator(
         rule=experts,
         saves=experts_saves,
+        keeps=experts_keep,
         low_operands=(0, 1, 2),
         split_words={(1, 0): "experts split", (1, 1): "experts' inner dim split"},
         factor_words={"t+e": "experts split, tokens sent to them"},
     ),
 }
 VARIANTS: dict[str, OperatorVariant] = {
-    "parallel_experts": OperatorVariant(localise=localise_experts),
-    "dispatched_experts": OperatorVariant(localise=localise_experts, collectives=dispatch_collectives, exchanges=True),
+    "parallel_experts": OperatorVariant(localise=localise_experts, keeps=experts_keep),
+    "dispatched_experts": OperatorVariant(
+        localise=localise_experts, collectives=dispatch_collectives, exchanges=True, keeps=experts_keep
+    ),
 }
