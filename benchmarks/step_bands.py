@@ -2,10 +2,10 @@
 
     python benchmarks/step_bands.py --data DIR [--write]
 
-Steps are sorted by kind (device generation, style, software, one node or many, calibrated or not). A band is a multiple
-of the mean error of the kind's steps. It is judged on what it was not made from: each model's steps by the band that
-the other models' make. `--write` puts the bands into costmodels/whole_steps/bands.toml; docs/validation.md has the
-table.
+Steps are sorted by kind (device generation, style, software, one node or many, calibrated or not). A kind has a band
+where steps of two releases or frameworks were measured, and neighbouring kinds one together. It is judged on what it
+was not made from: each release's steps by the band that all others make. `--write` puts the bands into
+costmodels/whole_steps/bands.toml; docs/validation.md has the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,23 +27,25 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import style_of
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps.software import priced_as
-from autoshard.whole_steps.step_bands import ANY, MANY, ONE, UNMEASURED, StepKind, step_kind
-from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, named_rows, published, steps
+from autoshard.whole_steps.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
+from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, named_rows, published, recipe_steps, steps
 
-# Half-widths: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are exponential;
-# twice the mean is the most that is asked for), but no wider than what this share of the next errors stays within,
-# whatever their distribution (a rank of those seen, as in conformal prediction): where all err to one side.
+# Half-widths of one release: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are
+# exponential), but no wider than what this share of the next errors stays within, whatever their distribution (a rank
+# of those seen, as in conformal prediction): where all err to one side.
 SPREAD, SHARE = 1.8, 0.875
 FEW = 8  # steps of a kind with one node or with many: below, both make one band
+LEAST_RELEASES = 2  # of a band
 A100, CLUSTER = "a100-80g-sxm", "a100-80g-sxm-4hdr"
 
 
 @dataclass(frozen=True)
 class StepCase:
-    """One step: `error` is measured / predicted - 1, what a band around a prediction should hold."""
+    """One step: `error` is measured / predicted - 1, what a band around a prediction should hold. `release`: of the
+    framework that made it."""
 
     kind: StepKind
-    model: str
+    release: str
     error: float
 
 
@@ -53,21 +55,26 @@ def cases(data: Path) -> tuple[StepCase, ...]:
     return tuple(case for source in SOURCES for case in source(data))
 
 
-def _case(row: steps.Row, name: str, seconds: float, hardware: Hardware, calibrated: bool = False) -> StepCase:
+def _case(row: steps.Row, release: str, seconds: float, hardware: Hardware, calibrated: bool = False) -> StepCase:
     kind = step_kind(hardware, style_of(row.model, row.run), priced_as(row.run.software), row.run.devices, calibrated)
-    return StepCase(kind, name, row.measured_seconds / seconds - 1)
+    return StepCase(kind, release, row.measured_seconds / seconds - 1)
 
 
-def _cases(rows: Sequence[steps.Row], hardware: Hardware, host: Host, calibrated: bool) -> Iterator[StepCase]:
+VTRAIN, SC21, KORTHIKANTI = "Megatron-LM, vTrain's fork", "Megatron-LM 2021", "Megatron-LM 2022"
+
+
+def _cases(
+    rows: Sequence[steps.Row], hardware: Hardware, host: Host, calibrated: bool, release: str = VTRAIN
+) -> Iterator[StepCase]:
     for row, seconds in zip(rows, steps.predict(rows, hardware, host), strict=True):
-        yield _case(row, f"{row.model.hidden} wide, tp {row.run.tp}", float(seconds), hardware, calibrated)
+        yield _case(row, release, float(seconds), hardware, calibrated)
 
 
-def _plain(rows: Sequence[steps.Row], hardware: Hardware) -> Iterator[StepCase]:
+def _plain(rows: Sequence[steps.Row], hardware: Hardware, release: str = VTRAIN) -> Iterator[StepCase]:
     """With nothing measured there; and with the host of `--software megatron`, but for what that was fitted to."""
-    yield from _cases(rows, hardware, steps.host_of(hardware), False)
+    yield from _cases(rows, hardware, steps.host_of(hardware), False, release)
     own = steps.with_software(rows, "megatron")
-    yield from _cases(own, hardware, steps.host_of(hardware, "megatron"), False)
+    yield from _cases(own, hardware, steps.host_of(hardware, "megatron"), False, release)
 
 
 def _single_node(data: Path) -> Iterator[StepCase]:
@@ -87,78 +94,120 @@ def _multi_node(data: Path) -> Iterator[StepCase]:
 
 
 def _papers(data: Path) -> Iterator[StepCase]:
-    yield from _plain(published.megatron_rows(), load_hardware(A100))
+    for release, rows in ((SC21, published.scaling_rows()), (KORTHIKANTI, published.selective_rows())):
+        yield from _plain([row for _, row in rows], load_hardware(A100), release)
 
 
 def _named(data: Path) -> Iterator[StepCase]:
-    rows = [row for row in cluster_steps.all_rows(data) if not _is_fitted(row)]
-    rows += cluster_steps.ascend("kernels")
-    rows += [replace(r, run=replace(r.run, software="megatron")) for r, _, full in bloom_steps.bloom(data) if not full]
-    for row, seconds in zip(rows, named_rows.seconds_of(rows), strict=True):
-        yield _case(row, row.name, float(seconds), row.hardware)
-    own = [replace(r, hardware=cluster_steps.calibrated_b200(data, 0)) for r in cluster_steps.b200(data)]
-    for row, seconds in zip(own, named_rows.seconds_of(own), strict=True):
-        yield _case(row, row.name, float(seconds), row.hardware, True)
+    bloom = [row for row, _, full in bloom_steps.bloom(data) if not full]
+    tables = [
+        ("Megatron-DeepSpeed, BLOOM", bloom),
+        ("Megatron-DeepSpeed, BLOOM", [replace(r, run=replace(r.run, software="megatron")) for r in bloom]),
+        ("Megatron-Core, SimuMax 1.2", cluster_steps.b200(data)),
+        ("Megatron-Core, its README", cluster_steps.megatron_core()),
+    ]
+    for release, rows in tables:
+        yield from _at(rows, [release] * len(rows))
+    for software in (cluster_steps.ASCEND_SOFTWARE, "kernels"):
+        own = [
+            row for row in cluster_steps.ascend(software) if software == "kernels" or not cluster_steps.is_fitted(row)
+        ]
+        yield from _at(
+            own, ["MindFormers 1.0" if r.hardware.name == "ascend-910a" else "MindSpeed-LLM 1.0.RC1" for r in own]
+        )
+        yield from _at(*zip(*recipe_steps.mindspeed(data, software), strict=True))
+    recipes = [(row, release) for row, release in recipe_steps.nvidia(data) if row.run.precision == "bf16"]
+    yield from _at(*zip(*recipes, strict=True))
+    there = [replace(r, hardware=cluster_steps.calibrated_b200(data, 0)) for r in cluster_steps.b200(data)]
+    yield from _at(there, ["Megatron-Core, SimuMax 1.2"] * len(there), calibrated=True)
 
 
-def _is_fitted(row: named_rows.NamedRow) -> bool:
-    return row.hardware.name in cluster_steps.ASCEND_FITTED and cluster_steps.is_fitted(row)
+def _at(rows: Sequence[named_rows.NamedRow], releases: Sequence[str], calibrated: bool = False) -> Iterator[StepCase]:
+    for row, release, seconds in zip(rows, releases, named_rows.seconds_of(rows), strict=True):
+        yield _case(row, release, float(seconds), row.hardware, calibrated)
 
 
 def _fsdp(data: Path) -> Iterator[StepCase]:
     for software in ("kernels", fsdp_steps.SOFTWARE):
         rows = [r for r in fsdp_steps.rows(data, software) if software == "kernels" or not r.fitted]
         for row, seconds in zip(rows, fsdp_steps.predict(rows), strict=True):
-            yield _case(row, row.name, float(seconds), load_hardware(fsdp_steps.PROFILES[row.gpu]))
+            yield _case(row, "llm-foundry", float(seconds), load_hardware(fsdp_steps.PROFILES[row.gpu]))
     for own in fsdp_runs.fsdp_runs():
         if fsdp_runs.is_known(own):
-            yield _case(own.row, own.row.name, own.seconds, own.row.hardware)
+            yield _case(own.row, own.row.name.partition(" ")[0], own.seconds, own.row.hardware)
 
 
 SOURCES = (_single_node, _multi_node, _papers, _named, _fsdp)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A band, the steps and models it was made from, and how steps lie in the bands that other models make: the share
-    inside, the mean of those bands, the mean error."""
+class MadeBand:
+    """A half-width, with how many steps of how many releases it is from."""
 
-    kind: StepKind
     error: float
     steps: int
-    models: int
+    releases: int
+
+
+def made(found: Sequence[StepCase]) -> dict[StepKind, MadeBand]:
+    """Of kinds with two releases; one node and many are one where either has few steps. Then of neighbours: of a style
+    and its software on all devices, and of a style on one generation with all software."""
+    pools: dict[StepKind, list[StepCase]] = defaultdict(list)
+    for case in found:
+        either = replace(case.kind, nodes=ANY)
+        for pool in (case.kind, either, replace(either, generation=ANY), replace(either, software=ANY)):
+            pools[pool].append(case)
+    bands = {kind: _made(own) for kind, own in pools.items() if len({case.release for case in own}) >= LEAST_RELEASES}
+    return {kind: band for kind, band in bands.items() if kind.nodes == ANY or band.steps >= FEW}
+
+
+def _made(own: Sequence[StepCase]) -> MadeBand:
+    """What the next release stays within: the rank of the widths of those seen, the largest where they are few."""
+    widths = sorted(release_width(np.array([c.error for c in own if c.release == r])) for r in {c.release for c in own})
+    rank = min(len(widths), math.ceil((len(widths) + 1) * SHARE))
+    return MadeBand(widths[rank - 1], len(own), len(widths))
+
+
+def release_width(errors: np.ndarray) -> float:
+    """Of the steps of one release."""
+    return half_width(errors) if len(errors) >= FEW else lone_width(errors)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How the steps of a kind lie in the bands that steps of other releases make: the share inside, the mean of those
+    bands, the mean error; `alone`: the share of steps for which no other release makes a band of any neighbour."""
+
+    kind: StepKind
+    steps: int
+    releases: int
     inside: float
     width: float
     mean_error: float
+    alone: float
 
     @property
     def keeps_its_word(self) -> bool:
-        return LOW <= self.inside <= HIGH and self.width <= 2 * self.mean_error
+        return self.inside >= LOW
 
 
 def judged(found: Sequence[StepCase]) -> list[Judged]:
-    """One for each kind; one node and many are one where either has few."""
+    """One for each kind, a release held out at a time."""
+    others = {r: made([case for case in found if case.release != r]) for r in {case.release for case in found}}
     groups: dict[StepKind, list[StepCase]] = defaultdict(list)
     for case in found:
         groups[case.kind].append(case)
-    pooled: dict[StepKind, list[StepCase]] = defaultdict(list)
-    for kind, own in groups.items():
-        both = [case for nodes in (ONE, MANY) for case in groups.get(replace(kind, nodes=nodes), [])]
-        few = min(len(groups.get(replace(kind, nodes=nodes), [])) for nodes in (ONE, MANY)) < FEW
-        pooled[replace(kind, nodes=ANY) if few and len(both) > len(own) else kind] = both if few else own
-    return [_judge(kind, own) for kind, own in pooled.items()]
+    return [_judge(kind, own, others) for kind, own in groups.items()]
 
 
-def _judge(kind: StepKind, own: Sequence[StepCase]) -> Judged:
-    errors, models = np.array([abs(case.error) for case in own]), np.array([case.model for case in own])
-    names = np.unique(models)
-    if len(names) == 1:
-        return Judged(kind, lone_width(errors), len(own), 1, math.nan, math.nan, float(errors.mean()))
-    bands = np.zeros(len(own))
-    for name in names:
-        bands[models == name] = half_width(errors[models != name])
-    inside = float((errors <= bands).mean())
-    return Judged(kind, half_width(errors), len(own), len(names), inside, float(bands.mean()), float(errors.mean()))
+def _judge(kind: StepKind, own: Sequence[StepCase], others: Mapping[str, Mapping[StepKind, MadeBand]]) -> Judged:
+    bands = [nearest(others[case.release], kind) for case in own]
+    widths = np.array([UNMEASURED if band is None else band.error for band in bands])
+    errors = np.array([abs(case.error) for case in own])
+    alone = float(np.mean([band is None for band in bands]))
+    releases = len({case.release for case in own})
+    inside = float((errors <= widths).mean())
+    return Judged(kind, len(own), releases, inside, float(widths.mean()), float(errors.mean()), alone)
 
 
 def half_width(errors: np.ndarray) -> float:
@@ -170,74 +219,82 @@ def half_width(errors: np.ndarray) -> float:
 
 
 def lone_width(errors: np.ndarray) -> float:
-    """The same of one model's steps, which no other model judges: where `n` exponential errors are all that is known of
+    """The same of few steps: where `n` exponential errors are all that is known of
     their mean, five of six of the next lie within n (6^(1/n) - 1) times it (5 of one, 2.9 of two, 1.8 of many)."""
     count = len(errors)
     return float(np.round(count * (6 ** (1 / count) - 1) * np.abs(errors).mean(), 3))
 
 
 def tables(data: Path) -> list[str]:
-    found = judged(cases(data))
+    """Kinds with the band that a prediction shows, then those of neighbours."""
+    found = cases(data)
+    bands, kinds = made(found), judged(found)
     lines = [
         "## Bands of whole steps",
         "",
-        f"What a prediction shows as its band, by kind of step: {SPREAD} times the mean error of measured steps of the",
-        "kind, within which five of six errors lie if they are normal or exponential, or the rank of their errors",
-        f"within which {SHARE:.1%} of the next ones lie, where that is less; of a kind with one model's n steps, which",
-        "no other judges, n (6^(1/n) - 1) times it: 5 mean errors of one step. It is judged on what it was not made",
-        "from: the steps of each model by the band that the other models of the kind make. *Inside* is the share",
-        "of them that lie in it, *width* the mean of those bands beside the mean error. Errors here are measured /",
-        "predicted - 1; steps that a rate was fitted to are in no band. A step of any other kind, of an emitted",
-        f"package for one, says that none was measured, and has ±{UNMEASURED:.0%}.",
+        "What a prediction shows as its band, by kind of step. Of one release of a framework a half-width is",
+        f"{SPREAD} times the mean error of its steps, within which five of six lie if they are normal or exponential,",
+        f"or the rank of their errors within which {SHARE:.1%} of the next lie, where that is less; of n steps below",
+        f"{FEW}, n (6^(1/n) - 1) times it. A kind has a band where there are two releases or frameworks: that rank of",
+        "their widths, the largest where they are few. A kind with one release has the band of its neighbours: of the",
+        "same software on other devices, or of the same devices with other software; one without neighbours says that",
+        f"none was measured, and has ±{UNMEASURED:.0%}. *Inside*: each release's steps in the band that all other",
+        "releases make, of its neighbours where its kind is left without, and *width* the mean of those. *No other*:",
+        "steps for which other releases make no band at all. Errors are measured / predicted - 1; steps that a rate",
+        "was fitted to are in no band.",
         "",
-        "| device | style | rates | nodes | calibrated | steps | models | band | inside | width / mean error | holds |",
-        "|---|---|---|---|---|--:|--:|--:|--:|--:|---|",
+        "| device | style | rates | nodes | calibrated | steps | releases | band | inside, release held out | width | "
+        "mean error | no other | holds |",
+        "|---|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
-    for one in found:
-        kind = one.kind
-        shown = ("–", "–", "one model") if one.models == 1 else (
-            f"{one.inside:.0%}", f"{one.width / one.mean_error:.1f}", "yes" if one.keeps_its_word else "**no**"
-        )  # fmt: skip
+    for one in kinds:
+        band = nearest(bands, one.kind)
+        shown = "–" if band is None else f"±{band.error:.0%}"
         lines.append(
-            f"| {kind.generation} | {kind.style} | {kind.software} | {kind.nodes} | "
-            f"{'yes' if kind.calibrated else 'no'} | {one.steps} | {one.models} | ±{one.error:.0%} | "
-            f"{' | '.join(shown)} |"
+            f"| {_words(one.kind)} | {one.steps} | {one.releases} | {shown} | {one.inside:.0%} | ±{one.width:.0%} | "
+            f"{one.mean_error:.0%} | {one.alone:.0%} | {'yes' if one.keeps_its_word else '**no**'} |"
         )
-    kept = [one for one in found if one.models > 1]
-    total = sum(one.steps for one in kept)
-    share = sum(one.inside * one.steps for one in kept) / total
+    for kind, own in bands.items():
+        if ANY in (kind.generation, kind.software):
+            lines.append(
+                f"| {_words(kind)} | {own.steps} | {own.releases} | ±{own.error:.0%} | – | – | – | – | neighbours |"
+            )
+    total = sum(one.steps for one in kinds)
+    share = sum(one.inside * one.steps for one in kinds) / total
     return [
         *lines,
         "",
-        f"Of {len(kept)} kinds with more than one model, {sum(one.keeps_its_word for one in kept)} hold what",
-        "they promise:",
-        f"{LOW:.0%} to {HIGH:.0%} inside, at most twice the mean error wide. Of all their {total} steps",
-        f"{share:.0%} lie",
-        "inside.",
+        f"{sum(one.keeps_its_word for one in kinds)} of {len(kinds)} kinds hold what they promise, {LOW:.0%} of the",
+        f"steps of a release that they were not made from. Of all their {total} steps {share:.0%} lie inside, of a kind",
+        f"{np.mean([one.inside for one in kinds]):.0%} in the mean.",
     ]
 
 
-LOW, HIGH = 0.80, 0.95
+def _words(kind: StepKind) -> str:
+    named = (kind.generation, kind.style, kind.software, kind.nodes, "yes" if kind.calibrated else "no")
+    return " | ".join(named)
 
 
-def text(found: Sequence[Judged]) -> str:
+LOW = 0.80
+
+
+def text(bands: Mapping[StepKind, MadeBand]) -> str:
     """TOML."""
     lines = [
-        f"# Half-widths of whole steps by kind: {SPREAD} times the mean relative error of published steps, or the",
-        f"# rank of their errors within which {SHARE:.1%} of the next lie, where that is less.",
-        "# Written by benchmarks/step_bands.py, read by autoshard/whole_steps/step_bands.py; how the steps of",
-        "# other models lie in them is in docs/validation.md.",
+        "# Half-widths of whole steps by kind, from published steps of two releases or frameworks at least; one of any",
+        "# generation or software is of neighbouring kinds. Written by benchmarks/step_bands.py, read by",
+        "# autoshard/whole_steps/step_bands.py; how the steps of other releases lie in them is in docs/validation.md.",
         "schema = 1",
     ]
-    for one in found:
-        kind = one.kind
+    for kind, own in bands.items():
         lines += [
             "",
             "[[band]]",
             *(f'{key} = "{value}"' for key, value in vars(kind).items() if isinstance(value, str)),
             f"calibrated = {str(kind.calibrated).lower()}",
-            f"error = {one.error:.3f}",
-            f"steps = {one.steps}",
+            f"error = {own.error:.3f}",
+            f"steps = {own.steps}",
+            f"releases = {own.releases}",
         ]
     return "\n".join([*lines, ""])
 
@@ -253,7 +310,7 @@ def main() -> None:
     print("\n".join(tables(options.data)))
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "bands.toml"
-        path.write_text(text(judged(cases(options.data))), encoding="utf-8")
+        path.write_text(text(made(cases(options.data))), encoding="utf-8")
 
 
 if __name__ == "__main__":

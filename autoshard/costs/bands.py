@@ -33,17 +33,21 @@ _ORDER = ("measured", "datasheet", "default")
 class Band:
     """`error` is relative, of either sign. `kind`, of the weakest figures that matter: measured (constants fitted to
     this device), datasheet (its peaks, with efficiencies of other devices) or default. `steps`: whole steps of its kind
-    that the band was made from; None for a band of the constants alone."""
+    that the band was made from (None: of the constants alone), of so many `releases` or frameworks; `neighbours`:
+    whether they are of kinds beside its own."""
 
     error: float
     kind: str
     calibrated: bool
     steps: int | None = None
+    releases: int = 0
+    neighbours: bool = False
 
     def __str__(self) -> str:
         words = self.kind if self.calibrated else f"uncalibrated, {self.kind} figures"
         if self.steps is not None:
-            measured = f"from {self.steps} such steps" if self.steps else "no such step measured"
+            which = "steps of neighbouring kinds" if self.neighbours else "such steps"
+            measured = f"from {self.steps} {which}, {self.releases} releases" if self.steps else "no such step measured"
             words = measured if self.calibrated else f"{measured}, uncalibrated"
         return f"±{self.error:.0%} ({words})"
 

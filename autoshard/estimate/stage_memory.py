@@ -52,7 +52,8 @@ class KeptBytes:
 @dataclass(frozen=True)
 class StageMemory:
     """Bytes of the fullest device when it is fullest; `host`: of the memory of its host, for one device, where most is
-    there."""
+    there. `outside`: that part of `working` that was measured as the context, communicators and what the allocator
+    reserves, for which a device's usable memory leaves room already."""
 
     weights: float
     gradients: float
@@ -60,13 +61,15 @@ class StageMemory:
     activations: float
     working: float
     host: float = 0.0
+    outside: float = 0.0
 
     @property
     def peak(self) -> float:
         return self.weights + self.gradients + self.optimizer + self.activations + self.working
 
     def fits(self, hardware: Hardware) -> bool:
-        return self.peak <= hardware.usable_memory_bytes and self.host <= hardware.host_memory_bytes
+        usable = self.peak - self.outside <= hardware.usable_memory_bytes and self.peak <= hardware.memory_bytes
+        return usable and self.host <= hardware.host_memory_bytes
 
 
 def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
@@ -217,6 +220,7 @@ def stage_memory(
         fullest.activations,
         fullest.working + software.outside,
         host,
+        software.outside,
     )
 
 

@@ -101,16 +101,17 @@ class TrainingRun:
     """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
 
     `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
-    does, and "fp8" the same with linear layers that multiply in float8; "bf16-mixed" and "fp16-mixed" cast float32 weights at every use, as torch.autocast does; "bf16-fsdp" keeps
-    float32 shards and gathers them in bf16 (FSDP's mixed precision). "fp8-mixed" and "fp8-fsdp" are "bf16-mixed" and
-    "bf16-fsdp" whose linear layers multiply in float8, but for the head and experts. `zero`: stage 0 to 3. `shard`:
-    replicas that share one set of shards, each such group a replica of the others (HSDP); 0 for all. `interleave`:
-    model chunks per device. `overlap`: gradients are reduced and weights gathered beside the computation of neighbours.
-    `reduced`: gradients are summed in. `stage_layers`: layers of each chunk of the pipeline, in the model's order; ()
-    for as even as they go. `cp`: devices that share every sequence (context parallelism): attention passes keys and
-    values around a ring of them. `ep`: replicas that share one set of experts (expert parallelism, a part of `dp`):
-    tokens are sent to their experts among them, and back. `offload`: "optimizer" keeps its states and float32 weights
-    in the host's memory, where the host updates them. `compiled`: `torch.compile` joins the kernels of each layer.
+    does, and "fp8" the same with linear layers that multiply in float8; "bf16-mixed" and "fp16-mixed" cast float32
+    weights at every use, as torch.autocast does; "bf16-fsdp" keeps float32 shards and gathers them in bf16 (FSDP's
+    mixed precision). "fp8-mixed" and "fp8-fsdp" are "bf16-mixed" and "bf16-fsdp" whose linear layers multiply in
+    float8, but for the head and experts. `zero`: stage 0 to 3. `shard`: replicas that share one set of shards, each
+    such group a replica of the others (HSDP); 0 for all. `interleave`: model chunks per device. `overlap`: gradients
+    are reduced and weights gathered beside the computation of neighbours. `reduced`: gradients are summed in.
+    `stage_layers`: layers of each chunk of the pipeline, in the model's order; () for as even as they go. `cp`: devices
+    that share every sequence (context parallelism): attention passes keys and values around a ring of them. `ep`:
+    replicas that share one set of experts (expert parallelism, a part of `dp`): tokens are sent to their experts among
+    them, and back. `offload`: "optimizer" keeps its states and float32 weights in the host's memory, where the host
+    updates them. `compiled`: `torch.compile` joins the kernels of each layer.
     """
 
     batch: int

@@ -1,13 +1,15 @@
 """Plans that people know by name, for comparison: the best of each style on a plan's own mesh, simulated as any plan.
 
-Memory does not limit them: one that does not fit says so by its peak.
+Memory does not limit them: one that does not fit says so by its peak. A baseline is what an expert would run: styles
+that gather weights do so in the low precision of a mixed one, tables that are looked up too, where that is faster.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache as once
 from typing import Any
 
 from autoshard import solvers
@@ -25,6 +27,7 @@ from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.styles.known_styles import STYLES
+from autoshard.styles.low_weights import with_low_weights
 from autoshard.system.disk_cache import DiskCache
 
 
@@ -76,8 +79,18 @@ def style_plans(
         own = formulation.all_to_all, formulation.micro_batches
         formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
     answers = answers_of(cache, graph, plan.mesh, hardware, *own, on_host)
-    known = {**(known or {}), **_itself(plan)}
-    found = tuple(_kept(name, formulation, clock, known, answers) for name in STYLES)
+    itself = _itself(plan)
+    low = with_low_weights(graph)
+
+    @once
+    def gathered_low() -> Formulation:
+        return formulate(low, plan.mesh, hardware, float("inf"), None, *own)
+
+    def comparison(name: str) -> _Comparison:
+        also = gathered_low if low is not graph and STYLES[name].low_weights and name not in itself else None
+        return _Comparison(name, formulation, {**(known or {}), **itself}, also)
+
+    found = tuple(_kept(comparison(name), clock, answers) for name in STYLES)
     answers.save()
     return found
 
@@ -108,37 +121,43 @@ def _of_step(
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class _Comparison:
+    """`known`: steps of styles that are simulated already. `low`: the formulation whose weights are all gathered in the
+    low precision, where the style has them so."""
+
+    name: str
+    formulation: Formulation
+    known: Mapping[str, Plan | Figures]
+    low: Callable[[], Formulation] | None
+
+    @property
+    def title(self) -> str:
+        return STYLES[self.name].title
+
+    @property
+    def meaning(self) -> str:
+        return f"{STYLES[self.name].meaning}; --strategy {self.name}"
+
+
 def _itself(plan: Plan) -> dict[str, Plan]:
     """A plan of one style is that style's best, and no faster than itself."""
     decided = {op.decided_by for op in plan.ops}
     return {name: plan for name in decided & STYLES.keys() if len(decided) == 1 and not plan.step.parts}
 
 
-def _kept(
-    name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan | Figures], answers: KeptAnswers
-) -> StylePlan:
+def _kept(own: _Comparison, clock: Clock, answers: KeptAnswers) -> StylePlan:
     """By the sum of costs, where no search has simulated it: the same for every level and limit."""
-    if name in known or not unhurried(clock):
-        return _simulated(name, formulation, clock, known)
-    title, meaning = STYLES[name].title, f"{STYLES[name].meaning}; --strategy {name}"
-    match answers.get(f"style {name}"):
+    key = f"style {own.name}" + (", weights gathered low" if own.low else "")
+    if own.name in own.known or not unhurried(clock):
+        return _fastest(own, clock)
+    match answers.get(key):
         case [float(seconds), float(size), str(reason)]:
-            return StylePlan(title, meaning, seconds, size, reason)
-    found = _simulated(name, formulation, clock, known)
+            return StylePlan(own.title, own.meaning, seconds, size, reason)
+    found = _fastest(own, clock)
     if unhurried(clock):
-        answers.put(f"style {name}", [float(found.predicted_seconds), float(found.predicted_peak_bytes), found.reason])
+        answers.put(key, [float(found.predicted_seconds), float(found.predicted_peak_bytes), found.reason])
     return found
-
-
-def _simulated(name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan | Figures]) -> StylePlan:
-    title, meaning = STYLES[name].title, f"{STYLES[name].meaning}; --strategy {name}"
-    if name in known:
-        return StylePlan(title, meaning, known[name].predicted_seconds, known[name].predicted_peak_bytes)
-    made = _made(name, formulation, clock)
-    if isinstance(made, str):
-        return StylePlan(title, meaning, reason=made)
-    made = priced(made, formulation.graph, formulation.hardware)
-    return StylePlan(title, meaning, made.predicted_seconds, made.predicted_peak_bytes)
 
 
 def _made(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
@@ -150,6 +169,27 @@ def _made(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
     if isinstance(choice, str):
         return choice
     return plan_of(formulation, Solution(formulation.problem, choice, 0.0, name), Origin(), float("inf"), name)
+
+
+def _fastest(own: _Comparison, clock: Clock) -> StylePlan:
+    """As autocast has it, or with all weights gathered in the low precision."""
+    found = _simulated(own, clock)
+    if own.low is None or found.reason:
+        return found
+    other = _simulated(replace(own, formulation=own.low(), known={}, low=None), clock)
+    return found if other.reason else min(found, other, key=lambda made: made.predicted_seconds)
+
+
+def _simulated(own: _Comparison, clock: Clock) -> StylePlan:
+    name, formulation = own.name, own.formulation
+    if name in own.known:
+        known = own.known[name]
+        return StylePlan(own.title, own.meaning, known.predicted_seconds, known.predicted_peak_bytes)
+    made = _made(name, formulation, clock)
+    if isinstance(made, str):
+        return StylePlan(own.title, own.meaning, reason=made)
+    made = priced(made, formulation.graph, formulation.hardware)
+    return StylePlan(own.title, own.meaning, made.predicted_seconds, made.predicted_peak_bytes)
 
 
 def _least(formulation: Formulation, keep: Keep, clock: Clock) -> Choice | str:

@@ -53,7 +53,8 @@ def batch_split(formulation: Formulation, stored_best: Rank, *, sharded: bool = 
 
 def _cast_as_stored(formulation: Formulation, keep: dict[int, list[int]]) -> None:
     """Weights are cast where they are stored, so that all of a block are gathered in the precision of their use: those
-    that nothing reads as they are, unlike a tied embedding."""
+    that nothing reads as they are, unlike a tied embedding. Over axes that copy them their gradients pass the cast as
+    partial sums, and are summed with others', once a bucket."""
     graph, sites = formulation.graph, formulation.sites
     stored = {
         site.name: {_stored(site.layouts[s]) for s in keep.get(n, range(len(site.layouts)))}
@@ -69,7 +70,12 @@ def _cast_as_stored(formulation: Formulation, keep: dict[int, list[int]]) -> Non
         own = stored.get(weight, set())
         read = {s: site.strategies[s].operands[0] for s in keep.get(n, range(len(site.strategies)))}
         fitting = [s for s, layout in read.items() if layout and _stored(layout) in own]
-        note(keep, n, fitting, site)
+        summed = {s: _partial_gradients(layout) for s, layout in read.items() if s in fitting and layout}
+        note(keep, n, [s for s in fitting if summed[s] == max(summed.values())], site)
+
+
+def _partial_gradients(layout: Layout) -> int:
+    return layout.placements.count(REPLICATE_PARTIAL)
 
 
 def _stored(layout: Layout) -> Part:

@@ -14,11 +14,13 @@ from autoshard.styles.tensor_styles import fsdp_tp, megatron, megatron_sp
 
 @dataclass(frozen=True)
 class Style:
-    """`keep` says which choices of a formulation are in the style, or in a sentence why none are."""
+    """`keep` says which choices of a formulation are in the style, or in a sentence why none are. `low_weights`: in
+    mixed precision an expert gathers every weight in the low one."""
 
     title: str
     meaning: str
     keep: Callable[[Formulation], Keep | str]
+    low_weights: bool = False
 
 
 STYLES: dict[str, Style] = {
@@ -27,11 +29,13 @@ STYLES: dict[str, Style] = {
         "FSDP",
         "every axis splits the batch, weights and optimizer are stored in shards and gathered for use (ZeRO-3)",
         fully_sharded,
+        low_weights=True,
     ),
     "hsdp": Style(
         "HSDP",
         "every axis splits the batch, weights and optimizer are stored in shards over the last and copied over others",
         hybrid_sharded,
+        low_weights=True,
     ),
     "megatron": Style(
         "Megatron", "the last axis splits heads, hidden dims and vocabulary, the others the batch", megatron
@@ -45,6 +49,7 @@ STYLES: dict[str, Style] = {
         "FSDP-TP",
         "the last axis splits tensors as Megatron, the others the batch, and weights are stored in shards over these",
         fsdp_tp,
+        low_weights=True,
     ),
 }
 

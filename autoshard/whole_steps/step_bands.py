@@ -2,8 +2,10 @@
 
 `costmodels/whole_steps/bands.toml` has a half-width for each kind of step: the error that most measured steps of the
 kind stayed within (written by benchmarks/step_bands.py, which judges it on steps of other models: docs/validation.md).
-A step of a kind that nobody measured says so, and its band is wide: the errors of the constants say nothing of what a
-framework, a host or a network adds.
+A kind has a band where steps of two releases or frameworks were measured: the errors of one say little of the next. One
+that has fewer has that of its neighbours, kinds of its style with the same software on other devices or on the same
+generation with other software (`nearest`). A step of a kind without neighbours says that none was measured, and its
+band is wide: the errors of the constants say nothing of what a framework, a host or a network adds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import Band, step_band
@@ -21,6 +24,7 @@ from autoshard.whole_steps.software import generation
 NOT_IN_BANDS = frozenset({"float8"})  # no band was made from steps whose products are in it
 UNMEASURED = 0.6  # relative, at least, where no step of the kind was measured
 ONE, MANY, ANY = "one", "many", "any"
+Known = TypeVar("Known")
 
 
 @dataclass(frozen=True)
@@ -45,20 +49,47 @@ def step_kind(hardware: Hardware, style: str, software: str, devices: int, calib
 def whole_step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str, kind: StepKind) -> Band:
     """Of a step that spends `seconds` in each family of operators, see `bands.step_band`."""
     constants = step_band(hardware, seconds, dtype)
-    known = None if dtype in NOT_IN_BANDS else bands().get(kind) or bands().get(replace(kind, nodes=ANY))
-    error, steps = known or (max(UNMEASURED, constants.error), 0)
-    return Band(error, constants.kind, constants.calibrated, steps)
+    known = None if dtype in NOT_IN_BANDS else known_band(kind)
+    if known is None:
+        return Band(max(UNMEASURED, constants.error), constants.kind, constants.calibrated, 0)
+    error = max(known.error, constants.error) if known.neighbours else known.error
+    return Band(error, constants.kind, constants.calibrated, known.steps, known.releases, known.neighbours)
+
+
+def known_band(kind: StepKind) -> KnownBand | None:
+    """Of the kind, or of its neighbours."""
+    return nearest(bands(), kind)
+
+
+def nearest(known: Mapping[StepKind, Known], kind: StepKind) -> Known | None:
+    """Of the kind, with any number of nodes, with the same software on other devices, or on the same with other
+    software."""
+    either = replace(kind, nodes=ANY)
+    names = (kind, either, replace(either, generation=ANY), replace(either, software=ANY))
+    return next((known[name] for name in names if name in known), None)
+
+
+@dataclass(frozen=True)
+class KnownBand:
+    """`error`: half-width; `neighbours`: whether of kinds beside it."""
+
+    error: float
+    steps: int
+    releases: int
+    neighbours: bool
 
 
 @cache
-def bands() -> dict[StepKind, tuple[float, int]]:
-    """Half-width and number of steps it was made from, by kind."""
+def bands() -> dict[StepKind, KnownBand]:
+    """By kind; one of any generation, or of any software, is of neighbours."""
     path = data_folder("costmodels") / "whole_steps" / "bands.toml"
     read = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
-        StepKind(*(entry[key] for key in ("generation", "style", "software", "nodes", "calibrated"))): (
+        StepKind(*(entry[key] for key in ("generation", "style", "software", "nodes", "calibrated"))): KnownBand(
             float(entry["error"]),
             int(entry["steps"]),
+            int(entry["releases"]),
+            ANY in (entry["generation"], entry["software"]),
         )
-        for entry in read["band"]
+        for entry in read.get("band", ())
     }

@@ -8,14 +8,19 @@ import pytest
 import torch
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.emit.runtime.experts import parallel_experts
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
+from autoshard.ir.layout import REPLICATE, Layout, Shard
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
+from autoshard.rules.operators.experts import experts_keep
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from tests.forced import check
+from autoshard.simulation.memory_curve import plan_memory
+from tests.forced import check, forced_plan
 from tests.models import NAMES
 from tests.moved import moved_parameters
 from tests.small_models import spec
@@ -165,3 +170,78 @@ def biased_lookalike(wrong: str = "") -> tuple[torch.nn.Module, tuple[torch.Tens
 def test_only_what_is_a_block_with_biases_is_folded(wrong: str) -> None:
     graph = capture(f"{__file__}:biased_lookalike", {"wrong": wrong})
     assert any(op.target == "autoshard.experts" for op in graph.ops) == (not wrong)
+
+
+class _Half:
+    """One of two devices that experts are cut over."""
+
+    size, index = 2, 0
+
+
+@pytest.mark.parametrize("shared", ["whole", "inner", "experts"])
+@pytest.mark.parametrize("form", ["silu gated", "relu gated", "gelu", "relu", "clipped"])
+def test_what_autograd_keeps_of_experts_is_what_a_plan_counts(form: str, shared: str) -> None:
+    """The runtime's own saved tensors, but for the indices that sort rows, on one device of two: of a cut inner dim the
+    half between the products, of cut experts the rows whose experts are here."""
+    tokens, width, inner, count, k = 32, 12, 20, 4, 2
+    activation, gated, biased = form.removesuffix(" gated"), "gated" in form or form == "clipped", form == "clipped"
+    part, here = inner // (2 if shared == "inner" else 1), count // (2 if shared == "experts" else 1)
+    x = torch.randn(tokens, width, requires_grad=True)
+    up_shape = (here, width, 2 * part) if biased else (here, part * (1 + gated), width)
+    up = torch.randn(up_shape, requires_grad=True)
+    down = torch.randn((here, part, width) if biased else (here, width, part), requires_grad=True)
+    biases = (torch.randn(here, 2 * part), torch.randn(here, width)) if biased else ()
+    chosen = torch.tensor([[0, 2], [1, 3]]).repeat(tokens // 2, 1)  # half of the pairs on each device
+    weights = torch.rand(tokens, k, requires_grad=True)
+    given = {t.untyped_storage().data_ptr() for t in (x, up, down, weights, *biases)}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.float32 and tensor.untyped_storage().data_ptr() not in given:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        parallel_experts(
+            x,
+            up,
+            down,
+            chosen,
+            weights,
+            *biases,
+            experts=count,
+            activation=activation,
+            gated=gated,
+            limit=7.0,
+            alpha=1.7,
+            cut=[_Half()] if shared == "experts" else [],  # type: ignore[list-item]
+        )
+    operands = (x, up, down, chosen, weights, *biases)
+    options = (("experts", count), ("activation", activation), ("gated", gated))
+    op = Op("experts", "autoshard.experts", tuple("xudcwab"[: len(operands)]), options, ("y",), "")
+    places = [
+        Layout((Shard(0),)) if shared == "experts" and n in (1, 2) else Layout((REPLICATE,))
+        for n in range(len(operands))
+    ]
+    local = tuple(LocalTensor(tuple(t.shape), "float32", True) for t in operands)
+    told = experts_keep(Mesh((("ep", 2),)), op, local, tuple(places), ())
+    found = sum(storage.nbytes() for storage in saved.values())
+    assert told.extra_bytes == pytest.approx(found, rel=0.01)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_a_captured_plan_shares_what_experts_keep(tp: int) -> None:
+    """In its Program's own accounting: what lies between the products falls with the devices that share it."""
+    sizes = {"hidden": 16, "inner": 64, "experts": 4, "batch": 4, "sequence": 8}
+    graph = capture(spec("mixtral"), {"form": "grouped_mm", **sizes})
+
+    def inner(op: Op, strategy: Strategy) -> bool:
+        return op.target != "autoshard.experts" or tp == 1 or str(strategy.choices[0]) == "f"
+
+    program = lower(forced_plan(graph, Mesh((("tp", tp),)), inner), graph)
+    (block,) = (op.name for op in graph.ops if op.target == "autoshard.experts")
+    (kept,) = (
+        s.held.bytes for s in plan_memory(program, graph).spans if s.held.kind == "extra" and s.held.name == block
+    )
+    pairs = 4 * 8 * 2
+    assert kept == 4 * pairs * (16 + 4 * 64 / tp + 16)

@@ -176,7 +176,7 @@ def test_a_slow_host_is_what_small_layers_wait_for() -> None:
     [
         (SMALL, TrainingRun(10, 4), "batch 10 is no multiple of micro-batch 4"),
         (SMALL, TrainingRun(8, 1, tp=3), "tp 3 does not divide 8 heads"),
-        (SMALL, TrainingRun(8, 1, pp=5), "4 layers are too few for 5 pipeline chunks"),
+        (SMALL, TrainingRun(8, 1, pp=7), "4 layers are too few for 7 pipeline chunks"),
         (SMALL, TrainingRun(8, 1, pp=2, stage_layers=(1, 2)), "stage layers 1,2: expected 4 layers together, got 3"),
         (SMALL, TrainingRun(8, 1, pp=2, stage_layers=(4,)), "expected 2 numbers, one for each pipeline chunk, got 1"),
         (SMALL, TrainingRun(6, 1, pp=4, schedule="interleaved"), "micro-batches in multiples of pp 4"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.whole_steps.step_bands import UNMEASURED, StepKind, bands, step_kind, whole_step_band
+from autoshard.whole_steps.step_bands import UNMEASURED, StepKind, bands, nearest, step_kind, whole_step_band
 from benchmarks import step_bands
 from benchmarks.step_bands import StepCase
 
@@ -19,10 +18,14 @@ SPENT = {"matmul": 1.0, "collective": 0.2}
 
 
 def test_a_kind_that_was_measured_has_its_own_band() -> None:
-    for kind, (error, steps) in bands().items():
+    """It says of how many steps and releases it is, of two at least."""
+    own = {kind: band for kind, band in bands().items() if not band.neighbours}
+    assert own
+    for kind, known in own.items():
         band = whole_step_band(A100, SPENT, "bfloat16", kind)
-        assert (band.error, band.steps) == (error, steps) and steps > 0
-        assert str(band) == f"±{error:.0%} (from {steps} such steps)"
+        assert (band.error, band.steps, band.releases) == (known.error, known.steps, known.releases)
+        assert known.releases >= 2 and known.steps >= known.releases
+        assert str(band) == f"±{known.error:.0%} (from {known.steps} such steps, {known.releases} releases)"
 
 
 def test_a_kind_that_nobody_measured_is_wide_and_says_so() -> None:
@@ -47,34 +50,50 @@ def test_what_makes_a_kind() -> None:
 KIND = StepKind("ampere", "megatron", "kernels", "one", False)
 
 
-def test_a_band_is_judged_on_models_that_it_was_not_made_from() -> None:
-    """By hand: each of three models by the mean error of the other two."""
-    found = [StepCase(KIND, model, error) for model, error in (("a", 0.02), ("a", -0.10), ("b", 0.05), ("c", -0.30))]
-    (made,) = step_bands.judged(found)
-    assert (made.steps, made.models, made.inside) == (4, 3, 0.75)  # only c's step is outside: others make 10 %
-    assert made.error == pytest.approx(0.212)  # 1.8 times 11.75 %
-    assert made.width == pytest.approx((0.315 + 0.315 + 0.252 + 0.102) / 4)
-    assert made.mean_error == pytest.approx((0.02 + 0.10 + 0.05 + 0.30) / 4)
-    (alone,) = step_bands.judged([StepCase(KIND, "a", 0.1)])
-    assert alone.models == 1 and math.isnan(alone.inside) and alone.error == pytest.approx(0.5)  # 5 times it
-    (twice,) = step_bands.judged([StepCase(KIND, "a", error) for error in (0.1, -0.3)])
-    assert twice.error == pytest.approx(2 * (6**0.5 - 1) * 0.2, abs=1e-3)
+def cases(kind: StepKind, release: str, *errors: float) -> list[StepCase]:
+    return [StepCase(kind, release, error) for error in errors]
+
+
+def test_one_release_makes_no_band() -> None:
+    """910B had +-8 % of five rows of one release; of the next 6 of 29 lay within. However many rows there are."""
+    alone = cases(KIND, "one", *[0.04] * 20)
+    assert step_bands.made(alone) == {}
+    both = step_bands.made([*alone, *cases(KIND, "two", *[-0.3] * 8)])
+    assert both[KIND].releases == 2 and both[KIND].steps == 28
+    assert both[KIND].error >= 0.3  # the wider of both
+
+
+def test_neighbours_stand_in() -> None:
+    """The same software on other devices, then other software on the same; else none."""
+    there = replace(KIND, generation="hopper")
+    found = [*cases(KIND, "one", *[0.1] * 8), *cases(there, "two", *[0.2] * 8)]
+    bands = step_bands.made(found)
+    assert KIND not in bands and nearest(bands, KIND) == nearest(bands, there) == step_bands.MadeBand(0.2, 16, 2)
+    other = replace(KIND, software="megatron")
+    assert nearest(bands, other) is None
+    more = step_bands.made([*found, *cases(other, "three", *[0.4] * 8)])
+    assert nearest(more, other) == step_bands.MadeBand(0.4, 16, 2)  # of one generation
+
+
+def test_a_band_is_judged_on_releases_that_it_was_not_made_from() -> None:
+    """By hand: each of three releases by the wider of the two others."""
+    found = [*cases(KIND, "a", *[0.1] * 8), *cases(KIND, "b", *[-0.2] * 8), *cases(KIND, "c", *[0.3] * 8)]
+    (one,) = step_bands.judged(found)
+    assert (one.steps, one.releases, one.alone) == (24, 3, 0)
+    assert one.inside == pytest.approx(2 / 3) and not one.keeps_its_word  # c's lie outside 20 %
+    assert one.width == pytest.approx((0.3 + 0.3 + 0.2) / 3) and one.mean_error == pytest.approx(0.2)
+    (lone,) = step_bands.judged(cases(KIND, "a", 0.1))
+    assert lone.alone == 1 and lone.width == UNMEASURED
 
 
 def test_few_steps_make_one_band_for_one_node_and_many() -> None:
-    one = [StepCase(KIND, f"model {n}", n / 100) for n in range(20)]
-    many = [StepCase(replace(KIND, nodes="many"), f"model {n}", 0.5) for n in range(step_bands.FEW)]
-    assert [made.kind.nodes for made in step_bands.judged([*one, *many])] == ["one", "many"]
-    (both,) = step_bands.judged([*one, *many[1:]])
-    assert both.kind.nodes == "any" and both.steps == 27
-
-
-def test_a_kind_falls_back_to_any_number_of_nodes() -> None:
-    pooled = next((kind for kind in bands() if kind.nodes == "any"), None)
-    if pooled is not None:
-        for nodes in ("one", "many"):
-            band = whole_step_band(A100, SPENT, "bfloat16", replace(pooled, nodes=nodes))
-            assert (band.error, band.steps) == bands()[pooled]
+    many = replace(KIND, nodes="many")
+    one = [*cases(KIND, "a", *[0.1] * 10), *cases(KIND, "b", *[0.1] * 10)]
+    few = [*cases(many, "a", *[0.5] * 3), *cases(many, "b", *[0.5] * 4)]
+    bands = step_bands.made([*one, *few])
+    assert many not in bands and nearest(bands, many) == bands[replace(KIND, nodes="any")]
+    assert KIND in bands and bands[KIND].steps == 20
+    assert many in step_bands.made([*one, *few, *cases(many, "a", 0.5)])
 
 
 def test_a_band_of_errors_to_one_side_is_no_wider_than_they_are() -> None:

@@ -83,12 +83,11 @@ def _widths(op: Op, down: tuple[int, ...]) -> tuple[int, int]:
     return inner_widths(op) * width, made
 
 
-def experts_keep(
-    mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
-) -> KeptTensors:
+def experts_keep(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
     """Of what one device works on. Rows and what is between the products: of the pairs whose experts are here, which
     are those of its tokens where these travel; between the products what is here of the inner dim. Results, which the
-    pairs' weights are multiplied with: of all pairs of its tokens."""
+    pairs' weights are multiplied with: of all pairs of its tokens; and once more of those worked on where they are put
+    among others' (index_copy keeps its source)."""
     x, _, down, chosen, _ = operands[:5]
     assert x is not None and down is not None and chosen is not None
     tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
@@ -96,7 +95,8 @@ def experts_keep(
     own = float(x.shape[0] * chosen.shape[1])
     worked = own / math.prod(mesh.sizes[axis] for axis in experts - tokens)
     worked *= imbalance(op) if experts else 1.0  # of the fullest device
-    return KeptTensors(extra_bytes=DTYPE_BYTES[x.dtype] * (worked * (x.shape[1] + inner) + own * made))
+    results_kept = own * made + (worked * made if experts - tokens else 0.0)
+    return KeptTensors(extra_bytes=DTYPE_BYTES[x.dtype] * (worked * (x.shape[1] + inner) + results_kept))
 
 
 def dispatch_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
