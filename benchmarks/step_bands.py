@@ -34,8 +34,9 @@ from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, named_
 # exponential), but no wider than what this share of the next errors stays within, whatever their distribution (a rank
 # of those seen, as in conformal prediction): where all err to one side.
 SPREAD, SHARE = 1.8, 0.875
-FEW = 8  # steps of a kind with one node or with many: below, both make one band
+FEW = 8  # steps: fewer make no band of a kind, and no width of a release of their own
 LEAST_RELEASES = 2  # of a band
+LOW = 0.80  # of the steps of a release that a band was not made from, what should lie inside
 A100, CLUSTER = "a100-80g-sxm", "a100-80g-sxm-4hdr"
 
 
@@ -150,22 +151,28 @@ class MadeBand:
 
 
 def made(found: Sequence[StepCase]) -> dict[StepKind, MadeBand]:
-    """Of kinds with two releases; one node and many are one where either has few steps. Then of neighbours: of a style
+    """Of kinds with two releases and not few steps, on one node, on many, on either. Then of neighbours: of a style
     and its software on all devices, and of a style on one generation with all software."""
     pools: dict[StepKind, list[StepCase]] = defaultdict(list)
     for case in found:
         either = replace(case.kind, nodes=ANY)
         for pool in (case.kind, either, replace(either, generation=ANY), replace(either, software=ANY)):
             pools[pool].append(case)
-    bands = {kind: _made(own) for kind, own in pools.items() if len({case.release for case in own}) >= LEAST_RELEASES}
-    return {kind: band for kind, band in bands.items() if kind.nodes == ANY or band.steps >= FEW}
+    enough = {kind: own for kind, own in pools.items() if len(own) >= FEW}
+    return {k: _made(own) for k, own in enough.items() if len({case.release for case in own}) >= LEAST_RELEASES}
 
 
 def _made(own: Sequence[StepCase]) -> MadeBand:
-    """What the next release stays within: the rank of the widths of those seen, the largest where they are few."""
-    widths = sorted(release_width(np.array([c.error for c in own if c.release == r])) for r in {c.release for c in own})
-    rank = min(len(widths), math.ceil((len(widths) + 1) * SHARE))
-    return MadeBand(widths[rank - 1], len(own), len(widths))
+    """What the next release stays within: the rank of the widths of those seen, the largest where they are few. Those
+    with few steps count together."""
+    releases: dict[str, list[float]] = defaultdict(list)
+    for case in own:
+        releases[case.release].append(case.error)
+    few = [error for errors in releases.values() if len(errors) < FEW for error in errors]
+    groups = [errors for errors in releases.values() if len(errors) >= FEW] + [few] * bool(few)
+    widths = sorted(release_width(np.array(errors)) for errors in groups)
+    rank = min(len(widths), math.ceil((len(widths) + 1) * LOW))
+    return MadeBand(widths[rank - 1], len(own), len(releases))
 
 
 def release_width(errors: np.ndarray) -> float:
@@ -235,8 +242,9 @@ def tables(data: Path) -> list[str]:
         "What a prediction shows as its band, by kind of step. Of one release of a framework a half-width is",
         f"{SPREAD} times the mean error of its steps, within which five of six lie if they are normal or exponential,",
         f"or the rank of their errors within which {SHARE:.1%} of the next lie, where that is less; of n steps below",
-        f"{FEW}, n (6^(1/n) - 1) times it. A kind has a band where there are two releases or frameworks: that rank of",
-        "their widths, the largest where they are few. A kind with one release has the band of its neighbours: of the",
+        f"{FEW}, n (6^(1/n) - 1) times it. A kind has a band where there are {FEW} steps of two releases or",
+        f"frameworks: the rank of its releases' widths within which {LOW:.0%} of the next lie, the largest where they are",
+        f"few; releases with fewer than {FEW} steps count together. Any other kind has the band of its neighbours: of the",
         "same software on other devices, or of the same devices with other software; one without neighbours says that",
         f"none was measured, and has ±{UNMEASURED:.0%}. *Inside*: each release's steps in the band that all other",
         "releases make, of its neighbours where its kind is left without, and *width* the mean of those. *No other*:",
@@ -265,17 +273,14 @@ def tables(data: Path) -> list[str]:
         *lines,
         "",
         f"{sum(one.keeps_its_word for one in kinds)} of {len(kinds)} kinds hold what they promise, {LOW:.0%} of the",
-        f"steps of a release that they were not made from. Of all their {total} steps {share:.0%} lie inside, of a kind",
-        f"{np.mean([one.inside for one in kinds]):.0%} in the mean.",
+        f"steps of a release that they were not made from. Of all their {total} steps {share:.0%} lie inside, of",
+        f"a kind {np.mean([one.inside for one in kinds]):.0%} in the mean.",
     ]
 
 
 def _words(kind: StepKind) -> str:
     named = (kind.generation, kind.style, kind.software, kind.nodes, "yes" if kind.calibrated else "no")
     return " | ".join(named)
-
-
-LOW = 0.80
 
 
 def text(bands: Mapping[StepKind, MadeBand]) -> str:

@@ -14,7 +14,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.fewer_choices import narrowed
-from autoshard.formulation.formulate import formulate
+from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir import graph_json
 from autoshard.ir.graph import CAST
 from autoshard.ir.layout import PARTIAL, Layout, Shard
@@ -139,6 +139,15 @@ def test_biases_are_cast_before_they_are_gathered(style: str) -> None:
     assert not [name for name in gathered if reads[name] == [CAST]]
 
 
+def least_of(style: str, formulation: Formulation) -> Plan:
+    """The plan of a style with the least sum of costs, as others are compared with."""
+    keep = STYLES[style].keep(formulation)
+    assert not isinstance(keep, str)
+    found = solve(narrowed(formulation, keep).problem).choice
+    choice = tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))
+    return plan_of(formulation, Solution(formulation.problem, choice, 0.0, style), Origin(), float("inf"), style)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("style", ["fsdp", "hsdp", "fsdp-tp"])
 def test_baselines_gather_every_matrix_in_the_low_precision(style: str, tied: bool) -> None:
@@ -147,19 +156,20 @@ def test_baselines_gather_every_matrix_in_the_low_precision(style: str, tied: bo
     graph = transformer_graph(model, 8, "bf16-mixed", "adamw").graph
     low = with_low_weights(graph)
     formulation = formulate(low, Mesh.parse("dp=2,tp=4"), HARDWARE, float("inf"))
-    keep = STYLES[style].keep(formulation)
-    assert not isinstance(keep, str)
-    small = narrowed(formulation, keep)
-    found = solve(small.problem).choice
-    choice = tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))
-    plan = plan_of(formulation, Solution(formulation.problem, choice, 0.0, style), Origin(), float("inf"), style)
-    program = lower(plan, low)
+    program = lower(least_of(style, formulation), low)
     own = [step for step in program.instructions if isinstance(step, Collective) and step.forward == "all_gather"]
     wide = [program.by_name[step.operand] for step in own if program.by_name[step.operand].dtype == "float32"]
     assert len(own) > len(wide) and not [value.tensor for value in wide if len(value.shape) > 1]
-    if style == "hsdp":  # copies are summed once a bucket, not weight by weight at its cast
-        reduced = [step for step in program.instructions if isinstance(step, Collective) and step.gradient_dtype]
-        assert {step.backward for step in reduced} == {"reduce_scatter"} and program.gradient_buckets
+
+
+def test_copies_are_summed_once_a_bucket() -> None:
+    """HSDP had an all-reduce of its own for every weight, at its cast in the low precision: 21.5 for 15.3 ms a step of
+    GPT-2 on dp=2,tp=2."""
+    graph = transformer_graph(Transformer(2, 768, 12, 1024, 50257), 4, "bf16-mixed", "adamw").graph
+    formulation = formulate(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, float("inf"))
+    program = lower(least_of("hsdp", formulation), graph)
+    reduced = [step for step in program.instructions if isinstance(step, Collective) and step.gradient_dtype]
+    assert {step.backward for step in reduced} == {"reduce_scatter"} and program.gradient_buckets
 
 
 def test_the_low_precision_changes_what_is_looked_up_alone() -> None:
