@@ -63,9 +63,10 @@ def known_band(kind: StepKind) -> KnownBand | None:
 
 def nearest(known: Mapping[StepKind, Known], kind: StepKind) -> Known | None:
     """Of the kind, with any number of nodes, with the same software on other devices, or on the same with other
-    software."""
+    software. A device of no known generation has no neighbours."""
     either = replace(kind, nodes=ANY)
-    names = (kind, either, replace(either, generation=ANY), replace(either, software=ANY))
+    beside = (replace(either, generation=ANY), replace(either, software=ANY)) if kind.generation else ()
+    names = (kind, either, *beside)
     return next((known[name] for name in names if name in known), None)
 
 

@@ -73,6 +73,7 @@ def test_neighbours_stand_in() -> None:
     assert nearest(bands, other) is None
     more = step_bands.made([*found, *cases(other, "three", *[0.4] * 8)])
     assert nearest(more, other) == step_bands.MadeBand(0.4, 16, 2)  # of one generation
+    assert nearest(more, replace(KIND, generation="")) is None  # a device that nobody measured
 
 
 def test_a_band_is_judged_on_releases_that_it_was_not_made_from() -> None:
