@@ -159,25 +159,27 @@ def made(found: Sequence[StepCase]) -> dict[StepKind, MadeBand]:
         for pool in (case.kind, either, replace(either, generation=ANY), replace(either, software=ANY)):
             pools[pool].append(case)
     enough = {kind: own for kind, own in pools.items() if len(own) >= FEW}
-    return {k: _made(own) for k, own in enough.items() if len({case.release for case in own}) >= LEAST_RELEASES}
+    bands = {k: _made(own) for k, own in enough.items() if len({case.release for case in own}) >= LEAST_RELEASES}
+    return {k: band for k, band in bands.items() if band.error <= UNMEASURED or not _is_beside(k)}
+
+
+def _is_beside(kind: StepKind) -> bool:
+    """Of neighbours, of which a band wider than that of no step at all says nothing."""
+    return ANY in (kind.generation, kind.software)
 
 
 def _made(own: Sequence[StepCase]) -> MadeBand:
     """What the next release stays within: the rank of the widths of those seen, the largest where they are few. Those
-    with few steps count together."""
+    with few steps have the width of all steps together."""
     releases: dict[str, list[float]] = defaultdict(list)
     for case in own:
         releases[case.release].append(case.error)
-    few = [error for errors in releases.values() if len(errors) < FEW for error in errors]
-    groups = [errors for errors in releases.values() if len(errors) >= FEW] + [few] * bool(few)
-    widths = sorted(release_width(np.array(errors)) for errors in groups)
+    groups = [errors for errors in releases.values() if len(errors) >= FEW]
+    if len(groups) < len(releases):
+        groups.append([case.error for case in own])
+    widths = sorted(half_width(np.array(errors)) for errors in groups)
     rank = min(len(widths), math.ceil((len(widths) + 1) * LOW))
     return MadeBand(widths[rank - 1], len(own), len(releases))
-
-
-def release_width(errors: np.ndarray) -> float:
-    """Of the steps of one release."""
-    return half_width(errors) if len(errors) >= FEW else lone_width(errors)
 
 
 @dataclass(frozen=True)
@@ -225,13 +227,6 @@ def half_width(errors: np.ndarray) -> float:
     return float(np.round(width, 3))
 
 
-def lone_width(errors: np.ndarray) -> float:
-    """The same of few steps: where `n` exponential errors are all that is known of
-    their mean, five of six of the next lie within n (6^(1/n) - 1) times it (5 of one, 2.9 of two, 1.8 of many)."""
-    count = len(errors)
-    return float(np.round(count * (6 ** (1 / count) - 1) * np.abs(errors).mean(), 3))
-
-
 def tables(data: Path) -> list[str]:
     """Kinds with the band that a prediction shows, then those of neighbours."""
     found = cases(data)
@@ -241,10 +236,10 @@ def tables(data: Path) -> list[str]:
         "",
         "What a prediction shows as its band, by kind of step. Of one release of a framework a half-width is",
         f"{SPREAD} times the mean error of its steps, within which five of six lie if they are normal or exponential,",
-        f"or the rank of their errors within which {SHARE:.1%} of the next lie, where that is less; of n steps below",
-        f"{FEW}, n (6^(1/n) - 1) times it. A kind has a band where there are {FEW} steps of two releases or",
-        f"frameworks: the rank of its releases' widths within which {LOW:.0%} of the next lie, the largest where they",
-        f"are few; those with fewer than {FEW} steps count together. Any other kind has its neighbours' band: of the",
+        f"or the rank of their errors within which {SHARE:.1%} of the next lie, where that is less. A kind has a band",
+        f"where there are {FEW} steps of two releases or frameworks: the rank of its releases' widths within which",
+        f"{LOW:.0%} of the next lie, the largest where they are few; those with fewer than {FEW} steps have the width",
+        "of all of its steps. Any other kind has its neighbours' band, if that is narrower than of no step: of the",
         "same software on other devices, or of the same devices with other software; one without neighbours says that",
         f"none was measured, and has ±{UNMEASURED:.0%}. *Inside*: each release's steps in the band that all other",
         "releases make, of its neighbours where its kind is left without, and *width* the mean of those. *No other*:",
@@ -263,7 +258,7 @@ def tables(data: Path) -> list[str]:
             f"{one.mean_error:.0%} | {one.alone:.0%} | {'yes' if one.keeps_its_word else '**no**'} |"
         )
     for kind, own in bands.items():
-        if ANY in (kind.generation, kind.software):
+        if _is_beside(kind):
             lines.append(
                 f"| {_words(kind)} | {own.steps} | {own.releases} | ±{own.error:.0%} | – | – | – | – | neighbours |"
             )
