@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from benchmarks.architecture_row import INFERENCE_MESH, Extent, Row
@@ -9,11 +10,13 @@ from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY
 
 _BEFORE, _AFTER = STAGES[:2], STAGES[2:]
 HEADER = ("architecture", *_BEFORE, "verified", *_AFTER, "operators", "distinct", "without a rule", "error", "reason")
+NOT_RUN = "not run"
+_BAR = re.compile(r"(?<!\\)\|")  # between cells: one within a cell is escaped
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    if row.missing:
-        return row.name, *[""] * (len(HEADER) - 2), f"not installed: {row.missing}"
+    if row.missing or row.not_run:
+        return row.name, *[""] * (len(HEADER) - 2), f"not installed: {row.missing}" if row.missing else NOT_RUN
     without = ", ".join(name.removeprefix("aten.") for name in row.without_rule)
     verified = f"{row.verified} of {row.plans}" if row.plans else ""
     graph = (str(row.ops), str(row.operators)) if row.ops else ("", "")
@@ -41,14 +44,39 @@ def _text(cell: str) -> str:
 
 def counts(rows: Sequence[Row]) -> str:
     """A sentence: how many are in every column, and which are not."""
-    measured = [row for row in rows if not row.missing]
+    measured = [row for row in rows if not row.missing and not row.not_run]
     kinds = {
         "refused": [row.name for row in measured if row.refused],
         "failed": [row.name for row in measured if not row.passed and not row.refused],
         "not installed, not counted": [row.name for row in rows if row.missing],
+        "not run, not counted": [row.name for row in rows if row.not_run],
     }
     first = f"{sum(row.passed for row in measured)} of {len(measured)} in every column"
     return "; ".join([first, *(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)])
+
+
+def rows_of(text: str, extent: Extent) -> dict[str, Row]:
+    """The rows that `page` wrote, but those not run or not installed; none of a page of another extent."""
+    if extent.words not in text:
+        return {}
+    lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    split = [[cell.strip().replace("\\|", "|") for cell in _BAR.split(line)[1:-1]] for line in lines]
+    found = [_row(dict(zip(HEADER, line, strict=True)), extent) for line in split]
+    return {row.name: row for row in found if row is not None}
+
+
+def _row(cell: dict[str, str], extent: Extent) -> Row | None:
+    reason, refused = cell["reason"], cell["reason"].startswith("refused: ")
+    if reason == NOT_RUN or reason.startswith("not installed: "):
+        return None
+    verified, _, plans = cell["verified"].partition(" of ")
+    without = tuple(cell["without a rule"].split(", ")) if cell["without a rule"] else ()
+    return Row(
+        cell["architecture"], extent.name, refused=refused, stages=tuple(s for s in STAGES if cell[s] == "yes"),
+        ops=int(cell["operators"] or 0), operators=int(cell["distinct"] or 0), without_rule=without,
+        plans=int(plans or 0), verified=int(verified or 0), largest_error=float(cell["error"] or 0.0),
+        reasons=(reason.removeprefix("refused: "),) if reason else (),
+    )  # fmt: skip
 
 
 def page(rows: Sequence[Row], extent: Extent) -> str:

@@ -70,6 +70,10 @@ class Row:
     memory_bytes: int = 0
 
     @property
+    def not_run(self) -> bool:
+        return not (self.missing or self.stages or self.plans or self.reasons)
+
+    @property
     def all_verified(self) -> bool:
         return self.plans > 0 and self.verified == self.plans and not self.reasons
 

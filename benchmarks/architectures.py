@@ -4,10 +4,10 @@ started, saved, killed and resumed.
     python benchmarks/architectures.py --results FILE [NAME ...] [--part K/N] [--quick] [--again] [--jobs 2] [--write]
 
 Appends one line of JSON for each architecture to FILE, so it can be stopped and goes on where it ended; `--again` runs
-those anew that did not pass. `--write` renews docs/architectures.md from FILE once it has them all. The models are
-those of tests/models, each in a process of its own. Some need a library beside transformers:
-`pip install timm torchvision diffusers peft` (torchvision of the very release and kind, CPU or CUDA, of torch); without
-it they are "not installed", and not counted.
+those anew that did not pass. `--write` renews docs/architectures.md: rows that FILE has not are kept as they stand on
+the page, and what stands on neither is "not run". The models are those of tests/models, each in a process of its own.
+Some need a library beside transformers: `pip install timm torchvision diffusers peft` (torchvision of the very release
+and kind, CPU or CUDA, of torch); without it they are "not installed", and not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, this finds autoshard and tests of this very clone
 
-from benchmarks.architecture_page import counts, page  # noqa: E402
+from benchmarks.architecture_page import counts, page, rows_of  # noqa: E402
 from benchmarks.architecture_row import EXTENTS, FULL, QUICK, Extent, Row, measure, row_of  # noqa: E402
 from benchmarks.package_runs import kill_family  # noqa: E402
 from tests.models import NAMES, missing_library  # noqa: E402
@@ -142,11 +142,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     rows |= _measured(pending(names, rows, extent, given.again), extent, given.jobs, given.results)
     print(counts([rows[name] for name in names]))
-    if given.write and (left := pending(list(NAMES), rows, extent)):
-        parser.error(f"--write needs all architectures, {given.results} has not {', '.join(left)}")
     if given.write:
-        PAGE.write_text(page([rows[name] for name in NAMES], extent), encoding="utf-8")
+        PAGE.write_text(page(_of_page(rows, extent), extent), encoding="utf-8")
     return 0 if all(rows[name].passed or rows[name].missing or rows[name].refused for name in names) else 6
+
+
+def _of_page(rows: dict[str, Row], extent: Extent) -> list[Row]:
+    """All architectures: the row of this file, else that of the page; one not installed here replaces none."""
+    stands = rows_of(PAGE.read_text(encoding="utf-8"), extent) if PAGE.exists() else {}
+    here = {name: row for name, row in rows.items() if row.extent == extent.name}
+    kept = here | stands | {name: row for name, row in here.items() if not row.missing}
+    return [kept.get(name, Row(name, extent.name)) for name in NAMES]
 
 
 def _measured(names: Sequence[str], extent: Extent, jobs: int, results: Path) -> dict[str, Row]:

@@ -23,9 +23,18 @@ _FILES = {
     "timm_densenet timm_vgg timm_resnext timm_cait timm_levit",
     "diffusion": "diffusers_unet diffusers_unet_condition diffusers_dit diffusers_vae diffusers_sd3",
     "adapters": "lora_llama lora_gpt2 dora_bert",
+    "hybrids": "minimax lfm2 qwen3_next falcon_h1 bamba zamba2 jamba recurrent_gemma glm4_moe deepseek_v2 minicpm3 "
+    "phimoe nemotron diffllama xlstm",
+    "series": "esm canine layoutlm lilt perceiver fnet mobilebert big_bird rembert patchtst patchtsmixer timesfm "
+    "time_series_transformer",
+    "scenes": "hiera pvt_v2 focalnet swinv2 cvt poolformer mobilevit dinov3 vjepa2 timesformer vivit dpt mask2former "
+    "rt_detr yolos grounding_dino sam2 hifi_gan",
+    "papers": "retnet tab_transformer graphormer xcit twins",
+    "papers_images": "googlenet deeplab_v3 maxvit flux sana wan",
 }
 NAMES = {name: f"tests.models.{file}:{name}" for file, names in _FILES.items() for name in names.split()}
-_LIBRARIES = dict.fromkeys(("decoders", "encoders", "pairs", "vision", "speech"), ("transformers",)) | {
+_TRANSFORMERS = ("decoders", "encoders", "pairs", "vision", "speech", "hybrids", "series", "scenes")
+_LIBRARIES = dict.fromkeys(_TRANSFORMERS, ("transformers",)) | {
     "timm_models": ("timm", "torchvision"),
     "diffusion": ("diffusers",),
     "adapters": ("transformers", "peft"),

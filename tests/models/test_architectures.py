@@ -18,7 +18,7 @@ import pytest
 from torch import nn
 
 from benchmarks import architectures
-from benchmarks.architecture_page import HEADER, cells, counts, page, table
+from benchmarks.architecture_page import HEADER, cells, counts, page, rows_of, table
 from benchmarks.architecture_row import QUICK as QUICK_EXTENT
 from benchmarks.architecture_row import Extent, Row, measure, plans, verify
 from benchmarks.package_runs import STAGES, kill_family
@@ -140,12 +140,29 @@ def test_rows_that_failed_run_again_when_asked(tmp_path: Path, monkeypatch: pyte
     assert ran[3:] == ["gpt2"]
 
 
-def test_no_page_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_of_a_part_keeps_the_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row here replaces is the row that stands; a library missing here takes nothing from the page."""
+    timm = replace(GOOD, name="timm_vit")
+    _, options = _results(tmp_path, monkeypatch, [GOOD, WRONG, REFUSED, MISSING])
+    stands = [WRONG, replace(REFUSED, reasons=("a | b",)), timm]
+    (tmp_path / "page.md").write_text(page([replace(GOOD, plans=1, verified=0), *stands], QUICK_EXTENT))
+    assert architectures.main([*options, "--write", "gpt2", "timm_vit"]) == 0
+    assert (tmp_path / "page.md").read_text() == page([GOOD, *stands], QUICK_EXTENT)
+
+
+def test_a_page_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, options = _results(tmp_path, monkeypatch, [GOOD, WRONG])
-    with pytest.raises(SystemExit):
-        architectures.main([*options, "--write", "gpt2"])
-    assert "has not opt" in capsys.readouterr().err
-    assert not (tmp_path / "page.md").exists()
+    for _ in range(2):  # a row not run stays one when the page is read back
+        assert architectures.main([*options, "--write", "gpt2"]) == 0
+        written = (tmp_path / "page.md").read_text()
+        assert "1 of 1 in every column; not run, not counted: opt" in written
+        assert f"| opt |{'  |' * (len(HEADER) - 2)} not run |" in written
+
+
+def test_the_page_is_read_back_as_it_was_written() -> None:
+    said = architectures.PAGE.read_text(encoding="utf-8")
+    rows = rows_of(said, QUICK_EXTENT)
+    assert page([rows.get(name, Row(name, "quick")) for name in NAMES], QUICK_EXTENT) == said
 
 
 @pytest.mark.parametrize("text", ("1", "2/2", "a/b", "-1/2", "0/0"))
