@@ -15,7 +15,7 @@ WIDTH, HEADS = 32, 4
 
 
 class Judged(nn.Module):
-    """`model` with a loss: cross entropy for integer targets, else the mean square error; the output without a target."""
+    """A loss on `model`: cross entropy for integer targets, else the mean square error. No target: the output."""
 
     def __init__(self, model: nn.Module, inputs: int = 1) -> None:
         super().__init__()

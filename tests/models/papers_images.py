@@ -34,7 +34,8 @@ def googlenet(batch: int = 4, size: int = 32, loss: bool = True) -> Built:
     model = nn.Sequential(
         _conv(3, 16, 7, stride=2), nn.MaxPool2d(3, 2, ceil_mode=True), _conv(16, 16, 1), _conv(16, 24, 3),
         Inception(24, 8, (12, 16), (4, 8), 8), nn.MaxPool2d(3, 2, ceil_mode=True),
-        Inception(40, 16, (12, 24), (4, 8), 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(56, CLASSES),
+        Inception(40, 16, (12, 24), (4, 8), 8), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Dropout(0.2), nn.Linear(56, CLASSES),
     )  # fmt: skip
     return _classes(model, batch, size, loss)
 
@@ -195,13 +196,13 @@ class Flux(nn.Module):
     def __init__(self, pixels: int, text: int) -> None:
         super().__init__()
         self.image, self.text, self.time = nn.Linear(pixels, WIDTH), nn.Linear(text, WIDTH), _mlp(WIDTH)
-        self.double, self.single = Joint(), Single()
+        self.joint, self.single = Joint(), Single()
         self.mod, self.out = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, pixels)
 
     def forward(self, image: Tensor, text: Tensor, t: Tensor) -> Tensor:
         c = self.time(_times(t))
         place = torch.arange(text.shape[1] + image.shape[1], device=image.device)
-        written, seen = self.double([self.text(text), self.image(image)], c, place)
+        written, seen = self.joint([self.text(text), self.image(image)], c, place)
         x = self.single(torch.cat((written, seen), 1), c, place)[:, text.shape[1] :]
         shift, scale = self.mod(F.silu(c))[:, None].chunk(2, -1)
         return self.out(F.layer_norm(x, (WIDTH,)) * (1 + scale) + shift)

@@ -64,7 +64,7 @@ def swinv2(batch: int = 4, size: int = 32, loss: bool = True) -> Built:
 
 def cvt(batch: int = 4, size: int = 32, loss: bool = True) -> Built:
     """Projections of queries, keys and values by convolutions with batch norm."""
-    sizes = {"embed_dim": [16, 32], "num_heads": [1, 2], "depth": [1, 1], "patch_sizes": [7, 3]}
+    sizes = {"embed_dim": [16, 32], "num_heads": [1, 2], "depth": [1, 2], "patch_sizes": [7, 3]}
     sizes |= {"patch_stride": [4, 2], "patch_padding": [2, 1], "mlp_ratio": [2.0, 2.0], "cls_token": [False, True]}
     sizes |= {name: [0.0, 0.0] for name in ("attention_drop_rate", "drop_rate", "drop_path_rate")}
     sizes |= {"qkv_bias": [True, True], "qkv_projection_method": ["dw_bn", "dw_bn"], "kernel_qkv": [3, 3]}
@@ -186,7 +186,7 @@ def grounding_dino(batch: int = 4, size: int = 64, loss: bool = True) -> Built:
     )
     sizes = {"d_model": WIDTH, "num_queries": 6, "max_text_len": 8, "disable_custom_kernels": True}
     for part in ("encoder", "decoder"):
-        sizes |= {f"{part}_ffn_dim": INNER, f"{part}_attention_heads": HEADS, f"{part}_layers": 1}
+        sizes |= {f"{part}_ffn_dim": INNER, f"{part}_attention_heads": HEADS, f"{part}_layers": 2}
     config = hf.GroundingDinoConfig(**sizes, backbone_config=backbone, text_config=text, fusion_droppath=0.0)
     given = (images(batch, size), torch.randint(0, 2000, (batch, 8)), torch.rand(batch, 6, 4))
     return Grounded(hf.GroundingDinoForObjectDetection(config)), given[: 2 + loss]
@@ -207,9 +207,9 @@ class Prompted(nn.Module):
 def sam2(batch: int = 4, size: int = 64, loss: bool = True) -> Built:
     """A hierarchical encoder, prompts by points, masks by two-way attention."""
     trunk = {
-        "hidden_size": 8, "image_size": [size, size], "blocks_per_stage": [1, 1, 1, 1],
+        "hidden_size": 8, "image_size": [size, size], "blocks_per_stage": [1, 1, 2, 1],
         "embed_dim_per_stage": [8, 16, 32, 64], "num_attention_heads_per_stage": [1, 2, 2, 4],
-        "window_size_per_stage": [4, 2, 2, 2], "global_attention_blocks": [2],
+        "window_size_per_stage": [4, 2, 2, 2], "global_attention_blocks": [3],
         "window_positional_embedding_background_size": [4, 4],
     }  # fmt: skip
     vision = {"backbone_config": {"model_type": "sam2_hiera_det_model", **trunk}, "fpn_hidden_size": WIDTH}
