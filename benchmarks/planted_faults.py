@@ -1,9 +1,9 @@
-"""Faults drawn by seed over runtime, package, emission and lowering: is each one caught?
+"""Faults drawn by seed over runtime, package, emission, lowering, rules and costs: is each one caught?
 
     python benchmarks/planted_faults.py --seed 1 --count 100
 
-Each fault is run, in processes of its own, against the verification of a few small plans (lock-step), and then against
-each file of quick tests near its own, until one fails. What survives must stand in `planted_faults.toml` with the
+Each fault is run, in processes of its own, against the verification of a few small plans (lock-step; costs change no
+program, so not for these), and then against each file of quick tests near its own, until one fails. What survives must stand in `planted_faults.toml` with the
 reason why the changed program is the same; else this exits with 6.
 """
 
@@ -14,6 +14,7 @@ import ast
 import contextlib
 import io
 import json
+import math
 import os
 import pickle
 import random
@@ -37,12 +38,12 @@ from benchmarks.mutants import Mutant, mutants  # noqa: E402
 from docs.folders import order  # noqa: E402
 
 CODE = ROOT / "autoshard"
-ROOMS = ("emit/runtime", "emit/package", "emit", "program")
+ROOMS = ("emit/runtime", "emit/package", "emit", "program", "costs", "rules/algebra", "rules/operators", "rules")
 LISTED = Path(__file__).with_suffix(".toml")
 LIMIT_SECONDS = 600.0  # of wall time for verification, and for one file of tests: an endless loop is caught too
 EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
 ENTRIES = order()
-UPSTREAM = ENTRIES[: ENTRIES.index("program/")]  # imports nothing that is mutated
+FIRST = {"emit": "program/", "program": "program/", "costs": "costs/", "rules": "rules/algebra/"}  # that can import it
 
 GPT2 = f"{ROOT / 'examples/gpt2.py'}:build"
 LENET = f"{ROOT / 'examples/lenet.py'}:build"
@@ -95,6 +96,31 @@ NEAR: dict[str, tuple[str, ...]] = {
         "single/test_no_all_to_all.py", "single/test_stage_programs.py", "single/test_recompute.py",
         "single/test_verify_models.py",
     ),
+    "costs": (
+        "tiny/test_op_costs.py", "tiny/test_collective_costs.py", "tiny/test_cost_validation.py", "tiny/test_bands.py",
+        "tiny/test_routes.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py", "tiny/test_host_tables.py",
+        "tiny/test_estimate_float8.py", "tiny/test_estimate.py", "tiny/test_estimate_experts.py",
+        "tiny/test_compiled.py", "tiny/test_report.py", "single/test_redistribution_bytes.py",
+        "single/test_working_bytes.py", "single/test_rotation_traffic.py", "single/test_program_step.py",
+    ),
+    "rules/algebra": (
+        "tiny/test_rules_notation.py", "tiny/test_rules_nesting.py", "tiny/test_rules_candidates.py",
+        "tiny/test_rules_gallery.py", "tiny/test_operator_records.py", "tiny/test_graph_strides.py",
+        "tiny/test_op_costs.py", "single/test_mutations.py", "single/test_rules_proof.py", "single/test_halo.py",
+        "single/test_float8.py", "single/test_operator_strategies.py", "tiny/test_lower.py",
+    ),
+    "rules/operators": (
+        "tiny/test_operator_records.py", "tiny/test_rules_gallery.py", "tiny/test_rules_candidates.py",
+        "tiny/test_op_costs.py", "tiny/test_graph_strides.py", "single/test_rules_proof.py",
+        "single/test_emit_operators.py", "single/test_emitted_calls.py", "single/test_kept_tensors.py",
+        "single/test_rules_page.py", "single/test_rebatch.py", "single/test_propagation_cases.py",
+    ),
+    "rules": (
+        "tiny/test_rules_candidates.py", "tiny/test_rules_gallery.py", "tiny/test_operator_records.py",
+        "tiny/test_host_tables.py", "single/test_rules_proof.py", "single/test_captured_batch.py",
+        "single/test_sequence_lengths.py", "single/test_free_sizes.py", "single/test_rebatch.py",
+        "single/test_capture_values.py", "single/test_operator_strategies.py", "single/test_propagation_cases.py",
+    ),
 }  # fmt: skip
 BEFORE = {  # of one file, before those of its folder
     "emit/runtime/pipeline.py": ("multi/test_pipeline.py",),
@@ -104,6 +130,15 @@ BEFORE = {  # of one file, before those of its folder
     "emit/package/run_options.py": ("single/test_train_mistakes.py",),
     "emit/package/train.py": ("single/test_zero_levels.py", "single/test_micro_batches.py", "multi/test_pipeline.py"),
     "emit/readme_use.py": ("multi/test_called_package.py",),
+    "rules/value_range.py": ("single/test_capture_values.py",),
+    "rules/rebatch.py": ("single/test_rebatch.py",),
+    "rules/captured_batch.py": ("single/test_captured_batch.py",),
+    "rules/captured_length.py": ("single/test_sequence_lengths.py",),
+    "rules/asked_sizes.py": ("single/test_free_sizes.py",),
+    "rules/algebra/halo_exchange.py": ("single/test_halo.py",),
+    "rules/algebra/view_strides.py": ("tiny/test_graph_strides.py",),
+    "costs/expert_layers.py": ("tiny/test_estimate_experts.py",),
+    "costs/links.py": ("tiny/test_collective_costs.py", "tiny/test_routes.py"),
     "program/gradient_buckets.py": ("tiny/test_fusion.py",),
     "program/step_check.py": ("tiny/test_step_plan.py",),
 }
@@ -239,21 +274,23 @@ class Planted:
             return self.text if own == path else read_text(own, *args, **kwargs)
 
         Path.read_text = read  # type: ignore[method-assign]
-        for module in [name for name in sys.modules if _is_touched(name)]:
+        upstream = ENTRIES[: ENTRIES.index(FIRST[self.file.partition("/")[0]])]
+        for module in [name for name in sys.modules if _is_touched(name, upstream)]:
             parent, _, last = module.rpartition(".")
             if parent in sys.modules:
                 vars(sys.modules[parent]).pop(last, None)
             del sys.modules[module]
 
 
-def _is_touched(name: str) -> bool:
+def _is_touched(name: str, upstream: Sequence[str]) -> bool:
+    """`upstream` imports nothing that is mutated."""
     top, _, inside = name.partition(".")
     path = inside.replace(".", "/")
     return (
         top == "autoshard"
         and bool(path)
-        and not any(entry in (f"{path}.py", f"{path}/") for entry in UPSTREAM)
-        and (f"{path.rpartition('/')[0]}/" not in UPSTREAM)
+        and not any(entry in (f"{path}.py", f"{path}/") for entry in upstream)
+        and (f"{path.rpartition('/')[0]}/" not in upstream)
     )
 
 
@@ -325,13 +362,22 @@ def _collected(child: int, reader: int, limit_seconds: float) -> Any:
 
 
 def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str], tests: bool = True) -> str:
-    """What catches the fault ("" for nothing)."""
-    found = in_child(lambda: _verified(mutant.file, text, plans), LIMIT_SECONDS)
-    if not isinstance(found, str) or (found and ":" not in found):
-        return f"process: {found}"
-    if found or not tests:
-        return found
-    return next(filter(None, (_by_tests(mutant.file, text, path, known) for path in near(mutant.file))), "")
+    """What catches the fault ("" for nothing). Tests are nearer to rules, verification to what it runs."""
+
+    def by_plans() -> str:
+        if mutant.file.startswith("costs/"):  # no program changes with them
+            return ""
+        found = in_child(lambda: _verified(mutant.file, text, plans), LIMIT_SECONDS)
+        wrong = not isinstance(found, str) or (found and ":" not in found)
+        return f"process: {found}" if wrong else str(found)
+
+    def by_tests() -> str:
+        return next(filter(None, (_by_tests(mutant.file, text, path, known) for path in near(mutant.file))), "")
+
+    ways = [by_plans, by_tests] if tests else [by_plans]
+    if mutant.file.startswith("rules/"):
+        ways.reverse()
+    return next(filter(None, (way() for way in ways)), "")
 
 
 def _verified(file: str, text: str, plans: Sequence[tuple[str, Any, Any, Any]]) -> str:
@@ -408,6 +454,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--part", default="0/1", help="every N-th fault from the K-th: K/N")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no fault after so many")
     parser.add_argument("--without-tests", action="store_true", help="verification alone; what it misses is not logged")
     parser.add_argument("--only", default="", help="faults whose name has this")
     parser.add_argument("--plans", type=Path, help="keep the plans that are verified in this file")
@@ -425,6 +472,9 @@ def main() -> int:
     print(f"{len(plans)} plans made in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     outcomes, before = [], _logged(options.log)
     for number, (mutant, text) in enumerate(faults):
+        if time.perf_counter() - start > 60 * options.minutes:
+            print(f"{number} of {len(faults)} faults ran in {options.minutes:g} minutes")
+            break
         ran = mutant.name not in before
         by = caught(mutant, text, plans, known, not options.without_tests) if ran else before[mutant.name]
         by = by or (EQUIVALENT if mutant.name in reasons else SURVIVED)

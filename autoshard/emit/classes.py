@@ -234,7 +234,7 @@ class ClassWriter:
             where = f"{printable(d.original_class or 'Module')}: {printable(d.path)}{times}."
         values = [(self.naming.names[v], v) for v in d.inputs]
         rows = [f"{name}: {self._shape(v)}" for name, v in values]
-        rows += [f"returns {self._shape(v)}" for v in self._outputs()]
+        rows += [f"returns {self._shape(v)}" for v in self.outputs()]
         return "\n".join([where, "", *rows]) if rows else where
 
     def _shape(self, value: str) -> str:
@@ -242,7 +242,7 @@ class ClassWriter:
         v = self.package.program.value(value)
         return f"{v.shape} {v.dtype}, {v.layout.on(self.package.program.mesh)}"
 
-    def _outputs(self) -> list[str]:
+    def outputs(self) -> list[str]:
         """The root returns the loss first."""
         outputs, loss = list(self.definition.outputs), self.package.program.loss
         if self.is_root and loss in outputs:
@@ -385,7 +385,7 @@ class ClassWriter:
 
     def _forward(self) -> list[str]:
         inputs = [f"{self.naming.names[v]}: Tensor" for v in self.definition.inputs]
-        outputs = self._outputs()
+        outputs = self.outputs()
         count = len(outputs)
         returned = "None" if not count else "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
         lines = statement(f"def forward({', '.join(['self', *inputs])}) -> {returned}:", 1)

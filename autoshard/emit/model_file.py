@@ -13,6 +13,7 @@ from autoshard.code_text import printable, quoted, typed_lines
 from autoshard.emit.classes import ClassContext, class_texts, operator_places
 from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
 from autoshard.emit.header import Header
+from autoshard.emit.marker_check import check_markers
 from autoshard.emit.user_operators import registering_lines
 from autoshard.ir.layout import PARTIAL
 from autoshard.ir.program import Compute, Program
@@ -157,7 +158,9 @@ def model_file(program: Program, header: Header) -> str:
     lines = [*_build_model(package.tree.root.name), "", "", *build_labels(labels), "", "", *_build_pipeline()]
     end = ["\n".join(lines)]
     end += ["\n".join(gradient_buckets(program)), "\n".join(weight_buckets(program))]
-    return "\n\n\n".join([head, *holder, code, *end]) + "\n"
+    text = "\n\n\n".join([head, *holder, code, *end]) + "\n"
+    check_markers(text, [package, labels])
+    return text
 
 
 def labels_context(program: Program, others: OtherSizes | None = None) -> ClassContext | None:

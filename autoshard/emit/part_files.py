@@ -9,6 +9,7 @@ from autoshard.code_text import quoted
 from autoshard.emit.classes import class_texts
 from autoshard.emit.code_lines import docstring, statement
 from autoshard.emit.header import Header
+from autoshard.emit.marker_check import check_markers
 from autoshard.emit.model_file import (
     HOLDER,
     build_labels,
@@ -66,7 +67,9 @@ def _part_file(part: Program, whole: Program, number: int, count: int, header: H
     text = ["\n".join("\n".join(part_) for part_ in head if part_)]
     text += [HOLDER.strip("\n")] * ("Holder" in names)
     text += [code, "\n".join(end), "\n".join(gradient_buckets(part)), "\n".join(weight_buckets(part))]
-    return "\n\n\n".join(text) + "\n"
+    whole_text = "\n\n\n".join(text) + "\n"
+    check_markers(whole_text, [package])
+    return whole_text
 
 
 def _common_file(program: Program, parts: Sequence[Program], header: Header) -> str:
@@ -105,4 +108,6 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
         *build_labels(labels),
     ]
     text = ["\n".join("\n".join(part) for part in (*head, lines) if part), *([code] if code else []), "\n".join(end)]
-    return "\n\n\n".join(text) + "\n"
+    whole_text = "\n\n\n".join(text) + "\n"
+    check_markers(whole_text, [labels])
+    return whole_text

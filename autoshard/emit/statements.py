@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, LocalAttribute] = {
     "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean", "keepdim": False, "padding_idx": -1,
     "is_causal": False, "scale": None, "enable_gqa": False,
 }  # fmt: skip
-_GRAD_DEFAULTS = {
+GRAD_DEFAULTS = {
     "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
     "all_reduce": "identity", "copy": "all_reduce", "mask": "identity", "regather": "reduce_scatter",
     "gather_once": "reduce_scatter",
@@ -62,7 +62,7 @@ class Body:
             else:
                 if i in self.owner.nested:
                     self.sources[item.results[0]] = self._source(item)
-                    self.pending[item.results[0]] = self._plain(item)
+                    self.pending[item.results[0]] = self._expression(item)
                     yield item.op, []
                     continue
                 yield item.op, self._compute(item)
@@ -127,11 +127,16 @@ class Body:
 
     # --- operators ---
 
-    def _compute(self, op: Compute) -> list[str]:
+    def _expression(self, op: Compute) -> str:
+        """The call with all that has an effect around it, the same wherever it stands."""
         expression = self._variant(op) if op.variant else self._plain(op)
-        if op.op in self.owner.package.counted:
-            self.owner.uses_labels = True
-            expression = f"counted({expression}, {self.owner.ours('labels')})"
+        if op.op not in self.owner.package.counted:
+            return expression
+        self.owner.uses_labels = True
+        return f"counted({expression}, {self.owner.ours('labels')})"
+
+    def _compute(self, op: Compute) -> list[str]:
+        expression = self._expression(op)
         results = list(results_of(op))
         if isinstance(op, ColumnParallel) and op.moves is not None:
             return statement(f"{self._left(op)} = {expression}", 2, self._reason(op.moves))
@@ -234,7 +239,7 @@ class Body:
             arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
         if name == "all_gather" and (step.again or step.once):
             name = "regather" if step.again else "gather_once"
-        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
+        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != GRAD_DEFAULTS[name] else []
         arguments += _kept(step)
         return f"{name}({', '.join(arguments)})"
 
