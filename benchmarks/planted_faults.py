@@ -175,8 +175,9 @@ def stale(names: Iterable[str]) -> list[str]:
 # --- what runs against each -----------------------------------------------------------------------------------------
 
 
-def prepared() -> list[tuple[str, Any, Any, Any]]:
-    """(name, plan, graph, case) of every plan that is verified. A child makes them: this process has no threads."""
+def prepared() -> bytes:
+    """(name, plan, graph, case) of every plan that is verified, pickled. A child makes them: this process has no
+    threads, and imports nothing that is mutated (what registers operators with torch can be imported once only)."""
 
     def make() -> bytes:
         from autoshard.cluster.hardware import load_hardware
@@ -203,12 +204,12 @@ def prepared() -> list[tuple[str, Any, Any, Any]]:
     outcome = in_child(make, 900.0)
     if not isinstance(outcome, bytes):
         raise SystemExit(f"the plans can't be made: {outcome}")
-    return pickle.loads(outcome)  # type: ignore[no-any-return]
+    return outcome
 
 
-def verdict(plans: Sequence[tuple[str, Any, Any, Any]]) -> str:
+def verdict(plans: bytes) -> str:
     """The first plan that is not verified, "" where all are."""
-    for name, plan, graph, case in plans:
+    for name, plan, graph, case in pickle.loads(plans):
         try:
             from autoshard.emit import emit
             from autoshard.program.lower import lower
@@ -361,7 +362,7 @@ def _collected(child: int, reader: int, limit_seconds: float) -> Any:
     return pickle.loads(b"".join(parts))
 
 
-def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str], tests: bool = True) -> str:
+def caught(mutant: Mutant, text: str, plans: bytes, known: set[str], tests: bool = True) -> str:
     """What catches the fault ("" for nothing). Tests are nearer to rules, verification to what it runs."""
 
     def by_plans() -> str:
@@ -380,7 +381,7 @@ def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str], tes
     return next(filter(None, (way() for way in ways)), "")
 
 
-def _verified(file: str, text: str, plans: Sequence[tuple[str, Any, Any, Any]]) -> str:
+def _verified(file: str, text: str, plans: bytes) -> str:
     Planted(file, text).install()
     found = verdict(plans)
     return f"verification: {found}" if found else ""
@@ -437,15 +438,15 @@ def _logged(path: Path | None) -> dict[str, str]:
     return {entry["fault"]: entry["by"] for entry in entries}
 
 
-def _plans(path: Path | None) -> list[Any]:
+def _plans(path: Path | None) -> bytes:
     if path and path.exists():
-        return pickle.loads(path.read_bytes())  # type: ignore[no-any-return]
+        return path.read_bytes()
     plans = prepared()
     wrong = in_child(lambda: verdict(plans), LIMIT_SECONDS)
     if wrong:
         raise SystemExit(f"without a fault: {wrong}")
     if path:
-        path.write_bytes(pickle.dumps(plans))
+        path.write_bytes(plans)
     return plans
 
 
@@ -469,7 +470,7 @@ def main() -> int:
     first, step = (int(word) for word in options.part.split("/"))
     faults = [f for f in drawn(options.seed, options.count)[first::step] if options.only in f[0].name]
     plans, known = _plans(options.plans), set[str]()
-    print(f"{len(plans)} plans made in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    print(f"plans made in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     outcomes, before = [], _logged(options.log)
     for number, (mutant, text) in enumerate(faults):
         if time.perf_counter() - start > 60 * options.minutes:
