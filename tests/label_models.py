@@ -23,7 +23,7 @@ def _losses() -> dict[str, Loss]:
         "scaled": lambda a, b, y, z: F.cross_entropy(a, y) * 0.5,
         "from the left": lambda a, b, y, z: 0.3 * F.cross_entropy(a, y),
         "divided": lambda a, b, y, z: F.cross_entropy(a, y) / 4,
-        "negated": lambda a, b, y, z: -(-F.cross_entropy(a, y)),
+        "negated": lambda a, b, y, z: 2 - F.cross_entropy(a, y).neg(),
         "two": lambda a, b, y, z: F.cross_entropy(a, y) + F.cross_entropy(b, z),
         "two weighted": lambda a, b, y, z: 0.25 * F.cross_entropy(a, y) + 0.75 * F.cross_entropy(b, z),
         "two, the second first": lambda a, b, y, z: F.cross_entropy(b, z) - F.cross_entropy(a, y) * 0.1,
@@ -65,7 +65,9 @@ class Labelled(nn.Module):
         for layer in self.hidden:
             x = torch.relu(layer(x))
         x = x.flatten(0, 1)
-        return self.loss(self.first(x), self.second(x), y.flatten(), z.flatten())
+        first = self.first(x)
+        second = self.second(x)
+        return self.loss(first, second, y.flatten(), z.flatten())
 
 
 def build(name: str = "scaled") -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -143,6 +143,18 @@ def test_labels_count_on_every_stage() -> None:
     assert proof.passed, proof.failure
 
 
+@pytest.mark.parametrize("name", ["auxiliary", "the same twice"])
+def test_a_loss_within_an_expression_counts_on_its_stage(name: str) -> None:
+    spec = f"{Path(__file__).parents[1] / 'label_models.py'}:build"
+    graph = capture(spec, {"name": name})
+    plan = planned("tp=1", 0, graph=graph, micro_batches=2)
+    program = lower(plan, graph)
+    files = emit(program, plan, graph)
+    assert any("counted(F" in line and ") * " in line for line in files["part_1.py"].splitlines())  # it is nested
+    proof = check_files(make_case(spec, {"name": name}, graph, steps=1, micro_batches=2), program, files, "gloo", 240.0)
+    assert proof.passed, proof.failure
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "cut", "step"),

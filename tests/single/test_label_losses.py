@@ -16,14 +16,14 @@ from autoshard.verification.case import check_files, make_case
 from tests.label_models import LOSSES, build
 
 SPEC = f"{build.__code__.co_filename}:build"
-RUN = ("scaled", "two weighted", "stacked", "likelihood", "ignored", "masked", "positions")
+RUN = ("scaled", "auxiliary", "the same twice", "stacked", "likelihood", "ignored", "masked", "positions")
 NOT_COUNTED = ("unreduced", "of probabilities")
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_step_is_that_of_the_original(name: str) -> None:
     graph = capture(SPEC, {"name": name})
-    plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), 1)
+    plan = random_plan(graph, Mesh.parse("tp=2"), load_hardware("cpu-local"), 1)
     one = with_step(plan, graph, StepRequest(micro_batches=3))
     program = lower(one, graph)
     files = emit(program, one, graph)
