@@ -6,6 +6,10 @@ tests/differential.py, which shares nothing with `autoshard verify`; the collect
 
     python benchmarks/fuzz.py --seed 17 --debug
 
+With `--steps` each seed is a whole step (tests/random_steps.py): buffers that are rewritten, losses over labels in
+larger expressions, empty and scalar tensors, frozen parts, micro-batches, recomputation, and for every 25th two stages
+in processes. It is verified over two steps, and one micro-batch by tests/differential.py too.
+
 Exit code 6 where a package computes something else or anything crashes.
 """
 
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +34,7 @@ sys.path.insert(0, str(ROOT))  # run as a script, this finds autoshard and tests
 
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2", "dp=2,tp=3", "pp=2,dp=2,tp=2")
 SPEC = "tests/random_models.py:build"
+STEPS = "tests/random_steps.py:build"
 SEARCHED = 10  # every so many models the plan is searched
 BATCH = 25  # models a process
 LIMIT_SECONDS = 240  # of the processor, so that other jobs beside it do not count
@@ -94,15 +99,61 @@ def run_seed(seed: int, debug: bool = False) -> Row:
     return Row(seed, str(mesh), end, reason, error, targets, count, time.monotonic() - start)
 
 
+def run_step(seed: int, debug: bool = False) -> Row:
+    """The same of a whole step."""
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.emit import emit
+    from autoshard.errors import CaptureError, UsageError
+    from autoshard.graph_capture.capture import capture
+    from autoshard.ir.mesh import Mesh
+    from autoshard.ir.program import Collective
+    from autoshard.program.lower import lower
+    from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.whole_step import with_step
+    from autoshard.verification.case import check_files, make_case
+    from tests.differential import Mismatch, compare
+    from tests.random_steps import build, step
+
+    start, targets, end, reason, error, count = time.monotonic(), (), RIGHT, "", 0.0, 0
+    mesh, request = step(seed)
+    spec = str(ROOT / STEPS)
+    try:
+        graph = capture(spec, {"seed": seed})
+        targets = tuple(sorted({op.target for op in graph.ops}))
+        plan = with_step(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), graph, request)
+        program = lower(plan, graph)
+        files = emit(program, plan, graph)
+        count = sum(isinstance(i, Collective) for i in program.instructions)
+        case = make_case(spec, {"seed": seed}, graph, steps=2, micro_batches=request.micro_batches)
+        proof = check_files(case, program, files, "gloo" if (request.stages or 1) > 1 else "lockstep", 120.0)
+        if not proof.passed:
+            raise Mismatch(str(proof.failure))
+        if request.micro_batches == 1:
+            error = compare(*build(seed), program, files)
+    except (CaptureError, UsageError) as caught:
+        end, reason = REFUSED, _words(caught)
+        if debug:
+            raise
+    except Mismatch as caught:
+        end, reason = WRONG, _words(caught)
+        if debug:
+            raise
+    except Exception as caught:
+        end, reason = CRASH, _words(caught)
+        if debug:
+            raise
+    return Row(seed, mesh, end, reason, error, targets, count, time.monotonic() - start)
+
+
 def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def run_batch(seeds: Sequence[int]) -> Iterator[Row]:
+def run_batch(seeds: Sequence[int], options: Sequence[str] = ()) -> Iterator[Row]:
     """In a process of their own: a crash or a hang of one seed is its row, and the next go on in a new process."""
     left = list(seeds)
     while left:
-        command = [sys.executable, __file__, "--worker", ",".join(map(str, left))]
+        command = [sys.executable, __file__, "--worker", ",".join(map(str, left)), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         rows = [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -164,29 +215,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="with --seed: the traceback")
     parser.add_argument("--write", action="store_true", help=f"renew {PAGE.relative_to(ROOT)}")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", action="store_true", help="whole steps in the place of operators")
     given = parser.parse_args(arguments)
+    run = run_step if given.steps else run_seed
     if given.worker:
-        return _work([int(seed) for seed in given.worker.split(",")])
+        return _work([int(seed) for seed in given.worker.split(",")], run)
     if given.seed is not None:
-        row = run_seed(given.seed, given.debug)
+        row = run(given.seed, given.debug)
         print(json.dumps(asdict(row)))
         return 0 if row.end in (RIGHT, REFUSED) else 6
     seeds = range(given.first, given.first + given.models)
     batches = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)]
     rows: list[Row] = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        for found in pool.map(lambda batch: list(run_batch(batch)), batches):
+        for found in pool.map(lambda batch: list(run_batch(batch, ["--steps"] * given.steps)), batches):
             rows += found
             for row in found:
                 if row.end != RIGHT:
                     print(f"seed {row.seed} {row.mesh}: {row.end} {row.reason}", flush=True)
             print(f"{len(rows)} of {len(seeds)}: {dict(Counter(row.end for row in rows))}", flush=True)
-    if given.write:
+    if given.write and not given.steps:
         PAGE.write_text(page(rows), encoding="utf-8")
     return 0 if all(row.end in (RIGHT, REFUSED) for row in rows) else 6
 
 
-def _work(seeds: Sequence[int]) -> int:
+def _work(seeds: Sequence[int], run: Callable[[int], Row]) -> int:
     def late(*_: Any) -> None:
         raise TimeoutError(f"more than {LIMIT_SECONDS} s of the processor, or {HANG_SECONDS} s")
 
@@ -195,7 +248,7 @@ def _work(seeds: Sequence[int]) -> int:
     for seed in seeds:
         signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
         signal.alarm(HANG_SECONDS)
-        print(json.dumps(asdict(run_seed(seed))), flush=True)
+        print(json.dumps(asdict(run(seed))), flush=True)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     return 0

@@ -3,8 +3,9 @@
     python benchmarks/planted_faults.py --seed 1 --count 100
 
 Each fault is run, in processes of its own, against the verification of a few small plans (lock-step; costs change no
-program, so not for these), and then against each file of quick tests near its own, until one fails. What survives must stand in `planted_faults.toml` with the
-reason why the changed program is the same; else this exits with 6.
+program, so not for these; rules come to it last), and against each file of quick tests near its own, until one fails.
+What survives must stand in `planted_faults.toml` with the reason why the changed program is the same; else this exits
+with 6.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from autoshard.emit.effects import Effect, Written, asked, axes_of
 from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, kept_results
 from autoshard.ir.program import Collective, Compute, Instruction
 from autoshard.program.early_reductions import ColumnParallel
-from autoshard.program.module_scopes import reads_of, results_of
+from autoshard.program.module_scopes import inside, reads_of, results_of
 from autoshard.program.module_tree import Item, Loop, ModuleCall
 from autoshard.program.weights import gathered_weights
 from autoshard.rules.algebra.operator_record import Work
@@ -71,7 +71,7 @@ class _Reader:
         self.writer, self.definition, self.program = writer, writer.definition, writer.package.program
         methods = {inner.name: inner for inner in node.body if isinstance(inner, ast.FunctionDef)}
         self.statements: list[Any] = list(methods["forward"].body)
-        self.state = {_plain(writer.reference_to_state(value)): value for _, value in self.definition.parameters}
+        self.state = {_plain(writer.reference_to_state(value)): value for value in self._stored()}
         self.ends = self._ends()
         self.held: dict[str, str] = {}  # variable -> value
         self.brief: dict[str, int] = {}  # variable -> where what it holds is read last, if it may not stay
@@ -80,6 +80,14 @@ class _Reader:
         self._hold(names, self.definition.inputs)
         axes = dict(axes_of(methods.get("__init__")))
         self.written = Written(self._value, axes, self.definition.random_base)
+
+    def _stored(self) -> set[str]:
+        """Parameters and buffers that the class or one inside holds, and its statements name."""
+        values = {value for item in self.definition.body for value in _reads(item)}
+        values |= {value for pair in self.definition.updates for value in pair} | {*self.definition.outputs}
+        state, scope = self.writer.package.state, self.definition.path
+        inputs = set(self.definition.inputs)
+        return {v for v in values - inputs if v in state and inside(state[v].path, scope)}
 
     def check(self) -> None:
         sizes = set(self.writer.by_input.names.values())
@@ -179,9 +187,8 @@ class _Reader:
         """Value -> where its storage is read last, of what is short-lived and stays within the class."""
         last: dict[str, int] = {}
         for i, item in enumerate(self.definition.body):
-            called = isinstance(item, ModuleCall | Loop)
-            values = (*item.arguments, *item.results) if called else (*reads_of(item), *results_of(item))
-            last |= dict.fromkeys(filter(None, values), self.writer.nested.get(i, i))
+            made = item.results if isinstance(item, ModuleCall | Loop) else results_of(item)
+            last |= dict.fromkeys((v for v in (*_reads(item), *made) if v), self.writer.nested.get(i, i))
         stay = {*self.definition.outputs, *(new for _, new in self.definition.updates), *self.definition.inputs}
         ends: dict[str, int] = {}
         for storage in (*self.program.short_lived, *((value,) for value in gathered_weights(self.program))):
@@ -231,6 +238,11 @@ class _Reader:
             nodes = node if isinstance(node, list) else [node]
             line = "".join(map(ast.unparse, nodes)) or "its end"
             raise AssertionError(f"class {self.definition.name}, as written: `{line}` has {found}, expected {wanted}")
+
+
+def _reads(item: Item) -> tuple[str, ...]:
+    given = item.arguments if isinstance(item, ModuleCall | Loop) else reads_of(item)
+    return tuple(value for value in given if value is not None)
 
 
 def _plain(code: Any) -> str:
