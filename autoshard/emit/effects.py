@@ -147,7 +147,8 @@ def _head(node: Any) -> str:
     if not isinstance(node, ast.Call):
         return type(getattr(node, "op", node)).__name__
     text = ast.unparse(node.func)
-    return text if text.partition(".")[0] in ("F", "torch") or isinstance(node.func, ast.Name) else f".{node.func.attr}"
+    of_module = not isinstance(node.func, ast.Attribute) or text.partition(".")[0] in ("F", "torch")
+    return text if of_module else "." + text.rpartition(".")[2]
 
 
 def _unwrapped(node: Any) -> Any:
