@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.code_text import printable
 from autoshard.ir import plan_json
-from autoshard.ir.graph import FreeSize, Graph, Op, Recipe, Registration
+from autoshard.ir.graph import SAME, FreeSize, Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
@@ -46,6 +46,7 @@ class Header:
     devices_per_node: int = 8
     others: OtherSizes = field(default_factory=OtherSizes)
     free_sizes: tuple[FreeSize, ...] = ()
+    evaluation: str = ""  # why the forward of training, without dropout, is not that of evaluation
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
@@ -63,7 +64,11 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
         others=at_other_sizes(program, plan, graph),
         free_sizes=told_of(graph),
+        evaluation="" if graph.evaluation == SAME else printable(graph.evaluation or _UNKNOWN),
     )
+
+
+_UNKNOWN = "what the model computes in evaluation is not known: its graph was captured by an older version"
 
 
 def _input(program: Program, graph: Graph, name: str) -> Input:

@@ -36,7 +36,8 @@ RUNTIME_NAMES = frozenset({
     ALONE, SHARED,
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
-    "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES", "Holder",
+    "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES",
+    "Holder",
     "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION",
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
@@ -245,6 +246,7 @@ def facts(
     lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
     lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")
+    lines += _evaluation_lines(header.evaluation)
     tables = [p.path for p in program.parameters if p.layout.host]
     lines += statement(f"HOST_TABLES: list[str] = [{', '.join(map(quoted, tables))}]", 0, "in host memory")
     lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")
@@ -256,6 +258,14 @@ def facts(
     counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)
     lines.append(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = [{counts}]")
     return lines
+
+
+def _evaluation_lines(why: str) -> list[str]:
+    """Why it is not evaluated, "" where it is."""
+    if not why:
+        return ['EVALUATION = ""  # without dropout, it is the forward of training']
+    parts = [f"    {quoted(line)}" for line in textwrap.wrap(why, WIDTH - 8, drop_whitespace=False)]
+    return ["# Why --eval-data is refused.", "EVALUATION = (", *parts, ")"]
 
 
 def _free_lines(program: Program, header: Header, others: OtherSizes) -> list[str]:

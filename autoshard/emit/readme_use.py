@@ -6,6 +6,8 @@ from autoshard.code_text import code_span, identifier, quoted
 from autoshard.emit.header import Header
 from autoshard.ir.program import Program
 
+NONFINITE = 7  # `runtime/nonfinite.py` has it
+
 
 def training(program: Program, header: Header) -> str:
     """Of a package with a loss, whose train.py does it all."""
@@ -37,11 +39,16 @@ the batches before are read again and thrown away. A thread reads `--prefetch` b
 
 ```
 torchrun ... train.py --lr 3e-4 --schedule cosine --warmup 2000 --lr-least 0.1 --weight-decay 0.1 --steps 100000
-{_evaluates(program)}torchrun ... train.py --log-json run.jsonl --tensorboard runs --log-every 10
+{_evaluates(program, header)}torchrun ... train.py --log-json run.jsonl --tensorboard runs --log-every 10
 torchrun ... train.py --profile trace --profile-steps 3:5    # trace/rank-N.json, for Perfetto and `autoshard compare`
 torchrun ... train.py --timeout 600 --matmul-precision high  # seconds of a collective; TF32
 torchrun ... train.py --compile                              # each block one graph of torch.compile's inductor
 ```
+
+A loss or gradient norm of NaN or inf ends the run before the optimizer's update, on all ranks, with exit code
+{NONFINITE} (torchrun shows it as `exitcode : {NONFINITE}`, and ends with 1 itself). `--nonfinite skip:N` leaves out
+the update of up to N such steps in a row instead; their batches are used up. What holds NaN or inf is never saved: the
+last checkpoint is from before. In float16, gradients that overflow under the scale of a finite loss are no such step.
 
 {_scaling(program)}## Weights and checkpoints
 
@@ -129,9 +136,9 @@ def _inputs(header: Header) -> str:
     return f"| input | shape | dtype | layout |\n|---|---|---|---|\n{rows}"
 
 
-def _evaluates(program: Program) -> str:
+def _evaluates(program: Program, header: Header) -> str:
     """The line that train.py takes, where it does."""
-    if program.step.stages > 1 or program.buffer_updates:
+    if program.step.stages > 1 or program.buffer_updates or header.evaluation:
         return ""
     return "torchrun ... train.py --eval-data data.py:make_held_out --eval-every 500 --eval-batches 20\n"
 

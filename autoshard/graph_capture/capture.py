@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autoshard.errors import CaptureError, UsageError
+from autoshard.errors import CaptureError, UsageError, UserError
 from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
@@ -36,6 +36,7 @@ from autoshard.graph_capture.passes.spelled_out import fold_formulas
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
+from autoshard.graph_capture.tracing.evaluation import difference, quickly_alike
 from autoshard.graph_capture.tracing.exporting import export, is_fake
 from autoshard.graph_capture.tracing.fills import draws, op_name, plain_creation
 from autoshard.graph_capture.tracing.functionalise import functionalise
@@ -53,7 +54,7 @@ from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_pr
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.graph_capture.translate import constant_op, tensor_of, translate
-from autoshard.ir.graph import OPTIMIZERS, Graph, Op, Parameter, Tensor
+from autoshard.ir.graph import OPTIMIZERS, SAME, Graph, Op, Parameter, Tensor
 from autoshard.ir.graph_check import check
 
 _FROZEN = "a changed value under another name (an embedding: no max_norm); a buffer for what the forward updates"
@@ -79,13 +80,16 @@ def capture(
     """
     _check_options(precision, optimizer)
     if spec.endswith(".pt2"):
-        return _finish(load_exported(spec), None, InitWatcher(), spec, precision, optimizer, training)
+        graph = _finish(load_exported(spec), None, InitWatcher(), spec, precision, optimizer, training)
+        return replace(graph, evaluation=_EXPORTED) if training else graph
     watcher = InitWatcher()
     with guarded(spec.rpartition(":")[0]):
         with watcher:
             model, inputs = load_model(spec, arguments)
         watch_library_init(model, watcher)
-        return _capture(model, called_with(inputs), watcher, spec, precision, optimizer, training)
+        graph = _capture(model, called_with(inputs), watcher, spec, precision, optimizer, training)
+        asked = training and called_with is tuple  # not of the sizes that a search asks for
+        return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if asked else graph
 
 
 def capture_model(
@@ -145,6 +149,28 @@ def _capture(
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+_EXPORTED = "an exported program keeps the mode in which it was exported"
+
+
+def _evaluation(model: torch.nn.Module, inputs: tuple[Any, ...], watcher: InitWatcher) -> str:
+    """SAME where `model.eval()` computes the forward of training without dropout, else where not."""
+    if quickly_alike(model, inputs):
+        return SAME
+    modes, graphs = [(module, module.training) for module in model.modules()], []
+    try:
+        for training in (True, False):
+            model.train(training)
+            flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
+            graphs.append(_raw(export(model, inputs, flags)[0], model, watcher, training=False))
+    except UserError as error:
+        return f"in evaluation {error.message}"
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    where = difference(*graphs)
+    return f"in evaluation the model computes something else, at {where}" if where else SAME
 
 
 def _finish(

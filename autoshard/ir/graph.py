@@ -23,6 +23,7 @@ DTYPE_BYTES = {
 
 CAST = "aten.to"
 FUSION = "comm_fusion"  # a module request: its gradients are all-reduced with those of equal number, 0 each alone
+SAME = "same"  # in evaluation, but for dropout
 PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -208,6 +209,8 @@ class Graph(Derives):
     `unread_draws`: of the forward's random operators, in order, the positions of those that nothing reads and that are
     no ops here.
     `free_sizes`: what capture tried of sizes of the inputs, no part of what a plan is made for, either.
+    `evaluation`: SAME where `model.eval()` computes the forward of training without dropout, else in words where not;
+    "" where that is not known.
     """
 
     name: str
@@ -237,6 +240,7 @@ class Graph(Derives):
     variables: tuple[tuple[str, str], ...] = ()
     free_sizes: tuple[FreeSize, ...] = ()
     unread_draws: tuple[int, ...] = ()
+    evaluation: str = ""
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

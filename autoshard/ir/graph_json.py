@@ -19,9 +19,10 @@ KIND = "autoshard.graph"
 _LATER: dict[str, Any] = {
     "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [],
     "module_requests": [], "call": "", "variables": [], "free_sizes": [],
-    "unread_draws": [],
+    "unread_draws": [], "evaluation": "",
 }  # fmt: skip
-_OF_PACKAGES = ("call", "free_sizes", "unread_draws")  # read by what is written or proved of a plan, not by searches
+# Read by what is written or proved of a plan, not by searches.
+_OF_PACKAGES = ("call", "free_sizes", "unread_draws", "evaluation")
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 
 

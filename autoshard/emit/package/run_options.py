@@ -61,6 +61,9 @@ def _add_optimizer(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--weight-decay", type=float, metavar="X", help=decay)
     scale = "the first scale of the loss, of a plan in fp16-mixed; without it that of --resume, or 65536"
     parser.add_argument("--loss-scale", type=float, metavar="X", help=scale)
+    nonfinite = "at a loss or gradient norm of NaN or inf: stop before the update, with exit code 7; or leave out the"
+    nonfinite += " update of up to N such steps in a row, then stop"
+    parser.add_argument("--nonfinite", default="stop", metavar="stop|skip:N", help=nonfinite)
     parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
 
 
@@ -123,6 +126,7 @@ def take_options(options: argparse.Namespace) -> None:
         )
     if options.loss_scale is not None and not 0 < options.loss_scale < math.inf:
         raise UserError(f"--loss-scale {options.loss_scale:g}: expected more than 0, such as 65536")
+    most_left_out(options)
     profiled_steps(options)
     options.hccl_buffer = hccl_buffers(options)
     if not options.max_norm > 0:
@@ -132,6 +136,20 @@ def take_options(options: argparse.Namespace) -> None:
             check_writable(f"--{name} {folder}", folder)
     if options.log_json:
         check_file(f"--log-json {options.log_json}", options.log_json)
+
+
+def most_left_out(options: argparse.Namespace) -> int:
+    """Steps in a row whose loss or gradients may be no numbers."""
+    word, _, count = options.nonfinite.partition(":")
+    if options.nonfinite != "stop" and not (word == "skip" and count.isdecimal() and int(count)):
+        raise UserError(f"--nonfinite {options.nonfinite}: expected stop, or skip:N with N of 1 or more, as skip:3")
+    return int(count or 0)
+
+
+def after_nonfinite(options: argparse.Namespace) -> str:
+    """What to try where a run has ended with a loss or gradients that are no numbers."""
+    kept = f"--resume {options.save}, whose last checkpoint is from before, with " if options.save else ""
+    return f"{kept}a lower --lr, a --warmup, or --nonfinite skip:3 where it is for single batches"
 
 
 def hccl_buffers(options: argparse.Namespace) -> dict[str, int]:

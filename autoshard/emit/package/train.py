@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from batches import BatchError, UserError, check_agreement, loader_batches, local_shape, synthetic_batches
+from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
@@ -53,9 +54,21 @@ from model_parallel import (
     build_model,
     build_pipeline,
 )
-from run_options import LEARNING_RATE, check_launch, parse_arguments, profiled_steps, take_options, tell_unused_buffers
+from run_options import (
+    LEARNING_RATE,
+    after_nonfinite,
+    check_launch,
+    most_left_out,
+    parse_arguments,
+    profiled_steps,
+    take_options,
+    tell_unused_buffers,
+)
 from runtime import (
+    EXIT_CODE,
+    FiniteSteps,
     LossScaler,
+    NonFinite,
     ParallelMesh,
     Pipeline,
     Prefetched,
@@ -226,14 +239,18 @@ def train_step(
     inputs: Sequence[Any],
     max_norm: float = math.inf,
     scaler: LossScaler | None = None,
+    judge: FiniteSteps | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One optimizer step; returns the local loss (of a pipeline, zero but on the last stage) and the gradient norm
     before clipping.
 
     `inputs` are local tensors; where a step has several micro-batches, those of each. With a `scaler`, a step whose
     gradients overflow on any device leaves the parameters and the optimizer as they are, on all; its norm is no number.
+    So does a step that the `judge` does not accept.
     """
     optimizer.zero_grad(set_to_none=True)
+    if judge is not None:
+        judge.before()
     if MICRO_BATCHES == 1:
         loss = compute_gradients(model, mesh, inputs, scaler=scaler)[0].detach()
     else:
@@ -241,21 +258,17 @@ def train_step(
         loss = torch.stack(losses).mean(0) if losses else torch.zeros((), device=mesh.device)
     if scaler is not None:
         scaler.unscale_(optimizer)
+    if judge is not None:
+        judge.begin(loss)
     norm = clip_gradients(mesh, parameters_of(model).values(), max_norm, SHARED)
-    if scaler is None:
+    accepted = judge is None or judge.accepts(norm)
+    if scaler is None and accepted:
         optimizer.step()
-    else:
-        scaler.step(optimizer)
+    elif scaler is not None:
+        if accepted:
+            scaler.step(optimizer)
         scaler.update()
     return loss, norm
-
-
-def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
-    """The loss of the global batch, from the partial sum of each rank."""
-    total = loss.detach().to(torch.float32).clone()
-    for axis in LOSS_AXES:
-        mesh[axis].transport.all_reduce(total)()
-    return float(total if mesh.stages is None else mesh.stages.all_reduce(total))
 
 
 # --- the run ---
@@ -285,35 +298,6 @@ def describe(model: nn.Module, mesh: ParallelMesh) -> None:
         print(f"  input {name}: global {tuple(INPUTS[name][0])}, local {local_shape(name, mesh)}", flush=True)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) -> float:
-    """The mean loss of the first batches of --eval-data, without dropout; of all, where these are fewer."""
-    reading = loader_batches(options.eval_data, mesh, 0, 0, option="--eval-data", once=True)
-    batches = Prefetched(reading, mesh.device, 0)
-    losses = []
-    mesh.random.training = False
-    try:
-        for _ in range(options.eval_batches):
-            batch = next(batches, None)
-            if ends_anywhere(mesh, batch is None):
-                break
-            with gathered_together(mesh, parameters_of(model), WEIGHT_BUCKETS):
-                result = model(*batch)
-            losses.append((result[0] if isinstance(result, tuple) else result).detach())
-    finally:
-        mesh.random.training = True
-    if not losses:
-        raise UserError(f"--eval-data {options.eval_data}: a loader yields no batch")
-    return whole_loss(torch.stack(losses).mean(0), mesh)
-
-
-def ends_anywhere(mesh: ParallelMesh, here: bool) -> bool:
-    """All ranks stop together: one of them may have fewer batches."""
-    ended = torch.tensor(float(here), device=mesh.device)
-    mesh.joint(tuple(mesh.axes)).transport.all_reduce(ended, "max")()
-    return bool(ended)
-
-
 def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int) -> Prefetched:
     """From the step after `done` on."""
     start = done * MICRO_BATCHES
@@ -335,11 +319,6 @@ def saves(options: argparse.Namespace, step: int) -> bool:
     return bool(options.save) and (step == options.steps or bool(options.save_every and step % options.save_every == 0))
 
 
-def evaluates(options: argparse.Namespace, step: int) -> bool:
-    last = step == options.steps
-    return bool(options.eval_data) and (last or bool(options.eval_every and step % options.eval_every == 0))
-
-
 def make_log(options: argparse.Namespace, mesh: ParallelMesh) -> TrainingLog:
     try:
         return TrainingLog(mesh.global_rank, options.log_json, options.tensorboard)
@@ -353,14 +332,6 @@ def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         raise UserError(
             "this package was planned with --eval, or without a loss: there is nothing to train\n"
             "  try: README.md shows a program that calls the model; to train it, plan without --eval and with a loss"
-        )
-    if options.eval_data and STAGES > 1:
-        raise UserError("--eval-data: this package has stages, which train only\n  try: a package of one stage")
-    if options.eval_data and UPDATES_BUFFERS:
-        raise UserError(
-            "--eval-data: this model's forward in training updates buffers, as batch norm does\n"
-            "  try: a package planned with --eval, whose README.md shows how to call it, with weights that convert.py"
-            " makes of this one's checkpoints"
         )
     if options.profile and mesh.device.type == "npu":
         raise UserError(
@@ -377,6 +348,7 @@ def set_matmul_precision(precision: str, device: torch.device) -> None:
 
 def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     check_run(options, mesh)
+    check_evaluation(options)
     set_matmul_precision(options.matmul_precision, mesh.device)
     model = build_model(mesh)
     first = mesh.global_rank == 0
@@ -410,6 +382,12 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     try:
         train(model, optimizer, schedule, mesh, batches, options, log, done, scaler)
+    except NonFinite as error:  # on all ranks at once
+        finish_saving(last=True)
+        if first:
+            print(f"error: {error}\n  try: {after_nonfinite(options)}", file=sys.stderr, flush=True)
+        ends_anywhere(mesh, True)  # torchrun ends the others with the first: all wait until it is told
+        raise
     finally:
         batches.close()
     finish_saving(last=True)
@@ -428,15 +406,18 @@ def train(
     scaler: LossScaler | None = None,
 ) -> None:
     """The steps after `done`."""
+    updated = model.buffers() if UPDATES_BUFFERS else ()
+    judge = FiniteSteps(mesh, LOSS_AXES, most_left_out(options), scaler, updated)
     with profiling(options.profile, *profiled_steps(options), mesh.global_rank, mesh.device) as profiled:
         for step in range(done + 1, options.steps + 1):
-            one_step(model, optimizer, mesh, batches, options, log, step, scaler)
+            one_step(model, optimizer, mesh, batches, options, log, step, judge, scaler)
             schedule.step()
             profiled()
             if evaluates(options, step):
                 loss = evaluate(model, mesh, options)
                 log.write(step, {"eval_loss": loss}, f"step {step}: evaluation loss {loss:.6f}")
             if saves(options, step):
+                judge.check_saved(model, optimizer)
                 folder, background = f"{options.save}/step-{step}", options.save_async
                 state = {"loader": batches.state, "scaler": scaler}
                 save_checkpoint(folder, model, optimizer, step, background=background, **state)
@@ -450,6 +431,7 @@ def one_step(
     options: argparse.Namespace,
     log: TrainingLog,
     step: int,
+    judge: FiniteSteps,
     scaler: LossScaler | None = None,
 ) -> None:
     """Reads, trains, and tells of it."""
@@ -461,11 +443,14 @@ def one_step(
         synchronise(mesh.device)
     start = time.perf_counter()
     mesh.random.step = step
-    loss, norm = train_step(model, optimizer, mesh, batch, options.max_norm, scaler)
+    left_out = judge.left_out
+    train_step(model, optimizer, mesh, batch, options.max_norm, scaler, judge)
+    if judge.left_out > left_out and mesh.global_rank == 0:
+        print(f"step {step}: {judge.told()}: left out, {judge.in_a_row} in a row", flush=True)
     if not logged:
         return
     synchronise(mesh.device)
-    seconds, total, of_norm = time.perf_counter() - start, whole_loss(loss, mesh), float(norm)
+    seconds, total, of_norm = time.perf_counter() - start, judge.loss, judge.norm
     figures = {"loss": total, "gradient_norm": of_norm, "lr": optimizer.param_groups[0]["lr"], "seconds": seconds}
     scale = ""
     if scaler is not None:
@@ -476,13 +461,15 @@ def one_step(
 
 
 def main() -> int:
-    options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
+    options, code = parse_arguments(description=(__doc__ or "").partition("\n")[0]), EXIT_CODE
     try:
         take_options(options)
         check_launch(options.backend)
         stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)
         own = (options.timeout, *stages, host, options.hccl_buffer)
-        run(options, ParallelMesh.from_environment(MESH, options.backend, *own))
+        with contextlib.suppress(NonFinite):  # which `run` has told
+            run(options, ParallelMesh.from_environment(MESH, options.backend, *own))
+            code = 0
     except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
         rank = os.environ.get("RANK", "0")
         if rank != "0" and not isinstance(error, BatchError):
@@ -490,7 +477,7 @@ def main() -> int:
         print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr, flush=True)
         return 2
     leave()
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from .loss_scaling import LossScaler
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh, leave
 from .micro_batches import LabelShares, counted, label_shares
+from .nonfinite import EXIT_CODE, FiniteSteps, NonFinite, start_loss_sum
 from .normalisation import (
     parallel_group_norm,
     parallel_layer_norm,
@@ -96,11 +97,14 @@ from .weights import regather_before, regathering
 from .wholes import whole_of
 
 __all__ = [
+    "EXIT_CODE",
     "SHAPES",
     "Axis",
+    "FiniteSteps",
     "Handed",
     "LabelShares",
     "LossScaler",
+    "NonFinite",
     "ParallelMesh",
     "Pipeline",
     "Prefetched",
@@ -197,6 +201,7 @@ __all__ = [
     "sharding",
     "shared_column_parallel",
     "slice_shard",
+    "start_loss_sum",
     "synchronised_batch_norm",
     "to_device",
     "to_host",

@@ -66,7 +66,7 @@ def export(model: torch.nn.Module, inputs: tuple[Any, ...], flags: FlagBuffers) 
     """
     if model.training:
         refuse_hooks(model)
-    with _fake_stand_ins(model, inputs) as arguments, _quiet():
+    with fake_stand_ins(model, inputs) as arguments, quiet():
         try:
             return _watched(model, arguments, flags)
         except (Exception, SystemExit) as error:
@@ -136,13 +136,14 @@ def _without_vmap(program: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _fake_stand_ins(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The inputs, each its own tensor. Where anything is on meta, the model holds fake CPU tensors meanwhile.
+def fake_stand_ins(model: torch.nn.Module, inputs: tuple[Any, ...], always: bool = False) -> Iterator[tuple[Any, ...]]:
+    """The inputs, each its own tensor. Where anything is on meta, or `always`, the model holds fake CPU tensors
+    meanwhile.
 
     Fake and not meta: a forward that makes a tensor without naming a device makes it on the CPU, beside them.
     """
     stored = [(store, name, value) for store, name, value in _stored(model) if value is not None]
-    if not any(value.device.type == "meta" for value in [*inputs, *(value for _, _, value in stored)]):
+    if not always and not any(value.device.type == "meta" for value in [*inputs, *(value for _, _, value in stored)]):
         yield tuple(value.detach().clone().requires_grad_(value.requires_grad) for value in inputs)
         return
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -177,7 +178,7 @@ def is_fake(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """torch.export logs and prints pages about a failure; the one sentence that matters is in the error."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]

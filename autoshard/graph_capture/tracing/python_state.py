@@ -36,7 +36,7 @@ def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
     """What `export` gives of them. CaptureError where the next call of the forward would compute something else."""
 
     def once(module: Module, given: tuple[Any, ...]) -> Any:
-        with _hooks_put_back(model):
+        with hooks_put_back(model):
             return export(module, given)
 
     def trace() -> Any:
@@ -72,7 +72,7 @@ def _without_new_attributes(model: Module) -> Iterator[None]:
 
 
 @contextmanager
-def _hooks_put_back(model: Module) -> Iterator[None]:
+def hooks_put_back(model: Module) -> Iterator[None]:
     """Where what the forward sets is gone, the hooks that it registered are: its next call would add them again."""
     stores = [(store, store.copy()) for module in model.modules() for store in _stores(module).values()]
     try:

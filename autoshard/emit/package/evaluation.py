@@ -1,0 +1,85 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""The loss of batches that are not trained on: what the original model computes after `model.eval()`.
+
+It is the forward of training without dropout. Where the model does something else besides when it does not train,
+EVALUATION in model_parallel.py says so, and --eval-data is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from batches import UserError, loader_batches
+from model_parallel import EVALUATION, LOSS_AXES, STAGES, UPDATES_BUFFERS, WEIGHT_BUCKETS
+from runtime import ParallelMesh, Prefetched, gathered_together, sharding, start_loss_sum
+
+_PLANNED_FOR_IT = (
+    "a package planned with --eval, whose README.md shows how to call it, with weights that convert.py makes of this"
+    " one's checkpoints"
+)
+
+
+def check_evaluation(options: argparse.Namespace) -> None:
+    """UserError where --eval-data is given and this package can't evaluate."""
+    if options.eval_data and (reason := no_evaluation()):
+        raise UserError(f"--eval-data: {reason}")
+
+
+def no_evaluation() -> str:
+    """Why this package does not evaluate, and what to try; "" where it does."""
+    if STAGES > 1:
+        return "this package has stages, which train only\n  try: a package of one stage"
+    if UPDATES_BUFFERS:
+        return f"this model's forward in training updates buffers, as batch norm does\n  try: {_PLANNED_FOR_IT}"
+    return f"{EVALUATION}\n  try: {_PLANNED_FOR_IT}" if EVALUATION else ""
+
+
+def evaluates(options: argparse.Namespace, step: int) -> bool:
+    last = step == options.steps
+    return bool(options.eval_data) and (last or bool(options.eval_every and step % options.eval_every == 0))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) -> float:
+    """The mean loss of the first batches of --eval-data; of all, where these are fewer."""
+    reading = loader_batches(options.eval_data, mesh, 0, 0, option="--eval-data", once=True)
+    batches = Prefetched(reading, mesh.device, 0)
+    losses = []
+    for _ in range(options.eval_batches):
+        batch = next(batches, None)
+        if ends_anywhere(mesh, batch is None):
+            break
+        losses.append(evaluated(model, mesh, batch)[0])
+    if not losses:
+        raise UserError(f"--eval-data {options.eval_data}: a loader yields no batch")
+    return whole_loss(torch.stack(losses).mean(0), mesh)
+
+
+@torch.no_grad()
+def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The local outputs of local inputs, the loss first."""
+    parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
+    mesh.random.training = False
+    try:
+        with gathered_together(mesh, parameters, WEIGHT_BUCKETS):
+            result = model(*inputs)
+    finally:
+        mesh.random.training = True
+    return result if isinstance(result, tuple) else (result,)
+
+
+def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
+    """The loss of the global batch, from the partial sum of each rank."""
+    return float(start_loss_sum(mesh, loss, LOSS_AXES)())
+
+
+def ends_anywhere(mesh: ParallelMesh, here: bool) -> bool:
+    """All ranks stop together: one of them may have fewer batches."""
+    ended = torch.tensor(float(here), device=mesh.device)
+    mesh.joint(tuple(mesh.axes)).transport.all_reduce(ended, "max")()
+    return bool(ended)

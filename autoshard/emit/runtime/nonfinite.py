@@ -1,0 +1,120 @@
+"""Steps whose loss or gradients are no numbers: left out or the end of the run, never an update, never a checkpoint.
+
+All devices decide alike: the gradients' norm is one number on all of them, and the loss is summed beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .leaves import local
+from .parameters import sharding
+
+if TYPE_CHECKING:
+    from .loss_scaling import LossScaler
+    from .mesh import ParallelMesh
+
+EXIT_CODE = 7  # of a run that this ends
+LEAST_SCALE = 2.0**-24  # of a loss in float16: what overflows below it is no matter of scale
+
+
+class NonFinite(Exception):
+    """The run ends: on all devices, in the same step."""
+
+
+def start_loss_sum(mesh: ParallelMesh, loss: Tensor, axes: Sequence[str]) -> Callable[[], Tensor]:
+    """The loss of the global batch, from the partial sum of each device over `axes`. The call waits for it."""
+    total = loss.detach().to(torch.float32).clone()
+    first = mesh[axes[0]].transport.all_reduce(total) if axes else None
+
+    def whole() -> Tensor:
+        if first is not None:
+            first()
+        for axis in axes[1:]:
+            mesh[axis].transport.all_reduce(total)()
+        return total if mesh.stages is None else mesh.stages.all_reduce(total)
+
+    return whole
+
+
+class FiniteSteps:
+    """Judges each step before its update. `most`: so many in a row are left out; one more raises NonFinite.
+
+    In float16, gradients that overflow under the scale of a finite loss are the scaler's business, and don't count.
+    `buffers`: those that a forward updates, which a step that is left out must leave as they were.
+    """
+
+    def __init__(
+        self, mesh: ParallelMesh, loss_axes: Sequence[str], most: int = 0, scaler: LossScaler | None = None,
+        buffers: Iterable[Tensor] = (),
+    ) -> None:  # fmt: skip
+        self.mesh, self.loss_axes, self.most, self.scaler = mesh, loss_axes, most, scaler
+        self.buffers = list(buffers) if most else []
+        self.in_a_row, self.left_out, self.loss, self.norm = 0, 0, 0.0, 0.0
+
+    def before(self) -> None:
+        """The forward."""
+        self.kept = [local(buffer).clone() for buffer in self.buffers]
+
+    def begin(self, loss: Tensor) -> None:
+        """Beside the norm, the loss is summed."""
+        self.whole = start_loss_sum(self.mesh, loss, self.loss_axes)
+
+    def accepts(self, norm: Tensor) -> bool:
+        """Whether the optimizer may step. On all devices alike."""
+        self.loss, self.norm = float(self.whole()), float(norm)
+        if math.isfinite(self.loss) and math.isfinite(self.norm):
+            self.in_a_row = 0
+            return True
+        if math.isfinite(self.loss) and self._overflowed():
+            return True
+        if self.in_a_row == self.most:
+            before = f" after {self.most} in a row that were left out" * bool(self.most)
+            raise NonFinite(f"{self.told()}{before}: nothing is updated and nothing saved with these")
+        self.in_a_row, self.left_out = self.in_a_row + 1, self.left_out + 1
+        for buffer, was in zip(self.buffers, self.kept, strict=True):
+            local(buffer).copy_(was)
+        return False
+
+    def _overflowed(self) -> bool:
+        return self.scaler is not None and self.scaler.overflowed and self.scaler.get_scale() >= LEAST_SCALE
+
+    def told(self) -> str:
+        return f"loss {self.loss:.6f}, gradient norm {self.norm:.4f}"
+
+    def check_saved(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """NonFinite where what would be saved holds what is no number, on any device. All must call it."""
+        found = next((name for name, x in _saved(model, optimizer) if not _is_finite(x)), "")
+        bad = torch.tensor(float(bool(found)), device=self.mesh.device)
+        self.mesh.joint(tuple(self.mesh.axes)).transport.all_reduce(bad, "max")()
+        if self.mesh.stages is not None:
+            self.mesh.stages.transport.all_reduce(bad, "max")()
+        if bool(bad):
+            where = f"{found} holds" if found else "parameters or the optimizer's state hold"
+            raise NonFinite(f"{where} NaN or inf after the update: nothing is saved")
+
+
+def _saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """What an update has changed; buffers may hold inf, as masks do."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            yield sharding(parameter).name, parameter
+            for slot, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    yield f"{slot} of {sharding(parameter).name}", value
+
+
+@torch.no_grad()
+def _is_finite(x: Tensor) -> bool:
+    held = local(x).detach()
+    held = torch.view_as_real(held) if held.is_complex() else held
+    if not held.is_floating_point() or not held.numel():
+        return True
+    if held.element_size() == 1:  # float8 has no order in torch
+        held = held.float()
+    return bool(torch.isfinite(torch.stack(torch.aminmax(held))).all())

@@ -1,0 +1,187 @@
+"""Whether a model in evaluation is its training forward without dropout: both run on tensors without values, and every
+result is numbered by the function that made it and the numbers that went in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from autoshard.graph_capture.tracing.call_caches import attributes_put_back
+from autoshard.graph_capture.tracing.exporting import fake_stand_ins, quiet
+from autoshard.graph_capture.tracing.model_guard import guarded
+from autoshard.graph_capture.tracing.python_state import hooks_put_back
+from autoshard.ir.graph import Graph, Op
+
+_DROPS: frozenset[Any] = frozenset({
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+    torch.dropout_, torch.alpha_dropout, torch.alpha_dropout_, torch.feature_dropout, torch.feature_dropout_,
+    torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
+})  # fmt: skip
+_RECURRENT: frozenset[Any] = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+_RATE, _TRAINS = 5, 6  # the arguments of these
+
+
+def quickly_alike(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """True where both modes were seen to compute the same but for dropout; False where they do not, or it can't be seen
+    so. Leaves the model as it was."""
+    made: dict[Any, int] = {}
+    modes = [(module, module.training) for module in model.modules()]
+    with fake_stand_ins(model, inputs, always=True) as arguments, quiet(), guarded():
+        named = {f"given {i}": x for i, x in enumerate(arguments)}
+        named |= dict([*model.named_parameters(), *model.named_buffers()])
+        found = []
+        try:
+            for training in (True, False):
+                model.train(training)
+                numbering = _Numbering(made, named, training)
+                with attributes_put_back(model), hooks_put_back(model), numbering:
+                    results = tree_leaves(model(*arguments))
+                found.append([numbering.key(x) for x in results])
+        except (Exception, SystemExit):  # of the model's own code, or a question for values
+            return False
+        finally:
+            for module, mode in modes:
+                module.training = mode
+    return found[0] == found[1]
+
+
+class _Numbering(TorchFunctionMode):
+    """Of one run. `made`: the number of what is made so, of all runs."""
+
+    def __init__(self, made: dict[Any, int], named: Mapping[str, Tensor], training: bool) -> None:
+        super().__init__()
+        self.made, self.training = made, training
+        self.tensors: dict[int, tuple[Tensor, int]] = {}  # alive, so that no other gets its id
+        self.writes: dict[int, int] = {}  # storage -> the last write to it
+        for name, tensor in named.items():
+            self._note(tensor, ("named", name))
+
+    def _number(self, key: Any) -> int:
+        return self.made.setdefault(key, len(self.made))
+
+    def _note(self, tensor: Tensor, key: Any) -> None:
+        self.tensors[id(tensor)] = tensor, self._number(key)
+
+    def key(self, value: Any) -> Any:
+        """Equal for what is computed alike."""
+        if isinstance(value, Tensor):
+            if id(value) not in self.tensors:  # made out of sight: itself alone
+                self._note(value, ("object", id(value)))
+            return self.tensors[id(value)][1], self.writes.get(_storage(value), -1)
+        if isinstance(value, list | tuple):
+            return (type(value).__name__, *map(self.key, value))
+        if isinstance(value, dict):
+            return ("dict", *((name, self.key(item)) for name, item in value.items()))
+        if isinstance(value, slice):
+            return ("slice", self.key(value.start), self.key(value.stop), self.key(value.step))
+        try:
+            hash(value)
+        except TypeError:
+            return ("object", id(value))
+        return type(value), value
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        operands = [x for x in tree_leaves((args, options)) if isinstance(x, Tensor)]
+        before = [(x, x._version) for x in operands]
+        key = None
+        if not (passes := _passes(func, args, options, self.training)):
+            key = (func, *self.key(_as_compared(func, args, options, self.training)))
+        result = func(*args, **options)
+        made = [x for x in tree_leaves(result) if isinstance(x, Tensor) and id(x) not in self.tensors]
+        if passes:
+            for x in made:
+                self.tensors[id(x)] = x, self.tensors[id(operands[0])][1]
+                self.writes[_storage(x)] = self.writes.get(_storage(operands[0]), -1)
+            return result
+        for position, x in enumerate(made):
+            self._note(x, (*(key or ()), position))
+        for position, (x, version) in enumerate(before):
+            if x._version != version:
+                self.writes[_storage(x)] = self._number((*(key or ()), "written", position))
+        return result
+
+
+def _storage(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def _passes(func: Any, args: tuple[Any, ...], options: dict[str, Any], training: bool) -> bool:
+    """Has it the values of its operand? So dropout has when the model is evaluated."""
+    if func is Tensor.contiguous:  # a copy or none, by the kernel before
+        return True
+    if func not in _DROPS:
+        return False
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | options
+    trains = given.get("training", given.get("train", True))
+    return training or not trains or given.get("p", 0.5) == 0
+
+
+def _as_compared(func: Any, args: tuple[Any, ...], options: dict[str, Any], training: bool) -> Any:
+    """The arguments, without the dropout that only training has."""
+    if func in _RECURRENT and len(args) > _TRAINS and (training or args[_RATE] == 0):
+        args = (*args[:_TRAINS], False, *args[_TRAINS + 1 :])
+    if func is F.scaled_dot_product_attention and training:
+        args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        options = options | ({"dropout_p": 0.0} if "dropout_p" in options else {})
+    return [list(args), options]
+
+
+# --- the same of two graphs, each captured in its mode ----------------------------------------------------------------
+
+DROPS = frozenset({
+    "aten.dropout", "aten.alpha_dropout", "aten.feature_dropout", "aten.feature_alpha_dropout",
+})  # fmt: skip
+
+
+def difference(training: Graph, evaluation: Graph) -> str:
+    """Where two captured forwards part, but for dropout: a line of the model's code; "" where they compute the same."""
+    made: dict[Any, int] = {}
+    one, other = _numbers(training, True, made), _numbers(evaluation, False, made)
+    if [one[name] for name in training.outputs] == [other[name] for name in evaluation.outputs]:
+        return ""
+    parted = [*_only(evaluation, other, set(one.values())), *_only(training, one, set(other.values()))]
+    return min(parted, key=lambda found: found[0])[1] if parted else "an operator without a line"
+
+
+def _numbers(graph: Graph, training: bool, made: dict[Any, int]) -> dict[str | None, int]:
+    found: dict[str | None, int] = {None: -1}
+    for name in (*graph.inputs, *(p.tensor for p in (*graph.parameters, *graph.buffers))):
+        found[name] = made.setdefault(("named", name), len(made))
+    for op in graph.ops:
+        attributes = dict(op.attributes)
+        if op.target in DROPS and (training or not attributes.get("train") or attributes.get("p") == 0):
+            found[op.results[0]] = found[op.operands[0]]
+            continue
+        if training or attributes.get("dropout") == 0:
+            attributes |= {name: value for name, value in _UNUSED.items() if name in attributes and _drops_inside(op)}
+        key = (op.target, *(found[x] for x in op.operands), *sorted(attributes.items(), key=lambda item: item[0]))
+        for position, result in enumerate(op.results):
+            found[result] = made.setdefault((key, position), len(made))
+    return found
+
+
+_UNUSED = {"train": False, "dropout_p": 0.0}
+
+
+def _drops_inside(op: Op) -> bool:
+    return op.target in ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu") or "attention" in op.target
+
+
+def _only(graph: Graph, numbers: Mapping[str | None, int], others: Container[int]) -> Iterator[tuple[int, str]]:
+    """The operators behind the outputs that only this graph has, by their places and lines."""
+    live = {*graph.outputs}
+    for op in reversed(graph.ops):
+        if live & {*op.results}:
+            live |= {x for x in op.operands if x is not None}
+    for place, op in enumerate(graph.ops):
+        if live & {*op.results} and op.source and any(numbers[result] not in others for result in op.results):
+            yield place, op.source
