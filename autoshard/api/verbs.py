@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from autoshard.simulation import Timeline
 from autoshard.system.disk_cache import disk_cache
 from autoshard.system.files import write_text
 from autoshard.system.garbage import seldom_searched
+from autoshard.system.guard import guarded_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -267,6 +267,6 @@ def verify(
     given = dict(arguments or {})
     if plan.folder is not None:
         return workflow.verify_package(plan.folder, plan.simulated, backend, full, given)
-    with tempfile.TemporaryDirectory(prefix="autoshard-verify-") as folder:
-        package = write(plan, Path(folder) / "package")
+    with guarded_folder("autoshard-verify-") as folder:
+        package = write(plan, folder / "package")
         return workflow.verify_package(package, plan.simulated, backend, full, given)

@@ -108,7 +108,10 @@ def capture_model(
     _check_options(precision, optimizer)
     named = source or type(model).__name__
     with guarded():
-        return _capture(model, inputs, InitWatcher(), named, precision, optimizer, training, keep_modes)
+        watcher = InitWatcher()
+        graph = _capture(model, inputs, watcher, named, precision, optimizer, training, keep_modes)
+        asked = training and not keep_modes
+        return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if asked else graph
 
 
 def _check_options(precision: str, optimizer: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,9 @@ from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import check_has_code
+from autoshard.ir.layout import Replicate
 from autoshard.ir.program import Program
+from autoshard.system.guard import guarded_folder
 from autoshard.verification.comparison.compare import RankResult, compare_stages
 from autoshard.verification.comparison.error_measure import Error, first_failure, summarise
 from autoshard.verification.comparison.proof import Proof
@@ -31,6 +31,7 @@ from autoshard.verification.original.plain_run import fault_of_model
 from autoshard.verification.original.randomise import randomise_state, tie
 from autoshard.verification.original.reference import Batch, MakeOptimizer, Reference, run_reference
 from autoshard.verification.own_precision import OwnStep, check_own, run_own
+from autoshard.verification.ranks import started_train
 from autoshard.verification.ranks.job_files import load_result, save_job
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
@@ -165,23 +166,41 @@ def check_folder(
     start = time.monotonic()
     steps = case.reference.steps
     mesh, clipped, stages = program.mesh, case.reference.clipped_steps, program.step.stages
-    notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()))
+    notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()), *unsplit_note(program))
     where = f"{mesh} on each of {stages} stages" if stages > 1 else str(mesh)
     proof = Proof(where, backend, mesh.size * stages, len(steps), clipped, (), 0.0, notes=notes)
+    options = started_train.arguments(folder, program.loss is not None)
+    refused = _refused(case, program) if own_precision else ""
+    starts = options if own_precision and not isinstance(case.own, str) else ()
     try:
-        results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
+        results, failed = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds, starts)
         own: list[Error] = []
-        if own_precision and stages > 1:
-            proof = replace(proof, unverified=(NO_OWN_PRECISION,))
-        elif own_precision and isinstance(case.own, OwnStep):
+        if own_precision and stages == 1 and isinstance(case.own, OwnStep):
             own = check_own(case.own, case.reference, program, folder, timeout_seconds)
-        elif own_precision and isinstance(case.own, str):
-            proof = replace(proof, unverified=(case.own,) if case.own else ())
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
     errors = [*compare_stages(program, case.reference, results, case.noise), *own]
-    seconds = time.monotonic() - start
-    return replace(proof, kinds=summarise(errors), first_failure=first_failure(errors), seconds=seconds)
+    crash = f"train.py, started as it will run: {failed}" if failed and not first_failure(errors) else ""
+    told = started_train.words(options, backend, proof.ranks, program.precision) if starts and not failed else ""
+    return replace(
+        proof, kinds=summarise(errors), first_failure=first_failure(errors), crash=crash, started=told,
+        unverified=tuple(filter(None, (refused, case.reference.not_evaluated))), seconds=time.monotonic() - start,
+    )  # fmt: skip
+
+
+def _refused(case: Case, program: Program) -> str:
+    """In words, what of the package's own precision can't be checked."""
+    if isinstance(case.own, str):
+        return f"{case.own}; nor was train.py started" if case.own else ""
+    return NO_OWN_PRECISION if program.step.stages > 1 else ""
+
+
+def unsplit_note(program: Program) -> tuple[str, ...]:
+    """Said where a plan leaves nothing to prove: no value and no parameter is in parts, anywhere."""
+    layouts = [value.layout for value in program.values] + [p.layout for p in (*program.parameters, *program.buffers)]
+    split = any(not isinstance(own, Replicate) for layout in layouts for own in layout.placements)
+    alone = split or program.step.stages > 1 or program.mesh.size == 1
+    return () if alone else ("nothing split: every device computes the whole",)
 
 
 def check_files(
@@ -200,34 +219,46 @@ def check_files(
 @contextmanager
 def written(files: Mapping[str, str]) -> Iterator[Path]:
     """The files in a temporary folder."""
-    folder = Path(tempfile.mkdtemp(prefix="autoshard-verify-"))
-    try:
+    with guarded_folder("autoshard-verify-") as folder:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:
+_Results = tuple[list[RankResult], str]  # and how train.py failed
+
+
+def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: float, starts: Sequence[str]) -> _Results:
     assert program.step.stages == 1, "torch.distributed.pipelining talks by process groups: verify_folder says so"
     try:
         package = load_package(folder)
     except Exception as error:
         raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
-    own = package.runtime.ParallelMesh
-    return run_lockstep(dict(program.mesh.axes), lambda mesh: run_rank(package, mesh, job), timeout_seconds, own)
+    own, axes = package.runtime.ParallelMesh, dict(program.mesh.axes)
+    results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, own)
+    try:
+        if starts:
+            started_train.run_in_lockstep(folder, axes, starts, timeout_seconds)
+    except LockstepError as error:
+        return results, str(error)
+    return results, ""
 
 
-def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:
-    with tempfile.TemporaryDirectory(prefix="autoshard-verify-") as scratch:
-        job_file = Path(scratch, "job.pt")
+def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float, starts: Sequence[str]) -> _Results:
+    with guarded_folder("autoshard-verify-") as scratch:
+        job_file, failed = scratch / "job.pt", ""
         save_job(job, job_file)
-        arguments = [str(folder.resolve()), str(job_file), scratch]
+        arguments = [str(folder.resolve()), str(job_file), str(scratch), *starts]
         count = program.mesh.size * program.step.stages
-        run_processes("autoshard.verification.ranks.rank_worker", arguments, count, timeout_seconds)
-        return [load_result(Path(scratch, f"rank{rank}.pt")) for rank in range(count)]
+        files = [scratch / f"rank{rank}.pt" for rank in range(count)]
+        try:
+            run_processes("autoshard.verification.ranks.rank_worker", arguments, count, timeout_seconds, scratch)
+        except RankFailed as error:
+            if not all(file.exists() for file in files):  # the last thing that a job does
+                raise
+            failed = str(error)
+        return [load_result(file) for file in files], failed
 
 
 _RUNNERS = {"lockstep": _in_lockstep, "gloo": _on_gloo}

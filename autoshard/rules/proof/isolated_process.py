@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
+from autoshard.system.guard import end_with_parent
+
 # What an operator does to its process by itself; other signals, and errors of Python, come from elsewhere.
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL} | {getattr(signal, "SIGBUS", signal.SIGSEGV)}
@@ -30,11 +32,12 @@ def apart(work: Callable[[], str]) -> Ending:
     """
     if not hasattr(os, "fork"):
         return Ending(work())
-    reading, writing = os.pipe()
+    reading, writing, parent = *os.pipe(), os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the copy uses none of them
         child = os.fork()
     if child == 0:
+        end_with_parent(parent)
         os.close(reading)
         _answer(work, writing)
     os.close(writing)

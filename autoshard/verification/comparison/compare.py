@@ -12,7 +12,7 @@ from autoshard.ir.layout import Layout, Partial, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program, ProgramParameter
 from autoshard.program.stage_programs import stage_programs
-from autoshard.verification.comparison.error_measure import Error, compare, largest
+from autoshard.verification.comparison.error_measure import EVALUATION, Error, compare, largest
 from autoshard.verification.comparison.rounding_noise import Noise, StepNoise
 from autoshard.verification.original.reference import Reference, State
 
@@ -35,6 +35,7 @@ class RankResult:
 
     gradients: State  # of the first step, reduced, before clipping
     steps: tuple[RankStep, ...]
+    evaluation: tuple[torch.Tensor, ...] = ()
 
 
 def local_part(full: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
@@ -141,19 +142,27 @@ def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | No
 
 def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
     scale = largest(output for step in reference.steps for output in step.outputs)  # a loss may vanish as it is learnt
+    if reference.evaluation and program.step.stages == 1:
+        first, own = [result.evaluation for result in results], noise.steps[0].outputs
+        yield from _all(EVALUATION, program, program.outputs, reference.evaluation, first, (1, scale), own)
     for number, step in enumerate(reference.steps):
-        for position, name in enumerate(program.outputs * reference.micro_batches):
-            locals_ = [_output(result.steps[number], position) for result in results]
-            label = "loss" if name == program.loss else program.value(name).tensor
-            expected, layout = step.outputs[position], program.value(name).layout
-            own = noise.steps[number].outputs[position] if noise.steps[number].outputs else 0.0
-            for rank, found in enumerate(_summed(locals_, layout, program.mesh)):
-                part = local_part(expected, layout, program.mesh, rank)
-                yield compare("output", label, rank, number + 1, found, part, scale, own)
+        names, found = program.outputs * reference.micro_batches, [result.steps[number].outputs for result in results]
+        where = number + 1, scale
+        yield from _all("output", program, names, step.outputs, found, where, noise.steps[number].outputs)
 
 
-def _output(step: RankStep, position: int) -> torch.Tensor | None:
-    return step.outputs[position] if position < len(step.outputs) else None
+def _all(
+    kind: str, program: Program, names: Sequence[str], expected: Sequence[torch.Tensor],
+    found: Sequence[Sequence[torch.Tensor]], where: tuple[int, float], noise: Sequence[float],
+) -> Iterator[Error]:  # fmt: skip
+    """Each output of each rank. `where`: the step, and the largest of their kind."""
+    for position, name in enumerate(names):
+        locals_ = [outputs[position] if position < len(outputs) else None for outputs in found]
+        label = "loss" if name == program.loss else program.value(name).tensor
+        layout, (step, scale) = program.value(name).layout, where
+        for rank, own in enumerate(_summed(locals_, layout, program.mesh)):
+            part = local_part(expected[position], layout, program.mesh, rank)
+            yield compare(kind, label, rank, step, own, part, scale, noise[position] if noise else 0.0)
 
 
 def _summed(locals_: Sequence[torch.Tensor | None], layout: Layout, mesh: Mesh) -> list[torch.Tensor | None]:

@@ -18,7 +18,8 @@ FLOOR = 1e-6  # of the largest of its kind: some gradients are exactly zero
 MOST_NOISE = 1e-7  # of the largest of its kind
 MOST_NOISE_LATER = 1e-5  # AdamW divides a gradient by its size: rounding in small ones becomes whole steps
 OWN = "precision"  # of one step in the package's own precision: right or wrong, no error
-KINDS = ("output", "gradient", "parameter", "buffer", OWN)
+EVALUATION = "evaluation"  # the outputs without dropout, before the first step
+KINDS = ("output", EVALUATION, "gradient", "parameter", "buffer", OWN)
 
 
 @dataclass(frozen=True)

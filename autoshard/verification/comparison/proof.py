@@ -14,7 +14,8 @@ class Proof:
     """Largest relative errors per kind, over all ranks and steps. `seconds` is wall time.
 
     `reduced` lists (argument, size verified at, size planned for), `planned_mesh` the mesh that a shorter one stands
-    for; `unverified` says in words what was left out, `notes` what else the run was like.
+    for; `unverified` says in words what was left out, `notes` what else the run was like, `started` how the package's
+    train.py ran by itself.
     """
 
     mesh: str
@@ -29,6 +30,7 @@ class Proof:
     unverified: tuple[str, ...] = ()
     planned_mesh: str = ""
     notes: tuple[str, ...] = ()
+    started: str = ""
     crash: str = ""  # a rank failed to run: its error
 
     @property
@@ -62,6 +64,7 @@ class Proof:
             "seconds": self.seconds,
             "errors": {kind.kind: _worst_dict(kind) for kind in self.kinds},
             "reduced": [{"argument": name, "verified": small, "planned": full} for name, small, full in self.reduced],
+            "started": self.started,
             "unverified": list(self.unverified),
             "notes": list(self.notes),
         }
@@ -96,11 +99,13 @@ def proof_text(proof: Proof) -> str:
             text = kind.worst.problem or f"{kind.worst.error:.1e}"
             if kind.kind == OWN and not kind.failed:
                 lines.append(
-                    f"  {kind.kind:<9} {kind.count:>6} tensors of a step as it will run, in dtype and value  ok"
+                    f"  {kind.kind:<10} {kind.count:>6} tensors of a step as it will run, in dtype and value  ok"
                 )
                 continue
             where = f"{kind.worst.name:<{width}}  rank {kind.worst.rank}  step {kind.worst.step}"
-            lines.append(f"  {kind.kind:<9} {kind.count:>6} tensors, largest error {text:<8} {where}  {mark}")
+            lines.append(f"  {kind.kind:<10} {kind.count:>6} tensors, largest error {text:<8} {where}  {mark}")
+    if proof.started:
+        lines.append(f"  {'train.py':<10} {proof.started}  ok")
     if proof.reduced:
         sizes = ", ".join(f"{name} {small} (planned {full})" for name, small, full in proof.reduced)
         lines.append(f"  at reduced sizes: {sizes}")

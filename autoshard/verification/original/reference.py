@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import SAME, Graph
 from autoshard.verification.original.draws import exact_dropout
 from autoshard.verification.original.float64 import exact_precision, limits_of, widened
 from autoshard.verification.original.micro_batches import at, label_shares, sharing
@@ -46,7 +46,8 @@ class ReferenceStep:
 @dataclass(frozen=True)
 class Reference:
     """`parameters` and `buffers` are those before the first step, `gradients` the first step's, before clipping.
-    `micro_batches`: of each step."""
+    `micro_batches`: of each step. `evaluation`: the outputs of `model.eval()` for the first micro-batch, before the
+    first step, where a package evaluates; `not_evaluated`: why they can't be compared."""
 
     parameters: State
     buffers: State
@@ -54,6 +55,8 @@ class Reference:
     steps: tuple[ReferenceStep, ...]
     seed: int
     micro_batches: int = 1
+    evaluation: tuple[torch.Tensor, ...] = ()
+    not_evaluated: str = ""
 
     @property
     def clipped_steps(self) -> int:
@@ -80,12 +83,31 @@ def run_reference(
     Numbers in its code count as they are in `literal`. A batch has the inputs of its micro-batches one after another.
     """
     before = _parameters(module), _buffers(module)
+    first = batches[0][: len(batches[0]) // micro_batches]
+    evaluation, why = _evaluation(module, graph, first, seed, literal)
     gradients: State = {}
     steps = []
     for found, step in trained(module, graph, batches, make_optimizer, seed, literal, micro_batches=micro_batches):
         gradients = gradients or found
         steps.append(step)
-    return Reference(*before, gradients, tuple(steps), seed, micro_batches)
+    return Reference(*before, gradients, tuple(steps), seed, micro_batches, evaluation, why)
+
+
+def _evaluation(
+    module: torch.nn.Module, graph: Graph, inputs: Batch, seed: int, literal: torch.dtype
+) -> tuple[tuple[torch.Tensor, ...], str]:
+    """The outputs in evaluation, if packages of the graph evaluate; and why there are none where they do."""
+    if graph.evaluation != SAME or graph.loss is None or graph.buffer_updates:
+        return (), ""
+    module.eval()
+    try:
+        with exact_precision(literal), limits_of(literal), exact_dropout(seed, 0) as drawing:
+            outputs = outputs_of(module(*widened(inputs)))
+    except Exception as error:  # the model's own code
+        return (), f"--eval-data: the original fails after model.eval() ({type(error).__name__})"
+    if drawing.drawn:
+        return (), "--eval-data: the model draws random numbers after model.eval(), too"
+    return tuple(output.detach().clone() for output in outputs), ""
 
 
 def trained(

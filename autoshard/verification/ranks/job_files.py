@@ -27,4 +27,4 @@ def save_result(result: RankResult, path: Path) -> None:
 
 def load_result(path: Path) -> RankResult:
     data: dict[str, Any] = torch.load(path, mmap=True, weights_only=True)
-    return RankResult(data["gradients"], tuple(RankStep(**step) for step in data["steps"]))
+    return RankResult(data["gradients"], tuple(RankStep(**step) for step in data["steps"]), tuple(data["evaluation"]))

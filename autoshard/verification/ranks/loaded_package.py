@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from autoshard.errors import CheckError
+from autoshard.system.guard import guarded_folder
 
 _LOADING = threading.Lock()
 
@@ -76,19 +76,24 @@ class LoadedPackage:
     recorder: GradientRecorder
     batches: Any = None
     initial: Any = None
+    evaluation: Any = None
 
 
 def load_package(folder: Path) -> LoadedPackage:
     """Imports runtime, model_parallel and train of `folder`, under private names."""
     with _LOADING, _private_imports(folder):
         modules: list[Any] = [importlib.import_module(name) for name in ("runtime", "model_parallel", "train")]
-        batches = importlib.import_module("batches") if (folder / "batches.py").exists() else None
-        initial = importlib.import_module("initial") if (folder / "initial.py").exists() else None
+        others = [_if_there(folder, name) for name in ("batches", "initial", "evaluation")]
     runtime, model, train = modules
     accumulate = getattr(train, "accumulate_gradients", None)  # not there in packages of older versions
     recorder = GradientRecorder(runtime, train.compute_gradients, accumulate)
     train.compute_gradients, train.accumulate_gradients = recorder, recorder.accumulate
-    return LoadedPackage(runtime, model, train, recorder, batches, initial)
+    return LoadedPackage(runtime, model, train, recorder, *others)
+
+
+def _if_there(folder: Path, name: str) -> Any:
+    """Packages of older versions lack some."""
+    return importlib.import_module(name) if (folder / f"{name}.py").exists() else None
 
 
 @contextmanager
@@ -100,9 +105,9 @@ def _private_imports(folder: Path) -> Iterator[None]:
     own = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
     hidden = _take(own)
     prefix = sys.pycache_prefix
-    with tempfile.TemporaryDirectory(prefix="autoshard-verify-") as cache:
+    with guarded_folder("autoshard-verify-") as cache:
         sys.path.insert(0, str(folder.resolve()))
-        sys.pycache_prefix = cache
+        sys.pycache_prefix = str(cache)
         importlib.invalidate_caches()
         try:
             yield

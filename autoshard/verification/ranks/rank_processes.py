@@ -15,7 +15,10 @@ from typing import IO
 
 from torch.distributed import TCPStore
 
+from autoshard.system.guard import guarded
+
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # before each line of a traceback, once there is a process group
+SECOND_PORT = "AUTOSHARD_SECOND_PORT"  # of another store, for a second process group
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 2.0  # how long the other ranks get to end by themselves after one failed
 
@@ -24,17 +27,28 @@ class RankFailed(RuntimeError):
     """A process ended with an error or did not end in time."""
 
 
-def run_processes(module: str, arguments: Sequence[str], ranks: int, timeout_seconds: float) -> None:
-    """`python -m module arguments` on `ranks` processes. RankFailed names the rank and its last words."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def run_processes(
+    module: str, arguments: Sequence[str], ranks: int, timeout_seconds: float, scratch: Path | None = None
+) -> None:
+    """`python -m module arguments` on `ranks` processes. RankFailed names the rank and its last words.
+
+    They end with this process. `scratch`: the folder for temporary files of theirs.
+    """
+    ports = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
     with ExitStack() as stack:
+        group = stack.enter_context(guarded())
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, log in enumerate(logs):
                 command = [sys.executable, "-m", module, *arguments]
-                environment = _environment(rank, ranks, store.port)
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+                environment = _environment(rank, ranks, [store.port for store in ports])
+                environment |= {} if scratch is None else {"TMPDIR": str(scratch)}
+                started = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    process_group=group,
+                )  # fmt: skip
+                processes.append(started)
             _wait(processes, logs, timeout_seconds)
         finally:
             for process in processes:
@@ -42,15 +56,15 @@ def run_processes(module: str, arguments: Sequence[str], ranks: int, timeout_sec
                 process.wait()
 
 
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torchrun sets. The store is ours, as its agent's is, so that no port can be taken in between."""
+def _environment(rank: int, ranks: int, ports: Sequence[int]) -> dict[str, str]:
+    """What torchrun sets. The stores are ours, as its agent's is, so that no port can be taken in between."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     return {"GLOO_SOCKET_IFNAME": loopback} | os.environ | {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0]), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", SECOND_PORT: str(ports[1]),
     }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ class Job:
     micro_batches: int = 1  # a batch has the inputs of each, one after another
     stages: int = 1  # each of the mesh's size
     virtual_stages: int = 1
+    evaluates: bool = False  # the first micro-batch, before the first step
 
 
 def job_of(program: Program, reference: Reference) -> Job:
@@ -50,6 +51,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         micro_batches=reference.micro_batches,
         stages=program.step.stages,
         virtual_stages=program.step.virtual_stages,
+        evaluates=bool(reference.evaluation),
     )
 
 
@@ -63,6 +65,10 @@ def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
         if optimizer is not None:
             set_options(optimizer, job.optimizer)
         gradients: State = {}
+        evaluation: tuple[torch.Tensor, ...] = ()
+        if job.evaluates:
+            first = _local_inputs(job.batches[0], job, mesh.rank)[: len(job.input_layouts)]
+            evaluation = _outputs(package.evaluation.evaluated(model, mesh, first), job)
         steps = []
         for number, batch in enumerate(job.batches):
             mesh.random.step = number
@@ -79,7 +85,7 @@ def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
                 outputs, gradients = seen.outputs, gradients or seen.gradients
             made = tuple(output for given in outputs for output in _outputs(given, job))
             steps.append(RankStep(made, norm, *_stored(package.runtime, model)))
-        return RankResult(gradients, tuple(steps))
+        return RankResult(gradients, tuple(steps), evaluation)
 
 
 def _load(runtime: Any, model: torch.nn.Module, state: State) -> None:

@@ -1,4 +1,7 @@
-"""One gloo process: `python -m autoshard.verification.ranks.rank_worker PACKAGE JOB RESULTS`, as torchrun starts it."""
+"""One gloo process, as torchrun starts it: `python -m autoshard.verification.ranks.rank_worker PACKAGE JOB RESULTS ...`
+
+It runs a job, and then the package's train.py with the options that are left, if there are any.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,17 @@ from autoshard.ir.mesh import Mesh
 from autoshard.verification.ranks.job_files import load_job, save_result
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.rank_steps import run_rank
+from autoshard.verification.ranks.started_train import run_as_program
 
 
-def main(package: str, job_file: str, results: str) -> None:
+def main(package: str, job_file: str, results: str, *options: str) -> None:
     torch.set_num_threads(1)
     runtime = _run(Path(package), Path(job_file), Path(results))
     dist.barrier()
     runtime.leave()
+    if options:
+        del runtime
+        run_as_program(Path(package), options)
 
 
 def _run(package: Path, job_file: Path, results: Path) -> Any:

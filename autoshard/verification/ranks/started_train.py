@@ -1,0 +1,57 @@
+"""A package's train.py, started as a user starts it: in its own precision, on synthetic batches, for a few steps."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.rank_processes import SECOND_PORT
+
+STEPS = 2
+
+
+def arguments(folder: Path, trains: bool) -> tuple[str, ...]:
+    """Of its command line. `trains`: it has a loss."""
+    if not trains:
+        return ("--backend", "gloo", "--dry-run")
+    options = folder / "run_options.py"
+    known = options.is_file() and "--nonfinite" in options.read_text(encoding="utf-8")  # packages of older versions
+    synthetic = ("--nonfinite", f"skip:{STEPS}") if known else ()  # which a model may make no numbers of
+    return ("--backend", "gloo", "--steps", str(STEPS), *synthetic)
+
+
+def run_as_program(folder: Path, options: Sequence[str]) -> None:
+    """In this process, in which another process group has ended; like it, SystemExit with its exit code."""
+    os.environ["MASTER_PORT"] = os.environ[SECOND_PORT]
+    sys.argv = [str(folder / "train.py"), *options]
+    sys.path.insert(0, str(folder))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def run_in_lockstep(folder: Path, axes: Mapping[str, int], options: Sequence[str], timeout_seconds: float) -> None:
+    """On ranks in lock-step, from the options on. Raises LockstepError where it fails."""
+    package = load_package(folder)
+    given = package.train.parse_arguments(list(options))
+    package.train.take_options(given)
+
+    def run(mesh: Any) -> None:
+        mesh.random.exact = False
+        package.train.run(given, mesh)
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        run_lockstep(axes, run, timeout_seconds, package.runtime.ParallelMesh)
+
+
+def words(options: Sequence[str], backend: str, ranks: int, precision: str) -> str:
+    """What ran."""
+    where = f"{ranks} gloo processes" if backend == "gloo" else f"{ranks} devices in lock-step"
+    what = "the model is built" if "--dry-run" in options else f"{STEPS} steps of synthetic batches"
+    return f"started as it will run: {what}, in {precision}, {where}"
