@@ -1,7 +1,8 @@
-"""The output folder: filled under a temporary name, moved into place at the end, and never anybody else's.
+"""The output folder: filled under a temporary name, swapped into place at the end, and never anybody else's.
 
 `manifest.json` lists what autoshard wrote with a hash, so that a folder that holds something else, or a generated file
-that a user has edited since, is refused rather than overwritten. Files that a user added are kept.
+that a user has edited since, is refused rather than overwritten. Files that a user added are kept. What a process that
+was killed has left beside the folder is put in order by the next that reads or writes it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +30,7 @@ _OTHER_FOLDER = "--out with another folder, or move these files away"
 
 def check_target(folder: Path) -> None:
     """UsageError unless `folder` can take a package: absent, empty, or an untouched earlier package."""
+    recover(folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file, expected a folder", "--out with another name")
     existing = next((parent for parent in folder.absolute().parents if parent.exists()), None)
@@ -39,7 +42,7 @@ def check_target(folder: Path) -> None:
         names = sorted(entry.name for entry in folder.iterdir())
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise UsageError(f"the output folder {folder} holds something else: {shown}", _OTHER_FOLDER)
-    edited = [name for name, digest in _manifest(folder).items() if _changed(folder / name, digest)]
+    edited = [name for name, digests in _accepted(folder).items() if _changed(folder / name, digests)]
     if edited:
         raise UsageError(f"{folder}/{edited[0]} was edited since autoshard wrote it", _OTHER_FOLDER)
 
@@ -47,23 +50,129 @@ def check_target(folder: Path) -> None:
 def write_package(folder: Path, files: Mapping[str, str]) -> None:
     """Write `files` (name -> text) as the package `folder`: all of them or, on any error, none."""
     check_target(folder)
-    with _staged(folder, files) as stage:
-        if not folder.exists():
-            stage.rename(folder)
-            return
-        for name in _manifest(folder) if (folder / MANIFEST).exists() else ():
-            if name not in files:
-                (folder / name).unlink(missing_ok=True)
-        for name in (*files, MANIFEST):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (stage / name).replace(folder / name)
+    real = Path(os.path.realpath(folder))
+    with _staged(real, files) as stage:
+        if not real.exists():
+            stage.rename(real)
+        elif Path.cwd().is_relative_to(real) or not _swapped(stage, real):
+            _replaced_in_place(real, stage, files)
+
+
+def _swapped(stage: Path, folder: Path) -> bool:
+    """The old folder goes, but for the files that the user added; False where the folder can't be renamed."""
+    old = _beside(folder, _OLD)
+    shutil.copymode(folder, stage)
+    try:
+        folder.rename(old)
+    except OSError:  # where something is mounted, say
+        return False
+    try:
+        stage.rename(folder)
+    except BaseException:
+        old.rename(folder)
+        raise
+    _bring_added(old, folder)
+    return True
+
+
+def _replaced_in_place(folder: Path, stage: Path, files: Mapping[str, str]) -> None:
+    """The same file by file, in a folder that has to stay: whoever is in it would find himself outside."""
+    before = _manifest(folder) if (folder / MANIFEST).exists() else {}
+    write_text(folder / MANIFEST, _manifest_text(before, _manifest(stage)))
+    for name in before.keys() - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name in (*files, MANIFEST):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (stage / name).replace(folder / name)
 
 
 def update_package(folder: Path, files: Mapping[str, str]) -> None:
     """Write or replace some files of an existing package, each whole or not at all, and note them in its manifest."""
-    digests = _manifest(folder) | {name: _digest(text.encode()) for name, text in files.items()}
-    for name, text in {**files, MANIFEST: _manifest_text(digests)}.items():
+    before, new = _manifest(folder), {name: _digest(text.encode()) for name, text in files.items()}
+    write_text(folder / MANIFEST, _manifest_text(before, new))  # killed in between, either is right
+    for name, text in {**files, MANIFEST: _manifest_text(before | new)}.items():
         write_text(folder / name, text)
+
+
+# --- what a process leaves that is killed while it writes -------------------------------------------------------------
+
+_NEW, _OLD = "partial", "older"
+
+
+def _beside(folder: Path, kind: str) -> Path:
+    """A name for a folder of this process's own."""
+    return folder.parent / f".{folder.name[:80]}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def recover(folder: Path) -> None:
+    """Put in order what processes that are no more have left beside `folder`: a swap that was begun is ended."""
+    real = Path(os.path.realpath(folder))
+    left = {kind: [*_abandoned(real, kind)] for kind in (_NEW, _OLD)}
+    with contextlib.suppress(OSError):  # another process may be about it, or the place can't be written to
+        if left[_OLD] and not real.exists():
+            whole = [new for new in left[_NEW] if _is_whole(new)]
+            (whole or left[_OLD])[0].rename(real)
+        for old in left[_OLD]:
+            _bring_added(old, real)
+        for new in left[_NEW]:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _abandoned(folder: Path, kind: str) -> Iterator[Path]:
+    prefix = f".{folder.name[:80]}.{kind}-"
+    try:
+        found = [entry for entry in os.listdir(folder.parent) if entry.startswith(prefix)]
+    except OSError:
+        return
+    for name in sorted(found):
+        process, path = name.removeprefix(prefix).partition("-")[0], folder.parent / name
+        if process.isdecimal() and not _lives(int(process)) and _is_own(path):
+            yield path
+
+
+def _is_own(path: Path) -> bool:
+    """A folder of this user's: what others put beside a package must not get into it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "geteuid") or found.st_uid == os.geteuid())
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return all(_digest((folder / name).read_bytes()) == digest for name, digest in _manifest(folder).items())
+    except (OSError, InvalidFileError):
+        return False
+
+
+def _bring_added(old: Path, folder: Path) -> None:
+    """Moves what the user added from the old folder to the new one, then removes the old."""
+    if not old.is_dir():
+        return
+    own = {MANIFEST, *(_accepted(old) if (old / MANIFEST).exists() else ())}
+    for parent, folders, names in os.walk(old, topdown=False):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in (*names, *links):
+            path = Path(parent, name).relative_to(old)
+            if path.as_posix() not in own and "__pycache__" not in path.parts and not os.path.lexists(folder / path):
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (old / path).rename(folder / path)
+    rest = _beside(
+        folder, _NEW
+    )  # killed while it is removed, it must not be taken for an old folder without a manifest
+    old.rename(rest)
+    shutil.rmtree(rest, ignore_errors=True)
 
 
 def read_file(folder: Path, name: str) -> str:
@@ -93,7 +202,8 @@ def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
     try:
         with told(folder):
             parent.mkdir(parents=True, exist_ok=True)
-            stage = Path(tempfile.mkdtemp(prefix=f".{folder.name[:80]}.partial-", dir=parent))
+            stage = _beside(folder, _NEW)
+            stage.mkdir()
             _fill(stage, files)
             yield stage
     finally:
@@ -105,7 +215,6 @@ def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _fill(stage: Path, files: Mapping[str, str]) -> None:
-    stage.chmod(0o777 & ~_umask())
     for name, text in files.items():
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         (stage / name).write_text(text, encoding="utf-8")
@@ -113,20 +222,18 @@ def _fill(stage: Path, files: Mapping[str, str]) -> None:
     (stage / MANIFEST).write_text(_manifest_text(digests), encoding="utf-8")
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _manifest_text(digests: Mapping[str, str]) -> str:
-    content = {"kind": KIND, "schema_version": 1, "files": dict(sorted(digests.items()))}
+def _manifest_text(digests: Mapping[str, str], coming: Mapping[str, str] | None = None) -> str:
+    """`coming`: files that are about to be written, of which each is there or not yet."""
+    content: dict[str, object] = {"kind": KIND, "schema_version": 1, "files": dict(sorted(digests.items()))}
+    content |= {"coming": dict(sorted(coming.items()))} if coming else {}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _manifest(folder: Path) -> dict[str, str]:
+def _manifest(folder: Path, part: str = "files") -> dict[str, str]:
     content = parse_json(read_file(folder, MANIFEST), str(folder / MANIFEST), _OTHER_FOLDER)
-    files = content.get("files") if isinstance(content, dict) and content.get("kind") == KIND else None
+    files = content.get(part) if isinstance(content, dict) and content.get("kind") == KIND else None
+    if files is None and part != "files":
+        return {}
     if not isinstance(files, dict) or not all(_is_inside(name) for name in files):
         raise InvalidFileError(f"{folder / MANIFEST} is damaged", _OTHER_FOLDER)
     if not all(isinstance(digest, str) for digest in files.values()):
@@ -134,14 +241,23 @@ def _manifest(folder: Path) -> dict[str, str]:
     return dict(files)
 
 
+def _accepted(folder: Path) -> dict[str, set[str]]:
+    """Of each file of the package, the hashes that it may have."""
+    found: dict[str, set[str]] = {}
+    for part in ("files", "coming"):
+        for name, digest in _manifest(folder, part).items():
+            found.setdefault(name, set()).add(digest)
+    return found
+
+
 def _is_inside(name: str) -> bool:
     return bool(name.strip()) and "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
-def _changed(path: Path, digest: str) -> bool:
+def _changed(path: Path, digests: Container[str]) -> bool:
     """Where it is no file any more, too."""
     try:
-        return _digest(read_bytes(path, LARGEST_FILE)) != digest
+        return _digest(read_bytes(path, LARGEST_FILE)) not in digests
     except FileNotFoundError:
         return False
     except (OSError, ValueError):

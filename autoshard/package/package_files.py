@@ -189,6 +189,7 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
     from autoshard.rules.operator_check import check_saved
 
     root = root_of(path)
+    output_folder.recover(root)
     if not root.is_dir():
         raise InvalidFileError(
             f"there is no package at {root}", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
