@@ -66,7 +66,7 @@ def summary(
     if step is not None and len(step.account.stages) > 1:
         lines += [*table(stage_breakdown(step.account), width), ""]
     lines += [*_block_table(plan, graph, width), ""]
-    lines += _figures(plan, timeline, step, width)
+    lines += _figures(plan, graph, timeline, step, width)
     if plan.search.meshes:
         lines += ["", *mesh_table(plan, width)]
     for note in plan.search.notes:
@@ -167,7 +167,7 @@ def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
-def _figures(plan: Plan, timeline: Timeline | None, step: AccountedStep | None, width: int) -> list[str]:
+def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: AccountedStep | None, width: int) -> list[str]:
     """Where the step goes, in rows that add up to it, and what else was simulated."""
     rows = breakdown_rows(step.account) if step is not None else []
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
