@@ -19,6 +19,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError, UserError
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
+from autoshard.graph_capture.tracing.functionalise import writing_assigned_buffers
 from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.python_state import steady
@@ -113,7 +114,7 @@ def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuff
         begin_trace()
         with (
             guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta(), noting_calls(),
-            dense_flex_attention() as called,
+            dense_flex_attention() as called, writing_assigned_buffers(module),
         ):  # fmt: skip
             made = torch.export.export(module, given, strict=False)
         flex[:] = dict.fromkeys(called)

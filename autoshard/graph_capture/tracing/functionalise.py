@@ -5,12 +5,14 @@ A write to a view writes the tensor that it is a view of; whoever later reads an
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_map
 
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.tracing.fills import draws, fill_value, full, op_name
@@ -92,8 +94,9 @@ class _Functionaliser:
             return self.current[root]
         made = self.replayed.get(node)
         if made is None or made[0] != version:
+            now = self._read(self.parent[node])  # first, as what it makes anew must stand before
             copy = self.graph.node_copy(node)
-            copy.replace_input_with(node.all_input_nodes[0], self._read(self.parent[node]))
+            copy.replace_input_with(node.all_input_nodes[0], now)
             made = self.replayed[node] = (version, copy)
         return made[1]
 
@@ -271,3 +274,46 @@ def _is_view(node: fx.Node) -> bool:
     if name in ("reshape", "contiguous", "flatten"):
         return bool(operand.is_contiguous())
     return name != "to" or value.dtype == operand.dtype
+
+
+@contextlib.contextmanager
+def writing_assigned_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, a forward that gives a registered buffer a new tensor (`self.scale = ...`) writes it into the old one
+    at its end: torch.export follows assignments to the root module's buffers and silently drops all others.
+
+    Not where shape or dtype change: such a value is made anew by each call (`call_caches`).
+    """
+    held: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = []
+
+    def before(*_: Any) -> None:
+        held[:] = [
+            (module._buffers, name, value)
+            for module in model.modules()
+            if module is not model
+            for name, value in module._buffers.items()
+            if value is not None
+        ]
+
+    def after(_: Any, __: Any, result: Any) -> Any:
+        moved = [(store, name, old, store.get(name)) for store, name, old in held if store.get(name) is not old]
+        written = [
+            (store, name, old, new)
+            for store, name, old, new in moved
+            if new is not None and (new.shape, new.dtype) == (old.shape, old.dtype)
+        ]
+        replaced = {id(old) for _, _, old, _ in written}
+        result = tree_map(lambda x: x.clone() if id(x) in replaced else x, result)
+        with torch.no_grad():
+            several = len(written) > 1  # one may be made of another's old value
+            news = [new.clone() if several else new for _, _, _, new in written]
+            for (store, name, old, _), new in zip(written, news, strict=True):
+                old.copy_(new)
+                store[name] = old
+        return result
+
+    handles = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
