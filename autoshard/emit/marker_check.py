@@ -129,7 +129,7 @@ class _Reader:
 
     def _again(self, item: Compute) -> None:
         results = results_of(item)[-1:] if isinstance(item, ColumnParallel) else results_of(item)
-        held = set(self.held.values())
+        held = {value for name, value in self.held.items() if name != "_"}
         made = [value for value in results if self.program.value(value).requires_grad and value in held]
         if not made:
             return
