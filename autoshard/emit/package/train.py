@@ -364,10 +364,10 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     scaler = make_scaler(mesh)
     decays = [group["weight_decay"] for group in optimizer.param_groups]
     done = prepare(model, optimizer, options, mesh.global_rank, scaler)
-    if scaler is not None:  # a first step that is left out is no mistake in the order of calls
+    if scaler is not None or most_left_out(options):  # a first step that is left out is no mistake in the order
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
-        if options.loss_scale is not None:  # before what the checkpoint holds
-            scaler.update(options.loss_scale)
+    if scaler is not None and options.loss_scale is not None:  # before what the checkpoint holds
+        scaler.update(options.loss_scale)
     for group in optimizer.param_groups:  # what is asked for goes before what the checkpoint holds
         group |= {} if options.lr is None else {"lr": options.lr, "initial_lr": options.lr}
     if options.weight_decay is not None:
