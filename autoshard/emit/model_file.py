@@ -13,7 +13,7 @@ from autoshard.code_text import printable, quoted, typed_lines
 from autoshard.emit.classes import ClassContext, class_texts, operator_places
 from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
 from autoshard.emit.header import Header
-from autoshard.emit.marker_check import check_markers
+from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.user_operators import registering_lines
 from autoshard.ir.layout import PARTIAL
 from autoshard.ir.program import Compute, Program

@@ -9,7 +9,7 @@ from autoshard.code_text import quoted
 from autoshard.emit.classes import class_texts
 from autoshard.emit.code_lines import docstring, statement
 from autoshard.emit.header import Header
-from autoshard.emit.marker_check import check_markers
+from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.model_file import (
     HOLDER,
     build_labels,

@@ -28,11 +28,6 @@ _DEFAULTS: dict[str, LocalAttribute] = {
     "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean", "keepdim": False, "padding_idx": -1,
     "is_causal": False, "scale": None, "enable_gqa": False,
 }  # fmt: skip
-GRAD_DEFAULTS = {
-    "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
-    "all_reduce": "identity", "copy": "all_reduce", "mask": "identity", "regather": "reduce_scatter",
-    "gather_once": "reduce_scatter",
-}  # fmt: skip
 _ELEMENTWISE = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "dropout", "relu", "gelu", "silu"))
 
 
@@ -239,7 +234,7 @@ class Body:
             arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
         if name == "all_gather" and (step.again or step.once):
             name = "regather" if step.again else "gather_once"
-        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != GRAD_DEFAULTS[name] else []
+        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != redistribute.GRAD_DEFAULTS[name] else []
         arguments += _kept(step)
         return f"{name}({', '.join(arguments)})"
 

@@ -37,6 +37,14 @@ def kind(placement: Placement) -> str:
     return "P"
 
 
+# what `grad` is where a call of the runtime leaves it out
+GRAD_DEFAULTS = {
+    "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
+    "all_reduce": "identity", "copy": "all_reduce", "mask": "identity", "regather": "reduce_scatter",
+    "gather_once": "reduce_scatter",
+}  # fmt: skip
+
+
 def runtime_call(before: Placement, after: Placement) -> tuple[str, str | None]:
     """The runtime function of a step by the table and its `grad` argument (None for all_to_all, which has none)."""
     pair = kind(before), kind(after)

@@ -14,7 +14,7 @@ from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.emit.classes import ClassContext
 from autoshard.emit.let_go import Holding
-from autoshard.emit.marker_check import check_markers
+from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.statements import Body
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autoshard.emit.effects import Effect, Written, asked, axes_of
+from autoshard.emit.markers.effects import Effect, Written, asked, axes_of
 from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, kept_results
 from autoshard.ir.program import Collective, Compute, Instruction
 from autoshard.program.early_reductions import ColumnParallel
@@ -33,7 +33,7 @@ def check_markers(text: str, packages: Sequence[ClassContext | None]) -> None:
         if package is not None:
             _check_calls(package)
             for writer, _ in package.written:
-                _Reader(writer, classes[writer.definition.name]).check()
+                _ClassReader(writer, classes[writer.definition.name]).check()
 
 
 def _check_calls(package: ClassContext) -> None:
@@ -64,7 +64,7 @@ def _kinds(item: Instruction) -> Iterator[Effect]:
         yield "host", item.target
 
 
-class _Reader:
+class _ClassReader:
     """One class, of whose statements each stands for the next items of its definition."""
 
     def __init__(self, writer: ClassWriter, node: ast.ClassDef) -> None:
@@ -161,12 +161,14 @@ class _Reader:
             self._hold(targets, self._read_later(node, item.results))
 
     def _read_later(self, node: Any, results: Sequence[str | None]) -> list[str]:
-        """For each target the value that it gets, "" for one that nothing reads."""
+        """For each target the value that it gets; `_` holds the last of those that nothing reads."""
         named = [value for value in results if value is not None and self.writer.naming.names[value] != "_"]
         targets = _targets(node)
         self._equal(node, sum(name != "_" for name in targets), len(named))
         values = iter(named)
-        return ["" if name == "_" else next(values) for name in targets]
+        unread = [value for value in results if value is not None and self.writer.naming.names[value] == "_"]
+        last = unread[-1] if unread else self.held.get("_", "")
+        return [last if name == "_" else next(values) for name in targets]
 
     def _end(self) -> None:
         """Buffers are written, and what the caller needs is returned."""

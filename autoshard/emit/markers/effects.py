@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoshard import redistribute
-from autoshard.emit.statements import GRAD_DEFAULTS
 from autoshard.ir.program import Collective, Compute, Instruction
 from autoshard.program.early_reductions import ALONE, SHARED, ColumnParallel
 from autoshard.program.module_scopes import RANDOM, random_index
@@ -96,7 +95,7 @@ class Written:
 
     def _moved(self, name: str, call: Any) -> Effect:
         told = {own.arg: ast.literal_eval(own.value) for own in call.keywords if own.arg in ("grad", "kept", "again")}
-        axes, grad = self.axes.get(ast.unparse(call.args[1])), told.get("grad", GRAD_DEFAULTS.get(name))
+        axes, grad = self.axes.get(ast.unparse(call.args[1])), told.get("grad", redistribute.GRAD_DEFAULTS.get(name))
         return name, self.value(call.args[0]), axes, grad, told.get("kept", False), told.get("again", False)
 
     def _varied(self, name: str, call: Any) -> Effect:

@@ -1,0 +1,1 @@
+"""Calls with an effect in emitted classes, read again and held against the program."""
