@@ -14,6 +14,8 @@ from autoshard.errors import CaptureError, UsageError, UserError
 from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
+from autoshard.graph_capture.evaluation.both_modes import quickly_alike
+from autoshard.graph_capture.evaluation.graph_difference import difference
 from autoshard.graph_capture.input_ranges import input_ranges
 from autoshard.graph_capture.load_model import load_exported, load_model
 from autoshard.graph_capture.module_requests import ignored_requests, module_requests
@@ -36,7 +38,6 @@ from autoshard.graph_capture.passes.spelled_out import fold_formulas
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
-from autoshard.graph_capture.tracing.evaluation import difference, quickly_alike
 from autoshard.graph_capture.tracing.exporting import export, is_fake
 from autoshard.graph_capture.tracing.fills import draws, op_name, plain_creation
 from autoshard.graph_capture.tracing.functionalise import functionalise
@@ -154,12 +155,16 @@ def _capture(
             module.training = mode
 
 
+_OTHERWISE = "in evaluation the model computes something else"
 _EXPORTED = "an exported program keeps the mode in which it was exported"
 
 
 def _evaluation(model: torch.nn.Module, inputs: tuple[Any, ...], watcher: InitWatcher) -> str:
     """SAME where `model.eval()` computes the forward of training without dropout, else where not."""
-    if quickly_alike(model, inputs):
+    alike = quickly_alike(model, inputs)
+    if isinstance(alike, str) and alike:
+        return f"{_OTHERWISE}, at {alike}"
+    if alike:
         return SAME
     modes, graphs = [(module, module.training) for module in model.modules()], []
     try:
@@ -173,7 +178,7 @@ def _evaluation(model: torch.nn.Module, inputs: tuple[Any, ...], watcher: InitWa
         for module, mode in modes:
             module.training = mode
     where = difference(*graphs)
-    return f"in evaluation the model computes something else, at {where}" if where else SAME
+    return f"{_OTHERWISE}, at {where}" if where else SAME
 
 
 def _finish(

@@ -3,7 +3,7 @@ result is numbered by the function that made it and the numbers that went in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.graph_capture.tracing.exporting import fake_stand_ins, quiet
 from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.python_state import hooks_put_back
-from autoshard.ir.graph import Graph, Op
+from autoshard.graph_capture.tracing.source_lines import here
 
 _DROPS: frozenset[Any] = frozenset({
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
@@ -27,9 +27,9 @@ _RECURRENT: frozenset[Any] = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, t
 _RATE, _TRAINS = 5, 6  # the arguments of these
 
 
-def quickly_alike(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
-    """True where both modes were seen to compute the same but for dropout; False where they do not, or it can't be seen
-    so. Leaves the model as it was."""
+def quickly_alike(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool | str:
+    """True where both modes were seen to compute the same but for dropout, a line where they surely do not, False where
+    it can't be seen so. Leaves the model as it was."""
     made: dict[Any, int] = {}
     modes = [(module, module.training) for module in model.modules()]
     with fake_stand_ins(model, inputs, always=True) as arguments, quiet(), guarded():
@@ -48,7 +48,7 @@ def quickly_alike(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
         finally:
             for module, mode in modes:
                 module.training = mode
-    return found[0] == found[1]
+    return found[0] == found[1] or numbering.written_through
 
 
 class _Numbering(TorchFunctionMode):
@@ -59,6 +59,8 @@ class _Numbering(TorchFunctionMode):
         self.made, self.training = made, training
         self.tensors: dict[int, tuple[Tensor, int]] = {}  # alive, so that no other gets its id
         self.writes: dict[int, int] = {}  # storage -> the last write to it
+        self.handed_on: set[int] = set()  # storages that are operand and result of a dropout at once
+        self.written_through = ""  # the line that wrote to one: to both
         for name, tensor in named.items():
             self._note(tensor, ("named", name))
 
@@ -101,12 +103,15 @@ class _Numbering(TorchFunctionMode):
             for x in made:
                 self.tensors[id(x)] = x, self.tensors[id(operands[0])][1]
                 self.writes[_storage(x)] = self.writes.get(_storage(operands[0]), -1)
+            self.handed_on |= {_storage(x) for x in tree_leaves(result) if func in _DROPS} & {_storage(operands[0])}
             return result
         for position, x in enumerate(made):
             self._note(x, (*(key or ()), position))
         for position, (x, version) in enumerate(before):
             if x._version != version:
                 self.writes[_storage(x)] = self._number((*(key or ()), "written", position))
+                if _storage(x) in self.handed_on:
+                    self.written_through = self.written_through or here()
         return result
 
 
@@ -133,55 +138,3 @@ def _as_compared(func: Any, args: tuple[Any, ...], options: dict[str, Any], trai
         args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
         options = options | ({"dropout_p": 0.0} if "dropout_p" in options else {})
     return [list(args), options]
-
-
-# --- the same of two graphs, each captured in its mode ----------------------------------------------------------------
-
-DROPS = frozenset({
-    "aten.dropout", "aten.alpha_dropout", "aten.feature_dropout", "aten.feature_alpha_dropout",
-})  # fmt: skip
-
-
-def difference(training: Graph, evaluation: Graph) -> str:
-    """Where two captured forwards part, but for dropout: a line of the model's code; "" where they compute the same."""
-    made: dict[Any, int] = {}
-    one, other = _numbers(training, True, made), _numbers(evaluation, False, made)
-    if [one[name] for name in training.outputs] == [other[name] for name in evaluation.outputs]:
-        return ""
-    parted = [*_only(evaluation, other, set(one.values())), *_only(training, one, set(other.values()))]
-    return min(parted, key=lambda found: found[0])[1] if parted else "an operator without a line"
-
-
-def _numbers(graph: Graph, training: bool, made: dict[Any, int]) -> dict[str | None, int]:
-    found: dict[str | None, int] = {None: -1}
-    for name in (*graph.inputs, *(p.tensor for p in (*graph.parameters, *graph.buffers))):
-        found[name] = made.setdefault(("named", name), len(made))
-    for op in graph.ops:
-        attributes = dict(op.attributes)
-        if op.target in DROPS and (training or not attributes.get("train") or attributes.get("p") == 0):
-            found[op.results[0]] = found[op.operands[0]]
-            continue
-        if training or attributes.get("dropout") == 0:
-            attributes |= {name: value for name, value in _UNUSED.items() if name in attributes and _drops_inside(op)}
-        key = (op.target, *(found[x] for x in op.operands), *sorted(attributes.items(), key=lambda item: item[0]))
-        for position, result in enumerate(op.results):
-            found[result] = made.setdefault((key, position), len(made))
-    return found
-
-
-_UNUSED = {"train": False, "dropout_p": 0.0}
-
-
-def _drops_inside(op: Op) -> bool:
-    return op.target in ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu") or "attention" in op.target
-
-
-def _only(graph: Graph, numbers: Mapping[str | None, int], others: Container[int]) -> Iterator[tuple[int, str]]:
-    """The operators behind the outputs that only this graph has, by their places and lines."""
-    live = {*graph.outputs}
-    for op in reversed(graph.ops):
-        if live & {*op.results}:
-            live |= {x for x in op.operands if x is not None}
-    for place, op in enumerate(graph.ops):
-        if live & {*op.results} and op.source and any(numbers[result] not in others for result in op.results):
-            yield place, op.source

@@ -1,0 +1,57 @@
+"""The same of two graphs, each captured in its mode: where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+from autoshard.ir.graph import Graph, Op
+
+DROPS = frozenset({
+    "aten.dropout", "aten.alpha_dropout", "aten.feature_dropout", "aten.feature_alpha_dropout",
+})  # fmt: skip
+
+
+def difference(training: Graph, evaluation: Graph) -> str:
+    """Where two captured forwards part, but for dropout: a line of the model's code; "" where they compute the same."""
+    made: dict[Any, int] = {}
+    one, other = _numbers(training, True, made), _numbers(evaluation, False, made)
+    if [one[name] for name in training.outputs] == [other[name] for name in evaluation.outputs]:
+        return ""
+    parted = [*_only(evaluation, other, set(one.values())), *_only(training, one, set(other.values()))]
+    return min(parted, key=lambda found: found[0])[1] if parted else "an operator without a line"
+
+
+def _numbers(graph: Graph, training: bool, made: dict[Any, int]) -> dict[str | None, int]:
+    found: dict[str | None, int] = {None: -1}
+    for name in (*graph.inputs, *(p.tensor for p in (*graph.parameters, *graph.buffers))):
+        found[name] = made.setdefault(("named", name), len(made))
+    for op in graph.ops:
+        attributes = dict(op.attributes)
+        if op.target in DROPS and (training or not attributes.get("train") or attributes.get("p") == 0):
+            found[op.results[0]] = found[op.operands[0]]
+            continue
+        if training or attributes.get("dropout") == 0:
+            attributes |= {name: value for name, value in _UNUSED.items() if name in attributes and _drops_inside(op)}
+        key = (op.target, *(found[x] for x in op.operands), *sorted(attributes.items(), key=lambda item: item[0]))
+        for position, result in enumerate(op.results):
+            found[result] = made.setdefault((key, position), len(made))
+    return found
+
+
+_UNUSED = {"train": False, "dropout_p": 0.0}
+
+
+def _drops_inside(op: Op) -> bool:
+    return op.target in ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu") or "attention" in op.target
+
+
+def _only(graph: Graph, numbers: Mapping[str | None, int], others: Container[int]) -> Iterator[tuple[int, str]]:
+    """The operators behind the outputs that only this graph has, by their places and lines."""
+    live = {*graph.outputs}
+    for op in reversed(graph.ops):
+        if live & {*op.results}:
+            live |= {x for x in op.operands if x is not None}
+    for place, op in enumerate(graph.ops):
+        if live & {*op.results} and op.source and any(numbers[result] not in others for result in op.results):
+            yield place, op.source

@@ -1,0 +1,85 @@
+"""Runs that come to NaN, as their commands start them: what was good is kept, and the exit code is their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
+from autoshard.program.lower import lower
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.whole_step import with_step
+from tests.hangs import HANGS
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.mse_loss(x, y)
+
+
+def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Net(), (torch.randn(8, 8), torch.randn(8, 8))
+
+
+LOADER = """
+import torch
+
+def make_loader():
+    generator = torch.Generator().manual_seed(0)
+    for step in range(100):
+        x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
+        yield x * float("nan") if step // MICRO == 2 else x, y
+"""
+
+
+def package(folder: Path, stages: int) -> Path:
+    graph = capture(f"{__file__}:build", {})
+    plan = random_plan(graph, Mesh.parse("dp=2" if stages == 1 else "dp=1"), load_hardware("cpu-local"), 3)
+    micro_batches = 2 if stages > 1 else 1
+    if stages > 1:
+        plan = with_step(plan, graph, StepRequest(micro_batches=micro_batches, stages=stages))
+    write_package(folder / "package", emit(lower(plan, graph), plan, graph))
+    (folder / "data.py").write_text(LOADER.replace("MICRO", str(micro_batches)), encoding="utf-8")
+    return folder / "package"
+
+
+def run(package: Path, *options: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(package / "train.py"), "--backend", "gloo", "--data", f"{package.parent}/data.py:make_loader"]
+    command += ["--save", str(package.parent / "kept"), "--save-every", "1", *options]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=HANGS, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_run_that_comes_to_nan(tmp_path: Path, stages: int) -> None:
+    own = package(tmp_path, stages)
+    code, said = run(own, "--steps", "5", "--save-async")
+    assert code and "exitcode  : 7" in said and "error: loss nan" in said and "nothing is updated" in said, said
+    assert "exitcode  : -" not in said and "step 2: loss" in said and "step 3: loss" not in said
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["step-1", "step-2"]
+    code, said = run(own, "--steps", "5", "--resume", str(tmp_path / "kept"), "--nonfinite", "skip:1")
+    assert not code and "left out, 1 in a row" in said and "step 5: loss" in said, said
+    assert "nan" not in said.partition("step 4:")[2]
+    code, said = run(own, "--steps", "9", "--lr", "1e30", "--resume", str(tmp_path / "kept"))
+    assert code and "exitcode  : 7" in said, said
+    assert not (tmp_path / "kept" / "step-9").exists()
