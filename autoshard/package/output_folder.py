@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -97,6 +98,7 @@ def update_package(folder: Path, files: Mapping[str, str]) -> None:
 # --- what a process leaves that is killed while it writes -------------------------------------------------------------
 
 _NEW, _OLD = "partial", "older"
+_PARTIAL = re.compile(r"\..+\.(\d+)\.partial")  # a file under the name that `write_text` gives it first
 
 
 def _beside(folder: Path, kind: str) -> Path:
@@ -116,6 +118,9 @@ def recover(folder: Path) -> None:
             _bring_added(old, real)
         for new in left[_NEW]:
             shutil.rmtree(new, ignore_errors=True)
+        for name in os.listdir(real) if (real / MANIFEST).exists() else ():
+            if (found := _PARTIAL.fullmatch(name)) and not _lives(int(found[1])):
+                (real / name).unlink()
 
 
 def _abandoned(folder: Path, kind: str) -> Iterator[Path]:
@@ -165,12 +170,12 @@ def _bring_added(old: Path, folder: Path) -> None:
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in (*names, *links):
             path = Path(parent, name).relative_to(old)
-            if path.as_posix() not in own and "__pycache__" not in path.parts and not os.path.lexists(folder / path):
+            if _PARTIAL.fullmatch(name) or path.as_posix() in own:
+                continue
+            if "__pycache__" not in path.parts and not os.path.lexists(folder / path):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (old / path).rename(folder / path)
-    rest = _beside(
-        folder, _NEW
-    )  # killed while it is removed, it must not be taken for an old folder without a manifest
+    rest = _beside(folder, _NEW)  # half removed it has no manifest, and nothing in it is the user's
     old.rename(rest)
     shutil.rmtree(rest, ignore_errors=True)
 

@@ -15,6 +15,7 @@ from autoshard.program.lower import lower
 from autoshard.rules import Strategy
 from autoshard.verification.case import Case, check_files, make_case
 from tests.forced import forced_plan
+from tests.hangs import HANGS
 
 
 class Net(nn.Module):
@@ -70,7 +71,7 @@ def test_a_train_py_that_dies(fault: str, backend: str) -> None:
     faulty = {**files, "train.py": files["train.py"].replace(old, new)}
     if backend == "gloo" and fault != "a run that ends on one rank":
         pytest.skip("processes once")
-    proof = check_files(case, program, faulty, backend, timeout_seconds=200, own_precision=True)
+    proof = check_files(case, program, faulty, backend, timeout_seconds=HANGS, own_precision=True)
     assert not proof.passed and "NOT verified" in proof.summary() and "started" not in proof.summary()
     assert proof.failure.startswith("verification failed: train.py, started as it will run: rank "), proof.failure
     if "one rank" in fault:

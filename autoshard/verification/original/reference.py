@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.ir.graph import SAME, Graph
 from autoshard.verification.original.draws import exact_dropout
 from autoshard.verification.original.float64 import exact_precision, limits_of, widened
@@ -99,12 +100,22 @@ def _evaluation(
     """The outputs in evaluation, if packages of the graph evaluate; and why there are none where they do."""
     if graph.evaluation != SAME or graph.loss is None or graph.buffer_updates:
         return (), ""
+    first = _buffers(module)
     module.eval()
     try:
-        with exact_precision(literal), limits_of(literal), exact_dropout(seed, 0) as drawing:
+        with (
+            attributes_put_back(module),
+            exact_precision(literal),
+            limits_of(literal),
+            exact_dropout(seed, 0) as drawing,
+        ):
             outputs = outputs_of(module(*widened(inputs)))
     except Exception as error:  # the model's own code
         return (), f"--eval-data: the original fails after model.eval() ({type(error).__name__})"
+    finally:
+        with torch.no_grad():
+            for path, buffer in module.named_buffers():
+                buffer.copy_(first[path])
     if drawing.drawn:
         return (), "--eval-data: the model draws random numbers after model.eval(), too"
     return tuple(output.detach().clone() for output in outputs), ""
