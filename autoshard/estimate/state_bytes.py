@@ -29,7 +29,7 @@ def held_weight_bytes(run: TrainingRun) -> int:
 
 def _gradient_bytes(run: TrainingRun) -> float:
     """Of one parameter's gradient as a device holds it. Megatron's buffers are in what their gradients are summed in
-    (`grad_dtype` of megatron/core/distributed/distributed_data_parallel.py: float32 where grad_reduce_in_fp32, else
+    (`grad_dtype` of megatron.core.distributed.distributed_data_parallel: float32 where grad_reduce_in_fp32, else
     that of the weights), if that is given."""
     own = held_bytes(run.software, run.precision).gradient
     if own is None and run.precision in MEGATRON and run.reduced:
@@ -39,7 +39,7 @@ def _gradient_bytes(run: TrainingRun) -> float:
 
 def widened_gradients(run: TrainingRun, parameters: ParameterCounts) -> float:
     """Bytes of the float32 copies that the optimizer makes of gradients in half precision, of its own share
-    (`_copy_model_grads_to_main_grads` of megatron/core/optimizer/distrib_optimizer.py)."""
+    (`_copy_model_grads_to_main_grads` of megatron.core.optimizer.distrib_optimizer)."""
     copies = run.precision in MEGATRON and _gradient_bytes(run) < MAIN_GRADIENT_BYTES and not run.offload
     return parameters.sharded(run, run.zero >= 1) * MAIN_GRADIENT_BYTES * copies
 

@@ -72,7 +72,7 @@ def transformer_graph(model: Transformer, batch: int, precision: str, optimizer:
 def _fused_gates(graph: Graph) -> Graph:
     """SwiGLU as one kernel, whose backward computes the activation again: it keeps what it reads, gate and up, alone.
 
-    Megatron-Core's bias_swiglu_impl (megatron/core/fusions/fused_bias_swiglu.py: save_for_backward(input)) and
+    Megatron-Core's bias_swiglu_impl (megatron.core.fusions.fused_bias_swiglu: save_for_backward(input)) and
     MindSpeed's npu_swiglu.
     """
     gates = {op.results[0] for op in graph.ops if op.target == "aten.silu"}

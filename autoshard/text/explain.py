@@ -137,8 +137,8 @@ def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: s
     if what is None:
         if rest or not memory:
             parse_wants(rest, plan.mesh, f"--why-not {how!r}")
-        dearest = max(plan.ops, key=lambda op: op.forward_seconds + op.backward_seconds, default=None)
-        where = dearest.op if dearest else "WHAT"
+        costliest = max(plan.ops, key=lambda op: op.forward_seconds + op.backward_seconds, default=None)
+        where = costliest.op if costliest else "WHAT"
         raise UsageError(
             "--why-not needs to know where: name an operator, a module or a parameter",
             f"autoshard explain {shlex.quote(folder)} {where} --why-not {shlex.quote(how)}",

@@ -55,7 +55,7 @@ class IndexReader(dcp.FileSystemReader):
         return read_index(Path(self.path))
 
 
-class _Reader(pickle.Unpickler):
+class _IndexReader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """A class of records of its own for each, so that nothing in the file can change another."""
         if (module, name) == ("torch", "Size"):
@@ -78,7 +78,7 @@ def read_index(folder: str | Path) -> Metadata:
         raise ValueError(f"{folder} is no checkpoint: it has no file .metadata")
     try:
         with path.open("rb") as file:
-            made = _metadata(_Reader(file).load(), folder)
+            made = _metadata(_IndexReader(file).load(), folder)
     except _UNREADABLE as error:
         told = f"its .metadata is damaged: {str(error).partition(chr(10))[0] or type(error).__name__}"
         raise ValueError(f"the checkpoint {folder} can't be read: {told}") from None
