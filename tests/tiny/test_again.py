@@ -90,7 +90,10 @@ def test_inference_and_arguments(plan: Plan) -> None:
 
 def test_what_comes_next(plan: Plan) -> None:
     graph = mlp_graph(2, 64, 256)
-    assert next_command(plan, graph, "out") == "torchrun --nproc-per-node 2 out/train.py --backend gloo --steps 5  # on the CPUs here"
+    assert (
+        next_command(plan, graph, "out")
+        == "torchrun --nproc-per-node 2 out/train.py --backend gloo --steps 5  # on the CPUs here"
+    )
     many = replace(plan, mesh=Mesh.parse("dp=20"))
     assert next_command(many, graph, "out") == "out/README.md says how to start it on 3 nodes"
     without = replace(graph, loss=None)
