@@ -49,7 +49,7 @@ from autoshard.graph_capture.tracing.source_lines import node_quote
 from autoshard.graph_capture.tracing.strided import in_memory_order
 from autoshard.graph_capture.tracing.value_questions import FlagBuffers
 from autoshard.graph_capture.tracing.variables import variables_of
-from autoshard.graph_capture.training.loss import choose_loss
+from autoshard.graph_capture.training.loss import choose_loss, refuse_untrained
 from autoshard.graph_capture.training.overwritten_buffers import keep_overwritten
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
@@ -63,7 +63,7 @@ _UNSEEN = "tensor operations in the forward itself: no other thread, no function
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, dense_gradients, split_layers, mark_reached, drop_noops, fold_linears, fold_bags, merge_reshapes,
     drop_noops, fold_experts, fold_repeats, fold_shared_heads, fold_rotations, fold_formulas, deadcode, twice_made,
-    refuse_random, rename, mark_gradients, note_saved,
+    refuse_random, rename, mark_gradients, refuse_untrained, note_saved,
 )  # fmt: skip
 
 

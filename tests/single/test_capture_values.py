@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoshard.errors import CaptureError
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.graph_capture.load_model import load_model, verify_arguments
 from autoshard.graph_capture.training.precision import result_dtype
@@ -257,3 +258,48 @@ def test_synthetic_numbers_keep_to_the_example() -> None:
         assert set(ranges) == {"fields", "clicks"}
         assert ranges["clicks"] == (0, 1) and 0 <= ranges["fields"][0] < 15 < ranges["fields"][1] <= 20
         assert graph_json.loads(graph_json.dumps(graph)) == graph
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "replaced, and the model's own"])
+def test_a_buffer_of_an_inner_module_is_written(how: str) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, new = x * self.kept.clone(), self.kept * 0.5 + 0.5 * x.detach().mean(0)
+            if how == "in place":
+                self.kept.copy_(new)
+            else:
+                self.kept = new
+            return y
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.scale = nn.Linear(6, 4), Scale()
+            self.register_buffer("count", torch.tensor(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if how.endswith("own"):
+                self.count = self.count + 1
+            return self.scale(self.a(x)).square().mean()
+
+    graph = capture_model(Model(), (torch.randn(8, 6),))
+    paths = {b.tensor: b.path for b in graph.buffers}
+    updated = {paths[buffer] for buffer, _ in graph.buffer_updates}
+    assert updated == {"scale.kept", *(["count"] if how.endswith("own") else [])}
+
+
+def test_a_loss_of_trained_tensors_without_elements_is_refused() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.empty = nn.Linear(5, 2).requires_grad_(False), nn.Parameter(torch.empty(0, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat((self.a(x), self.empty)).square().mean()
+
+    with pytest.raises(CaptureError, match="no parameter that is trained has a part in the loss, but tensors without"):
+        capture_model(Model(), (torch.randn(4, 5),))

@@ -12,6 +12,9 @@ _NAMES = ("['loss']", ".loss")
 _SUM = "return one loss: their sum as `loss` (in a dict or a dataclass), the others after .detach()"
 _MEAN = "return its mean (or sum): one number"
 
+_UNTRAINED = "no parameter that is trained has a part in the loss"
+_TRAINED = "parameters with requires_grad, and a loss that is computed from them; or --eval (training=False)"
+
 
 def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
     """`graph` with its loss: the scalar that the forward calls `loss`, else its only scalar that has a gradient, or the
@@ -30,11 +33,15 @@ def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
         return _without(graph, called)
     loss = (named or trained)[0]
     if not loss.requires_grad:
-        raise CaptureError(
-            f"no parameter that is trained has a part in the loss ({_described(graph, loss, called)})",
-            "parameters with requires_grad, and a loss that is computed from them; or --eval (training=False)",
-        )
+        raise CaptureError(f"{_UNTRAINED} ({_described(graph, loss, called)})", _TRAINED)
     return replace(graph, loss=loss.name)
+
+
+def refuse_untrained(graph: Graph) -> Graph:
+    """The graph, if its loss has a gradient still: all that is trained may have no elements."""
+    if graph.loss is not None and not graph.tensor(graph.loss).requires_grad:
+        raise CaptureError(f"{_UNTRAINED}, but tensors without elements", _TRAINED)
+    return graph
 
 
 def _totals(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:
