@@ -81,6 +81,7 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
     first = imports(names_in(code) | {"Pipeline"})
     at = next(i for i, line in enumerate(first) if line.startswith("from runtime"))
     shared = shared_parameters(parts, program.step.stages)
+    first.append("from runtime.receive_buffers import ReceivingStage")
     head = [head_lines(program, header), [*first[:at], *modules, *first[at:]], facts(program, header, shared=shared)]
     names = ", ".join(f"part_{number}" for number in range(count))
     lines = [
@@ -102,7 +103,7 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
         "    handed = [part.HANDED for part in PARTS]",
         "    inputs = [[list(INPUTS).index(name) for name in part.INPUTS] for part in PARTS]",
         "    labels = [part.LABELS for part in PARTS]",
-        "    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs, labels)",
+        "    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs, labels, ReceivingStage)",
         "",
         "",
         *build_labels(labels),

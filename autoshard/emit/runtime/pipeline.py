@@ -19,6 +19,7 @@ from .axis import held_indices
 if TYPE_CHECKING:
     from .loss_scaling import LossScaler
     from .mesh import ParallelMesh
+    from .receive_buffers import ReceivingStage
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
@@ -81,17 +82,17 @@ def _together(transfers: list[dist.P2POp], desc: str | None = None) -> _Works:
 
 class Pipeline:
     """The parts of the model that this stage holds. `handed[n]`: what part n is given; `inputs[n]`: the positions of
-    the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels."""
+    the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels.
+    `stage` is given, as its module imports pipelining, too."""
 
     def __init__(
         self, parts: nn.ModuleList, mesh: ParallelMesh, schedule: str, micro_batches: int,
         handed: Sequence[Sequence[Handed]], inputs: Sequence[Sequence[int]], labels: Sequence[Sequence[int]],
+        stage: type[ReceivingStage],
     ) -> None:  # fmt: skip
         # Here, as they import dynamo and inductor, which nothing else needs that starts a rank.
         from torch.distributed import pipelining
         from torch.distributed.pipelining import schedules
-
-        from .receive_buffers import ReceivingStage
 
         stages, count = mesh.stages, len(handed)
         assert stages is not None
@@ -102,7 +103,7 @@ class Pipeline:
             before = [value.example(mesh) for value in handed[number]] or [torch.empty((1,), device="meta")]
             after = [value.example(mesh) for value in handed[number + 1]] if number + 1 < count else [torch.empty(())]
             made.append(
-                ReceivingStage(
+                stage(
                     part, number, count, mesh.device,
                     input_args=tuple(before), output_args=tuple(after), group=stages.group,
                 )

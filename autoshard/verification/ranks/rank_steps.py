@@ -51,7 +51,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         micro_batches=reference.micro_batches,
         stages=program.step.stages,
         virtual_stages=program.step.virtual_stages,
-        evaluates=bool(reference.evaluation),
+        evaluates=bool(reference.evaluation) and not alone,
     )
 
 
