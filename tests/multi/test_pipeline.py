@@ -186,7 +186,11 @@ def test_weights_in_shards_are_gathered_before_a_stage_has_its_input(mesh: str, 
 
 FAULTS = {
     # An in-place c10d collective in an autograd Function: gradients are wrong, and nothing else tells
-    "collectives are kept": ("runtime/recompute.py", "if op in KEPT", 'if op in KEPT or op.namespace == "c10d"'),
+    "collectives are kept": (
+        "runtime/recompute.py",
+        "return op in KEPT\n",
+        'return op in KEPT or op.namespace == "c10d"\n',
+    ),
     "numbers of another micro-batch": ("runtime/recompute.py", "with _at(random, moment), results:", "with results:"),
     "a tied weight by itself": ("train.py", "mesh.stages.sum_shared(parameters, SHARED)", "pass"),
     "a tied weight counts twice": ("train.py", "max_norm, SHARED)", "max_norm)"),

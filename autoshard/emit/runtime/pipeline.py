@@ -83,12 +83,12 @@ def _together(transfers: list[dist.P2POp], desc: str | None = None) -> _Works:
 class Pipeline:
     """The parts of the model that this stage holds. `handed[n]`: what part n is given; `inputs[n]`: the positions of
     the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels.
-    `stage` is given, as its module imports pipelining, too."""
+    `kind` of stage is given, as its module imports pipelining, too."""
 
     def __init__(
         self, parts: nn.ModuleList, mesh: ParallelMesh, schedule: str, micro_batches: int,
         handed: Sequence[Sequence[Handed]], inputs: Sequence[Sequence[int]], labels: Sequence[Sequence[int]],
-        stage: type[ReceivingStage],
+        kind: type[ReceivingStage],
     ) -> None:  # fmt: skip
         # Here, as they import dynamo and inductor, which nothing else needs that starts a rank.
         from torch.distributed import pipelining
@@ -103,16 +103,16 @@ class Pipeline:
             before = [value.example(mesh) for value in handed[number]] or [torch.empty((1,), device="meta")]
             after = [value.example(mesh) for value in handed[number + 1]] if number + 1 < count else [torch.empty(())]
             made.append(
-                stage(
+                kind(
                     part, number, count, mesh.device,
                     input_args=tuple(before), output_args=tuple(after), group=stages.group,
                 )
             )  # fmt: skip
             self.parts.append(part)
         self.counts_labels = any(part.labels for part in self.parts)
-        kind = getattr(pipelining, SCHEDULES[schedule])
+        made_of = getattr(pipelining, SCHEDULES[schedule])
         stage = made if schedule == "interleaved" else made[0]
-        self.schedule = kind(stage, micro_batches, loss_fn=self._loss, **_known(kind.__init__, scale_grads=False))
+        self.schedule = made_of(stage, micro_batches, loss_fn=self._loss, **_known(made_of.__init__, scale_grads=False))
         self.step_options = _known(self.schedule.step, return_outputs=False)
         if not self.step_options:
             self.schedule._merge_outputs = lambda _: None
