@@ -14,6 +14,7 @@ from autoshard.errors import CaptureError, UsageError, UserError
 from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
+from autoshard.graph_capture.constructor.strided import in_memory_order
 from autoshard.graph_capture.evaluation.both_modes import quickly_alike
 from autoshard.graph_capture.evaluation.graph_difference import difference
 from autoshard.graph_capture.input_ranges import input_ranges
@@ -46,7 +47,6 @@ from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import resolve
 from autoshard.graph_capture.tracing.size_constants import recognise_masks
 from autoshard.graph_capture.tracing.source_lines import node_quote
-from autoshard.graph_capture.tracing.strided import in_memory_order
 from autoshard.graph_capture.tracing.value_questions import FlagBuffers
 from autoshard.graph_capture.tracing.variables import variables_of
 from autoshard.graph_capture.training.loss import choose_loss, refuse_untrained

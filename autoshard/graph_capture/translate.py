@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.constructor.strided import refuse_sparse
 from autoshard.graph_capture.operator_strategies import mark_of
 from autoshard.graph_capture.tracing.source_lines import node_quote, node_source
-from autoshard.graph_capture.tracing.strided import refuse_sparse
 from autoshard.ir.graph import DTYPE_BYTES, Attribute, Op, Tensor
 from autoshard.ir.schemas import PLACEMENT
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from autoshard.ir.graph import Attribute, Graph, Op
+from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.operators import OPERATORS, record
 
 
@@ -60,7 +61,8 @@ def _has_infinity(value: Attribute) -> bool:
 
 
 def _may_be_infinite(graph: Graph, found: Signs, op: Op) -> bool:
-    if op.target in _FINITE or (op.target == "aten.clamp" and {"min", "max"} <= _given(op).keys()):
+    bounded = op.target in _FINITE or record(op.target).work is Work.ATTENTION
+    if bounded or (op.target == "aten.clamp" and {"min", "max"} <= _given(op).keys()):
         return False
     if not found.infinite.isdisjoint(name for name in op.operands if name is not None):
         return True
@@ -135,7 +137,7 @@ _FINITE = frozenset(
     f"aten.{name}"
     for name in (
         "softmax", "sigmoid", "tanh", "hardtanh", "hardsigmoid", "relu6", "sin", "cos", "atan", "erf", "sign",
-        "nan_to_num", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention",
+        "nan_to_num",
     )
 )  # fmt: skip
 

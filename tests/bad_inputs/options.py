@@ -275,7 +275,7 @@ ESTIMATES = [
             ("zero", "4", "invalid choice: 4"),
             ("zero", "x", "invalid int value: 'x'"),
             ("schedule", "foo", "invalid choice: 'foo'"),
-            ("precision", "fp8", "invalid choice: 'fp8'"),
+            ("precision", "fp4", "invalid choice: 'fp4'"),
         )
     ),
     Row(f"{E} --dp 8 --batch 8000 --tp 4 --pp 2 --hardware cpu-local", 2, "describes at most"),

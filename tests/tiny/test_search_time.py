@@ -1,4 +1,7 @@
-"""A search's budget is CPU time, and no answer is worse than the best known style, however small the budget is."""
+"""A search's budget is CPU time, and no answer is worse than the best known style, however small the budget is.
+
+In float32: in mixed precision some styles are compared with tables gathered low, which the model itself does not have.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from autoshard.solvers.common.solver_options import Clock, Computing, Looks, Opt
 from autoshard.workflow import make_plan
 
 HARDWARE = load_hardware("a100-80g-sxm")
-GRAPH = transformer_graph(Transformer(2, 512, 8, 2048, 4096), 16, "bf16-mixed", "adamw").graph
+GRAPH = transformer_graph(Transformer(2, 512, 8, 2048, 4096), 16, "fp32", "adamw").graph
 MESH = Mesh.parse("dp=2,tp=2")
 
 
@@ -52,7 +55,7 @@ def test_no_time_at_all_is_enough_for_known_styles(level: int, limited: bool) ->
 
 
 def test_no_time_at_all_is_enough_for_known_styles_on_any_mesh_of_theirs() -> None:
-    graph = transformer_graph(Transformer(2, 512, 8, 2048, 4096), 2, "bf16-mixed", "adamw").graph
+    graph = transformer_graph(Transformer(2, 512, 8, 2048, 4096), 2, "fp32", "adamw").graph
     each = [mesh for mesh in meshes(HARDWARE, 8) if len(mesh.axes) <= STYLE_AXES]
     plans = [search(graph, HARDWARE, SearchRequest(mesh), options=Options(Clock(0.0))) for mesh in each]
     least = best_style(graph, plans, HARDWARE.usable_memory_bytes)

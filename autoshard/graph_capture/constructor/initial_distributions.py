@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.graph_capture.constructor.call_recorder import CallRecorder
+from autoshard.graph_capture.constructor.strided import refuse_sparse
 from autoshard.graph_capture.tracing.source_lines import here
-from autoshard.graph_capture.tracing.strided import refuse_sparse
 from autoshard.ir.graph import RecipeCall
 
 Init = tuple[str | float, ...]
