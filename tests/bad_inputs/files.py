@@ -319,7 +319,7 @@ TRACES = [
         Row(_TRACE, 5, "t.json", text("t.json", content), repr(content[:40]))
         for content in (
             "", "{", "[]", "null", "1", '"x"', "[1]", "[[]]", '{"traceEvents": 5}', '{"traceEvents": {"a": 1}}', DEEP,
-            "\ufeff[]", b"\xff\xfe", b"\x1f\x8b", b"\x1f\x8b\x08\x00aaaaaaaaaaaa", gzip.compress(b"[]")[:-4],
+            "\ufeff[]", b"\xff\xfe", b"\x1f\x8b", b"\x1f\x8b\x08\x00aaaaaaaaaaaa", gzip.compress(b"[]", mtime=0)[:-4],
             f"[{_EVENT % ('NaN', 1)}]", f"[{_EVENT % (1, 1e999)}]", f"[{_EVENT % ('1e999', 1)}]",
             f"[{_EVENT % ('[]', 1)}]", f"[{_EVENT % ('null', 1)}]", '[{"ph": "X", "dur": 1}]',
             f"[{_EVENT % ('9' * 5000, 1)}]",
