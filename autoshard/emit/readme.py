@@ -51,7 +51,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | {_model_files(program)}: local tensors, every collective a visible call with its mesh axis and its reason |
 | `train.py` | {_TRAINS if program.loss is not None else _DOES_NOT_TRAIN} |
 | `run_options.py`, `batches.py`, `start_state.py` | its options; its batches; what it starts from |
-| `evaluation.py` | the loss of `--eval-data` |
+| `evaluation.py` | the loss of batches that are not trained on |
 | `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |
 | `convert.py` | weights of the original model in and out |
 | `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |

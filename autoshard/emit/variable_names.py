@@ -100,6 +100,8 @@ class _Namer:
         names = self.naming.names
         dying = [names[v] for v in operands if v in names and self.last[v] == i]
         dying += [n for n, v in self.live.items() if self.last.get(v, i + 1) == i and n not in dying]
+        after = {names[v] for v in item.again if v in names} if isinstance(item, Compute) else set()
+        dying, ended = [n for n in dying if n not in after], [n for n in dying if n in after]
         for variable in dying:
             self.live.pop(variable, None)
         inherited = self._inherited(item, operands)
@@ -117,6 +119,8 @@ class _Namer:
             wanted = given or self._of_call(value, called, dying) if len(results) == 1 else given
             wanted = wanted or self._wanted(value, item, dying if len(results) == 1 else [])
             self._bind(value, self._free(wanted))
+        for variable in ended:  # `regather_before`, after the results, reads them
+            self.live.pop(variable, None)
 
     def _inherited(self, item: Compute | Collective | None, operands: tuple[str, ...]) -> str:
         """The parameter's name for a parameter that is only redistributed or cast."""
