@@ -56,6 +56,7 @@ def package_step(plan: Any, ids: Tensor) -> Callable[[], object]:
     dist.barrier()
     sys.path.insert(0, folder[0])
     import batches  # type: ignore[import-not-found]
+    import evaluation  # type: ignore[import-not-found]
     import model_parallel  # type: ignore[import-not-found]
     import train  # type: ignore[import-not-found]
     from runtime import ParallelMesh  # type: ignore[import-not-found]
@@ -71,7 +72,7 @@ def package_step(plan: Any, ids: Tensor) -> Callable[[], object]:
         optimizer.zero_grad()
         loss = train.compute_gradients(model, mesh, local)[0]
         optimizer.step()
-        return train.whole_loss(loss, mesh)
+        return evaluation.whole_loss(loss, mesh)
 
     return step
 

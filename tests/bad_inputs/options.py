@@ -264,7 +264,7 @@ ESTIMATES = [
             ("dp", "100000000", "is no multiple of micro-batch 1 x dp 100000000"),
             ("dp", "3", "is no multiple of micro-batch 1 x dp 3"),
             ("tp", "3", "tp 3 does not divide 4 heads"),
-            ("pp", "5", "4 layers are too few for 5 pipeline chunks"),
+            ("pp", "7", "4 layers are too few for 7 pipeline chunks"),
             ("pp", "-1", "--pp '-1'"),
             ("interleave", "2", "needs the interleaved schedule"),
             ("kv-heads", "3", "3 KV heads do not divide 4 heads"),

@@ -230,7 +230,7 @@ REFUSED = {
     "a mask with values": ("", f"m = torch.ones(4)\nv = m[:1]\nm[0] = x[0, 0]\nh = self.a(x if v.all() else -x)\n{END}",
         "v.all()", "depends on a tensor's value", "follow from sizes"),
     "a Fourier transform": ("", f"h = torch.fft.fft(self.a(x)).real\n{END}", "torch.fft.fft",
-        "a complex tensor reaches aten.fft_fft", "torch.view_as_real"),
+        "a complex tensor reaches aten.fft_fft", "2 * pi"),
     "a complex parameter": ("self.w = nn.Parameter(torch.ones(8, dtype=torch.cfloat))",
         f"h = (self.a(x) * self.w).real\n{END}", "", "complex64 tensors are not supported", "torch.view_as_real"),
     "strides of a part": ("", f"h = self.a(x)[1:].as_strided((3, 8), (4, 1))\n{END}", "as_strided((3, 8)",

@@ -119,7 +119,7 @@ def check(names: Sequence[str], mesh: str) -> None:
         given = zip(package.model.INPUTS, inputs, strict=True)
         parts = [package.batches.local_part(name, x, mesh) for name, x in given]
         loss = made(*parts)
-        return package.train.whole_loss(loss, mesh), package.runtime.full_state_dict(made)
+        return package.evaluation.whole_loss(loss, mesh), package.runtime.full_state_dict(made)
 
     results = run_lockstep(dict(Mesh.parse(mesh).axes), rank)
     assert all(abs(loss - expected) < 1e-4 * max(1.0, abs(expected)) for loss, _ in results)

@@ -114,7 +114,12 @@ def train(files: dict[str, str], done: int = 0, seed: int = 0) -> Drawn:
             arguments = ["--backend", "gloo", "--steps", str(STEPS), "--seed", str(seed), "--log-every", "99"]
             package.train.run(package.train.parse_arguments(arguments), mesh)
 
-        package.train.train_step, package.train.prepare = noted, lambda *_: done
+        def prepared(model: nn.Module, *_: Any) -> int:
+            for parameter in model.parameters():  # one that is not initialised may hold NaN, which ends the run
+                nn.init.ones_(package.runtime.local(parameter))
+            return done
+
+        package.train.train_step, package.train.prepare = noted, prepared
         run_lockstep(dict(MESH.axes), work, mesh_type=package.runtime.ParallelMesh)
     return found
 
@@ -183,7 +188,7 @@ PLANTED = {
     "nothing is dropped": ("dropout", RANDOMNESS, "noise.div_(max(1 - p, 1e-30))", "1.0", "deviation"),
     "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),
     "steps are counted from the resumed one": (
-        "dropout", "train.py", "log, step, scaler)", "log, step - done, scaler)", "resumed"
+        "dropout", "train.py", "log, step, judge, scaler)", "log, step - done, judge, scaler)", "resumed"
     ),
     "an inverted Bernoulli": ("bernoulli", DRAWING, "0.0, 1.0).to(p.dtype) < p)", "0.0, 1.0).to(p.dtype) > p)", "mean"),
     "inverted noise": ("features", DRAWING, "made.bernoulli_(first,", "made.bernoulli_(1 - first,", "mean"),

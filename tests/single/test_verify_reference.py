@@ -35,9 +35,10 @@ class Net(nn.Module):
 def graph_of(model: nn.Module) -> Graph:
     """Only what the reference reads: outputs, loss and mode."""
     paths = [name for name, _ in model.named_parameters()]
+    inputs = (Info("x", (5, 4), "float64", False), Info("labels", (5,), "int64", False))
     outputs = (Info("loss", (), "float32", True), Info("hidden", (5, 6), "float32", True))
     parameters = tuple(Parameter(name, name) for name in paths)
-    return Graph("net", outputs, ("x", "labels"), parameters, (), (), ("loss", "hidden"), "loss")
+    return Graph("net", (*inputs, *outputs), ("x", "labels"), parameters, (), (), ("loss", "hidden"), "loss")
 
 
 def batches(count: int) -> list[list[Tensor]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.cluster.hardware import hardware_text, load_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.search.memory_fit import ROUNDS, fitting_step
@@ -20,7 +21,8 @@ def micro_batch(size: float) -> Plan:
     size = min(size, 10 * GIB)
     if size < 2 * GIB:
         raise InfeasibleError("too small")
-    return replace(a_plan(), predicted_peak_bytes=size, predicted_seconds=20.0 - size / GIB)
+    text = hardware_text(load_hardware("a100-80g-sxm"))
+    return replace(a_plan(), hardware_text=text, predicted_peak_bytes=size, predicted_seconds=20.0 - size / GIB)
 
 
 def halved(plan: Plan) -> Plan:

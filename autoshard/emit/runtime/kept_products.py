@@ -41,12 +41,10 @@ class KeepingProducts(_OnOperators):
             target, place = self.places.pop(written.untyped_storage().data_ptr(), (None, 0))
             if target is not None:
                 self.found[target][place] = None
-        kept = self.keeps(func)
-        if kept or func in self.found:
-            calls = self.found.setdefault(func, [])
-            calls.append(tree_map_only(Tensor, _Noted, made) if kept else None)
-            own = [x for x in tree_leaves(made) if isinstance(x, Tensor)] if kept else ()
-            self.places |= {x.untyped_storage().data_ptr(): (func, len(calls) - 1) for x in own}
+        kept, calls = self.keeps(func), self.found.setdefault(func, [])
+        calls.append(tree_map_only(Tensor, _Noted, made) if kept else None)
+        own = [x for x in tree_leaves(made) if isinstance(x, Tensor)] if kept else ()
+        self.places |= {x.untyped_storage().data_ptr(): (func, len(calls) - 1) for x in own}
         return made
 
 
