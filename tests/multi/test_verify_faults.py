@@ -54,7 +54,8 @@ def test_without_a_fault_it_passes() -> None:
     assert proof.passed, proof.failure
     assert (proof.ranks, proof.steps, proof.clipped_steps) == (4, 3, 2)
     assert {kind.kind: kind.count > 0 for kind in proof.kinds} == {
-        "output": True, "gradient": True, "parameter": True, "buffer": False, "precision": False
+        "output": True, "gradient": True, "parameter": True, "buffer": False, "precision": False,
+        "evaluation": True,
     }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def one():
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
-    Path("m.py").write_text(MODELS, encoding="utf-8")
+    Path("refused_models.py").write_text(MODELS, encoding="utf-8")
     return ["--hardware", "cpu-local", "--out", "o"]
 
 
@@ -110,14 +110,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_hint_names_what_works(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["plan", f"m.py:{name}", "--mesh", "dp=2", *words]) == 4
+    assert commands.main(["plan", f"refused_models.py:{name}", "--mesh", "dp=2", *words]) == 4
     assert REFUSED[name] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["mixtral_set", "switch_masked", "fnet_products"])
 def test_what_it_names_is_verified(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--mesh", "dp=2", "--verify", "--backend", "lockstep", *words]
-    assert commands.main(["plan", f"m.py:{name}", *how]) == 0
+    assert commands.main(["plan", f"refused_models.py:{name}", *how]) == 0
     assert "verified on dp=2" in capsys.readouterr().out
 
 
@@ -127,5 +127,5 @@ def test_one_sample_is_refused_before_the_capture(
     from autoshard.graph_capture import capture
 
     monkeypatch.setattr(capture, "export", lambda *_: pytest.fail("captured"))
-    assert commands.main(["plan", "m.py:one", "--devices", "4", "--global-batch", "64", *words]) == 2
+    assert commands.main(["plan", "refused_models.py:one", "--devices", "4", "--global-batch", "64", *words]) == 2
     assert "captured with one sample" in capsys.readouterr().err
