@@ -4,14 +4,12 @@ Each step finds the best plan and bound so far and leaves better ones. The clock
 it ends, the best plan goes out with what is proved. A step that shows, by its pace or by its tables, that it won't end
 in its part of the time makes room for the next.
 
-1. Under a clock a plan at once (`warm_start.py`), but where 4 comes first; where nodes have hundreds of choices, the
-   best over the few that messages rank first (`pruned_start.py`).
+1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
+   messages rank first (`pruned_start.py`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
    plan above the memory capacity goes on to lagrangian.py.
 3. Where no order fits: messages, fewer choices, and exact tables without the hubs (`hub_relaxation.py`), then
    mini-buckets.
-4. While there is time: contraction, messages under multipliers, forests, integer programs (anytime.py). Large problems
-   of fenced pairs, as other compilers export them, begin with it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution, finish
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
-from autoshard.solvers.contraction import quadratise
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
@@ -52,8 +49,6 @@ _ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
 _FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
 _SHARE_EXACT = 0.25  # the same, before shares of readers
-_TRIAL = 0.03  # the same for large problems of pairs, where there is another way from the start
-_SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and forests do well there
 
 
 def solve(
@@ -80,9 +75,6 @@ def solve(
 
 def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set[int]) -> None:
     problem, limited = state.problem, math.isfinite(clock.limit_seconds)
-    if quadratise.suits(problem):  # contraction takes less than a plan that propagates, and leaves one
-        _of_pairs(state, clock)
-        return
     if limited:
         _known(state)
     if rough:
@@ -92,20 +84,11 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
     if wide is not None:
         part = PartialClock(_SHARE * clock.left, whole=clock)
         wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
-    pairs = all(len(value.consumers) == 1 for value in problem.values)
-    part = PartialClock((_SHARE_OF_PAIRS if pairs else _SHARE) * clock.left, whole=clock)
+    part = PartialClock(_SHARE * clock.left, whole=clock)
     with watched(part):
         attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0, unfit)
     if wide is not None:
         wide.climb(state, clock)
-    if limited and state.gap > _LOOSE and not clock.over:
-        _of_pairs(state, clock)
-
-
-def _of_pairs(state: Incumbent, clock: Clock) -> None:
-    from autoshard.solvers.pairwise import anytime  # what few problems need is not read for each
-
-    anytime.search(state, clock)
 
 
 def _known(state: Incumbent) -> None:
@@ -137,7 +120,7 @@ def auto(problem: Problem, options: Options) -> Solution:
 def _auto(state: Incumbent, options: Options) -> None:
     problem, budget = state.problem, options.budget_entries or BUDGET_ENTRIES
     if all(len(value.consumers) == 1 for value in problem.values):
-        _pairs(state, options, budget)
+        _search(state, budget, options.clock, options.rough, options.unfit)
         return
     if math.isfinite(options.clock.limit_seconds):
         _known(state)
@@ -222,20 +205,6 @@ def _narrow(problem: Problem, options: Options) -> bool:
     """Whether small exact tables are worth a try beside hubs: in larger ones these take seconds to write down."""
     most = max(len(node.seconds) for node in problem.nodes)
     return most <= _NARROW and math.isinf(problem.capacity_bytes) and not options.rough
-
-
-def _pairs(state: Incumbent, options: Options, budget: int) -> None:
-    """Where each value has one reader: exact elimination, where its tables fit; large problems under a clock have
-    messages, forests and programs from the start where these foretell in a small part of the time that they don't."""
-    clock = options.clock
-    if math.isinf(clock.limit_seconds) or not quadratise.is_large(state.problem) or quadratise.suits(state.problem):
-        _search(state, budget, clock, options.rough, options.unfit)
-        return
-    part = PartialClock(_TRIAL * clock.left, whole=clock)
-    with watched(part):
-        attempt(_exact, state, budget, part, 0.0, options.unfit)
-    if not state.closed:
-        _of_pairs(state, clock)
 
 
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:

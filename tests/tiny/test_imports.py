@@ -231,8 +231,8 @@ def test_constraints_pin_every_dependency() -> None:
 
 
 def test_solvers_are_read_where_they_are_asked_for() -> None:
-    """A plan of level 2 needs none of what is for contests and for --solver ilp."""
+    """A plan of level 2 needs none of what is for --solver ilp."""
     program = "import sys, autoshard.api.verbs, autoshard.search.select_plan; print(sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert "autoshard.solvers.portfolio" in found
-    assert not [name for name in ("pairwise.anytime", "solvers.ilp.", "linear_program.highs") if name in found]
+    assert not [name for name in ("solvers.ilp.", "linear_program.highs") if name in found]

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.contraction.node_choices import cheapest, either
-from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.contraction.presolve import PairGraph
-from autoshard.solvers.pairwise.sweep_order import sweep_order
-from autoshard.solvers.pairwise.trws_pairs import Messages
+from benchmarks.contest.node_choices import cheapest, either
+from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.presolve import PairGraph
+from benchmarks.contest.sweep_order import sweep_order
+from benchmarks.contest.trws_pairs import Messages
+
+pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard
 
 
 def graph_of(seed: int) -> tuple[PairGraph, NodeCosts]:

@@ -11,18 +11,20 @@ import pytest
 
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.solver_options import Clock
-from autoshard.solvers.contraction.core_problem import core
-from autoshard.solvers.contraction.node_choices import either
-from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.contraction.presolve import PairGraph
-from autoshard.solvers.contraction.quadratise import pairwise
-from autoshard.solvers.contraction.reduced_problem import Inner, packed
-from autoshard.solvers.pairwise import anytime, narrow_moves, narrow_search
-from autoshard.solvers.pairwise.dual_ascent import Ascent, Round
-from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
-from autoshard.solvers.pairwise.narrow_order import NarrowOrder, narrow_order
-from autoshard.solvers.pairwise.narrow_search import NarrowSearch
-from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
+from benchmarks.contest import anytime, narrow_moves, narrow_search
+from benchmarks.contest.core_problem import core
+from benchmarks.contest.dual_ascent import Ascent, Round
+from benchmarks.contest.narrow_moves import NarrowMoves
+from benchmarks.contest.narrow_order import NarrowOrder, narrow_order
+from benchmarks.contest.narrow_search import NarrowSearch
+from benchmarks.contest.node_choices import either
+from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.presolve import PairGraph
+from benchmarks.contest.quadratise import pairwise
+from benchmarks.contest.reduced_problem import Inner, packed
+from benchmarks.contest.tree_moves import Forests, TreeMove
+
+pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard
 
 
 def graph_of(seed: int, *, nodes: int = 6, density: float = 0.5, forbidden: float = 0.1, fewest: int = 1) -> PairGraph:

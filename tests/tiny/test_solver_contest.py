@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, InvalidFileError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import Options, solve
+from autoshard.solvers import solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Looks
-from autoshard.solvers.contraction import quadratise
-from autoshard.solvers.contraction.core_problem import core
-from autoshard.solvers.contraction.quadratise import extended, pairwise
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.pairwise import anytime, asplos_format, tree_moves
-from autoshard.solvers.pairwise.dual_ascent import Ascent
-from autoshard.solvers.pairwise.tree_moves import Forests
+from benchmarks.contest import anytime, asplos_format, quadratise, tree_moves
+from benchmarks.contest.contested import contested
+from benchmarks.contest.core_problem import core
+from benchmarks.contest.dual_ascent import Ascent
+from benchmarks.contest.quadratise import extended, pairwise
+from benchmarks.contest.tree_moves import Forests
 from tests.random_problems import limited, random_problem
+
+pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard
 
 SEEDS = st.integers(0, 10**9)
 EXAMPLE: dict[str, Any] = {
@@ -307,7 +309,7 @@ def network(layers: int, seed: int = 0, k: int = 12) -> Problem:
 def test_the_time_limit_holds_and_the_gap_is_honest(limit: float) -> None:
     problem = network(80)
     clock = Clock(limit, timer=Looks())
-    found = solve(problem, "dp", Options(clock=clock))
+    found = contested(problem, clock)
     assert clock.seconds <= limit + 500.0
     assert found.peak_bytes <= problem.capacity_bytes
     assert 0 < found.lower_bound <= found.objective == objective(problem, found.choice)

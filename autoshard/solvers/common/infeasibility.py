@@ -78,6 +78,16 @@ def short(problem: Problem, over: float, prices: Floats | None = None) -> Infeas
     )
 
 
+def none_fits(problem: Problem, proven: bool) -> InfeasibleError:
+    """The error for a problem of which no plan fits: proven to have none, or none was found."""
+    capacity, why = format_bytes(problem.capacity_bytes), explained(problem)
+    alive = f" ({why})" if why else ""
+    if proven:
+        return InfeasibleError(f"no plan fits the capacity of {capacity}{alive}", "more devices, or a smaller batch")
+    unsure = f"no plan found that fits the capacity of {capacity}, which is not proven{alive}"
+    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch", proven=False)
+
+
 def _smallest(problem: Problem) -> Iterator[tuple[str, float, int, int]]:
     """(name, bytes, start, stop) that every plan uses."""
     for node in problem.nodes:

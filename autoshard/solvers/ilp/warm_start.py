@@ -10,13 +10,12 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.infeasibility import none_fits
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.common.solver_options import Clock, Options
-from autoshard.solvers.contraction.core_problem import nothing
 from autoshard.solvers.heuristics import bisection
 from autoshard.solvers.heuristics.propagation import propagate
-from autoshard.solvers.pairwise import anytime
 
 
 def known(state: Incumbent) -> None:
@@ -33,7 +32,7 @@ def something(state: Incumbent) -> None:
         _tried(state, make)
         if state.choice is not None:
             return
-    raise state.error or nothing(state.problem, False)
+    raise state.error or none_fits(state.problem, False)
 
 
 def plan(problem: Problem) -> Choice:
@@ -52,7 +51,7 @@ def _ways(state: Incumbent) -> Iterator[Callable[[], Choice | None]]:
     yield lambda: tuple(int(np.lexsort((node.bytes, node.seconds))[0]) for node in problem.nodes)  # each its quickest
     yield lambda: tuple(int(np.lexsort((node.seconds, node.bytes))[0]) for node in problem.nodes)  # or its smallest
     yield lambda: propagate(problem, {}).choice
-    yield lambda: anytime.lightest(problem)
+    yield lambda: repaired(problem, propagate(problem, {}).choice)
     yield lambda: bisection.solve(problem, Options(clock=clock)).choice
 
 

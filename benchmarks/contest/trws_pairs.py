@@ -15,11 +15,11 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.contraction.isolated_nodes import Lonely
-from autoshard.solvers.contraction.node_costs import NodeCosts, first_least
-from autoshard.solvers.contraction.presolve import PairGraph
-from autoshard.solvers.pairwise.message_levels import LevelSends, MessageLevel, levels
-from autoshard.solvers.pairwise.sweep_order import STRETCH, sweep_order
+from benchmarks.contest.isolated_nodes import Lonely
+from benchmarks.contest.message_levels import LevelSends, MessageLevel, levels
+from benchmarks.contest.node_costs import NodeCosts, first_least
+from benchmarks.contest.presolve import PairGraph
+from benchmarks.contest.sweep_order import STRETCH, sweep_order
 
 
 class Messages:

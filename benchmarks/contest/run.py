@@ -1,9 +1,12 @@
-"""The ASPLOS 2025 contest on intra-operator parallelism: `python benchmarks/contest.py FOLDER [NAMES]`.
+"""The ASPLOS 2025 contest on intra-operator parallelism: `python -m benchmarks.contest.run FOLDER [NAMES]`.
 
 FOLDER (or the environment variable IOPDDL) holds asplos-2025-iopddl-NAME.json.gz and a README.md with a table whose
 first columns are instance, nodes, choices, edges, published best cost and proven lower bound. Every instance is solved
 in its own process, reading included, within --seconds of wall time (with --cpu: of this process's own time, for a
 machine that others use too). Nothing of the data is kept here.
+
+The solver of this folder is for such problems alone: each value has one reader, tens of thousands of nodes, a memory
+limit that nearly binds. No model needs it, so it is not part of autoshard.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from autoshard.errors import UserError
 from autoshard.ir.problem import memory, objective
 from autoshard.solvers import Clock, Options, solve
 from autoshard.solvers.common.solver_options import Computing, interruptible
-from autoshard.solvers.pairwise import asplos_format
+from benchmarks.contest import asplos_format
+from benchmarks.contest.contested import contested
 
 TITLE = """## The ASPLOS 2025 contest on intra-operator parallelism
 
-`python benchmarks/contest.py FOLDER --write`"""
+`python -m benchmarks.contest.run FOLDER --write`"""
 HEADER = (
     "| instance | nodes | choices | edges | cost | / published | bound | gap proved | wall s | CPU s | GiB |\n"
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
@@ -50,7 +54,7 @@ def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, so
     wall, clock = time.perf_counter(), Clock(seconds - _SPARE, timer=Computing() if cpu else time.perf_counter)
     problem = asplos_format.read(path)
     with interruptible(clock):
-        found = solve(problem, solver, Options(clock=clock))
+        found = contested(problem, clock) if solver == "contest" else solve(problem, solver, Options(clock=clock))
     taken = time.perf_counter() - wall
     assert found.objective == objective(problem, found.choice), "the cost is not that of the choices"
     assert memory(problem, found.choice).max() <= problem.capacity_bytes, "the plan does not fit"
@@ -85,7 +89,7 @@ def report(
 
 def put(head: str, rows: list[str]) -> None:
     """Into benchmarks/README.md, in place of the last such table."""
-    path = Path(__file__).with_name("README.md")
+    path = Path(__file__).parents[1] / "README.md"
     text = f"<!-- contest: written by the command below -->\n{TITLE}\n\n{head}\n\n{HEADER}\n" + "\n".join(rows)
     text += "\n<!-- contest end -->"
     pattern = re.compile(r"<!-- contest: .*?<!-- contest end -->", re.DOTALL)
@@ -100,7 +104,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds instead of wall time")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
-    parser.add_argument("--solver", default="auto")
+    parser.add_argument("--solver", default="contest", help="or one of autoshard's own")
     arguments = parser.parse_args()
     if arguments.folder is None:
         parser.error("name the folder of the instances, or set IOPDDL")

@@ -19,21 +19,21 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.infeasibility import refuse_if_short
+from autoshard.solvers.common.infeasibility import none_fits, refuse_if_short
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
-from autoshard.solvers.contraction.core_problem import Core, core, nothing
-from autoshard.solvers.contraction.node_choices import cheapest
-from autoshard.solvers.contraction.quadratise import pairwise
-from autoshard.solvers.contraction.reduced_problem import section
-from autoshard.solvers.pairwise.dual_ascent import Ascent, Round
-from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
-from autoshard.solvers.pairwise.narrow_search import SWEEPS, NarrowSearch
-from autoshard.solvers.pairwise.neighbourhood_search import polished
-from autoshard.solvers.pairwise.section_ilp import SectionProgram, entries, undercut
-from autoshard.solvers.pairwise.tree_moves import Forests
 from autoshard.system.garbage import seldom_searched
+from benchmarks.contest.core_problem import Core, core
+from benchmarks.contest.dual_ascent import Ascent, Round
+from benchmarks.contest.narrow_moves import NarrowMoves
+from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch
+from benchmarks.contest.neighbourhood_search import polished
+from benchmarks.contest.node_choices import cheapest
+from benchmarks.contest.quadratise import pairwise
+from benchmarks.contest.reduced_problem import section
+from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
+from benchmarks.contest.tree_moves import Forests
 
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 400  # of messages, at most
@@ -76,7 +76,7 @@ def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
     with watched(clock):
         attempt(search, state, clock, seed=seed)
     if state.choice is None:
-        raise nothing(problem, False)
+        raise none_fits(problem, False)
     return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
 
 
@@ -97,7 +97,7 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
         if run.best is not None:
             state.offer(run.core.lifted(run.best))
         elif run.exhausted:
-            raise nothing(problem, True)
+            raise none_fits(problem, True)
         state.raise_bound(run.value if run.exhausted else run.bound)
 
 

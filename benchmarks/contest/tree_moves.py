@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.contraction.isolated_nodes import Lonely
-from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.contraction.presolve import PairGraph
-from autoshard.solvers.pairwise.given_costs import GivenCosts
+from benchmarks.contest.given_costs import GivenCosts
+from benchmarks.contest.isolated_nodes import Lonely
+from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.presolve import PairGraph
 
 _FORESTS, _ANEW = 8, 0.3  # that are remembered for a size of trees; of the moves that make another
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
-from autoshard.solvers.contraction.node_choices import cheapest, either
-from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.contraction.reduced_problem import Inner
-from autoshard.solvers.pairwise.dual_ascent import Ascent
-from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
-from autoshard.solvers.pairwise.neighbourhood_search import within
-from autoshard.solvers.pairwise.tree_moves import TreeMove
+from benchmarks.contest.dual_ascent import Ascent
+from benchmarks.contest.narrow_moves import NarrowMoves
+from benchmarks.contest.neighbourhood_search import within
+from benchmarks.contest.node_choices import cheapest, either
+from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.reduced_problem import Inner
+from benchmarks.contest.tree_moves import TreeMove
 
 _STEP, _SLOWER, _LEAST_STEP = 0.05, 10, 0.05  # of the cost, at first; rounds until it is halved; of the first step
 _RECENT = 0.5  # the weight of the plans before, in the direction

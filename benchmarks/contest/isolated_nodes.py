@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.ir.problem import Integers
-from autoshard.solvers.contraction.node_costs import NodeCosts, first_least
+from benchmarks.contest.node_costs import NodeCosts, first_least
 
 
 class Lonely:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.contraction.reduced_problem import Inner
-from autoshard.solvers.pairwise.trws_pairs import Messages
+from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.reduced_problem import Inner
+from benchmarks.contest.trws_pairs import Messages
 
 _STEP = 0.2  # of the typical cost, at first
 _SLOWER = 10  # rounds until the step is halved

@@ -7,8 +7,8 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.solver_options import Clock
-from autoshard.solvers.contraction.reduced_problem import Inner
-from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
+from benchmarks.contest.reduced_problem import Inner
+from benchmarks.contest.tree_moves import Forests, TreeMove
 
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the multipliers, while the plan fits
 _PUSH = 0.01  # of the typical cost: how much more expensive overflowing times get with each round

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.contraction.presolve import PairGraph
+from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.presolve import PairGraph
 
 
 @dataclass(frozen=True, eq=False)

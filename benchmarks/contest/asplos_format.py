@@ -20,7 +20,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError, InvalidFileError
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
 from autoshard.solvers.common.infeasibility import refuse_if_short
-from autoshard.solvers.contraction.quadratise import Pairwise, pairwise
+from benchmarks.contest.quadratise import Pairwise, pairwise
 
 FORBIDDEN = 10**18
 _NO_BYTES = ((0, 0),)

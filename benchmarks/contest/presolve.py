@@ -21,7 +21,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.contraction.matrix_store import Matrices
+from benchmarks.contest.matrix_store import Matrices
 
 _DEGREES = (4, 32, 1 << 60)  # of the nodes that may be contracted, pass by pass
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.contraction.presolve import PairGraph
+from benchmarks.contest.presolve import PairGraph
 
 
 class SameWidth(NamedTuple):

@@ -16,10 +16,10 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.contraction.node_choices import NodeChoices
-from autoshard.solvers.contraction.node_costs import NodeCosts
-from autoshard.solvers.pairwise.narrow_order import NarrowOrder, narrow_order
-from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
+from benchmarks.contest.narrow_order import NarrowOrder, narrow_order
+from benchmarks.contest.node_choices import NodeChoices
+from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.tree_moves import Forests, TreeMove
 
 _ENTRIES = (1e4, 1e5)  # of the largest table of a move
 _NOISE = (0.2, 0.5, 1.0, 2.0)  # on the number of edges, where it is asked which node is held

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from autoshard.ir.problem import Integers
-from autoshard.solvers.contraction.node_costs import NodeCosts
+from benchmarks.contest.node_costs import NodeCosts
 
 
 class NodeChoices:

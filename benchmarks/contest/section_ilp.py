@@ -14,11 +14,11 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Clock
-from autoshard.solvers.contraction.presolve import PairGraph
-from autoshard.solvers.contraction.reduced_problem import Inner
 from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
 from autoshard.solvers.linear_program.memory_constraints import LARGEST
 from autoshard.solvers.linear_program.rows import Linear, Rows, linear
+from benchmarks.contest.presolve import PairGraph
+from benchmarks.contest.reduced_problem import Inner
 
 _ROUNDS = 40  # of adding memory rows
 _WINDOWS = 24  # of the horizon: each may add its worst time in a round

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, memory
-from autoshard.solvers.common.infeasibility import explained
-from autoshard.solvers.contraction.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
-from autoshard.solvers.contraction.quadratise import Pairwise, extended
-from autoshard.solvers.contraction.reduced_problem import Inner, Items, packed
-from autoshard.units import format_bytes
+from autoshard.solvers.common.infeasibility import none_fits
+from benchmarks.contest.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
+from benchmarks.contest.quadratise import Pairwise, extended
+from benchmarks.contest.reduced_problem import Inner, Items, packed
 
 _SURE = 1e-9  # of the capacity: an overflow that no rounding of sums explains
 _ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
@@ -72,7 +71,7 @@ def core(pairs: Pairwise, problem: Problem) -> Core:
     try:
         second = _folded(first.graph, _items(pairs, first))
     except NodeWithoutChoice:
-        raise nothing(problem, True) from None
+        raise none_fits(problem, True) from None
     way = first.further(second)
     return Core(way.graph, _items(pairs, way), way, problem, first, second)
 
@@ -90,15 +89,6 @@ def _counting(items: Items) -> NDArray[np.bool_]:
     before = np.append(0, np.cumsum(most > items.capacity * (1 - _SURE)))
     flags: NDArray[np.bool_] = before[items.high] > before[items.low]
     return flags
-
-
-def nothing(problem: Problem, proven: bool) -> InfeasibleError:
-    capacity, why = format_bytes(problem.capacity_bytes), explained(problem)
-    alive = f" ({why})" if why else ""
-    if proven:
-        return InfeasibleError(f"no plan fits the capacity of {capacity}{alive}", "more devices, or a smaller batch")
-    unsure = f"no plan found that fits the capacity of {capacity}, which is not proven{alive}"
-    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch", proven=False)
 
 
 def _items(pairs: Pairwise, way: Contracted) -> Items:
