@@ -18,6 +18,16 @@ settings.register_profile("suite", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("suite")
 
 
+@pytest.fixture(autouse=True)
+def _ranks_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification in processes of its own takes forks, but for tests that are marked `processes`."""
+    if "tiny" not in request.path.parts and not request.node.get_closest_marker("processes"):
+        from autoshard.verification.ranks import rank_processes
+        from tests import launched
+
+        monkeypatch.setattr(rank_processes, "start", launched.rank_process)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _kept_is_not_searched() -> Iterator[None]:
     """A worker keeps what thousands of tests made: a package that searches for garbage took ten times as long there."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from tests.hangs import HANGS
+from tests import launched
 
 
 class Tower(torch.nn.Module):
@@ -62,10 +59,7 @@ def test_the_program_of_the_readme_gives_the_whole_result_of_the_original(strate
     mine = "def my_batches():\n    return torch.load('batches.pt')\n\n\nmain()"
     said = said.replace("\nmain()", f"\n{mine}").replace("print(whole)", "torch.save(whole, 'whole.pt')")
     (folder / "infer.py").write_text(said)
-    script = str(folder / "infer.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS)
+    done = launched.torchrun(folder / "infer.py", 2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     with torch.no_grad():
         torch.testing.assert_close(torch.load(tmp_path / "whole.pt"), model.eval()(*inputs)[0])

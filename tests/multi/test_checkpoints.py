@@ -6,8 +6,6 @@ dp=2,tp=2 and one process; what tp=4 goes on with and saves, tp=2 loads.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,8 +20,8 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from tests import launched
 from tests.checkpoint_worker import State, run_ranks
-from tests.hangs import HANGS
 from tests.models import NAMES
 
 MESHES = {"tp2": "tp=2", "tp4": "tp=4", "mixed": "dp=2,tp=2", "alone": "dp=1"}
@@ -57,8 +55,8 @@ def test_every_mesh_and_the_original_class_see_the_same_numbers(packages: tuple[
     assert not torch.equal(*(next(iter(state.values())) for state in (further, trained)))
     assert_same(run_ranks(root / "tp2", RANKS["tp2"], tmp_path / "again"), further)
 
-    convert = [sys.executable, str(root / "mixed" / "convert.py"), "--to-original", str(tmp_path / "again")]
-    subprocess.run([*convert, str(tmp_path / "back.pt")], check=True, timeout=HANGS)
+    convert = [root / "mixed" / "convert.py", "--to-original", tmp_path / "again", tmp_path / "back.pt"]
+    launched.run(convert).check_returncode()
     model, _ = load_model(spec, {}, device="cpu")
     model.load_state_dict(torch.load(tmp_path / "back.pt", weights_only=True))
     state = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers()])

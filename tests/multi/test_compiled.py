@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import with_step
-from tests.hangs import HANGS
+from tests import launched
 
 TESTS = Path(__file__).parents[1]
 MODELS = {
@@ -36,10 +34,7 @@ def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path, again
     if again is not None:
         plan = with_step(plan, graph, StepRequest(recompute=again))
     write_package(folder, emit(lower(plan, graph), plan, graph))
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*words, str(TESTS / "compile_worker.py"), str(folder), backend], capture_output=True, text=True, timeout=HANGS
-    )
+    done = launched.torchrun(TESTS / "compile_worker.py", 2, folder, backend)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +21,8 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from tests.hangs import HANGS
+from tests import launched
+from tests.launched import run
 
 GPT2 = "examples/gpt2.py:build"
 SIZES = {"n_layer": 1, "sequence": 8, "n_embd": 48, "vocabulary": 29, "dropout": 0.0}
@@ -86,13 +84,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
 
 
 def torchrun(package: Path, processes: int, *options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return run([*command, str(package / "train.py"), "--backend", "gloo", *map(str, options)])
-
-
-def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=HANGS)
+    return launched.torchrun(package / "train.py", processes, "--backend", "gloo", *options)
 
 
 def losses(done: subprocess.CompletedProcess[str]) -> dict[int, float]:
@@ -130,9 +122,7 @@ def test_training_resumes_on_another_mesh_and_follows_the_original(packages: Pac
     assert found == pytest.approx(expected, abs=2e-5)
     assert "resumed" in second.stdout and second.stdout.count("step 3:") == 1  # rank 0 only
 
-    back = run(
-        [sys.executable, str(packages.other / "convert.py"), "--to-original", f"{saved}/step-3", f"{tmp_path}/w.pt"]
-    )
+    back = run([packages.other / "convert.py", "--to-original", f"{saved}/step-3", f"{tmp_path}/w.pt"])
     assert back.returncode == 0, back.stderr
     trained = torch.load(tmp_path / "w.pt", weights_only=True)
     packages.model.load_state_dict(trained)
@@ -142,7 +132,7 @@ def test_training_resumes_on_another_mesh_and_follows_the_original(packages: Pac
 
 
 def test_weights_make_the_round_trip_bit_for_bit(packages: Packages, tmp_path: Path) -> None:
-    convert = [sys.executable, str(packages.tensor / "convert.py")]
+    convert = [str(packages.tensor / "convert.py")]
     there = run([*convert, "--to-sharded", str(packages.weights), str(tmp_path / "sharded")])
     assert there.returncode == 0, there.stderr
     assert not there.stderr
@@ -168,20 +158,20 @@ def test_mistakes_get_one_clear_sentence(packages: Packages, tmp_path: Path) -> 
         and 'Traceback (most recent call last):\n  File "' + str(packages.tensor) not in wrong_shape.stderr
     )
 
-    alone = run([sys.executable, str(packages.tensor / "train.py"), "--backend", "gloo", "--steps", "3"])
+    alone = run([str(packages.tensor / "train.py"), "--backend", "gloo", "--steps", "3"])
     assert alone.returncode == 2
     assert "the mesh tp=2 needs 2 processes, 1 process was started" in alone.stderr
     assert "torchrun --nproc-per-node 2 train.py --backend gloo --steps 3" in alone.stderr
 
     torch.save({"other": torch.zeros(2)}, tmp_path / "wrong.pt")
-    convert = [sys.executable, str(packages.tensor / "convert.py"), "--to-sharded", str(tmp_path / "wrong.pt")]
+    convert = [str(packages.tensor / "convert.py"), "--to-sharded", str(tmp_path / "wrong.pt")]
     lacking = run([*convert, str(tmp_path / "out")])
     assert lacking.returncode == 2 and "lacks transformer.wte.weight" in lacking.stderr
     assert not (tmp_path / "out").exists()
 
 
 def one_process(packages: Packages, *options: object) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, str(packages.alone / "train.py"), "--backend", "gloo", *map(str, options)])
+    return run([str(packages.alone / "train.py"), "--backend", "gloo", *map(str, options)])
 
 
 def test_one_device_needs_no_torchrun(packages: Packages) -> None:
@@ -241,7 +231,7 @@ def test_ranks_that_got_other_data_for_the_same_part_are_told(packages: Packages
 
 
 def to_sharded(packages: Packages, weights: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, str(packages.alone / "convert.py"), "--to-sharded", str(weights), str(folder)])
+    return run([str(packages.alone / "convert.py"), "--to-sharded", str(weights), str(folder)])
 
 
 def test_weights_that_the_model_has_not_are_noted(packages: Packages, tmp_path: Path) -> None:

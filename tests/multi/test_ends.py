@@ -6,9 +6,6 @@ groups must really end, which anything that holds one (a cache of torch, a defau
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from tests.hangs import HANGS
+from tests import launched
 
 RUN_AND_LIST_THREADS = """
 import os, runpy, sys
@@ -53,11 +50,8 @@ def test_no_thread_of_a_process_group_outlives_training(tmp_path: Path) -> None:
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2")))
     write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
     (tmp_path / "run.py").write_text(RUN_AND_LIST_THREADS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    train = [str(tmp_path / "run.py"), str(tmp_path / "package" / "train.py"), "--backend", "gloo", "--steps", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    train = [tmp_path / "package" / "train.py", "--backend", "gloo", "--steps", 2]
     for more in (["--save", str(tmp_path / "saved")], ["--resume", str(tmp_path / "saved"), "--steps", "3"]):
-        command = [*launcher, *train, *more]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS, check=False)
+        done = launched.torchrun(tmp_path / "run.py", 2, *train, *more)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("threads: []") == 2, done.stdout

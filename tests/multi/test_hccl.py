@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.workflow import make_plan
-from tests.hangs import HANGS
+from tests import launched
 
 BUFFER = 64  # MB
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
@@ -60,12 +58,9 @@ def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def train(folder: Path, *options: str) -> dict[str, str]:
     """Step -> what is said of it."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
     data = ["--data", f"{folder.parent / 'data.py'}:make_loader", "--lr", "1e-2", *options]
-    ran = subprocess.run(
-        [*command, str(folder / "train.py"), *data], env=given, capture_output=True, text=True, timeout=HANGS
-    )
+    ran = launched.torchrun(folder / "train.py", 2, *data, env=given)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count(f"with {{'hccl_buffer_size': {BUFFER}}}") == 2 * (f"dp={BUFFER}" in options)
     return losses(ran.stdout)
@@ -102,7 +97,7 @@ for precision in ("high", "highest", "medium"):
     print(torch.get_float32_matmul_precision(), torch.npu.matmul.allow_hf32)
 """
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
-    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=HANGS)
+    ran = launched.run(["-c", script], env=given)
     assert ran.stdout.split("\n")[:3] == ["high True", "highest False", "medium True"], ran.stderr
 
 
@@ -122,7 +117,7 @@ newer.impl("_fused_adamw_", lambda *_, **__: None, "PrivateUse1")
 print(has_fused_adamw([here, there]))
 """
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
-    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=HANGS)
+    ran = launched.run(["-c", script], env=given)
     assert ran.stdout.split() == ["True", "False", "True"], ran.stderr
 
 
@@ -134,12 +129,10 @@ def test_stages_on_ascend_and_what_is_said_of_buffers(tmp_path: Path) -> None:
     request = SearchRequest(Mesh.parse("dp=1,tp=1"), strategy="dp", step=step)
     plan = make_plan(graph, load_hardware("ascend-910b1"), request).plan
     write_package(folder, emit(lower(plan, graph), plan, graph))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
 
     def said(*options: str) -> str:
-        every = [*command, str(folder / "train.py"), "--steps", "2", *options]
-        ran = subprocess.run(every, env=given, capture_output=True, text=True, timeout=HANGS)
+        ran = launched.torchrun(folder / "train.py", 2, "--steps", 2, *options, env=given)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout + ran.stderr
 
@@ -155,6 +148,5 @@ def test_buffers_that_can_not_be(asked: str, tmp_path: Path) -> None:
     graph = capture(f"{__file__}:build", {})
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("tp=1"), strategy="dp"))
     write_package(folder, emit(lower(plan, graph), plan, graph))
-    command = [sys.executable, str(folder / "train.py"), "--backend", "hccl", "--hccl-buffer", asked]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    ran = launched.run([folder / "train.py", "--backend", "hccl", "--hccl-buffer", asked])
     assert ran.returncode == 2 and f"--hccl-buffer {asked}: expected axes of the mesh (tp) and MB" in ran.stderr

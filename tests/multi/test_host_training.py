@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import autoshard
+from tests import launched
 from tests.hangs import HANGS
 
 EXAMPLE, SIZES = "examples/dlrm.py:build", {"batch": 16, "rows": 100, "width": 8, "tables": 4}
@@ -17,9 +18,7 @@ PINS = ["bags.0.weight=Shard(0)@dp,host", "tables.1.weight=Shard(1)@dp,host"]
 
 
 def torchrun(package: Path, *options: object) -> list[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*command, str(package / "train.py"), "--backend", "gloo", *map(str, options)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=HANGS)
+    done = launched.torchrun(package / "train.py", 2, "--backend", "gloo", *options)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import autoshard
-from tests.hangs import HANGS
+from tests import launched
 
 LOADER = """
 import torch
@@ -51,13 +48,9 @@ def test_a_loader_reads_its_part(tmp_path: Path) -> None:
     folder = autoshard.write(plan, tmp_path / "package")
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     (tmp_path / "data.py").write_text(LOADER)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     data = ["--data", f"{tmp_path}/data.py:make_loader", "--weights", f"{tmp_path}/weights.pt"]
     options = ["--backend", "gloo", "--steps", "3", "--lr", "0.01", *data]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*start, str(folder / "train.py"), *options], env=environment, capture_output=True, text=True, timeout=HANGS
-    )
+    done = launched.torchrun(folder / "train.py", 4, *options)
     assert done.returncode == 0, done.stderr
     found = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", done.stdout)]
     optimizer, expected = torch.optim.AdamW(model.parameters(), lr=0.01), []

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
-from tests.hangs import HANGS
+from tests import launched
 
 PLANTED = """if mesh.global_rank == 1 and mesh.random.step == 2:
             from runtime import local
@@ -53,10 +50,7 @@ def write(folder: Path, mesh: str, stages: int) -> Path:
 
 def run(package: Path, *options: object) -> dict[int, list[float]]:
     """Step -> loss, norm, scale, steps skipped."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(package / "train.py"), "--backend", "gloo", *map(str, options)]
-    given = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=given, capture_output=True, text=True, encoding="utf-8", timeout=HANGS)
+    done = launched.torchrun(package / "train.py", 2, "--backend", "gloo", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "lr_scheduler" not in done.stderr
     said = r"step (\d+): loss (\S+), gradient norm (\S+), loss scale (\S+), steps skipped (\d+),"

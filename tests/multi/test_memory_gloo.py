@@ -76,6 +76,7 @@ MORE: dict[str, Make] = {
 GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 1)}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("mesh", "plans", "tolerance"),
     [

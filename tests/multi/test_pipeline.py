@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -30,6 +29,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
+from tests import launched
 from tests.forced import sharded_plan
 from tests.hangs import HANGS
 
@@ -218,10 +218,7 @@ def test_a_fault_is_seen(fault: str) -> None:
 
 def torchrun(package: Path, processes: int, *options: object) -> dict[int, float]:
     """The losses by step."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += [str(package / "train.py"), "--backend", "gloo", *map(str, options)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=HANGS)
+    done = launched.torchrun(package / "train.py", processes, "--backend", "gloo", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", done.stdout)}
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from autoshard.cli import commands
-from tests.hangs import HANGS
+from tests import launched
 
 MODEL = """
 import torch
@@ -44,6 +41,7 @@ def build():
 """
 
 
+@pytest.mark.processes
 def test_an_operator_of_the_users_file_goes_with_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,15 +54,6 @@ def test_an_operator_of_the_users_file_goes_with_the_package(
     assert (out / "user_operators" / "train.py").read_text(encoding="utf-8") == MODEL
     assert "`user_operators/train.py`, a copy of the file" in (out / "README.md").read_text(encoding="utf-8")
 
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(out / "train.py"), "--backend", "gloo", "--steps", "2"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=out.parent,
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-    )
+    done = launched.torchrun(out / "train.py", 2, "--backend", "gloo", "--steps", 2, cwd=out.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 2: loss" in done.stdout

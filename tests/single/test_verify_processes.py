@@ -6,6 +6,8 @@ import pytest
 
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 
+pytestmark = pytest.mark.processes
+
 
 def test_all_ranks_run() -> None:
     run_processes("timeit", ["-n", "1", "import os; assert os.environ['WORLD_SIZE'] == '3'"], 3, 500)

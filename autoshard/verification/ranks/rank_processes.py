@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from torch.distributed import TCPStore
 
@@ -44,16 +44,20 @@ def run_processes(
                 command = [sys.executable, "-m", module, *arguments]
                 environment = _environment(rank, ranks, [store.port for store in ports])
                 environment |= {} if scratch is None else {"TMPDIR": str(scratch)}
-                started = subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    process_group=group,
-                )  # fmt: skip
-                processes.append(started)
+                processes.append(start(command, environment, log, group))
             _wait(processes, logs, timeout_seconds)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], group: int | None
+) -> subprocess.Popen[bytes]:
+    """A process of `group`; what it prints goes to `log`."""
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment, process_group=group, **quiet)
 
 
 def _environment(rank: int, ranks: int, ports: Sequence[int]) -> dict[str, str]:
