@@ -35,9 +35,10 @@ class Mixtral(MixtralForCausalLM):
         return super().forward(input_ids=ids, labels=ids, use_cache=False).loss
 
 
-def mixtral(**how):
+def mixtral(experts_implementation="eager"):  # what is the default depends on what was asked before
     config = MixtralConfig(vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                           num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, **how)
+                           num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+                           experts_implementation=experts_implementation)
     return Mixtral(config), (torch.randint(0, 90, (4, 8)),)
 
 

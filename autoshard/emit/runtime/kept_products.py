@@ -73,7 +73,8 @@ class FindingProducts(_OnOperators):
         found, calls = None, self.kept.found.get(func)
         if calls is not None:
             place = self.met[func] = self.met.get(func, -1) + 1
-            found, calls[place] = calls[place], None
+            if place < len(calls):  # views, say, of what a collective gave are made in the second forward alone
+                found, calls[place] = calls[place], None
         if found is None:
             return func(*args, **(kwargs or {}))
         return tree_map_only(_Noted, lambda one: unchanged(one.x, one.version), found)
