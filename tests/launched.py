@@ -28,6 +28,12 @@ VERIFICATION = ("autoshard.verification.ranks.rank_worker",)
 POLL_SECONDS = 0.01
 
 
+class Ended(subprocess.CompletedProcess[str]):
+    """`returncode` is that of the first rank that failed; `codes`, of all."""
+
+    codes: Sequence[int]
+
+
 class Forked:
     """A running program, as much of `subprocess.Popen` as is used."""
 
@@ -113,9 +119,7 @@ def _folder() -> Path:
     return Path(folder.name)
 
 
-def run(
-    argv: Sequence[object], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(argv: Sequence[object], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ended:
     """`python ARGV...` to its end."""
     with tempfile.TemporaryDirectory() as folder:
         return _ended(Path(folder), [str(word) for word in argv], [dict(os.environ if env is None else env)], cwd)
@@ -123,7 +127,7 @@ def run(
 
 def torchrun(
     script: Path, processes: int, *options: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+) -> Ended:
     """`torchrun --nproc-per-node PROCESSES SCRIPT OPTIONS...`: the first rank that fails ends the others."""
     from torch.distributed import TCPStore
 
@@ -136,13 +140,10 @@ def torchrun(
     }  # fmt: skip
     environments = [{**given, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
     with tempfile.TemporaryDirectory() as folder:
-        done = _ended(Path(folder), [str(script), *map(str, options)], environments, cwd)
-    return subprocess.CompletedProcess(done.args, int(done.returncode != 0), done.stdout, done.stderr)
+        return _ended(Path(folder), [str(script), *map(str, options)], environments, cwd)
 
 
-def _ended(
-    folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], cwd: Path | None
-) -> subprocess.CompletedProcess[str]:
+def _ended(folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], cwd: Path | None) -> Ended:
     out, err = folder / "out", folder / "err"
     running = [
         fork(argv, out, err, env=env, cwd=cwd, odd=rank % 2 == 1, status=folder / f"status{rank}")
@@ -159,5 +160,7 @@ def _ended(
                 process.kill()
             raise subprocess.TimeoutExpired(list(argv), HANGS)
         time.sleep(POLL_SECONDS)
-    code = next((code for code in codes if code), 0)
-    return subprocess.CompletedProcess(list(argv), code, out.read_text("utf-8"), err.read_text("utf-8"))
+    own = next((code for code in codes if code), 0)
+    done = Ended(list(argv), own, out.read_text("utf-8"), err.read_text("utf-8"))
+    done.codes = [int(code or 0) for code in codes]
+    return done

@@ -23,6 +23,7 @@ from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation import Event, Timeline
 from tests.browser.pages import PHONE, browser, data_of, opened, with_data
 from tests.graphs import mlp_graph
+from tests.slow import slow
 from tests.tiny.test_report import built
 
 MANY = 100_000
@@ -291,7 +292,7 @@ def test_hostile_names_stay_text(chromium: Any, tmp_path: Path) -> None:
         assert shown.problems == [] and len(shown.requests) == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [slow("light"), "dark"])
 def test_contrast_names_and_keyboard(chromium: Any, html: str, tmp_path: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install -e '.[test]'")
     with opened(chromium, html, tmp_path, color_scheme=scheme) as shown:

@@ -23,12 +23,13 @@ from benchmarks.architecture_row import QUICK as QUICK_EXTENT
 from benchmarks.architecture_row import Extent, Row, measure, plans, verify
 from benchmarks.package_runs import STAGES, kill_family
 from tests.models import NAMES, missing_library
+from tests.slow import quick
 
 ONE_RANDOM = Extent("one", ("dp=2,tp=2",), (3,), ())
 QUICK = ("llama", "bert", "t5", "vit", "resnet")
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", quick(QUICK, ("llama", "vit", "resnet")))
 def test_trains_and_infers_the_same(name: str) -> None:
     row = verify(Row(name), ONE_RANDOM)
     assert row.all_verified, row.reasons

@@ -8,6 +8,7 @@ redistribution that the models offer.
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification import Case, Proof, check_files, make_case
 from tests.coverage import Coverage, covering_plans, forced_plan, redistribution_coverage, strategy_coverage
+from tests.slow import quick
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = ("mlp", "lenet", "gpt2")
@@ -45,6 +47,10 @@ UNEVEN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 1, "sequence": 8, "n_embd": 48, "n_head": 6, "vocabulary": 97},
 }
 RANDOM_PLANS = 3
+QUICK = (
+    ("mlp", "dp=2"), ("mlp", "dp=2,tp=4"), ("lenet", "dp=4"), ("lenet", "dp=2,tp=2"), ("gpt2", "dp=1"),
+    ("gpt2", "dp=2"), ("gpt2", "dp=2,tp=2"), ("gpt2", "pp=2,dp=2,tp=2"),
+)  # fmt: skip
 
 
 def spec(model: str) -> str:
@@ -81,8 +87,7 @@ def check(plan: Plan, where: Case, backend: Any = "lockstep") -> tuple[Program, 
     return program, check_files(where, program, emit(program, plan, where.graph), backend)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "mesh"), quick(product(MODELS, MESHES), QUICK))
 @pytest.mark.parametrize("name", ["best", "megatron"])
 def test_named_plans(model: str, mesh: str, name: str) -> None:
     _, proof = check(named_plan(model, mesh, name), case(model))
@@ -91,8 +96,7 @@ def test_named_plans(model: str, mesh: str, name: str) -> None:
     assert proof.ranks == Mesh.parse(mesh).size
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "mesh"), quick(product(MODELS, MESHES), QUICK))
 def test_random_plans(model: str, mesh: str) -> None:
     where = case(model, uneven=True)
     for seed in range(RANDOM_PLANS):
@@ -133,7 +137,7 @@ def test_the_megatron_plan_is_one() -> None:
     assert layouts["transformer.h.0.attn.c_attn.weight"].placements[1] == Shard(1, 3)
 
 
-@pytest.mark.parametrize("model", [pytest.param(m, marks=pytest.mark.slow) if m == "gpt2" else m for m in MODELS])
+@pytest.mark.parametrize("model", quick(MODELS, ("mlp",)))
 def test_every_kind_is_executed(model: str) -> None:
     where, mesh = case(model, uneven=True, steps=1), Mesh.parse("dp=2,tp=2")
     formulation = formulate(where.graph, mesh, hardware(), float("inf"))

@@ -20,22 +20,23 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification import Case, check_files, make_case
 from tests.models import NAMES
+from tests.slow import slow
 
 ATTENTION, LAYER_NORM, BATCH_NORM = "aten.scaled_dot_product_attention", "aten.layer_norm", "aten.batch_norm"
 FORCED = [
-    ("llama", ATTENTION, "parallel_attention", "tp=4", "lockstep"),
+    slow("llama", ATTENTION, "parallel_attention", "tp=4", "lockstep"),
     ("llama", ATTENTION, "parallel_attention", "dp=2,tp=2", "lockstep"),
-    ("llama", ATTENTION, "ring_attention", "tp=4", "lockstep"),
+    slow("llama", ATTENTION, "ring_attention", "tp=4", "lockstep"),
     ("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "lockstep"),
-    pytest.param("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "gloo", marks=pytest.mark.slow),
-    ("llama", ATTENTION, "balanced_ring_attention", "tp=4", "lockstep"),
+    slow("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "gloo"),
+    slow("llama", ATTENTION, "balanced_ring_attention", "tp=4", "lockstep"),
     ("llama", ATTENTION, "balanced_ring_attention", "tp=2", "gloo"),
-    pytest.param("llama", ATTENTION, "balanced_ring_attention", "tp=4", "gloo", marks=pytest.mark.slow),
-    pytest.param("llama", ATTENTION, "balanced_ring_attention", "dp=2,tp=2", "gloo", marks=pytest.mark.slow),
+    slow("llama", ATTENTION, "balanced_ring_attention", "tp=4", "gloo"),
+    slow("llama", ATTENTION, "balanced_ring_attention", "dp=2,tp=2", "gloo"),
     ("bert", LAYER_NORM, "parallel_layer_norm", "tp=2", "lockstep"),
-    pytest.param("bert", LAYER_NORM, "parallel_layer_norm", "dp=2,tp=2", "gloo", marks=pytest.mark.slow),
+    slow("bert", LAYER_NORM, "parallel_layer_norm", "dp=2,tp=2", "gloo"),
     ("resnet", BATCH_NORM, "synchronised_batch_norm", "tp=4", "lockstep"),
-    pytest.param("resnet", BATCH_NORM, "synchronised_batch_norm", "dp=2,tp=2", "gloo", marks=pytest.mark.slow),
+    slow("resnet", BATCH_NORM, "synchronised_batch_norm", "dp=2,tp=2", "gloo"),
 ]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.hangs import HANGS
+from tests import launched
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -24,6 +22,5 @@ SCRIPTS = [(ROOT / "examples" / f"{name}.py").read_text("utf-8") for name in ("s
 def test_example(text: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(text, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "example.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS)
+    done = launched.run(["example.py"], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from autoshard.simulation.memory_curve import plan_memory
 from tests.forced import check, forced_plan
 from tests.models import NAMES
 from tests.moved import moved_parameters
+from tests.slow import slow
 from tests.small_models import spec
 
 
@@ -100,7 +101,7 @@ def test_only_what_is_a_block_is_folded(wrong: str) -> None:
     [
         ("dp=2,ep=2", "t+e", {"form": "grouped_mm"}),
         ("ep=3", "t+e", {"experts": 5, "batch": 3}),
-        ("dp=2,tp=2", "e", {}),
+        slow("dp=2,tp=2", "e", {}),
         ("tp=2", "f", {}),
     ],
 )
@@ -121,7 +122,7 @@ def test_experts_with_biases_fold_whole(form: str) -> None:
     assert [op for op in graph.ops if op.module.startswith(block.module) and op is not block] == []
 
 
-@pytest.mark.parametrize("choice", ["e", "t+e", "f"])
+@pytest.mark.parametrize("choice", [slow("e"), "t+e", slow("f")])
 def test_experts_with_biases(choice: str) -> None:
     found, largest = check(NAMES["gpt_oss"], "dp=2,tp=2", experts_by(choice), arguments={"layers": 1})
     assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in found

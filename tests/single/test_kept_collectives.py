@@ -52,6 +52,7 @@ from tests.single.test_joint_search import hardware as a100
 from tests.single.test_joint_search import space
 from tests.single.test_joint_search import wide as wide_gpt2
 from tests.single.test_recompute import SPEC as GPT2
+from tests.slow import slow
 
 LLAMA = f"{Path(__file__).parents[1] / 'models' / 'decoders.py'}:llama"
 SPECS = {"gpt2": (GPT2, {}), "undropped": (GPT2, {"dropout": 0.0}), "llama": (LLAMA, {})}
@@ -183,9 +184,9 @@ def test_nothing_is_kept_where_no_backward_follows() -> None:
     ("name", "kind", "keep"),
     [
         ("gpt2", "megatron", "communicated"), ("gpt2", "megatron", "expensive+communicated"),
-        ("gpt2", "zero", "communicated"), ("gpt2", "random0", "communicated"),
+        slow("gpt2", "zero", "communicated"), slow("gpt2", "random0", "communicated"),
         ("llama", "megatron-sp", "communicated"), ("llama", "random1", "expensive+communicated"),
-        ("llama", "random2", "communicated"), ("llama", "random3", "communicated"),
+        slow("llama", "random2", "communicated"), slow("llama", "random3", "communicated"),
     ],
 )  # fmt: skip
 def test_the_step_is_that_of_the_original(name: str, kind: str, keep: str) -> None:

@@ -28,6 +28,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.meter import Meter
+from tests.slow import slow
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 
@@ -231,8 +232,8 @@ def gpt2_of_layers(layers: int) -> Built:
 
 @pytest.mark.parametrize(
     ("keep", "mesh"),
-    [("all", "dp=1"), ("expensive", "dp=1"), ("input", "dp=1"), ("input", "tp=2"), ("communicated", "tp=2"),
-     ("expensive+communicated", "tp=2")],
+    [slow("all", "dp=1"), ("expensive", "dp=1"), slow("input", "dp=1"), ("input", "tp=2"),
+     slow("communicated", "tp=2"), ("expensive+communicated", "tp=2")],
 )  # fmt: skip
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, mesh: str, count: int) -> None:

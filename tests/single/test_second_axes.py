@@ -32,6 +32,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.whole_steps.shared_sequences import LEAST_TOKENS, shared_sequences
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 MIXTRAL = f"{ROOT / 'benchmarks/wide_models.py'}:mixtral"
@@ -132,7 +133,7 @@ def test_blocks_that_share_sequences_cost_what_their_program_takes(zero: int, st
     assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.2)
 
 
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", [slow(0), 1])
 def test_blocks_that_share_experts_cost_what_their_program_takes(zero: int) -> None:
     found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), expert=(2,), zero=(zero,), stages=(1,))
     assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
@@ -164,6 +165,7 @@ def test_gradients_are_summed_once_a_step_and_shards_are_gathered() -> None:
                         and step.backward == "all_reduce"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_best_of_all_meshes_is_found_though_few_are_split() -> None:
     """Every outer choice, with and without a second axis, every cut and every point simulated; what is left out is so
     by its bound."""

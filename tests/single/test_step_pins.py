@@ -47,6 +47,7 @@ from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.verification import verify_package
 from tests.single.test_joint_search import GPT2, gpt2, hardware, space, wide
+from tests.slow import quick, slow
 
 MODELS = Path(__file__).parents[1] / "models"
 ONE = "transformer.h.1.mlp.c_fc=Shard(2)@tp"  # of three layers
@@ -159,7 +160,7 @@ def does(plan: Plan, graph: Graph, module: str, axis: str, dim: int) -> bool:
     return isinstance(placement, Shard) and placement.dim == dim
 
 
-@pytest.mark.parametrize("pin", [ONE, ALL, "transformer.h.1.mlp.c_proj=((2, 1, 2), (2, 1), None)"])
+@pytest.mark.parametrize("pin", [slow(ONE), ALL, slow("transformer.h.1.mlp.c_proj=((2, 1, 2), (2, 1), None)")])
 def test_the_searched_step_is_the_best_of_all_that_keep_the_pin(pin: str) -> None:
     """Every outer choice on which the pin can be kept, every split, every cut and every point simulated."""
     graph = gpt2(3)
@@ -220,6 +221,7 @@ def found(*pins: str, devices: int = 4, **step: Any) -> tuple[JointResult, Graph
     return result, *joint_plan(result, hardware(), Origin("model"))
 
 
+@pytest.mark.slow
 def test_how_a_weight_is_stored() -> None:
     """Along dp a shard is one of ZeRO, a whole weight none of it; inside a replica as it is used, or in shards."""
     weight = "transformer.h.1.mlp.c_fc.weight"
@@ -282,7 +284,7 @@ def test_blocks_of_other_strategies_cost_what_their_program_takes() -> None:
 STYLES = {"dp": (0, ""), "fsdp": (3, ""), "megatron": (0, "R"), "megatron-sp": (0, "S1"), "fsdp-tp": (3, "")}
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", quick(STYLES, ("megatron-sp", "fsdp")))
 def test_styles_hold_in_every_split(style: str) -> None:
     """Of all that no pin decides."""
     (zero, norm), few = STYLES[style], {"stages": "1,2", "micro_batch": "2,4", "virtual_stages": 1}
@@ -399,7 +401,7 @@ def test_pins_that_contradict_each_other_are_refused(pins: tuple[str, ...], word
 @pytest.mark.parametrize(
     ("model", "more"),
     [
-        (f"{MODELS / 'decoders.py'}:gpt2", ["--stages", "1"]),
+        pytest.param(f"{MODELS / 'decoders.py'}:gpt2", ["--stages", "1"], marks=pytest.mark.slow),
         (f"{MODELS / 'decoders.py'}:llama", ["--stages", "1"]),
         pytest.param(f"{MODELS / 'decoders.py'}:gpt2", ["--stages", "2"], marks=pytest.mark.slow),
         pytest.param(f"{MODELS / 'decoders.py'}:llama", ["--stages", "2"], marks=pytest.mark.slow),

@@ -43,6 +43,7 @@ def test_the_program_of_a_step_fits_where_it_holds_more_than_its_blocks(level: i
     assert not caught.value.proven
 
 
+@pytest.mark.slow
 def test_searches_of_less_room_come_to_fit_split_no_block_anew_and_try_what_lies_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_road_of_a_large_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "emits at the full number of devices, which did not run" in printed
 
 
+@pytest.mark.slow
 def test_64_devices_run_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     command = ["plan", MLP, "--mesh", "dp=8,tp=8", "--hardware", "a100-80g-sxm", "--strategy", "random:2"]

@@ -25,6 +25,7 @@ from autoshard.search.style_plans import style_plans
 from autoshard.solvers.common.result import fits
 from autoshard.solvers.common.solver_options import Clock, Computing, Looks, Options
 from autoshard.workflow import make_plan
+from tests.slow import slow
 
 HARDWARE = load_hardware("a100-80g-sxm")
 GRAPH = transformer_graph(Transformer(2, 512, 8, 2048, 4096), 16, "fp32", "adamw").graph
@@ -38,8 +39,7 @@ def best_style(graph: Graph, plans: list[Plan], limit: float, level: int = SPEED
     return min((s.predicted_peak_bytes if level == MEMORY else s.predicted_seconds for s in here), default=math.inf)
 
 
-@pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize("level", [MEMORY, SPEED])
+@pytest.mark.parametrize(("level", "limited"), [(SPEED, False), slow(SPEED, True), slow(MEMORY, False), (MEMORY, True)])
 def test_no_time_at_all_is_enough_for_known_styles(level: int, limited: bool) -> None:
     free = search(GRAPH, HARDWARE, SearchRequest(MESH))
     styles = [s.predicted_peak_bytes for s in style_plans(free, GRAPH, HARDWARE) if s.predicted_seconds]
