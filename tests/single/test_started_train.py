@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
+from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import Case, check_files, make_case
 from tests.forced import forced_plan
 from tests.hangs import HANGS
@@ -91,3 +93,32 @@ def test_a_plan_that_splits_nothing_says_so() -> None:
         assert any("S" in str(value.layout) for value in program.values) == split
         proof = check_files(case, program, files)
         assert proof.passed and (said in proof.summary()) != split, proof.summary()
+
+
+class Empties(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.none = nn.Linear(8, 6), nn.Parameter(torch.empty(0, 6))
+        self.wide = nn.Parameter(torch.empty(4, 0))
+        self.register_buffer("seen", torch.zeros(6, 0))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        own = torch.cat((self.a(x).relu(), self.none), 0)
+        return (
+            F.mse_loss(own, y) + self.seen.sum() + (self.a.weight @ self.seen.new_zeros(8, 0)).sum() + self.wide.sum()
+        )
+
+
+def empties() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Empties(), (torch.randn(4, 8), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tensors_without_elements_are_initialised(seed: int) -> None:
+    graph = capture(f"{__file__}:empties", {})
+    plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), seed)
+    program = lower(plan, graph)
+    proof = check_files(
+        make_case(f"{__file__}:empties", {}, graph), program, emit(program, plan, graph), own_precision=True
+    )
+    assert proof.passed and proof.started, proof.failure

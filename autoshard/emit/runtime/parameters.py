@@ -50,9 +50,11 @@ class Sharding:
     @cached_property
     def held(self) -> list[Tensor]:
         """Along each dim of `shape`, the indices that this device holds, rising."""
+        if 0 in self.shape:  # no dim can be told from another by its length
+            return self._split_held if self.split_shape == self.shape else [torch.arange(size) for size in self.shape]
         found, split = [], list(zip(self.split_shape, self._split_held, strict=True))
         for size in self.shape:
-            index, length = torch.arange(min(size, 1)), 1
+            index, length = torch.arange(1), 1
             while length < size:
                 part, own = split.pop(0)
                 index, length = (index[:, None] * part + own).flatten(), length * part
