@@ -243,7 +243,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Run a package's files against the original model."""
+    """Run a package against the original model and compare the numbers."""
     summary: dict[str, Any] = {"out": str(options.out)}
     code = _verify(options, summary)
     if options.json:
@@ -268,7 +268,7 @@ def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Simulate a package's step and write the timeline."""
+    """Simulate a package's training step and write the timeline."""
     from autoshard.api import package_verbs, verbs
     from autoshard.text import plan_summary
 
@@ -292,7 +292,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Lay a profiler's trace of a real run beside the prediction."""
+    """Compare a torch.profiler trace of a real run with the prediction."""
     from autoshard.api import package_verbs, verbs
     from autoshard.calibrate import run_files
     from autoshard.compare import compare_text
@@ -316,7 +316,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write a package's HTML report, its plan as a picture, or a page that compares two packages."""
+    """Write the HTML report of a package, a picture of its plan, or a comparison of two packages."""
     from autoshard.api import package_verbs, verbs
 
     if options.svg and options.other is not None:
@@ -338,7 +338,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """Size a cluster: the step time and memory of a transformer described by numbers."""
+    """Predict step time and memory of a transformer from its sizes, or search its configurations."""
     from dataclasses import replace
 
     from autoshard.cli import estimate_options
@@ -365,7 +365,7 @@ def estimate(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Say what each choice of a plan costs, what comes next, and what another choice would cost."""
+    """Explain the decisions of a plan, and what alternatives would cost."""
     from autoshard.api import package_verbs, verbs
     from autoshard.text import explain
     from autoshard.text.tables import tty_width
@@ -380,7 +380,7 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Say which decisions of two plans differ, and what that is predicted to cost."""
+    """Compare the decisions of two plans, and their predicted costs."""
     from autoshard.api import package_verbs, verbs
     from autoshard.text import plan_diff
     from autoshard.text.tables import tty_width
@@ -433,7 +433,7 @@ def profiles(options: argparse.Namespace) -> int:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Measure this machine, fit the cost formulas, and write a hardware profile of it."""
+    """Measure this machine, fit the cost formulas, and write its hardware profile."""
     from autoshard.calibrate import calibrate_run
 
     request = calibrate_run.Request(
@@ -451,7 +451,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def prove(options: argparse.Namespace) -> int:
-    """Prove the rules: every strategy of each operator, forward and backward."""
+    """Prove the sharding rules numerically: every strategy of every operator, forward and backward."""
     from autoshard.verification.rule_table import outcome_dict, outcome_table, prove_table
 
     with step("proving the rules", options.json):

@@ -27,30 +27,30 @@ _SIZES = {
     "layers": "transformer layers",
     "hidden": "width of the residual stream",
     "heads": "attention heads",
-    "sequence": "tokens in a sequence",
-    "vocabulary": "words",
-    "batch": "sequences a step, of all devices",
+    "sequence": "tokens per sequence",
+    "vocabulary": "vocabulary size",
+    "batch": "sequences per step, over all devices",
 }
 _DEGREES = {
-    "micro-batch": (1, "sequences that a replica computes at once"),
-    "dp": (1, "replicas, data parallelism"),
-    "tp": (1, "devices that share every layer, tensor parallelism"),
+    "micro-batch": (1, "sequences per replica and micro-batch"),
+    "dp": (1, "data-parallel degree"),
+    "tp": (1, "tensor-parallel degree"),
     "pp": (1, "pipeline stages"),
-    "cp": (1, "devices that share every sequence, context parallelism: a ring of fused attention"),
-    "ep": (1, "replicas that share one set of experts, expert parallelism; a part of dp"),
-    "interleave": (1, "model chunks a stage, for the interleaved schedule"),
-    "shard": (0, "replicas that share one set of shards, as HSDP has it; default: all"),
-    "kv-heads": (0, "of grouped-query attention; default: as many as heads"),
+    "cp": (1, "context-parallel degree (ring attention)"),
+    "ep": (1, "expert-parallel degree; divides dp"),
+    "interleave": (1, "model chunks per stage, for the interleaved schedule"),
+    "shard": (0, "sharding degree of HSDP (replicas that share one set of shards); default: all"),
+    "kv-heads": (0, "key/value heads of grouped-query attention; default: as many as heads"),
     "feedforward": (0, "width of the feed-forward layer; default 4 x hidden"),
-    "experts": (0, "experts of every layer, in place of its feed-forward layer"),
-    "top-k": (0, "experts that a token goes to; default 2"),
-    "expert-hidden": (0, "width of an expert; default that of the feed-forward layer"),
-    "shared-experts": (0, "experts that every token passes"),
+    "experts": (0, "experts per layer, in place of the feed-forward layer"),
+    "top-k": (0, "experts per token; default 2"),
+    "expert-hidden": (0, "width of an expert; default: the feed-forward width"),
+    "shared-experts": (0, "shared experts (for every token)"),
 }
 _CHOICES = {
     "schedule": (SCHEDULES, "1f1b"),
     "recompute": (RECOMPUTE, "none"),
-    "precision": (PRECISIONS, f"bf16, of --software {PACKAGES} bf16-mixed"),
+    "precision": (PRECISIONS, f"bf16 (bf16-mixed with --software {PACKAGES})"),
     "activation": (ACTIVATIONS, "gelu"),
     "attention": (ATTENTIONS, "flash"),
     "positions": (POSITIONS, "learned"),
@@ -58,14 +58,14 @@ _CHOICES = {
     "optimizer": (("adamw", "sgd"), "adamw"),
 }
 _SWITCHES = {
-    "sequence-parallel": "cut along the sequence between tensor-parallel layers",
+    "sequence-parallel": "shard activations along the sequence between tensor-parallel layers",
     "no-bias": "linear layers without bias",
-    "untied": "the head has its own table",
-    "dropout": "dropout operators take their time",
-    "overlap": "reduce gradients and gather weights beside computation",
-    "compiled": "torch.compile joins the kernels of every layer",
-    "fused-loss": "the loss is one kernel that works in place",
-    "fp32-loss": "logits are cast to float32 before the loss, as torchtitan and transformers do",
+    "untied": "the output head does not share the embedding's weight",
+    "dropout": "count the time of dropout",
+    "overlap": "overlap gradient reductions and weight gathers with computation",
+    "compiled": "torch.compile: fused kernels in every layer",
+    "fused-loss": "fused in-place loss kernel",
+    "fp32-loss": "cast logits to float32 before the loss, as torchtitan and transformers do",
 }
 
 
@@ -82,27 +82,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="optimizer sharding; default 0")
     for name, text in _SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    search = "find the best of all configurations of --devices; what is given of tp, pp, micro-batch … stays as it is"
+    search = "search all configurations of --devices; degrees that are given stay fixed"
     parser.add_argument("--search", action="store_true", help=search)
-    parser.add_argument("--devices", type=whole("--devices", most=MOST_DEVICES), metavar="N", help="of a search")
+    parser.add_argument(
+        "--devices", type=whole("--devices", most=MOST_DEVICES), metavar="N", help="number of devices for --search"
+    )
     read = whole("--top", most=MOST_SHOWN)
-    parser.add_argument("--top", type=read, default=10, metavar="N", help="how many a search shows; default 10")
-    front = "of a search: the front of step time against memory, as a table and as a picture in this file"
+    parser.add_argument(
+        "--top", type=read, default=10, metavar="N", help="how many results --search prints; default 10"
+    )
+    front = "with --search: print the Pareto front of step time and memory, and plot it to this file"
     parser.add_argument("--pareto", type=path("--pareto"), metavar="FILE.svg", help=front)
-    parser.add_argument("--reduce", choices=("fp32", "bf16"), help="what gradients are summed in; default by precision")
-    software = "whose whole steps the rates are of, see docs/estimate.md; default kernels: those of kernels alone"
+    parser.add_argument(
+        "--reduce", choices=("fp32", "bf16"), help="dtype of gradient reduction; default by --precision"
+    )
+    software = "framework whose measured efficiency is used, see docs/estimate.md; default kernels (kernel rates only)"
     parser.add_argument("--software", default="kernels", metavar="NAME", help=software)
-    uneven = "pairs of token and expert on the fullest device, over those on one of average; default 1"
+    uneven = "load imbalance of experts: tokens on the most loaded device over the average; default 1"
     parser.add_argument("--imbalance", type=factor("--imbalance"), default=1.0, metavar="X", help=uneven)
     dispatch = quantity("--host-dispatch", "seconds", zero=True)
     time = 'host time per operator, such as "60 us"'
     parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
-    away = "what the host keeps and updates, in its memory; default nothing"
+    away = "keep and update this in host memory; default nothing"
     parser.add_argument("--offload", choices=[name for name in OFFLOADS if name], help=away)
-    stages = "layers of each stage, or chunk of one, in the model's order, such as 5,6,6,5; default: as even as they go"
+    stages = "layers of each stage (or chunk) in the model's order, such as 5,6,6,5; default: as even as possible"
     parser.add_argument("--stage-layers", type=_counts, default=(), metavar="N,…", help=stages)
     parser.add_argument(
-        "-o", "--output", "--out", type=path("--output"), metavar="FILE", help="the pipeline as a Chrome trace"
+        "-o",
+        "--output",
+        "--out",
+        type=path("--output"),
+        metavar="FILE",
+        help="write the timeline as a Chrome trace",
     )
 
 
@@ -171,7 +182,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
 def space(options: argparse.Namespace) -> RunSpace:
     """What `--search` chooses from. UsageError where the devices are not said, or the schedule is."""
     if options.devices is None:
-        raise UsageError("--search: of how many devices?", "--devices 1024 --search")
+        raise UsageError("--search needs --devices", "--devices 1024 --search")
     if options.schedule is not None:
         hint = "leave it out: 1f1b, or interleaved where a stage has several chunks"
         raise UsageError(f"--search chooses the schedule, got --schedule {options.schedule}", hint)

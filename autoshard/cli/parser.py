@@ -17,7 +17,7 @@ Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
 MOST_SEEDS = 1000
 MOST_STAGES, MOST_DEVICES, MOST_SAMPLES = 4096, 1_000_000, 10_000_000
-EXIT_CODES = "Exit codes: 0 done, 1 bug, 2 usage, 3 no plan fits, 4 can't be captured, 5 invalid file, 6 check failed."
+EXIT_CODES = "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not captured, 5 invalid file, 6 check failed."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,7 +57,7 @@ def parser(verbs: Sequence[Verb], words: Sequence[str] | None = None) -> argpars
     result = _Parser(
         prog="autoshard",
         allow_abbrev=False,
-        description="Split a PyTorch model over a cluster: capture, search, write the program, prove it, simulate it.",
+        description="Automatic parallelism for PyTorch: plan, verify, simulate, and write a training package.",
         epilog=EXIT_CODES,
     )
     result.add_argument("--version", action="version", version=f"autoshard {__version__}")
@@ -82,9 +82,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     kinds = "file.py:callable, package.module:callable, a torch.export .pt2 file, or a graph saved by `autoshard trace`"
     parser.add_argument("model", metavar="MODEL", help=kinds)
     _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
-    loss = "module:function or file.py:function that makes the loss of the model's output (and of targets, or labels)"
+    loss = "module:function or file.py:function that computes the loss from the model's output (and targets or labels)"
     parser.add_argument("--loss", metavar="FUNCTION", help=loss)
-    told = "a module that the package of a saved graph may import, for operators of its own; may be repeated"
+    told = "with a saved graph: a module that its package may import, for custom operators; repeatable"
     read = module("--allow-module")
     parser.add_argument("--allow-module", action="append", type=read, default=[], metavar="NAME", help=told)
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed"], help="default fp32")
@@ -103,71 +103,75 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
-        "--mesh", help="named axes, slowest links first: dp=2,tp=2; without it --devices searches for one"
+        "--mesh", help="named mesh axes, slowest links first: dp=2,tp=2; or give --devices to search for a mesh"
     )
     parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
     out = f"default {DEFAULT_OUT}/"
     parser.add_argument("-o", "--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
-    devices = "find the best mesh of N devices; or check --mesh"
+    devices = "number of devices: searches for the best mesh, or checks --mesh"
     parser.add_argument("--devices", type=whole("--devices"), metavar="N", help=devices)
     limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
     parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
     _add_step_options(parser)
     _add_search_options(parser)
-    styles = "best (default); dp, fsdp, hsdp, megatron, megatron-sp, fsdp-tp: a style as it is known; or random:SEED"
+    styles = "best (default), a well-known baseline (dp, fsdp, hsdp, megatron, megatron-sp, fsdp-tp), or random:SEED"
     parser.add_argument("--strategy", default="best", metavar="NAME", help=styles)
     _add_no_cache(parser)
-    modes = "stand-alone, data-parallel, semi-auto (data parallel but for pins) or auto (default)"
+    modes = "stand-alone, data-parallel, semi-auto (data parallel except for pins) or auto (default)"
     parser.add_argument("--mode", metavar="NAME", help=modes)
-    parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
-    parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
+    parser.add_argument("--pareto", action="store_true", help="also show the Pareto front of step time and memory")
+    parser.add_argument(
+        "--verify", action="store_true", help="run the package against the original model on this machine"
+    )
     _add_verify_options(parser)
 
 
 def _add_no_cache(parser: argparse.ArgumentParser) -> None:
-    told = "neither read nor keep what searches found (~/.cache/autoshard/searches, or $AUTOSHARD_CACHE)"
+    told = "do not use the search cache (~/.cache/autoshard/searches, or $AUTOSHARD_CACHE)"
     parser.add_argument("--no-cache", action="store_true", help=told)
 
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:
-    counts = "micro-batches a step, each the batch that the model is called with; default 1"
+    counts = "micro-batches per step (gradient accumulation), each of the example inputs' batch size; default 1"
     names = "--micro-batches", "--micro-size", "--accumulate"
     parser.add_argument(*names, type=whole("--micro-batches"), metavar="M", help=counts)
     samples = (
-        "samples a step: the batch that the model is called with, times the number of micro-batches; with --devices "
+        "samples per step: the example inputs' batch size times the number of micro-batches. With --devices and no "
     )
-    samples += "alone stages, micro-batches, recomputation, ZeRO and the mesh are searched for together, each of the "
-    samples += "options below then being auto, a value, or several with commas"
+    samples += (
+        "--mesh, the mesh, stages, micro-batches, recomputation and ZeRO are searched together; each option below "
+    )
+    samples += "is then auto, a value, or comma-separated values"
     parser.add_argument("--global-batch", type=whole("--global-batch", most=MOST_SAMPLES), metavar="B", help=samples)
-    one = "samples of a replica in one pass"
+    one = "samples per replica and micro-batch"
     parser.add_argument("--micro-batch", type=_count("--micro-batch", MOST_SAMPLES), metavar="N", help=one)
-    second = "devices on a second axis beside tp that share a block, {}, where a step is searched for; default 1; auto "
-    second += "offers more where {}, which takes long to search"
-    long, many = second.format("cp", "sequences are long"), second.format("ep", "the model has experts")
+    second = "degree of {} parallelism (mesh axis {}) in a search with --devices and --global-batch; default 1; auto "
+    second += "tries more where {} (a slow search)"
+    long = second.format("context", "cp", "sequences are long")
+    many = second.format("expert", "ep", "the model has experts")
     parser.add_argument("--context-parallel", type=_count("--context-parallel", MOST_DEVICES), metavar="N", help=long)
     parser.add_argument("--expert-parallel", type=_count("--expert-parallel", MOST_DEVICES), metavar="N", help=many)
-    zero = "ZeRO over the devices that use weights alike: 1 stores weights and optimizer state in shards and gathers "
-    zero += (
-        "them once a step, 2 scatters the gradients of each micro-batch, 3 gathers for each; 0 stores weights as used; "
+    zero = (
+        "ZeRO level over the replicas of a weight: 0 off; 1 shards weights and optimizer state, one gather a step; 2 "
     )
-    zero += "or auto"
+    zero += "also reduce-scatters gradients for each micro-batch; 3 also gathers weights for each micro-batch; or auto"
     parser.add_argument("--zero", metavar="Z", help=zero)
-    parser.add_argument("--enable-parallel-optimizer", action="store_true", help="MindSpore's word for --zero 1")
-    scattered = "and for --zero 2: with it, accumulated gradients are sharded"
+    parser.add_argument("--enable-parallel-optimizer", action="store_true", help="same as --zero 1 (MindSpore's name)")
+    scattered = "same as --zero 2 (MindSpore's name): accumulated gradients are sharded"
     parser.add_argument("--gradient-accumulation-shard", action="store_true", help=scattered)
-    small = "of --enable-parallel-optimizer: parameters of no more KB stay whole; default 64"
+    small = "with --enable-parallel-optimizer: keep parameters up to KB unsharded; default 64"
     read = whole("--parallel-optimizer-threshold", 0)
     parser.add_argument("--parallel-optimizer-threshold", type=read, metavar="KB", help=small)
-    stages = "pipeline stages, each on devices of its own with the mesh --mesh; default 1"
+    stages = "pipeline stages; each has its own devices, with the mesh --mesh; default 1"
     parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages", MOST_STAGES), metavar="S", help=stages)
-    parts = "parts of the model on each stage, for the interleaved schedule; default 1"
+    parts = "model chunks per stage, for the interleaved schedule; default 1"
     parser.add_argument("--virtual-stages", type=_count("--virtual-stages", MOST_STAGES), metavar="V", help=parts)
-    parser.add_argument("--schedule", metavar="NAME", help="of stages: gpipe, 1f1b (default) or interleaved")
-    again = "what backward computes again of each block: none (default), selective (cheap operators), full, or "
+    parser.add_argument("--schedule", metavar="NAME", help="pipeline schedule: gpipe, 1f1b (default) or interleaved")
+    again = "activation checkpointing of each block: none (default), selective (recompute cheap operators), full, "
     again += (
-        "communicated (all but collectives; selective+communicated likewise); in a search of steps lists of these, "
+        "communicated or selective+communicated (keep results of collectives); in a search with --global-batch also "
     )
-    again += "and tensors: results one by one"
+    again += "comma-separated values, and tensors (decide for each result)"
     parser.add_argument("--recompute", metavar="WHAT", help=again)
 
 
@@ -184,20 +188,24 @@ def _count(option: str, most: int) -> Callable[[str], int | str]:
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
-    levels = "0 ratio (least communication and repeated work), 1 memory (least), 2 speed (default)"
+    levels = "objective: 0 ratio (least communication and repeated computation), 1 memory, 2 speed (default)"
     parser.add_argument("--level", default="2", help=levels)
-    pin = "fix a choice, may be repeated: PATH, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None); "
-    pin += "stage:PATH=0"
+    pin = (
+        "fix a decision; repeatable: a parameter, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None); "
+    )
+    pin += "or stage:MODULE=0"
     parser.add_argument("--pin", action="append", default=[], metavar="WHAT=HOW", help=pin)
-    parser.add_argument("--pins", type=path("--pins"), metavar="FILE", help="such pins in a .toml or .json file")
+    parser.add_argument("--pins", type=path("--pins"), metavar="FILE", help="read pins from a .toml or .json file")
     parser.add_argument("--solver", help="auto (default), dp, ilp, propagation, recursive, exhaustive")
-    engine = "of --solver ilp: highs (default), or pulp:CBC, pulp:GUROBI, …"
+    engine = "engine of --solver ilp: highs (default), pulp:CBC, pulp:GUROBI, …"
     parser.add_argument("--ilp-engine", metavar="ENGINE", help=engine)
-    parser.add_argument("--no-all-to-all", action="store_true", help="no all-to-all: redistributions, halos, experts")
-    fuse = "collectives that go together, may be repeated: all_reduce, all_gather or reduce_scatter = a size such as "
-    fuse += "25MiB, auto (by the cost model) or none; all_reduce=index:10,20; or auto, or none, for all"
+    parser.add_argument("--no-all-to-all", action="store_true", help="do not use all-to-all collectives")
+    fuse = (
+        "bucket collectives; repeatable: all_reduce, all_gather or reduce_scatter = a bucket size such as 25MiB, auto "
+    )
+    fuse += "(by the cost model) or none; all_reduce=index:10,20; or auto or none for all"
     parser.add_argument("--fuse", action="append", default=[], metavar="WHAT=HOW", help=fuse)
-    limit = "stop the search after this much CPU time, such as 30s, and keep the best plan so far; Ctrl-C does the same"
+    limit = "stop the search after this CPU time, such as 30s, and use the best plan so far; Ctrl-C does the same"
     parser.add_argument("--time-limit", type=quantity("--time-limit", "seconds"), metavar="TIME", help=limit)
 
 
@@ -205,13 +213,13 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     what = "a parameter, input, operator, module or pattern; default: the most expensive choices"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    why = 'what it would cost to do this instead, such as "Shard(1)@tp", or why it can\'t be'
+    why = 'cost of this alternative, such as "Shard(1)@tp", or the reason why it is not possible'
     parser.add_argument("--why-not", metavar="HOW", help=why)
 
 
 def _add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("one", type=path("A"), metavar="A", help="a package, or its plan.json")
-    parser.add_argument("other", type=path("B"), metavar="B", help="another one of the same model")
+    parser.add_argument("other", type=path("B"), metavar="B", help="another plan of the same model")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -220,62 +228,67 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_verify_options(parser: argparse.ArgumentParser) -> None:
-    _add_pairs(parser, "--verify-with", "verify_with", "other arguments for the callable while verifying (n_layer=2)")
-    backends = "gloo (default): a process a device, up to 16; lockstep: all devices in one process"
+    _add_pairs(
+        parser,
+        "--verify-with",
+        "verify_with",
+        "callable's arguments for verification, say a smaller model (n_layer=2)",
+    )
+    backends = "gloo (default): one process per device, up to 16; lockstep: all devices in one process"
     parser.add_argument("--backend", choices=["gloo", "lockstep"], help=backends)
-    parser.add_argument("--full", action="store_true", help="verify at full size, whatever it takes")
+    parser.add_argument("--full", action="store_true", help="verify at full size (slow)")
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     output = "default DIR/timeline.json, or DIR/FORMAT/"
     parser.add_argument("-o", "--output", "--out", type=path("--output"), metavar="PATH", help=output)
-    formats = "profiler: as torch.profiler writes, a file a rank; chakra: execution traces; memory: torch's snapshot"
-    parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"in another form: {formats}")
-    parser.add_argument("--compiled", action="store_true", help="blocks as train.py --compile makes them")
+    formats = "profiler (torch.profiler traces, one a rank), chakra (execution traces), memory (torch memory snapshot)"
+    parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"another format: {formats}")
+    parser.add_argument("--compiled", action="store_true", help="simulate train.py --compile")
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
-    trace = "of one rank of a run of the package, as torch.profiler exports it (.json or .json.gz)"
+    trace = "torch.profiler trace of one rank of a run of the package (.json or .json.gz)"
     parser.add_argument("trace", type=path("TRACE"), metavar="TRACE", help=trace)
-    out = "write a hardware profile whose constants are as the run had them, and FILE-costs.toml beside it"
+    out = "write a hardware profile fitted to the run, and its cost constants as FILE-costs.toml"
     parser.add_argument("-o", "--out", type=path("--out"), metavar="FILE.toml", help=out)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
-    other = "another package: a page that compares the two, default DIR/diff.html"
+    other = "a second package: write a page that compares the two; default DIR/diff.html"
     parser.add_argument("other", nargs="?", type=path("OTHER"), metavar="OTHER", help=other)
     parser.add_argument(
         "-o", "--output", "--out", type=path("--output"), metavar="FILE", help="default DIR/report.html"
     )
-    parser.add_argument("--svg", action="store_true", help="the plan as a picture alone: default DIR/plan.svg")
+    parser.add_argument("--svg", action="store_true", help="write only the picture of the plan; default DIR/plan.svg")
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this profile")
 
 
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hardware", required=True, metavar="NAME", help="the profile to start from: peaks and links")
-    out = "the profile to write; its constants go beside it"
+    parser.add_argument("--hardware", required=True, metavar="NAME", help="the profile to start from (peaks and links)")
+    out = "the profile to write; its cost constants are written next to it"
     parser.add_argument("-o", "--out", required=True, type=path("--out"), metavar="FILE.toml", help=out)
     parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default="cpu", help="default cpu")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="default float32"
     )
-    several = "measure collectives between this many processes too; default 1"
+    several = "also measure collectives among N processes; default 1"
     parser.add_argument("--processes", type=whole("--processes"), default=1, metavar="N", help=several)
-    earlier = "fit these earlier measurements again"
+    earlier = "fit these earlier measurements instead of measuring"
     parser.add_argument("--measured", type=path("--measured"), metavar="FILE", help=earlier)
 
 
 def _add_prove(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("operators", nargs="*", metavar="OP", help="aten.linear or linear; default: the whole table")
-    several = "a mesh to prove on, may be repeated; default tp=2, tp=3 and dp=2,tp=2"
+    parser.add_argument("operators", nargs="*", metavar="OP", help="such as aten.linear or linear; default: all")
+    several = "mesh to prove on; repeatable; default tp=2, tp=3 and dp=2,tp=2"
     parser.add_argument("--mesh", action="append", default=[], help=several)
-    seeds = "random operands per strategy; default 1"
+    seeds = "random inputs per strategy; default 1"
     parser.add_argument("--seeds", type=whole("--seeds", most=MOST_SEEDS), default=1, metavar="N", help=seeds)
 
 

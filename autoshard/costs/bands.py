@@ -47,7 +47,11 @@ class Band:
         words = self.kind if self.calibrated else f"uncalibrated, {self.kind} figures"
         if self.steps is not None:
             which = "steps of neighbouring kinds" if self.neighbours else "such steps"
-            measured = f"from {self.steps} {which}, {self.releases} releases" if self.steps else "no such step measured"
+            measured = (
+                f"from {self.steps} {which}, {self.releases} releases"
+                if self.steps
+                else "not validated by measurements"
+            )
             words = measured if self.calibrated else f"{measured}, uncalibrated"
         return f"±{self.error:.0%} ({words})"
 

@@ -36,7 +36,7 @@ def split_spec(spec: str) -> tuple[str, str]:
     """`file.py:build` -> ("file.py", "build"). UsageError where one of the two is missing."""
     place, _, name = spec.rpartition(":")
     if not place or not name:
-        raise UsageError(f"{spec!r} names no model", _callables(Path(spec.rstrip(":"))) or KINDS)
+        raise UsageError(f"cannot find model {spec!r}", _callables(Path(spec.rstrip(":"))) or KINDS)
     return place, name
 
 

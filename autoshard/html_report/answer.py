@@ -57,7 +57,7 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount) 
     ideal = ideal_seconds(graph, hardware, plan.devices)
     if ideal:
         used = ideal * plan.step.micro_batches / (step or math.inf)
-        note = "of the devices' peak FLOP/s does the model's own arithmetic"
+        note = "MFU: the model's FLOPs over the devices' peak"
         found.append(_figure("Model FLOPs utilisation", f"{used:.1%}", note, used))
     nodes = -(-plan.devices // hardware.devices_per_node)
     where = f"{plan.mesh} on each of {plan.step.stages} stages" if plan.step.stages > 1 else str(plan.mesh)

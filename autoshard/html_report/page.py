@@ -221,7 +221,7 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     if deciders:
         found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
     if plan.search.cut_short:
-        found.insert(0, "The search was cut short: this is the best plan until then.")
+        found.insert(0, "The search was cut short: this is the best plan so far.")
     return [*told(plan.search.notes), *found]
 
 

@@ -118,7 +118,7 @@ class Certificate:
 class Candidate:
     """A whole plan that was simulated: how it was found, its objective, and the step and memory of its program.
 
-    `outcome`: chosen, not better, or too large.
+    `outcome`: chosen, slower, or too large.
     """
 
     name: str

@@ -71,21 +71,20 @@ def joint_plan(
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
     )  # fmt: skip
     made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
-    told = "stages, micro-batches, what is computed again, ZeRO and the mesh were searched for together: "
+    told = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
     if found.level == RATIO:
-        told += f"{format_seconds(best.rest_seconds)} of a step, the mean of all devices, go to communication and to "
-        told += "what is computed again or by others too, each by itself, by the costs of blocks; what stages wait for "
-        told += "each other does not count"
+        told += f"{format_seconds(best.rest_seconds)} of communication and repeated work per step, mean over devices "
+        told += "(cost model of blocks, without pipeline bubbles)"
     elif found.level == MEMORY:
         told += (
-            f"{format_bytes(best.peak_bytes)} by the costs of blocks, at most {found.gap:.2%} above the least that the "
+            f"{format_bytes(best.peak_bytes)} on the fullest device (cost model of blocks), at most {found.gap:.2%} "
         )
-        told += "fullest device of any of the plans searched can hold by these costs"
+        told += "above the lower bound for all plans searched"
     else:
         told += (
-            f"{format_seconds(best.seconds)} by the costs of blocks, at most {found.gap:.2%} above the least that any "
+            f"{format_seconds(best.seconds)} (cost model of blocks), at most {found.gap:.2%} above the lower bound for "
         )
-        told += "of the plans searched can take by these costs, in any order of undivided forwards and backwards"
+        told += "all plans searched, whatever their schedule"
     search = replace(
         made.search,
         level=found.level,

@@ -13,7 +13,7 @@ from autoshard.rules.operators import OPERATORS, record
 _BY_KIND = {
     "repeat": "repeated",
     "repeat_partial": "repeated with partial gradients",
-    "linear": "partial sums passed on",
+    "linear": "partial sums propagated",
 }
 _BATCH, _DIM, _SPLIT = "batch split", "dim {} split", "split"
 _SYNONYMS = {

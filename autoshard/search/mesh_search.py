@@ -153,7 +153,7 @@ def _of_others(error: UserError, others: int, devices: int) -> UserError:
 def _try(task: SearchTask, leader: float) -> _Tried:
     mesh, bound = task.formulation.mesh, compute_bound(task)
     if task.level == SPEED and bound >= leader:  # a bound on the step
-        return _Tried(mesh, bound, "not better by its bound")
+        return _Tried(mesh, bound, "slower (by its bound)")
     return _Tried(mesh, bound, "", *fitted(task))
 
 
@@ -196,7 +196,7 @@ def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan) -> MeshTried:
     if tried.found is None:
         return MeshTried(tried.mesh, tried.outcome, tried.bound_seconds)
     plan = plans.get(tried.mesh, tried.found.plan)
-    outcome = "chosen" if tried.mesh == winner.mesh else "not better"
+    outcome = "chosen" if tried.mesh == winner.mesh else "slower"
     return MeshTried(tried.mesh, outcome, tried.bound_seconds, plan.predicted_seconds, plan.predicted_peak_bytes)
 
 

@@ -189,7 +189,7 @@ class StepSearch:
     def first(self) -> Choice | None:
         """The plan that takes least by the estimate, of what is in a row and of what the plans so far occupy most; None
         where tables are too large, or there is no time for them."""
-        if self._next("least in a row", _ROUNDS[0]) is None:
+        if self._next("shortest critical path", _ROUNDS[0]) is None:
             return None
         for _ in range(_WEIGHED):
             weights = self.weights + _FAR * (heaviest(self.used, follows(self.resources.names))[0] - self.weights)

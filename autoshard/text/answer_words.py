@@ -55,8 +55,8 @@ def certainty(plan: Plan) -> str:
         return f"{first}, and no lower bound was proved for other plans."
     if share < CLOSED:
         return f"{first}, and no plan{space(plan)} has less, which is proved."
-    rest = f"no plan{space(plan)} has less than {show(bound)}, which is proved: {_small(share)} is left open."
-    return f"{first}, and {rest}"
+    rest = f"the proved lower bound{space(plan)} is {show(bound)}: a gap of {_small(share)}."
+    return f"{first}; {rest}"
 
 
 def _small(share: float) -> str:

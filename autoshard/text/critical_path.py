@@ -64,13 +64,12 @@ def waits(timeline: Timeline) -> str:
 def left_open(plan: Plan, timeline: Timeline) -> str:
     """What a large gap of the step is made of, "" where there is none.
 
-    `the step waits in turn for computing 4.6 ms, the host 3.8 ms, …; the bound …`
+    `critical path of the step: computing 4.6 ms, the host 3.8 ms, …; the bound …`
     """
     share = gap(plan)
     if plan.search.level != 2 or plan.step.micro_batches > 1 or share is None or share < LARGE:
         return ""
     return (
-        f"the step waits in turn for {waits(timeline)}; the bound counts one resource in forward and one in backward "
-        "(the host, what runs in a row, the one and then the other, or a link), and different plans may have the least "
-        "of each"
+        f"critical path of the step: {waits(timeline)}; the bound considers one bottleneck at a time in forward and in "
+        "backward (host, longest dependency path, or one link), the step meets several"
     )

@@ -238,7 +238,7 @@ def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: st
             return WhyNot(what, how, f"{message}; {hint}")
     now = chosen(plan, formulation)
     if all(now.get(n) in fitting for n, fitting in keep.items()):
-        return WhyNot(what, how, "that is what was chosen")
+        return WhyNot(what, how, "this is already the chosen strategy")
     small = narrowed(formulation, keep)
     try:
         levelled = _by_step(plan, small) or solve_level(

@@ -115,7 +115,7 @@ def purpose(plan: Plan, graph: Graph) -> str:
 
 def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     """Each distinct block: operators with their strategies, and under each what is communicated before it."""
-    rows: list[Sequence[str]] = [("module", "operator", "strategy, and what is communicated before")]
+    rows: list[Sequence[str]] = [("module", "operator", "strategy / collectives before it")]
     for block in plan_words.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
         shown = [row for row in plan_words.without_casts(block.rows, graph) if is_shown(row, graph, total)]
@@ -182,7 +182,7 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: Accounte
         asked.append(("collectives", words.replace(" a step ", " a micro-batch ", plan.step.is_whole)))
     if plan.search.cut_short:
         asked.append(
-            ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
+            ("cut short", "search stopped early; this is the best plan so far. Raise --time-limit to continue.")
         )
     return [*table(rows, width), "", *table([*asked, ("plan", plan_json.plan_hash(plan, graph))], width)]
 
@@ -301,7 +301,7 @@ def timeline_summary(
     rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
     notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds, compiled)]
     if timeline.events:  # streams run beside each other, and may all wait for the host
-        notes = [*wrapped(f"in turn, the step waits for {waits(timeline)}", WIDTH), *notes]
+        notes = [*wrapped(f"critical path: {waits(timeline)}", WIDTH), *notes]
     return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
 
 

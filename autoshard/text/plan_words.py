@@ -42,7 +42,7 @@ class Block:
 
     @property
     def title(self) -> str:
-        first, last = self.names[0] or "(the model itself)", self.names[-1]
+        first, last = self.names[0] or "(top level)", self.names[-1]
         return first if len(self.names) == 1 else f"{first} … {last} ({len(self.names)}x)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.ir.plan import StepTried
 from autoshard.units import format_bytes, format_seconds
 
-HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "computed again", "by blocks", "by program", "memory", "")
+HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "recompute", "estimated", "simulated", "memory", "")
 
 
 def step_cells(own: StepTried) -> tuple[str, ...]:

@@ -84,27 +84,23 @@ def certainty(found: JointResult) -> list[str]:
     """The gaps, in words, and of what they speak."""
     if found.level == RATIO:
         return [
-            f"gap {found.gap:.2%}: by the costs of blocks {format_seconds(found.best.rest_seconds)} of a step, the "
-            "mean of all devices, go to communication, to what is computed again and to what other devices compute "
-            "too, each by itself, and none of the plans below has less than "
-            f"{format_seconds(found.bound_rest_seconds)} of it; what stages wait for each other does not count, and "
-            "nothing is proved of the step's time",
+            f"gap {found.gap:.2%} (cost model of blocks): {format_seconds(found.best.rest_seconds)} of communication, "
+            "recomputation and repeated computation per step, mean over devices; lower bound for all plans searched: "
+            f"{format_seconds(found.bound_rest_seconds)}. Pipeline bubbles do not count, and nothing is proved of the "
+            "step's time",
             _searched(found, "", "have more of it by their bounds"),
         ]
     if found.level == MEMORY:
         return [
-            f"gap {found.gap:.2%}: by the costs of blocks its fullest device holds "
-            f"{format_bytes(found.best.peak_bytes)}, and that of none of the plans below less than "
-            f"{format_bytes(found.bound_bytes)}; of those that hold as little as their outer choice can, the fastest "
-            "was looked for, and nothing is proved of its time",
+            f"gap {found.gap:.2%} (cost model of blocks): the fullest device holds "
+            f"{format_bytes(found.best.peak_bytes)}; lower bound for all plans searched: "
+            f"{format_bytes(found.bound_bytes)}. Nothing is proved of its time",
             _searched(found, "", "hold more by their bounds"),
         ]
     return [
-        f"gap {found.gap:.2%}: by the costs of blocks it takes {format_seconds(found.best.seconds)}, and none of the "
-        f"plans below takes less than {format_seconds(found.bound_seconds)} by these costs, in whatever order its "
-        f"undivided forwards and backwards run{_below(found)}",
-        f"gap {found.model_gap:.2%} of the closed form to the least that any of them can have, "
-        f"{format_seconds(found.model_bound)}",
+        f"gap {found.gap:.2%} (cost model of blocks): {format_seconds(found.best.seconds)}; lower bound for all "
+        f"plans searched, whatever their schedule: {format_seconds(found.bound_seconds)}{_below(found)}",
+        f"gap {found.model_gap:.2%} of the closed-form step; its lower bound: {format_seconds(found.model_bound)}",
         _searched(
             found, f", {found.fitting:,} of which fit{'s' * (found.fitting == 1)}", "can't be better by their bounds"
         ),
@@ -165,15 +161,15 @@ def why_not(own: StepFound, best: StepFound, level: int = SPEED, room_bytes: flo
         return "too large"
     if level == RATIO:
         more = own.rest_seconds / best.rest_seconds - 1 if best.rest_seconds else 0.0
-        return f"{more:.1%} more communication and repeated work" if more > 0 else "not better"
+        return f"{more:.1%} more communication and repeated work" if more > 0 else "slower"
     if level == MEMORY:
         both = own.program_bytes and best.program_bytes
         more = own.program_bytes / best.program_bytes if both else own.peak_bytes / best.peak_bytes
-        return f"holds {more - 1:.1%} more{'' if both else ' by blocks'}" if more > 1 else "slower, or not made a plan"
+        return f"{more - 1:.1%} more memory{'' if both else ' (estimated)'}" if more > 1 else "slower"
     if own.program_seconds:
         return f"{own.program_seconds / best.program_seconds - 1:.1%} slower"
     slower = own.seconds / best.seconds - 1
-    return f"{slower:.1%} slower by blocks" if slower > 0 else "not made a plan"
+    return f"{slower:.1%} slower (estimated)" if slower > 0 else "not simulated"
 
 
 def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def test_missing_callable_lists_those_there_are(model) -> None:  # type: ignore[
     [
         ("nowhere/model.py:build", "no file nowhere/model.py"),
         ("no_such_package.model:build", "no module 'no_such_package.model'"),
-        ("model.py", "'model.py' names no model"),
+        ("model.py", "cannot find model 'model.py'"),
     ],
 )
 def test_missing_file_or_module(spec: str, words: str) -> None:

@@ -435,7 +435,7 @@ def test_programs_are_compared_with_programs_and_none_is_slower_by_less_than_not
     best = found_with(1.0, 0.98)
     assert why_not(best, best) == "chosen"
     assert why_not(found_with(0.99, 1.078), best) == "10.0% slower"
-    assert why_not(found_with(1.1, 0.0), best) == "10.0% slower by blocks"
+    assert why_not(found_with(1.1, 0.0), best) == "10.0% slower (estimated)"
     assert why_not(found_with(0.95, 0.0), best) == "not made a plan"
     assert why_not(found_with(0.95, 0.97, 11.0), best, room_bytes=10.0) == "too large"
 

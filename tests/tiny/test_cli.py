@@ -100,7 +100,7 @@ def test_bad_options(
 EARLY = [
     (["missing.py:build"], 2, "there is no file missing.py"),
     (["missing.pt2"], 5, "there is no file missing.pt2"),
-    (["model"], 2, "'model' names no model"),
+    (["model"], 2, "cannot find model 'model'"),
     (["model.py:build", "--precision", "bf16-mixed", "--hardware", "ascend-910a"], 2, "ascend-910a has no bfloat16"),
     (["model.py:build", "--solver", "fastest"], 2, "unknown solver 'fastest'"),
     (["model.py:build", "--strategy", "fastest"], 2, "unknown strategy 'fastest'"),

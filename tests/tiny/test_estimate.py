@@ -226,7 +226,10 @@ def test_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_says_how_sure_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """By measured steps of the kind; a device that nobody measured says so."""
-    for name, words in (("a100-80g-sxm", "releases)"), ("mi300x-192g", "±60% (no such step measured, uncalibrated)")):
+    for name, words in (
+        ("a100-80g-sxm", "releases)"),
+        ("mi300x-192g", "±60% (not validated by measurements, uncalibrated)"),
+    ):
         assert main(["estimate", "--hardware", name, *WORDS]) == 0
         band = next(line for line in capsys.readouterr().out.splitlines() if "error band" in line)
         assert "±" in band and band.endswith(words), band

@@ -135,5 +135,5 @@ def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(InvalidFileError) as missing:
         check_spec("smal.graph.json")
     assert missing.value.hint == "small.graph.json"
-    with pytest.raises(UserError, match="names no model"):
+    with pytest.raises(UserError, match="cannot find model"):
         check_spec("gpt2")

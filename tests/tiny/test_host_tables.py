@@ -171,7 +171,7 @@ def test_why_a_table_is_not_elsewhere() -> None:
     assert why is not None and not why.reason and why.objective_seconds > plan.certificate.objective_seconds
     assert "tables.0.weight: R -> R host" in why.changed
     same = explain(plan, graph, A100, "tables.0.weight", "device").why_not
-    assert same is not None and same.reason == "that is what was chosen"
+    assert same is not None and same.reason == "this is already the chosen strategy"
     with pytest.raises(UsageError, match="it looks nothing up"):
         explain(plan, graph, A100, "head", "host")
 

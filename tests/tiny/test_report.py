@@ -358,16 +358,16 @@ def test_what_a_step_waits_for_adds_up_to_it_and_stands_beside_a_large_gap() -> 
     assert sum(parts.values()) == pytest.approx(made.timeline.step_seconds, rel=1e-9)
     assert parts[HOST] > 0.5 * made.timeline.step_seconds, "small operators: the host limits"
     simulated = " ".join(timeline_summary(made.timeline, made.plan, made.graph).split())
-    assert f"the step waits for {next(iter(parts))} " in simulated
+    assert f"critical path: {next(iter(parts))} " in simulated
     seconds = made.plan.predicted_seconds
     for share, told in ((0.02, False), (0.2, True)):
         own = replace(made.plan.certificate, level_objective=seconds, level_bound=(1 - share) * seconds)
         plan = replace(made.plan, certificate=own, search=replace(made.plan.search, level=2))
         assert bool(left_open(plan, made.timeline)) == told
         flat = " ".join(summary(plan, made.graph, timeline=made.timeline).split())
-        assert ("left open the step waits in turn for the host" in flat) == told
+        assert ("left open critical path of the step: the host" in flat) == told
         page = render(plan, made.graph, made.program, made.hardware, made.timeline)
-        assert ("Left open: the step waits in turn for the host" in page) == told
+        assert ("Left open: critical path of the step: the host" in page) == told
 
 
 def test_an_event_waits_for_a_stream_for_another_event_or_for_the_host() -> None:

@@ -248,7 +248,7 @@ def test_the_bound_is_never_above_the_objective(monkeypatch: pytest.MonkeyPatch)
     graph, mesh, hardware = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
     monkeypatch.setattr(SearchTask, "rank", lambda task, plan: (plan.predicted_seconds, 0.0))
     plan = search(graph, hardware, SearchRequest(mesh, level=1))
-    assert plan.search.candidates[0].outcome == "not better"
+    assert plan.search.candidates[0].outcome == "slower"
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
 
 
@@ -344,7 +344,7 @@ def test_why_not(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest
         why = explain.explain(plan, graph, hardware, "linear_1", how).why_not
         assert why is not None
         if how[0] == chosen.split()[1][0]:
-            assert why.reason == "that is what was chosen"
+            assert why.reason == "this is already the chosen strategy"
             continue
         pinned = planned(words(graph_file, tmp_path / how[0], "--pin", f"linear_1={how}"), capsys)[0]
         optimum = pinned.search.candidates[0]
@@ -360,7 +360,9 @@ def test_why_not_in_words(package: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "it has 2 dims" in out and "the nearest offered" in out
     code, out, _ = run(["explain", str(package), "h.1.fc", "--why-not", "Replicate@tp,Replicate@dp"], capsys)
     assert code == 0
-    assert "predicted step" in out and ("other decisions that change" in out or "that is what was chosen" in out)
+    assert "predicted step" in out and (
+        "other decisions that change" in out or "this is already the chosen strategy" in out
+    )
 
 
 def test_why_not_keeps_the_pins(graph_file: Path, tmp_path: Path) -> None:

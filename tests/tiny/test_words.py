@@ -28,7 +28,7 @@ SAID = [
     ("b n", "S0 R+|R+ S0|R+ S0|S0 S1", "batch split over dp, column-parallel over tp"),
     ("n n", "R+ R+|S0 S0|S0 S0|S1 S1", "column-parallel over dp and tp"),
     ("= m", "R S1|R S1|R P|R P", "repeated over dp, row-parallel over tp"),
-    ("+ ~0", "R+ P|R+ R|R+ R|R+ P", "repeated with partial gradients over dp, partial sums passed on over tp"),
+    ("+ ~0", "R+ P|R+ R|R+ R|R+ P", "repeated with partial gradients over dp, partial sums propagated over tp"),
 ]
 
 
