@@ -11,8 +11,8 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.operators import OPERATORS, record
 
 _BY_KIND = {
-    "repeat": "repeated",
-    "repeat_partial": "repeated with partial gradients",
+    "repeat": "replicated",
+    "repeat_partial": "replicated with partial gradients",
     "linear": "partial sums propagated",
 }
 _BATCH, _DIM, _SPLIT = "batch split", "dim {} split", "split"
@@ -20,7 +20,7 @@ _SYNONYMS = {
     "column parallel": ("colwise", "columnwise", "column wise", "colwise parallel", "colwiseparallel", "column split"),
     "row parallel": ("rowwise", "row wise", "rowwise parallel", "rowwiseparallel", "row split"),
     "vocabulary parallel": ("vocab parallel", "vocabulary split"),
-    "repeated": ("replicated",),
+    "replicated": ("repeated",),
     "batch split": ("batch parallel", "data parallel", "batch sharded"),
 }
 

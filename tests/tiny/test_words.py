@@ -27,8 +27,8 @@ GRAPH = Graph("g", TENSORS, ("x",), (), (), (LINEAR,), ("y",), None)
 SAID = [
     ("b n", "S0 R+|R+ S0|R+ S0|S0 S1", "batch split over dp, column-parallel over tp"),
     ("n n", "R+ R+|S0 S0|S0 S0|S1 S1", "column-parallel over dp and tp"),
-    ("= m", "R S1|R S1|R P|R P", "repeated over dp, row-parallel over tp"),
-    ("+ ~0", "R+ P|R+ R|R+ R|R+ P", "repeated with partial gradients over dp, partial sums propagated over tp"),
+    ("= m", "R S1|R S1|R P|R P", "replicated over dp, row-parallel over tp"),
+    ("+ ~0", "R+ P|R+ R|R+ R|R+ P", "replicated with partial gradients over dp, partial sums propagated over tp"),
 ]
 
 
