@@ -147,7 +147,8 @@ def _read_placement(placement: str, axis: str, mesh: Mesh, quoted: str) -> Want:
 
 def _meant(placement: str, axis: str) -> str:
     """The nearest placement, `Shard(0)@tp`, with the dim that was said, or the nearest words."""
-    words = difflib.get_close_matches(plain_words(placement), known_words(), 1)
+    known = [words for words in known_words() if words != "replicated"]  # for which there is Replicate
+    words = difflib.get_close_matches(plain_words(placement), known, 1)
     if words:
         return f"{known_words()[words[0]]}@{axis}"
     name, dim = re.match(r"\w*", placement), re.search(r"-?\d+", placement)

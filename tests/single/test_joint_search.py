@@ -320,7 +320,7 @@ def test_the_command_takes_the_least_memory_of_whole_steps(tmp_path: Path, capsy
     for level in ("memory", "speed"):
         assert main([*asked, "--level", level, "--out", str(tmp_path / level)]) == 0
         told = " ".join(capsys.readouterr().out.split())
-        assert ("its fullest device holds" in told) == (level == "memory")
+        assert ("the fullest device holds" in told) == (level == "memory")
         made[level] = load(tmp_path / level / "plan.json")
     assert made["memory"].search.level == 1
     assert made["memory"].step.predicted_peak_bytes < made["speed"].step.predicted_peak_bytes
@@ -436,7 +436,7 @@ def test_programs_are_compared_with_programs_and_none_is_slower_by_less_than_not
     assert why_not(best, best) == "chosen"
     assert why_not(found_with(0.99, 1.078), best) == "10.0% slower"
     assert why_not(found_with(1.1, 0.0), best) == "10.0% slower (estimated)"
-    assert why_not(found_with(0.95, 0.0), best) == "not made a plan"
+    assert why_not(found_with(0.95, 0.0), best) == "not simulated"
     assert why_not(found_with(0.95, 0.97, 11.0), best, room_bytes=10.0) == "too large"
 
 

@@ -345,7 +345,7 @@ def test_the_bound_that_is_told_is_one_on_the_step() -> None:
     least = replace(made.plan.certificate, **own)
     plan = replace(made.plan, certificate=least, predicted_seconds=1.5)
     words = certainty(plan)
-    assert "its simulated step is 1.5 s, and no plan has less than 1.4 s" in words and "1.9 s" not in words
+    assert "its simulated step is 1.5 s; the proved lower bound is 1.4 s" in words and "1.9 s" not in words
     text = summary(plan, made.graph)
     [row] = [line for line in text.splitlines() if line.startswith("predicted step")]
     assert "1.5 s" in row and "1.9" not in row
