@@ -115,7 +115,7 @@ def purpose(plan: Plan, graph: Graph) -> str:
 
 def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     """Each distinct block: operators with their strategies, and under each what is communicated before it."""
-    rows: list[Sequence[str]] = [("module", "operator", "strategy / collectives before it")]
+    rows: list[Sequence[str]] = [("module", "operator", "strategy / collectives")]
     for block in plan_words.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
         shown = [row for row in plan_words.without_casts(block.rows, graph) if is_shown(row, graph, total)]
