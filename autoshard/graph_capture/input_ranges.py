@@ -67,7 +67,7 @@ def _is_computed_with(graph: Graph, name: str) -> bool:
 
 
 def _columns_differ(graph: Graph, name: str) -> bool:
-    """Whether the model takes single places of the last dim, or computes them with other numbers in each place."""
+    """Whether the model takes single places of the last dim, or computes them with a number for each place."""
     shape = graph.tensor(name).shape
     if len(shape) < 2 or not 1 < shape[-1] <= MOST_COLUMNS:
         return False
@@ -82,7 +82,7 @@ def _by_column(graph: Graph, op: Op, own: str, columns: int) -> bool:
         dim = op.attribute("dim")
         return isinstance(dim, int) and dim % len(shape) == len(shape) - 1
     others = [graph.tensor(x) for x in op.operands if x is not None and x != own and x not in graph.inputs]
-    return not _moves(op) and any(x.shape[-1:] == (columns,) and "int" in x.dtype for x in others)
+    return not _moves(op) and any(x.shape[-1:] == (columns,) == (x.numel,) and "int" in x.dtype for x in others)
 
 
 def _integer_uses(graph: Graph, name: str) -> Iterator[tuple[Op, str]]:
