@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # run as a script, this finds autoshard and tests
 
 from benchmarks.architecture_page import counts, page, rows_of  # noqa: E402
 from benchmarks.architecture_row import EXTENTS, FULL, QUICK, Extent, Row, measure, row_of  # noqa: E402
-from benchmarks.package_runs import kill_family  # noqa: E402
+from benchmarks.package_runs import kill_family, patience  # noqa: E402
 from tests.models import NAMES, missing_library  # noqa: E402
 
 TIMEOUT_SECONDS = {FULL: 3600.0, QUICK: 1200.0}
@@ -97,10 +97,10 @@ def run(name: str, extent: Extent) -> Row:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": temporary}
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
         try:
-            code = process.wait(TIMEOUT_SECONDS[extent])
+            code = process.wait(limit := patience(TIMEOUT_SECONDS[extent]))
             end = f"ended with {code}" if code else ""
         except subprocess.TimeoutExpired:
-            end = f"stopped after {TIMEOUT_SECONDS[extent]:.0f} s"
+            end = f"stopped after {limit:.0f} s"
         finally:
             kill_family(process)
         output.seek(0)

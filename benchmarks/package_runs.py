@@ -30,6 +30,11 @@ POLL_SECONDS = 0.1
 _ENDLESS = 100_000  # steps: it must be killed
 
 
+def patience(seconds: float) -> float:
+    """`seconds`, longer where more programs run than there are cores: a machine with other work makes no row fail."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 class Failed(Exception):
     """What went wrong, in a sentence."""
 
@@ -97,9 +102,9 @@ def _ended(command: Sequence[str], what: str) -> str:
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, env=_environment(), stdout=output, stderr=errors)
         try:
-            process.wait(START_SECONDS)
+            process.wait(limit := patience(START_SECONDS))
         except subprocess.TimeoutExpired:
-            raise Failed(f"{what}: did not end within {START_SECONDS:.0f} s") from None
+            raise Failed(f"{what}: did not end within {limit:.0f} s") from None
         finally:
             kill_family(process)
         output.seek(0)
@@ -123,7 +128,7 @@ def _start_and_kill(launch: list[str], saved: Path, passed: list[str]) -> int:
         command = _command(launch, "--steps", _ENDLESS, "--save", saved, "--save-every", 1)
         process = subprocess.Popen(command, env=_environment(), stdout=log, stderr=log, start_new_session=True)
         try:
-            end = time.monotonic() + START_SECONDS
+            end = time.monotonic() + patience(START_SECONDS)
             while not _steps(saved)[1:] and process.poll() is None and time.monotonic() < end:
                 time.sleep(POLL_SECONDS)
         finally:

@@ -19,14 +19,15 @@ from autoshard.rules.operators import record
 
 @dataclass(frozen=True)
 class Input:
-    """One model input. Synthetic integers are drawn from [low, high), floats too, or normally where low is high."""
+    """One model input. Synthetic integers are drawn from [low, high), floats too, or normally where low is high; where
+    these are tuples, each place of the last dim has its own."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     layout: str
-    low: float = 0
-    high: float = 2
+    low: float | tuple[int, ...] = 0
+    high: float | tuple[int, ...] = 2
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,13 @@ def _input(program: Program, graph: Graph, name: str) -> Input:
     return Input(value.tensor, value.shape, value.dtype, str(value.layout), low, high)
 
 
-def _drawn_from(graph: Graph, tensor: str, dtype: str) -> tuple[float, float]:
+def _drawn_from(graph: Graph, tensor: str, dtype: str) -> tuple[float, float] | tuple[tuple[int, ...], ...]:
     """(low, high) of synthetic numbers: those of the example where they count, else all that an index may be."""
     known = next((r for r in graph.input_ranges if r.tensor == tensor), None)
     if "float" in dtype:
         return (known.low, known.high) if known is not None else (0, 0)
+    if columns := next((r.bounds for r in graph.column_ranges if r.tensor == tensor), ()):
+        return tuple(int(low) for low, _ in columns), tuple(int(high) for _, high in columns)
     bound = integer_bound(graph, tensor)
     return (int(known.low), int(known.high)) if known is not None else (0, bound)
 

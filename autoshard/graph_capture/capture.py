@@ -142,11 +142,12 @@ def _capture(
         flags.check(
             path for buffer in graph.buffers if buffer.tensor in updated for path in (buffer.path, *buffer.ties)
         )
-        ranges = input_ranges(graph, inputs, watcher.recorder.calls)
+        ranges, columns = input_ranges(graph, inputs, watcher.recorder.calls)
         own = replace(
             graph,
             assumed=(*graph.assumed, *assumed, *ignored_requests(model)),
             input_ranges=ranges,
+            column_ranges=columns,
             module_requests=module_requests(model),
         )
         return replace(own, call=record(model, inputs, program))

@@ -1,40 +1,43 @@
 """From where to where the numbers of the example inputs go, where a package's synthetic batches must keep to that.
 
 A target of a binary cross entropy is a probability, an index that something is added to has fewer values than the table
-has rows. Examples on meta have no values: what the user's code called to make them is run again, from a fixed seed.
+has rows, and other ones in each column where an offset for each column is added. Examples on meta have no values: what
+the user's code called to make them is run again, from a fixed seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from autoshard.graph_capture.constructor.recipes import replay
-from autoshard.ir.graph import Graph, InputRange, RecipeCall
+from autoshard.ir.graph import ColumnRanges, Graph, InputRange, Op, RecipeCall
 from autoshard.rules.operators import record
 
 LARGEST_ELEMENTS = 2**24  # of one example that is made again
+MOST_COLUMNS = 256  # whose ranges a package lists
 _ALSO_MOVES = frozenset(f"aten.{name}" for name in ("unbind", "stack", "where", "masked_fill"))
+_CHOOSE_COLUMNS = frozenset(f"aten.{name}" for name in ("select", "slice", "narrow", "unbind", "split", "chunk"))
+
+CallsOf = Callable[[torch.Tensor], tuple[RecipeCall, ...]]
+Ranges = tuple[tuple[InputRange, ...], tuple[ColumnRanges, ...]]
 
 
-def input_ranges(
-    graph: Graph, inputs: Sequence[Any], calls_of: Callable[[torch.Tensor], tuple[RecipeCall, ...]]
-) -> tuple[InputRange, ...]:
-    """Of the inputs whose range the graph alone does not tell: fractions from 0 to 1, and integers computed with."""
+def input_ranges(graph: Graph, inputs: Sequence[Any], calls_of: CallsOf) -> Ranges:
+    """The ranges of the inputs that the graph alone does not tell: fractions from 0 to 1, and integers computed with,
+    these for each column too where columns differ."""
     examples = [leaf for leaf in tree_leaves(tuple(inputs)) if isinstance(leaf, torch.Tensor)]
     shapes = [tuple(example.shape) for example in examples]
     if shapes != [graph.tensor(name).shape for name in graph.inputs]:
-        return ()  # inputs that the forward does not read are not in the graph
-    found = (_range(graph, name, example, calls_of) for name, example in zip(graph.inputs, examples, strict=True))
-    return tuple(one for one in found if one is not None)
+        return (), ()  # inputs that the forward does not read are not in the graph
+    found = [_range(graph, name, example, calls_of) for name, example in zip(graph.inputs, examples, strict=True)]
+    return tuple(r for r in found if isinstance(r, InputRange)), tuple(r for r in found if isinstance(r, ColumnRanges))
 
 
-def _range(
-    graph: Graph, name: str, example: torch.Tensor, calls_of: Callable[[torch.Tensor], tuple[RecipeCall, ...]]
-) -> InputRange | None:
+def _range(graph: Graph, name: str, example: torch.Tensor, calls_of: CallsOf) -> InputRange | ColumnRanges | None:
     is_integer = not example.is_floating_point() and not example.is_complex() and example.dtype != torch.bool
     if not 0 < example.numel() <= LARGEST_ELEMENTS or not (is_integer or example.is_floating_point()):
         return None
@@ -48,18 +51,53 @@ def _range(
         return None
     low, high = (float(x) for x in example.detach().aminmax())
     if is_integer:
-        return InputRange(name, low, high + 1)
+        return _of_columns(name, example) if _columns_differ(graph, name) else InputRange(name, low, high + 1)
     return InputRange(name, 0.0, 1.0) if 0 <= low < high <= 1 else None
+
+
+def _of_columns(name: str, example: torch.Tensor) -> ColumnRanges:
+    rows = example.detach().flatten(0, -2)
+    pairs = zip(rows.amin(0).tolist(), rows.amax(0).tolist(), strict=True)
+    return ColumnRanges(name, tuple((float(low), float(high) + 1) for low, high in pairs))
 
 
 def _is_computed_with(graph: Graph, name: str) -> bool:
     """Whether integers are made of the input's that are not just the same ones."""
+    return any(not _moves(op) for op, _ in _integer_uses(graph, name))
+
+
+def _columns_differ(graph: Graph, name: str) -> bool:
+    """Whether the model takes single places of the last dim, or computes them with a number for each place."""
+    shape = graph.tensor(name).shape
+    if len(shape) < 2 or not 1 < shape[-1] <= MOST_COLUMNS:
+        return False
+    return any(_by_column(graph, op, own, shape[-1]) for op, own in _integer_uses(graph, name))
+
+
+def _by_column(graph: Graph, op: Op, own: str, columns: int) -> bool:
+    shape = graph.tensor(own).shape
+    if not shape or shape[-1] != columns:
+        return False
+    if op.target in _CHOOSE_COLUMNS:
+        dim = op.attribute("dim")
+        return isinstance(dim, int) and dim % len(shape) == len(shape) - 1
+    others = [graph.tensor(x) for x in op.operands if x is not None and x != own and x not in graph.inputs]
+    return not _moves(op) and any(x.shape[-1:] == (columns,) == (x.numel,) and "int" in x.dtype for x in others)
+
+
+def _integer_uses(graph: Graph, name: str) -> Iterator[tuple[Op, str]]:
+    """(op, operand) of each op that makes integers of the input's, as far as these are just the same ones."""
     todo, seen = [name], {name}
     while todo:
-        for op, _ in graph.consumers[todo.pop()]:
+        own = todo.pop()
+        for op, _ in graph.consumers[own]:
             fresh = [x for x in op.results if x not in seen and graph.tensor(x).dtype.startswith(("int", "uint"))]
-            if fresh and not (record(op.target).moves or op.target in _ALSO_MOVES):
-                return True
-            seen.update(fresh)
-            todo += fresh
-    return False
+            if fresh:
+                yield op, own
+            if _moves(op):
+                seen.update(fresh)
+                todo += fresh
+
+
+def _moves(op: Op) -> bool:
+    return record(op.target).moves or op.target in _ALSO_MOVES

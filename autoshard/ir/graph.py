@@ -150,6 +150,15 @@ class InputRange:
 
 
 @dataclass(frozen=True)
+class ColumnRanges:
+    """[low, high) of the integers of an example input in each place of its last dim, where the places mean different
+    things: the categories of a table, the edges of a box."""
+
+    tensor: str
+    bounds: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
 class Following:
     """Numbers that grow by `slope`, a fraction as text ("1", "3/2"), with each unit of a size of the inputs.
 
@@ -197,7 +206,7 @@ class Graph(Derives):
     `discovered` are (op name, rule text) pairs for operators that the table of rules lacks; "" where it has a rule, of
     another overload, and none was found.
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
-    `input_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
+    `input_ranges` and `column_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
     `manual_splits`: (table, lengths), in which its rows may be cut, one a device.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
     `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it. `module_requests` are
@@ -234,6 +243,7 @@ class Graph(Derives):
     schemas: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     input_ranges: tuple[InputRange, ...] = ()
+    column_ranges: tuple[ColumnRanges, ...] = ()
     strategies: tuple[tuple[str, str], ...] = ()
     module_requests: tuple[tuple[str, str], ...] = ()
     call: str = ""

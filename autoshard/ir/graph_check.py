@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -39,6 +40,7 @@ def check(graph: Graph) -> None:
     unread = graph.unread_draws
     require([*unread] == sorted({-1, *unread} - {-1}), f"unread draws are {unread}, not positions in order")
     check_recipes(graph)
+    _check_ranges(graph)
 
 
 def _check_tensor(tensor: Tensor) -> None:
@@ -59,6 +61,14 @@ def _check_sources(graph: Graph, tensors: dict[str, Tensor]) -> set[str]:
     for name in sources:
         require(name in tensors, f"input, parameter or buffer {name} has no tensor")
     return set(sources)
+
+
+def _check_ranges(graph: Graph) -> None:
+    """Synthetic numbers can be drawn from each."""
+    bounds = [(one.tensor, ((one.low, one.high),)) for one in graph.input_ranges]
+    for tensor, pairs in [*bounds, *((one.tensor, one.bounds) for one in graph.column_ranges)]:
+        sound = all(math.isfinite(low) and math.isfinite(high) and low < high for low, high in pairs)
+        require(pairs and sound, f"the numbers of input {tensor} are in no range: {pairs}")
 
 
 def _check_op(op: Op, known: set[str], tensors: dict[str, Tensor]) -> None:

@@ -17,9 +17,9 @@ from autoshard.system.files import parse_json, read_text, write_text
 KIND = "autoshard.graph"
 # Fields that older files lack; written only where they say something.
 _LATER: dict[str, Any] = {
-    "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [],
-    "module_requests": [], "call": "", "variables": [], "free_sizes": [],
-    "unread_draws": [], "evaluation": "",
+    "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "column_ranges": [],
+    "strategies": [], "module_requests": [], "call": "", "variables": [], "free_sizes": [], "unread_draws": [],
+    "evaluation": "",
 }  # fmt: skip
 # Read by what is written or proved of a plan, not by searches.
 _OF_PACKAGES = ("call", "free_sizes", "unread_draws", "evaluation")

@@ -93,6 +93,9 @@ def _of_input(graph: Graph, name: str) -> Range:
     for own in graph.input_ranges:
         if own.tensor == name:
             return Range(own.low, own.high - ("int" in graph.tensor(name).dtype), True)
+    for columns in graph.column_ranges:
+        if columns.tensor == name:
+            return Range(min(low for low, _ in columns.bounds), max(high for _, high in columns.bounds) - 1, True)
     return GIVEN
 
 

@@ -12,7 +12,7 @@ _FILES = {
     "mpnet modernbert roformer squeezebert xlnet longformer convbert nystromformer",
     "pairs": "t5 bart whisper clip mbart pegasus m2m100 siglip blip llava qwen2_vl",
     "vision": "vit dinov2 swin convnext resnet deit beit segformer detr mobilenet_v2 regnet videomae",
-    "speech": "wav2vec2 hubert spectrogram_transformer",
+    "speech": "wav2vec2 hubert spectrogram_transformer sew dac",
     "plain": "lenet unet lstm transformer_encoder",
     "nanogpt": "nanogpt",
     "handwritten": "mingpt small_vit small_resnet root_sequential seq2seq vae gcn dlrm translator nested_lists "
@@ -24,11 +24,11 @@ _FILES = {
     "diffusion": "diffusers_unet diffusers_unet_condition diffusers_dit diffusers_vae diffusers_sd3",
     "adapters": "lora_llama lora_gpt2 dora_bert",
     "hybrids": "minimax lfm2 qwen3_next falcon_h1 bamba zamba2 jamba recurrent_gemma glm4_moe deepseek_v2 minicpm3 "
-    "phimoe nemotron diffllama xlstm",
+    "phimoe nemotron diffllama xlstm ernie4_5_moe dots1",
     "series": "esm canine layoutlm lilt perceiver fnet mobilebert big_bird rembert patchtst patchtsmixer timesfm "
-    "time_series_transformer",
+    "time_series_transformer funnel decision_transformer autoformer informer",
     "scenes": "hiera pvt_v2 focalnet swinv2 cvt poolformer mobilevit dinov3 vjepa2 timesformer vivit dpt mask2former "
-    "rt_detr yolos grounding_dino sam2 hifi_gan",
+    "rt_detr yolos grounding_dino sam2 hifi_gan swin2sr glpn clipseg owlvit",
     "papers": "retnet tab_transformer graphormer xcit twins",
     "papers_images": "googlenet deeplab_v3 maxvit flux sana wan",
 }

@@ -117,3 +117,18 @@ def xlstm(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True)
     for name in ("num_attention_heads", "intermediate_size", "max_position_embeddings"):
         sizes.pop(name)
     return language(hf.xLSTMForCausalLM(hf.xLSTMConfig(**sizes)), batch, sequence, loss)
+
+
+def ernie4_5_moe(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """The first layer dense, then experts whose choice a bias of the statistics shifts, beside a shared one."""
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_intermediate_size": 16}
+    experts |= {"moe_layer_start_index": 1, "moe_layer_end_index": layers - 1}
+    return _causal("Ernie4_5_Moe", layers, batch, sequence, loss, **GROUPED, **experts)
+
+
+def dots1(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Norms of queries and keys, attention in a window in every other layer; experts by sigmoids."""
+    kinds = ["sliding_attention" if i % 2 else "full_attention" for i in range(layers)]
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    experts |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "head_dim": 8, "sliding_window": 4}
+    return _causal("Dots1", layers, batch, sequence, loss, **GROUPED, **experts, layer_types=kinds)

@@ -238,3 +238,56 @@ class Waves(nn.Module):
     def forward(self, spectrogram: Tensor, wave: Tensor | None = None) -> Any:
         found = self.model(spectrogram)
         return found if wave is None else F.l1_loss(found, wave)
+
+
+def swin2sr(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
+    """An image of twice the size: windows, then pixels shuffled out of channels."""
+    sizes = {"image_size": size, "patch_size": 1, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2]}
+    config = hf.Swin2SRConfig(**sizes, window_size=4, upscale=2, drop_path_rate=0.0)
+    return _dense(hf.Swin2SRForImageSuperResolution(config), "reconstruction", images(batch, size), loss)
+
+
+def glpn(batch: int = 4, size: int = 64, loss: bool = True) -> Built:
+    """Depth by a decoder that chooses between local and global features."""
+    sizes = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4]}
+    config = hf.GLPNConfig(**sizes, decoder_hidden_size=16, drop_path_rate=0.0)
+    return _dense(hf.GLPNForDepthEstimation(config), "predicted_depth", images(batch, size), loss)
+
+
+def clipseg(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
+    """Masks of an image from a text, by a small decoder over the features of CLIP."""
+    text = {"vocab_size": 99, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    text |= {"intermediate_size": INNER, "max_position_embeddings": 8, "eos_token_id": 98}
+    config = hf.CLIPSegConfig(
+        text_config=text, vision_config=_sizes(size), projection_dim=24, reduce_dim=16, extract_layers=[0, 1],
+        decoder_num_attention_heads=2, decoder_intermediate_size=INNER,
+    )  # fmt: skip
+    words = torch.randint(0, 98, (batch, 8))
+    given = (images(batch, size), words, torch.rand(batch, size, size).round())
+    task = Task(hf.CLIPSegForImageSegmentation(config), ("pixel_values", "input_ids", "labels")[: 2 + loss])
+    return task, given[: 2 + loss]
+
+
+class Phrases(nn.Module):
+    """Boxes and scores of phrases in an image."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor, text: Tensor, boxes: Tensor | None = None, fits: Tensor | None = None) -> Any:
+        found = self.model(pixel_values=pixels, input_ids=text)
+        if boxes is None or fits is None:
+            return found.logits
+        return F.l1_loss(found.pred_boxes, boxes) + F.binary_cross_entropy_with_logits(found.logits, fits)
+
+
+def owlvit(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
+    """A box for each patch, scored by what CLIP makes of phrases."""
+    text = {"vocab_size": 99, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    text |= {"intermediate_size": INNER, "max_position_embeddings": 8}
+    config = hf.OwlViTConfig(text_config=text, vision_config=_sizes(size), projection_dim=WIDTH)
+    patches = (size // 4) ** 2
+    given = (images(batch, size), torch.randint(0, 99, (batch, 8)))
+    given += (torch.rand(batch, patches, 4), torch.rand(batch, patches, 1).round())
+    return Phrases(hf.OwlViTForObjectDetection(config)), given[: 2 + 2 * loss]

@@ -125,3 +125,52 @@ def time_series_transformer(batch: int = 4, past: int = 8, layers: int = 2, loss
     given = (torch.randn(history), torch.randn(*history, 1), torch.ones(history), torch.randn(batch, 4))
     names = ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features")
     return Task(hf.TimeSeriesTransformerForPrediction(config), names, "params"), (*given, torch.randn(batch, 4, 1))
+
+
+def funnel(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Hidden states pooled from block to block, and brought back to full length; relative positions."""
+    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_head": HEADS, "d_head": 8, "d_inner": INNER}
+    config = hf.FunnelConfig(**sizes, block_sizes=[1] * layers, num_decoder_layers=1)
+    return language(hf.FunnelForMaskedLM(config), batch, sequence, loss)
+
+
+class Decisions(torch.nn.Module):
+    """Actions from the returns to go, states and actions before; the mean square where there are targets."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        names = ("states", "actions", "returns_to_go", "timesteps")
+        found = self.model(**dict(zip(names, given[:4], strict=True))).action_preds
+        return torch.nn.functional.mse_loss(found, given[4]) if len(given) > 4 else found
+
+
+def decision_transformer(batch: int = 4, steps: int = 5, layers: int = 2, loss: bool = True) -> Built:
+    """Reinforcement learning as a sequence: three tokens a step."""
+    sizes = {"state_dim": 7, "act_dim": 3, "hidden_size": WIDTH, "max_ep_len": 20, "n_layer": layers, "n_head": HEADS}
+    model = hf.DecisionTransformerModel(hf.DecisionTransformerConfig(**sizes))
+    states, actions, returns = (torch.randn(batch, steps, size) for size in (7, 3, 1))
+    given = (states, actions, returns, torch.randint(0, 20, (batch, steps)), torch.randn(batch, steps, 3))
+    return Decisions(model), given[: 4 + loss]
+
+
+def autoformer(batch: int = 4, past: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Series taken apart into trend and season, correlated with themselves by Fourier transforms."""
+    return _seasons("Autoformer", batch, past, layers, label_length=2, moving_average=3)
+
+
+def informer(batch: int = 4, past: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Attention of the queries that say most, layers that halve the length."""
+    return _seasons("Informer", batch, past, layers, attention_type="prob", distil=True)
+
+
+def _seasons(name: str, batch: int, past: int, layers: int, **more: Any) -> Built:
+    sizes = {"prediction_length": 4, "context_length": past, "lags_sequence": [1, 2], "num_time_features": 1}
+    sizes |= {"d_model": WIDTH, "encoder_layers": layers, "decoder_layers": layers, "encoder_layerdrop": 0.0}
+    config = getattr(hf, f"{name}Config")(**sizes, decoder_layerdrop=0.0, **more)
+    history = (batch, past + 2)
+    given = (torch.randn(history), torch.randn(*history, 1), torch.ones(history), torch.randn(batch, 4))
+    names = ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features")
+    return Task(getattr(hf, f"{name}ForPrediction")(config), names, "params"), (*given, torch.randn(batch, 4, 1))

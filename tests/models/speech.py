@@ -46,3 +46,31 @@ def spectrogram_transformer(batch: int = 4, frames: int = 32, layers: int = 2, l
     model = hf.ASTForAudioClassification(hf.ASTConfig(**sizes, time_stride=4, frequency_stride=4))
     labels = (torch.randint(0, CLASSES, (batch,)),) if loss else ()
     return Task(model, ("input_values", "labels")[: 1 + loss]), (torch.randn(batch, frames, 16), *labels)
+
+
+def sew(batch: int = 4, samples: int = 128, layers: int = 2, loss: bool = True) -> Built:
+    """The sequence squeezed before the encoder, and brought back to length after it."""
+    config = hf.SEWConfig(**_waves(layers), squeeze_factor=2)
+    labels = (torch.randint(0, CLASSES, (batch,)),) if loss else ()
+    return _sound(hf.SEWForSequenceClassification(config), batch, samples, labels)
+
+
+class Codec(torch.nn.Module):
+    """A wave through codes and back; the mean distance to itself where it is trained."""
+
+    def __init__(self, model: torch.nn.Module, loss: bool) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, wave: torch.Tensor) -> Any:
+        found = self.model(wave)
+        if not self.loss:
+            return found.audio_values
+        return torch.nn.functional.l1_loss(found.audio_values, wave.squeeze(1)) + found.loss.mean()
+
+
+def dac(batch: int = 4, samples: int = 64, loss: bool = True) -> Built:
+    """Residual codebooks of a wave, with sines as activations."""
+    sizes = {"encoder_hidden_size": 8, "downsampling_ratios": [2, 4], "decoder_hidden_size": 32, "n_codebooks": 3}
+    model = hf.DacModel(hf.DacConfig(**sizes, codebook_size=16, codebook_dim=4, quantizer_dropout=0.0))
+    return Codec(model, loss), (torch.randn(batch, 1, samples),)

@@ -452,3 +452,20 @@ def test_what_a_forward_leaves_out_while_it_is_compiled_is_there_as_it_is_called
     graph = capture_model(Asks(), (torch.randn(3, 4),))
     assert torch.compiler.is_compiling is asked
     assert any(op.target == "aten.full" for op in graph.ops)
+
+
+def test_what_a_forward_does_only_while_it_is_exported_is_not_there_as_it_is_called() -> None:
+    """transformers makes masks of ones where torch says that it is exporting, which Informer's shapes do not fit."""
+
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones(7) if torch.compiler.is_exporting() else None
+            y = self.a(x)
+            return y.mean() if mask is None else (y * mask[:, None]).mean()
+
+    graph = capture_model(Asks(), (torch.randn(3, 4),))
+    assert not any(op.target in ("aten.full", "aten.mul") for op in graph.ops)

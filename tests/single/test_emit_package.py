@@ -45,8 +45,8 @@ def package() -> LoadedPackage:
         return package_of(Rotary())
 
 
-def package_of(model: nn.Module) -> LoadedPackage:
-    graph = capture_model(model, (torch.randn(16, 8), torch.randn(16, 8)))
+def package_of(model: nn.Module, *inputs: Tensor) -> LoadedPackage:
+    graph = capture_model(model, inputs or (torch.randn(16, 8), torch.randn(16, 8)))
     plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local"), 3)
     with written(emit(lower(plan, graph), plan, graph)) as folder:
         return load_package(folder)
@@ -133,6 +133,58 @@ def test_synthetic_batches_are_parts_of_one_global_batch(package: LoadedPackage)
 
     for mine, expected in run_lockstep({"dp": 2, "tp": 2}, rank):
         assert torch.equal(mine, expected)
+
+
+class Offsets(nn.Module):
+    """Columns of categories in one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offsets", torch.tensor([0, 5, 12, 23]))
+        self.table = nn.Embedding(27, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x[:, None] + self.offsets).square().mean()
+
+
+class Edges(nn.Module):
+    """Widths of boxes, which no row of the table is for where the edges are drawn from all edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x[..., 2] - x[..., 0]).square().mean() + self.table(x[..., 1] * 2).square().mean()
+
+
+def _columns(*bounds: tuple[int, int], rows: tuple[int, ...] = (64,)) -> Tensor:
+    return torch.stack([torch.randint(low, high, rows) for low, high in bounds], -1)
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [
+        (Offsets, _columns((0, 5), (0, 7), (0, 11), (0, 4))),
+        (Edges, _columns((0, 9), (0, 16), (16, 32), rows=(8, 8))),
+    ],
+)
+def test_synthetic_integers_keep_to_the_range_of_their_column(model: type[nn.Module], example: Tensor) -> None:
+    package, own = package_of(model(), example), model()
+
+    def rank(mesh: Any) -> list[Tensor]:
+        batches = package.train.synthetic_batches(mesh, 0, 0)
+        return [next(batches)[0] for _ in range(20)]
+
+    drawn = torch.stack(run_lockstep({"dp": 2, "tp": 2}, rank)[0])
+    assert drawn.unique(dim=0).shape[0] == 20
+    for batch in drawn:
+        own(batch)  # IndexError where a number is past the table
+
+
+def test_columns_of_another_count_are_drawn_from_all_ranges(package: LoadedPackage) -> None:
+    drawn = package.batches._by_column((64, 9), (2, 4), (3, 8), torch.Generator().manual_seed(0))
+    assert drawn.shape == (64, 9) and drawn.unique().tolist() == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_rank_imports_no_compiler() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from autoshard.ir.graph import Graph, Op, Parameter, Recipe, RecipeCall, Saved, Tensor
+from autoshard.ir.graph import ColumnRanges, Graph, InputRange, Op, Parameter, Recipe, RecipeCall, Saved, Tensor
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_fault import GraphFault
 from tests.tiny.random_graphs import graphs
@@ -58,6 +58,9 @@ def test_random_graphs_are_sound(graph: Graph) -> None:
     [
         (replace(GRAPH, ops=GRAPH.ops[::-1]), "op sum (aten.sum) reads y before it is produced"),
         (with_op(operands=("x", "q")), "reads q before it is produced"),
+        (replace(GRAPH, input_ranges=(InputRange("x", 0.0, float("inf")),)), "the numbers of input x are in no range"),
+        (replace(GRAPH, column_ranges=(ColumnRanges("x", ()),)), "the numbers of input x are in no range: ()"),
+        (replace(GRAPH, column_ranges=(ColumnRanges("x", ((0.0, 2.0), (3.0, 3.0))),)), "are in no range: ((0.0, 2.0)"),
         (with_op(results=("q",)), "makes q, which has no tensor"),
         (with_op(results=("x",)), "makes x a second time"),
         (with_op(name="sum"), "op sum appears twice"),

@@ -88,7 +88,9 @@ def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[lis
         batch = []
         for name, (shape, dtype, _, low, high) in INPUTS.items():
             kind: torch.dtype = getattr(torch, dtype)
-            if kind.is_floating_point and high > low:
+            if isinstance(low, tuple):
+                x = _by_column(shape, low, high, generator).to(kind)
+            elif kind.is_floating_point and high > low:
                 x = (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
             elif kind.is_floating_point:
                 x = torch.randn(shape, generator=generator).to(kind)
@@ -97,6 +99,16 @@ def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[lis
             batch.append(local_part(name, x, mesh).to(mesh.device))
         yield batch
         step += 1
+
+
+def _by_column(
+    shape: tuple[int, ...], lows: tuple[int, ...], highs: tuple[int, ...], generator: torch.Generator
+) -> Tensor:
+    """Integers from the range of each place of the last dim; from all of these where it has another size."""
+    low, high = torch.tensor(lows), torch.tensor(highs)
+    if len(low) != shape[-1]:
+        low, high = low.min(), high.max()
+    return low + torch.randint(0, 2**62, shape, generator=generator) % (high - low)
 
 
 def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:

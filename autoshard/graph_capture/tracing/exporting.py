@@ -89,21 +89,22 @@ def _another_way(
         return None
     if _register_output(model, arguments, error):
         return contextlib.nullcontext()
-    return _as_called() if isinstance(error, _PYTHON) else None
+    return _as_called() if isinstance(error, _PYTHON) and not _reason(error) else None
 
 
-_PYTHON = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # of the model's own code, most likely
+# Of the model's own code, most likely; or of operators, on shapes that do not fit each other.
+_PYTHON = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 @contextlib.contextmanager
 def _as_called() -> Iterator[None]:
-    """For models that make no mask, or skip another step, where torch says that they are being compiled."""
-    asked = torch.compiler.is_compiling
-    torch.compiler.is_compiling = lambda: False
+    """For models that make a mask, or skip a step, only where torch says that they are compiled or exported."""
+    asked = torch.compiler.is_compiling, torch.compiler.is_exporting
+    torch.compiler.is_compiling = torch.compiler.is_exporting = lambda: False
     try:
         yield
     finally:
-        torch.compiler.is_compiling = asked
+        torch.compiler.is_compiling, torch.compiler.is_exporting = asked
 
 
 def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers) -> tuple[Any, tuple[str, ...]]:
@@ -218,12 +219,17 @@ def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError
         return CaptureError(
             f"{name} can't be captured: its forward returns a {returned[1]}, which is no tensor", _RETURN
         )
-    reason = next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
-    if reason:
+    if reason := _reason(error):
         what = f"{reason} at {place}" if place else reason
     else:
         what = f"{place}: {headline(error)}" if place else headline(error)
     return CaptureError(f"{name} can't be captured: {what}", _hint(error) if reason else _PLAIN)
+
+
+def _reason(error: BaseException) -> str:
+    """What of the program torch.export does not take; "" where it is another error."""
+    text = f"{type(error).__name__}: {error}"
+    return next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
 
 
 def _hint(error: BaseException) -> str:
