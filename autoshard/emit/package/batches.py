@@ -167,6 +167,21 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> 
         )
 
 
+def check_ends(option: str, mesh: ParallelMesh, step: int, own: int, of_all: float) -> None:
+    """Where loaders have ended in different steps, BatchError on the ranks whose loader ended, UserError on the others.
+
+    `own`: how often this rank's has, `of_all`: the sum over all ranks.
+    """
+    ranks = mesh_size(mesh) * (1 if mesh.stages is None else mesh.stages.count)
+    if own * ranks > of_all:
+        raise BatchError(
+            f"--data {option}: this rank's loader ended before step {step}, and those of other ranks did not\n"
+            "  try: as many batches on every rank, as of a DistributedSampler with drop_last=True"
+        )
+    if own * ranks < of_all:
+        raise UserError(f"--data {option}: the loader of another rank ended before step {step}, this one's did not")
+
+
 def mesh_size(mesh: ParallelMesh) -> int:
     return math.prod(mesh.axes.values())
 
@@ -225,7 +240,7 @@ def loader_batches(
     The function gets those of the keywords `mesh`, `rank`, `seed`, `inputs` and `parts` that it takes. A loader with
     `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader, goes on from the `state` that a checkpoint
     has of it; of others the batches before `start` are read and thrown away. `saved_after`: the batches, counted from
-    1, after which the state is wanted.
+    1, after which the state is wanted. Beside each stands how often the loader has ended, from batch `start` on.
     """
     make_loader = load_function(spec, option)
     offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS, "parts": parts(mesh)}
@@ -238,7 +253,7 @@ def loader_batches(
         raise UserError(f"{told}\n  try: a function without arguments, or with defaults for others")
     loader = make_loader(**keywords)
     keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-    position = 0
+    position, ends = 0, 0
     if keeps_state and state is not None:
         loader.load_state_dict(state)
         position = start
@@ -248,10 +263,11 @@ def loader_batches(
             position += 1
             if position > start:
                 wanted = keeps_state and saved_after(position)
-                yield checked(batch, mesh), state_now(loader, f"{option} {spec}") if wanted else None
+                yield checked(batch, mesh), state_now(loader, f"{option} {spec}") if wanted else None, ends
         if position == before and state is None:
             raise UserError(f"{option} {spec}: the loader yields no batch")
         if once:
             return
         state = None  # it was at its end
+        ends += position >= start
         loader = loader if keeps_state else make_loader(**keywords)
