@@ -30,6 +30,10 @@ class BatchError(UserError):
     """The same, of a batch that one rank got: shown by that rank."""
 
 
+class ElsewhereError(UserError):
+    """The same, of which another rank knows more: shown by that one."""
+
+
 def set_size(name: str, size: int) -> None:
     """Another `batch` or `sequence` than planned, of all devices: to be called before any batch is read.
 
@@ -137,13 +141,15 @@ MARKED_BYTES = 1 << 20  # of each tensor: batches that differ, differ early
 MARKS = 1 << 23  # float32 holds twice as many exactly
 
 
-def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> None:
+def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int = 0, ends: int = 0) -> None:
     """UserError where ranks that hold the same part of an input, as those of tensor parallelism, got other values.
 
-    All ranks must call it, and all of them raise. Compared is a checksum of the first MiB.
+    All ranks must call it, and all of them raise. Compared is a checksum of the first MiB, and before it `ends`: how
+    often this rank's loader has ended.
     """
     names = list(INPUTS)
-    found = torch.zeros((2, len(names), mesh_size(mesh)))
+    found = torch.zeros((2, len(names) + 1, mesh_size(mesh)))
+    found[0, -1, 0], found[1, -1, 0] = ends, MARKS - ends
     for row, name in enumerate(names):
         mark = 0
         for batch in batches:
@@ -157,7 +163,9 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> 
     if mesh.stages is not None:
         mesh.stages.transport.all_reduce(found, "max")()
     largest, least = found[0], MARKS - found[1]
-    differ = ((largest != least) & (found[1] > 0)).any(1).tolist()
+    if largest[-1, 0] > least[-1, 0]:
+        raise _ended(step, ends > least[-1, 0])
+    differ = ((largest != least) & (found[1] > 0)).any(1).tolist()[: len(names)]
     if any(differ):
         told = ", ".join(repr(name) for name, one in zip(names, differ, strict=True) if one)
         raise UserError(
@@ -167,19 +175,21 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> 
         )
 
 
-def check_ends(option: str, mesh: ParallelMesh, step: int, own: int, of_all: float) -> None:
-    """Where loaders have ended in different steps, BatchError on the ranks whose loader ended, UserError on the others.
-
-    `own`: how often this rank's has, `of_all`: the sum over all ranks.
-    """
+def check_ends(mesh: ParallelMesh, step: int, own: int, of_all: float) -> None:
+    """Raises where loaders have ended in different steps. `own`: how often this rank's has, `of_all`: the sum."""
     ranks = mesh_size(mesh) * (1 if mesh.stages is None else mesh.stages.count)
-    if own * ranks > of_all:
-        raise BatchError(
-            f"--data {option}: this rank's loader ended before step {step}, and those of other ranks did not\n"
-            "  try: as many batches on every rank, as of a DistributedSampler with drop_last=True"
-        )
-    if own * ranks < of_all:
-        raise UserError(f"--data {option}: the loader of another rank ended before step {step}, this one's did not")
+    if own * ranks != of_all:
+        raise _ended(step, own * ranks > of_all)
+
+
+def _ended(step: int, here: bool) -> UserError:
+    """BatchError on the ranks whose loader has ended: they know."""
+    if not here:
+        return ElsewhereError(f"--data: the loader of another rank ended before step {step}, and this one's did not")
+    return BatchError(
+        f"--data: this rank's loader ended before step {step}, and those of other ranks did not\n"
+        "  try: as many batches on every rank, as of a DistributedSampler with drop_last=True"
+    )
 
 
 def mesh_size(mesh: ParallelMesh) -> int:

@@ -138,8 +138,8 @@ class Saving:
     def told(self) -> str:
         """Of a run that was stopped."""
         if not self.options.save:
-            return ", and nothing is saved without --save"
-        return f" and saved, {self.options.save}/step-{self.last}; --resume auto goes on"
+            return ", and nothing is saved, without --save"
+        return f" after step {self.last}, which is saved in {self.options.save}: --resume auto goes on"
 
 
 def run_of(checkpoint: Path) -> str | None:

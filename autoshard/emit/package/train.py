@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batches import BatchError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
+from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
@@ -350,7 +350,8 @@ def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, s
     saving.remove_older()
     if stopped:
         if first:
-            print(f"{stop.name}: stopped{saving.told()}; exit code {EXIT_STOPPED}", flush=True)
+            heard = stop.name or "a signal to another rank"
+            print(f"{heard}: stopped{saving.told()}; exit code {EXIT_STOPPED}", flush=True)
         ends_anywhere(mesh, True)  # all have saved: signals from here on are of a launcher that ends the others
     return stopped
 
@@ -406,13 +407,13 @@ def one_step(
     logged = step % options.log_every == 0 or step == options.steps
     if logged:  # other steps don't wait for the device
         if options.data:
-            check_agreement(batch, mesh)
+            check_agreement(batch, mesh, step, batches.ends_of_step)
         synchronise(mesh.device)
     start = time.perf_counter()
     mesh.random.step = step
     left_out = judge.left_out
     train_step(model, optimizer, mesh, batch if MICRO_BATCHES > 1 else batch[0], options.max_norm, scaler, judge)
-    check_ends(options.data, mesh, step, batches.ends_of_step, judge.sums[1])
+    check_ends(mesh, step, batches.ends_of_step, judge.sums[1])
     if judge.left_out > left_out and mesh.global_rank == 0:
         print(f"step {step}: {judge.told()}: left out, {judge.in_a_row} in a row", flush=True)
     if not logged:
@@ -442,11 +443,12 @@ def main() -> int:
         except NonFinite:  # which `run` has told
             code = EXIT_CODE
         except UserError as error:
-            return failures.end(str(error), 2, alone=isinstance(error, BatchError))
+            knows = isinstance(error, BatchError) or (not failures.rank and not isinstance(error, ElsewhereError))
+            return failures.end(str(error), 2, knows)
         except Exception as error:  # noqa: BLE001 (it is told, by the rank that knows)
             if options.traceback:
                 traceback.print_exc()
-            return failures.end(f"{described(error)}; --traceback shows more", 1, alone=True)
+            return failures.end(f"{described(error)}; --traceback shows more", 1, knows=True)
         stop.closing = True
         failures.close()
         mesh = None

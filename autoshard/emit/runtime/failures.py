@@ -51,15 +51,13 @@ class Failures:
         """The exit code of a rank that has told."""
         return int(self.store.get(_CODE)) if self.store is not None and self.store.check([_CODE]) else None
 
-    def end(self, text: str, code: int, alone: bool) -> int:
-        """Says it, if no other rank has said what is wrong. `alone`: this rank knows; else rank 0 does, and says it.
+    def end(self, text: str, code: int, knows: bool) -> int:
+        """Says it, if no other rank has said what is wrong. `knows`: this one does; else another is waited for.
 
         Of several processes it does not return, so that none waits for what will not come.
         """
         self.closed.set()
-        first = True
-        if self.rank and not alone:
-            first = not self._another_tells()
+        first = knows or not self._another_tells()
         if first and self.store is not None:
             try:
                 first = self.store.add(_COUNT, 1) == 1
