@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from batches import UserError, loader_batches, local_shape, synthetic_batches
-from model_parallel import HAS_LOSS, INPUTS, MICRO_BATCHES, PLAN, STAGES
-from runtime import ParallelMesh, Prefetched, TrainingLog, sharding
+from model_parallel import DEVICES_PER_NODE, HAS_LOSS, INPUTS, MESH, MICRO_BATCHES, PLAN, STAGES
+from runtime import ParallelMesh, Prefetched, TrainingLog, node_name, sharding
 from start_state import saved_loader
 
 
@@ -34,6 +36,35 @@ def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         raise UserError(
             "--profile records with torch.profiler, which knows no Ascend\n  try: torch_npu.profiler, or msprof"
         )
+
+
+def check_nodes(mesh: ParallelMesh) -> None:
+    """A warning, by rank 0, where groups of an axis are on several nodes that the plan has on one."""
+    if mesh.device_mesh is None or dist.get_world_size() == 1:
+        return
+    ranks = dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"autoshard/node/{mesh.global_rank}", node_name())
+    if mesh.global_rank:
+        return
+    nodes = [store.get(f"autoshard/node/{rank}").decode() for rank in range(ranks)]
+    sizes = {"stage": STAGES, **MESH} if STAGES > 1 else MESH
+    stride = ranks
+    for axis, size in sizes.items():
+        outer, stride = stride, stride // size
+        groups = [range(start + i, start + outer, stride) for start in range(0, ranks, outer) for i in range(stride)]
+        if any(len({rank // DEVICES_PER_NODE for rank in group}) > 1 for group in groups):
+            continue
+        crossing = next((group for group in groups if len({nodes[rank] for rank in group}) > 1), None)
+        if crossing is not None:
+            where = ", ".join(f"{rank} on {nodes[rank]}" for rank in list(crossing)[:4])
+            print(
+                f"note: the axis {axis} crosses nodes (rank {where}), which the plan has within a node of"
+                f" {DEVICES_PER_NODE} devices: its collectives take longer than predicted\n"
+                f"  try: {min(DEVICES_PER_NODE, ranks)} processes on each node, in the order of the ranks",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:

@@ -72,6 +72,7 @@ from runtime import (
     ParallelMesh,
     Pipeline,
     Prefetched,
+    StartError,
     StopSignals,
     TrainingLog,
     accumulating,
@@ -90,9 +91,11 @@ from runtime import (
     reducing,
     regathering,
     sharding,
+    take_start,
+    tell_left,
 )
 from runtime.optimizers import SGD, AdamW
-from run_start import check_run, describe, make_log, set_matmul_precision, training_batches
+from run_start import check_nodes, check_run, describe, make_log, set_matmul_precision, training_batches
 from saving import Saving, failing, locked, resumed_from, saves
 from start_state import prepare
 
@@ -430,7 +433,14 @@ def one_step(
 
 
 def main() -> int:
-    options, failures = parse_arguments(description=(__doc__ or "").partition("\n")[0]), Failures()
+    options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
+    try:
+        if not take_start():
+            return 0
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    failures = Failures()
     with listening() as stop:
         try:
             take_options(options)
@@ -439,6 +449,7 @@ def main() -> int:
             own = (options.timeout, *stages, host, options.hccl_buffer)
             mesh = ParallelMesh.from_environment(MESH, options.backend, *own)
             failures.watch()
+            check_nodes(mesh)
             code = run(options, mesh, stop)
         except NonFinite:  # which `run` has told
             code = EXIT_CODE
@@ -453,6 +464,7 @@ def main() -> int:
         failures.close()
         mesh = None
         leave()
+        tell_left()
     return code
 
 

@@ -92,6 +92,7 @@ from .redistribution import (
 from .ring import balanced_ring_attention, ring_attention
 from .rotary import rotate_half
 from .stages import Stages
+from .start_variables import StartError, node_name, take_start, tell_left
 from .stop_signals import EXIT_STOPPED, StopSignals, listening
 from .training_log import TrainingLog
 from .user_code import register_operators
@@ -118,6 +119,7 @@ __all__ = [
     "SaveError",
     "Sharding",
     "Stages",
+    "StartError",
     "StopSignals",
     "TrainingLog",
     "Transport",
@@ -165,6 +167,7 @@ __all__ = [
     "local",
     "make_schedule",
     "mask",
+    "node_name",
     "parallel_attention",
     "parallel_cross_entropy",
     "parallel_embedding_bag",
@@ -212,6 +215,8 @@ __all__ = [
     "slice_shard",
     "start_loss_sum",
     "synchronised_batch_norm",
+    "take_start",
+    "tell_left",
     "to_device",
     "to_host",
     "unpacked",

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
+from .start_variables import tell_left
+
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 5.0  # in which rank 0 can say what is wrong with all
 _COUNT, _CODE = "autoshard/failures", "autoshard/failure"
@@ -45,6 +47,7 @@ class Failures:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the process that had it
             while not self.closed.wait(POLL_SECONDS):
                 if (code := self._told()) is not None:
+                    tell_left()
                     os._exit(code)
 
     def _told(self) -> int | None:
@@ -74,6 +77,8 @@ class Failures:
             code = code if (told := self._told()) is None else told
         time.sleep(4 * POLL_SECONDS)  # while the others read it, as the store may be this process's
         sys.stdout.flush()
+        with contextlib.suppress(RuntimeError):
+            tell_left()
         os._exit(code)
 
     def _another_tells(self) -> bool:
