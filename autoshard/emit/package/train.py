@@ -464,7 +464,7 @@ def main() -> int:
         failures.close()
         mesh = None
         leave()
-        tell_left()
+        tell_left(waits=True)
     return code
 
 

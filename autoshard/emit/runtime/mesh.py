@@ -67,8 +67,8 @@ class ParallelMesh:
         host: bool = False,
         hccl_buffers: Mapping[str, int] | None = None,
     ) -> ParallelMesh:
-        """Joins the processes that torchrun, or another launcher that `start_variables` knows, started. `backend` is gloo
-        (CPU), nccl (CUDA) or hccl (Ascend).
+        """Joins the processes that torchrun, or another launcher that `start_variables` knows, started. `backend` is
+        gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
         `timeout_seconds`: of a collective, None for the backend's own. With `stages`, each has a mesh of its own, and
         holds `virtual` parts of the model. `host`: some of the model lies in host memory, for which gloo joins the

@@ -7,6 +7,7 @@ that introduces the others to each other; without one, a worker on that host doe
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -27,7 +28,7 @@ _NAMES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_STORES: list[Any] = []  # of this process's own, as long as it lives
+_STORES: list[tuple[Any, bool]] = []  # and whether it is this process's own
 
 
 class StartError(Exception):
@@ -89,9 +90,13 @@ def _join(environment: MutableMapping[str, str]) -> bool:
     if not workers.isdecimal() or not int(workers) or not port.isdecimal() or role not in ("MS_WORKER", "MS_SCHED"):
         told = f"MS_ROLE={role}, MS_WORKER_NUM={workers}, MS_SCHED_PORT={port}"
         raise StartError(f"{told}: expected MS_WORKER or MS_SCHED, a number of workers and a port")
-    store = _store(host, int(port))
+    store, has_it = _store(host, int(port))
     if role == "MS_SCHED":
-        return _introduce(store, int(workers))
+        store.add("ms/others", 1)
+        _wait_for(store, int(workers))
+        with contextlib.suppress(RuntimeError):
+            store.add("ms/left", 1)
+        return False
     rank = next((environment[name] for name in ("RANK_ID", "MS_NODE_ID") if environment.get(name, "").isdecimal()), "")
     rank = rank or str(store.add("ms/joined", 1) - 1)
     node = f"ms/node/{node_name()}"
@@ -102,19 +107,19 @@ def _join(environment: MutableMapping[str, str]) -> bool:
     here = str(max(store.add(node, 0), 1))
     environment.update(zip(_TORCHRUN, (rank, workers, local, here), strict=True))
     environment.update(MASTER_ADDR=host, MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
-    _STORES.append(store)
+    _STORES.append((store, has_it))
     return True
 
 
-def _store(host: str, port: int) -> Any:
-    """On that host, the first process has it; the others are told of it."""
+def _store(host: str, port: int) -> tuple[Any, bool]:
+    """And whether this process has it: the first on that host."""
     wait = datetime.timedelta(seconds=_JOIN_SECONDS)
     if _is_here(host):
         try:
-            return dist.TCPStore(host, port, None, is_master=True, timeout=wait, wait_for_workers=False)
+            return dist.TCPStore(host, port, None, is_master=True, timeout=wait, wait_for_workers=False), True
         except RuntimeError:  # another process has the port
             pass
-    return dist.TCPStore(host, port, None, is_master=False, timeout=wait)
+    return dist.TCPStore(host, port, None, is_master=False, timeout=wait), False
 
 
 def _is_here(host: str) -> bool:
@@ -127,19 +132,22 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def _introduce(store: Any, workers: int) -> bool:
-    """Until all workers have left; one that was killed does not say so, and is not waited for."""
+def _wait_for(store: Any, count: int) -> None:
+    """Until so many have left; those that were killed don't say so, and are not waited for."""
     first = 0.0
-    while (left := store.add("ms/left", 0)) < workers:
-        first = first or (time.monotonic() if left else 0.0)
-        if first and time.monotonic() > first + _LEAVE_SECONDS:
-            break
-        time.sleep(0.5)
-    return False
+    with contextlib.suppress(RuntimeError):  # a worker has the store, and has ended: so have the others
+        while (left := store.add("ms/left", 0)) < count:
+            first = first or (time.monotonic() if left else 0.0)
+            if first and time.monotonic() > first + _LEAVE_SECONDS:
+                break
+            time.sleep(0.2)
 
 
-def tell_left() -> None:
-    """To who introduced this process, that it needs nothing any more."""
-    for store in _STORES:
-        store.add("ms/left", 1)
+def tell_left(waits: bool = False) -> None:
+    """To the other processes, that this one needs nothing any more. `waits`: who has the store ends last."""
+    with contextlib.suppress(RuntimeError):
+        for store, has_it in _STORES:
+            store.add("ms/left", 1)
+            if has_it and waits:
+                _wait_for(store, int(os.environ["WORLD_SIZE"]) + store.add("ms/others", 0))
     _STORES.clear()
