@@ -45,7 +45,9 @@ def start_loss_sum(
             first()
         for axis in axes[1:]:
             mesh[axis].transport.all_reduce(total)()
-        for axis in set(mesh.axes) - set(axes) if counts else ():
+        for axis in mesh.axes if counts else ():  # in one order on all devices
+            if axis in axes:
+                continue
             mesh[axis].transport.all_reduce(total[1:])()
         return total if mesh.stages is None else mesh.stages.all_reduce(total)
 
