@@ -47,25 +47,39 @@ class Ranks:
         return [process.exitcode or 0 for process in self.processes]
 
 
-def start(package: Path, *options: object, ranks: int = 2, largest_file: int = 0) -> Ranks:
-    """`train.py --backend gloo OPTIONS`. `largest_file`: bytes; a disk that is full for what is larger."""
+def start(
+    package: Path,
+    *options: object,
+    ranks: int = 2,
+    largest_file: int = 0,
+    environments: list[dict[str, str]] | None = None,
+) -> Ranks:
+    """`train.py --backend gloo OPTIONS`. `largest_file`: bytes; a disk that is full for what is larger.
+
+    `environments`: of each process, in place of torchrun's.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    files = [package.parent / f"rank-{port}-{rank}" for rank in range(ranks)]
+    own = environments or [_environment(rank, ranks, port) for rank in range(ranks)]
+    files = [package.parent / f"rank-{port}-{rank}" for rank in range(len(own))]
     words = ["train.py", "--backend", "gloo", *map(str, options)]
-    each = [(package, words, rank, ranks, port, files[rank], largest_file) for rank in range(ranks)]
+    each = [(package, words, *one, largest_file) for one in zip(own, files, strict=True)]
     processes: list[BaseProcess] = [context.Process(target=_rank, args=one) for one in each]
     for process in processes:
         process.start()
     return Ranks(processes, files)
 
 
-def _rank(package: Path, words: list[str], rank: int, ranks: int, port: int, file: Path, largest_file: int) -> None:
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in own.items()}, MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1")
+    return {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
+
+
+def _rank(package: Path, words: list[str], own: dict[str, str], file: Path, largest_file: int) -> None:
+    os.environ.update(own, OMP_NUM_THREADS="1")
     said = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
