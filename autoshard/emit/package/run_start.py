@@ -44,10 +44,10 @@ def check_nodes(mesh: ParallelMesh) -> None:
         return
     ranks = dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"autoshard/node/{mesh.global_rank}", node_name())
+    store.set(f"train/node/{mesh.global_rank}", node_name())
     if mesh.global_rank:
         return
-    nodes = [store.get(f"autoshard/node/{rank}").decode() for rank in range(ranks)]
+    nodes = [store.get(f"train/node/{rank}").decode() for rank in range(ranks)]
     sizes = {"stage": STAGES, **MESH} if STAGES > 1 else MESH
     stride = ranks
     for axis, size in sizes.items():

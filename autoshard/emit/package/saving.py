@@ -171,12 +171,12 @@ def resumed_from(options: argparse.Namespace, rank: int) -> str | None:
     several = dist.is_initialized() and dist.get_world_size() > 1
     store = dist.distributed_c10d._get_default_store() if several else None
     if rank and store is not None:
-        return store.get("autoshard/resume").decode() or None
+        return store.get("train/resume").decode() or None
     found = _last_whole(options.save)
     if found is None:
         print(f"--resume auto: no checkpoint in {options.save}: a fresh start", flush=True)
     if store is not None:
-        store.set("autoshard/resume", str(found or ""))
+        store.set("train/resume", str(found or ""))
     return found and str(found)
 
 

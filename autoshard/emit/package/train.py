@@ -62,6 +62,7 @@ from run_options import (
     take_options,
     tell_unused_buffers,
 )
+from run_start import check_nodes, check_run, describe, make_log, set_matmul_precision, training_batches
 from runtime import (
     EXIT_CODE,
     EXIT_STOPPED,
@@ -95,7 +96,6 @@ from runtime import (
     tell_left,
 )
 from runtime.optimizers import SGD, AdamW
-from run_start import check_nodes, check_run, describe, make_log, set_matmul_precision, training_batches
 from saving import Saving, failing, locked, resumed_from, saves
 from start_state import prepare
 

@@ -17,7 +17,7 @@ from .start_variables import tell_left
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 5.0  # in which rank 0 can say what is wrong with all
-_COUNT, _CODE = "autoshard/failures", "autoshard/failure"
+_COUNT, _CODE = "train/failures", "train/failure"
 
 
 class Failures:
