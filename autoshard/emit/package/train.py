@@ -99,7 +99,6 @@ from runtime.optimizers import SGD, AdamW
 from saving import Saving, failing, locked, resumed_from, saves
 from start_state import prepare
 
-
 # --- one step ---
 
 
