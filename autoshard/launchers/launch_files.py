@@ -99,11 +99,12 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
     job = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:50] or "train"
     if not job[0].isalpha():
         job = f"train-{job}"
+    here = launch.hosts or ("localhost",) * (launch.nodes == 1)
     values = {
         "name": f"the package {printable(folder.resolve().name)}",
         "file": launch.path, "job": job, "folder": folder.resolve().name, "device": device, "resources": RESOURCES,
         "nodes": launch.nodes, "per_node": launch.per_node, "processes": launch.nodes * launch.per_node,
-        "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in launch.hosts),
+        "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in here),
         "options": typed(*launch.options), "words": list(launch.options), "minutes": launch.minutes,
         "grace": launch.grace, "stopped": STOPPED, "image": launch.image, "python": typed(launch.python),
     }  # fmt: skip
