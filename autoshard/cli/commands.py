@@ -393,6 +393,25 @@ def diff(options: argparse.Namespace) -> int:
     return 0
 
 
+def launch(options: argparse.Namespace) -> int:
+    """Write what a launcher or scheduler reads beside a package, and start it."""
+    from autoshard.api import verbs
+    from autoshard.launchers import launch_files, starting
+
+    made, folder = verbs.load_plan(options.plan), options.plan
+    more = {name: getattr(options, name) for name in ("minutes", "grace", "python")}
+    more |= {"image": options.image} if options.image else {}
+    hosts = options.hosts.split(",") if options.hosts else []
+    wanted = launch_files.launch_of(made.plan, options.on, options.nodes, hosts, options.options, **more)
+    file = launch_files.write_launch(wanted, made.plan, folder)
+    start = typed(*starting.start_words(wanted, folder))
+    if options.json:
+        _print_json({"file": str(file), "start": start})
+    elif not options.start:
+        print(f"{file}\nnext: {start}")
+    return starting.start(wanted, folder) if options.start else 0
+
+
 def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
     from autoshard.cli import estimate_options
     from autoshard.estimate.packages.package_runs import best_runs_any
@@ -463,7 +482,7 @@ def prove(options: argparse.Namespace) -> int:
     return CheckError.exit_code if any(outcome.failures for outcome in outcomes) else 0
 
 
-VERBS = (trace, plan, verify, simulate, compare, report, explain, diff, estimate, profiles, calibrate, prove)
+VERBS = (trace, plan, verify, simulate, compare, report, explain, diff, estimate, profiles, calibrate, prove, launch)
 
 
 if __name__ == "__main__":

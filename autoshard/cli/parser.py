@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
         if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
             for word in before[: before.index("--")] if "--" in before else before:
                 name = word.partition("=")[0]
-                if (name.startswith("--") or re.fullmatch("-[A-Za-z]", name)) and name not in own:
+                if " " not in name and (name.startswith("--") or re.fullmatch("-[A-Za-z]", name)) and name not in own:
                     words = {option.lstrip("-"): option for option in own}  # the dashes are alike in all
                     near = [words[word] for word in difflib.get_close_matches(name.lstrip("-"), words, 1)]
                     raise UsageError(f"{self.prog} has no option {name}", near[0] if near else f"{self.prog} --help")
@@ -317,6 +317,23 @@ def _add_estimate(parser: argparse.ArgumentParser) -> None:
     estimate_options.add_options(parser)
 
 
+def _add_launch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package")
+    known = ["torchrun", "ssh", "slurm", "kubernetes", "mpirun", "ray"]
+    parser.add_argument("--on", required=True, choices=known, help="what starts the processes")
+    nodes = "default: as few as the profile's devices per node allow"
+    parser.add_argument("--nodes", type=whole("--nodes"), metavar="N", help=nodes)
+    parser.add_argument("--hosts", metavar="A,B,…", help="names of the nodes, in the order of the ranks")
+    told = "of train.py, default '--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto'"
+    parser.add_argument("--options", metavar="WORDS", help=told)
+    parser.add_argument("--minutes", type=whole("--minutes"), metavar="N", help="Slurm's time limit of the job")
+    grace = "seconds from the signal to the end of a job, to save in (Slurm, Kubernetes), default 120"
+    parser.add_argument("--grace", type=whole("--grace"), default=120, metavar="N", help=grace)
+    parser.add_argument("--image", metavar="NAME", help="Kubernetes' container, default PyTorch's own")
+    parser.add_argument("--python", default="python", metavar="PATH", help="the interpreter on the nodes")
+    parser.add_argument("--start", action="store_true", help="also start it, where the launcher's program is here")
+
+
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "trace": _add_trace,
     "plan": _add_plan,
@@ -330,4 +347,5 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "profiles": _add_profiles,
     "calibrate": _add_calibrate,
     "prove": _add_prove,
+    "launch": _add_launch,
 }

@@ -37,7 +37,7 @@ RUNTIME_NAMES = frozenset({
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES",
-    "Holder",
+    "Holder", "DEVICES_PER_NODE",
     "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION",
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
@@ -228,6 +228,7 @@ def facts(
         "",
         f"PLAN = {quoted(header.plan_hash)}",
         f"MESH = {{{mesh}}}  # outermost first; ranks are row-major over it",
+        f"DEVICES_PER_NODE = {header.devices_per_node}  # as planned: neighbouring ranks are on one node",
     ]
     lines += [
         "# name: global shape, dtype, layout, synthetic numbers from [low, high), floats normal where low is high",

@@ -7,6 +7,7 @@ from autoshard.emit.header import Header
 from autoshard.ir.program import Program
 
 NONFINITE = 7  # `runtime/nonfinite.py` has it
+STOPPED = 75  # `runtime/stop_signals.py` has it
 
 
 def training(program: Program, header: Header) -> str:
@@ -57,9 +58,15 @@ torchrun ... train.py --weights model.safetensors            # start from the or
 torchrun ... train.py --weights folder                       # of shards with their index: each rank reads its part
 torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step; --save-async: beside training
 torchrun ... train.py --resume checkpoints                   # also in a package planned for another mesh
+torchrun ... train.py --save checkpoints --resume auto       # go on with the last whole one there, or begin; --keep N
 python convert.py --to-original checkpoints/step-100 model.safetensors
 python convert.py --to-sharded model.safetensors checkpoint
 ```
+
+SIGTERM or SIGINT, to one rank or all, ends a run after the step that is running: a checkpoint is saved, and all ranks
+end with exit code {STOPPED}, which says "start it again, with `--resume auto`" (torchrun ends with 1 itself, and kills
+what has not ended after 30 s). A second signal, a second or more later, ends at once. One job writes in a folder at a
+time, and only checkpoints of one run. A failure is told by the rank that knows it, in a line; `--traceback` shows more.
 
 Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
 `train.py` and `convert.py` read them, and files of weights, as data: what would run code is refused. torch's own

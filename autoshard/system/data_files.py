@@ -1,4 +1,4 @@
-"""Finds the data folders (`hardware_profiles`, `costmodels`, `reports`, `examples`) in a clone and in a wheel alike."""
+"""Finds the data folders (`hardware_profiles`, `costmodels`, `reports`, …) in a clone and in a wheel alike."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ make = Loader
 
 def test_the_state_of_a_loader_is_that_of_its_batch(start: Start, tmp_path: Path) -> None:
     """Whatever the loader does to it later; what could not be read back is said before it is written."""
-    options = ("--steps", 5, "--prefetch", 4, "--save", tmp_path / "saved", "--save-every", 2)
-    for state in ("[0]", "[fractions.Fraction(1)]"):
+    options = ("--steps", 5, "--prefetch", 4, "--save-every", 2, "--save")
+    for state, saved in (("[0]", "saved"), ("[fractions.Fraction(1)]", "other")):
         (tmp_path / "live.py").write_text(LIVE.format(state=state))
-        code, _, told = start(*options, "--data", f"{tmp_path / 'live.py'}:make")
+        code, _, told = start(*options, tmp_path / saved, "--data", f"{tmp_path / 'live.py'}:make")
         assert code == (0 if state == "[0]" else 2), told
     assert torch.load(tmp_path / "saved/step-2/loader-0.pt") == {"ranks": 1, "state": [2]}
     assert "could not be read back" in told and "fractions.Fraction" in told

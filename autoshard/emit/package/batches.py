@@ -30,6 +30,10 @@ class BatchError(UserError):
     """The same, of a batch that one rank got: shown by that rank."""
 
 
+class ElsewhereError(UserError):
+    """The same, of which another rank knows more: shown by that one."""
+
+
 def set_size(name: str, size: int) -> None:
     """Another `batch` or `sequence` than planned, of all devices: to be called before any batch is read.
 
@@ -149,13 +153,15 @@ MARKED_BYTES = 1 << 20  # of each tensor: batches that differ, differ early
 MARKS = 1 << 23  # float32 holds twice as many exactly
 
 
-def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> None:
+def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int = 0, ends: int = 0) -> None:
     """UserError where ranks that hold the same part of an input, as those of tensor parallelism, got other values.
 
-    All ranks must call it, and all of them raise. Compared is a checksum of the first MiB.
+    All ranks must call it, and all of them raise. Compared is a checksum of the first MiB, and before it `ends`: how
+    often this rank's loader has ended.
     """
     names = list(INPUTS)
-    found = torch.zeros((2, len(names), mesh_size(mesh)))
+    found = torch.zeros((2, len(names) + 1, mesh_size(mesh)))
+    found[0, -1, 0], found[1, -1, 0] = ends, MARKS - ends
     for row, name in enumerate(names):
         mark = 0
         for batch in batches:
@@ -169,7 +175,9 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> 
     if mesh.stages is not None:
         mesh.stages.transport.all_reduce(found, "max")()
     largest, least = found[0], MARKS - found[1]
-    differ = ((largest != least) & (found[1] > 0)).any(1).tolist()
+    if largest[-1, 0] > least[-1, 0]:
+        raise _ended(step, ends > least[-1, 0])
+    differ = ((largest != least) & (found[1] > 0)).any(1).tolist()[: len(names)]
     if any(differ):
         told = ", ".join(repr(name) for name, one in zip(names, differ, strict=True) if one)
         raise UserError(
@@ -177,6 +185,23 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> 
             "  try: the same order and the same random numbers on every rank, from the `seed` that the function is"
             " given; where each rank reads its own samples, choose them by the axes that cut the batch, not by the rank"
         )
+
+
+def check_ends(mesh: ParallelMesh, step: int, own: int, of_all: float) -> None:
+    """Raises where loaders have ended in different steps. `own`: how often this rank's has, `of_all`: the sum."""
+    ranks = mesh_size(mesh) * (1 if mesh.stages is None else mesh.stages.count)
+    if own * ranks != of_all:
+        raise _ended(step, own * ranks > of_all)
+
+
+def _ended(step: int, here: bool) -> UserError:
+    """BatchError on the ranks whose loader has ended: they know."""
+    if not here:
+        return ElsewhereError(f"--data: the loader of another rank ended before step {step}, and this one's did not")
+    return BatchError(
+        f"--data: this rank's loader ended before step {step}, and those of other ranks did not\n"
+        "  try: as many batches on every rank, as of a DistributedSampler with drop_last=True"
+    )
 
 
 def mesh_size(mesh: ParallelMesh) -> int:
@@ -237,7 +262,7 @@ def loader_batches(
     The function gets those of the keywords `mesh`, `rank`, `seed`, `inputs` and `parts` that it takes. A loader with
     `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader, goes on from the `state` that a checkpoint
     has of it; of others the batches before `start` are read and thrown away. `saved_after`: the batches, counted from
-    1, after which the state is wanted.
+    1, after which the state is wanted. Beside each stands how often the loader has ended, from batch `start` on.
     """
     make_loader = load_function(spec, option)
     offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS, "parts": parts(mesh)}
@@ -250,7 +275,7 @@ def loader_batches(
         raise UserError(f"{told}\n  try: a function without arguments, or with defaults for others")
     loader = make_loader(**keywords)
     keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-    position = 0
+    position, ends = 0, 0
     if keeps_state and state is not None:
         loader.load_state_dict(state)
         position = start
@@ -260,10 +285,11 @@ def loader_batches(
             position += 1
             if position > start:
                 wanted = keeps_state and saved_after(position)
-                yield checked(batch, mesh), state_now(loader, f"{option} {spec}") if wanted else None
+                yield checked(batch, mesh), state_now(loader, f"{option} {spec}") if wanted else None, ends
         if position == before and state is None:
             raise UserError(f"{option} {spec}: the loader yields no batch")
         if once:
             return
         state = None  # it was at its end
+        ends += position >= start
         loader = loader if keeps_state else make_loader(**keywords)

@@ -21,6 +21,7 @@ from runtime import SHAPES, ParallelMesh
 
 BACKENDS = ("gloo", "nccl", "hccl")
 LEARNING_RATE = 3e-4
+AUTO = "auto"  # of --resume
 
 
 def parse_arguments(argv: Sequence[str] | None = None, description: str = "") -> argparse.Namespace:
@@ -47,6 +48,7 @@ def _add_run(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--matmul-precision", choices=("highest", "high", "medium"), default="highest", help=precision)
     compiled = "each block whole, by torch.compile's inductor or another backend of it"
     parser.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND", help=compiled)
+    parser.add_argument("--traceback", action="store_true", help="also show where in the code an error was raised")
     parser.add_argument("--dry-run", action="store_true", help="build the model, say what it holds, and stop")
 
 
@@ -87,7 +89,10 @@ def _add_state(parser: argparse._ArgumentGroup) -> None:
         "--save-every", type=int, default=0, metavar="N", help="also every N steps, not only at the end"
     )
     parser.add_argument("--save-async", action="store_true", help="write them while training goes on")
-    parser.add_argument("--resume", metavar="DIR", help="continue from a checkpoint, or from the last one in DIR")
+    kept = "the last N of them; an older one is removed when a newer one is whole. Without it all are kept"
+    parser.add_argument("--keep", type=int, metavar="N", help=kept)
+    resume = "continue from a checkpoint, or from the last one in DIR; auto: in the folder of --save, if it has one"
+    parser.add_argument("--resume", metavar="DIR|auto", help=resume)
 
 
 def _add_log(parser: argparse._ArgumentGroup) -> None:
@@ -120,6 +125,10 @@ def take_options(options: argparse.Namespace) -> None:
         raise UserError("--eval-every needs batches to evaluate on\n  try: --eval-data data.py:make_held_out")
     if options.save_async and not options.save:
         raise UserError("--save-async needs a folder\n  try: --save checkpoints --save-async")
+    if options.keep is not None and not (options.save and options.keep >= 1):
+        raise UserError(f"--keep {options.keep}: expected 1 or more, and a folder\n  try: --save checkpoints --keep 2")
+    if options.resume == AUTO and not options.save:
+        raise UserError("--resume auto goes on in the folder of --save\n  try: --save checkpoints --resume auto")
     if options.loss_scale is not None and PRECISION != "fp16-mixed":
         raise UserError(
             f"--loss-scale: this package was planned in {PRECISION}, whose loss needs no scale\n  try: without it"

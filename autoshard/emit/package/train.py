@@ -18,9 +18,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import sys
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
@@ -29,12 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batches import BatchError, UserError, check_agreement, loader_batches, local_shape, synthetic_batches
+from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
-    HAS_LOSS,
     HOST_TABLES,
     INPUTS,
     LABEL_COUNTS,
@@ -42,7 +41,6 @@ from model_parallel import (
     MESH,
     MICRO_BATCHES,
     OPTIMIZER,
-    PLAN,
     PRECISION,
     SHARED,
     STAGES,
@@ -64,36 +62,42 @@ from run_options import (
     take_options,
     tell_unused_buffers,
 )
+from run_start import check_nodes, check_run, describe, make_log, set_matmul_precision, training_batches
 from runtime import (
     EXIT_CODE,
+    EXIT_STOPPED,
+    Failures,
     FiniteSteps,
     LossScaler,
     NonFinite,
     ParallelMesh,
     Pipeline,
     Prefetched,
+    StartError,
+    StopSignals,
     TrainingLog,
     accumulating,
     clip_gradients,
     compile_blocks,
+    described,
     finish_saving,
     gathered_ahead,
     gathered_together,
     has_fused_adamw,
     label_shares,
     leave,
+    listening,
     make_schedule,
     profiling,
     reducing,
     regathering,
-    save_checkpoint,
     sharding,
+    take_start,
+    tell_left,
 )
 from runtime.optimizers import SGD, AdamW
-from start_state import prepare, saved_loader
-
-PATIENCE = 5.0  # seconds in which rank 0 can say what is wrong, before torchrun ends it
-
+from saving import Saving, failing, locked, resumed_from, saves
+from start_state import prepare
 
 # --- one step ---
 
@@ -287,66 +291,8 @@ def rate(seconds: float) -> str:
     return f"{count / seconds:.0f} {'tokens' if tokens else 'samples'}/s"
 
 
-def describe(model: nn.Module, mesh: ParallelMesh) -> None:
-    """What this rank holds, by rank 0."""
-    local = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
-    whole = sum(math.prod(sharding(p).shape) for p in model.parameters())
-    axes = ", ".join(f"{name}={n}" for name, n in mesh.axes.items())
-    axes += f", stage 0 of {STAGES}," if STAGES > 1 else ""
-    print(f"plan {PLAN}, mesh {axes} on {mesh.device.type}: {whole:,} parameters, {local:,} on rank 0", flush=True)
-    for name in INPUTS:
-        print(f"  input {name}: global {tuple(INPUTS[name][0])}, local {local_shape(name, mesh)}", flush=True)
-
-
-def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int) -> Prefetched:
-    """From the step after `done` on."""
-    start = done * MICRO_BATCHES
-    if not options.data:
-        made = ((batch, None) for batch in synthetic_batches(mesh, mesh.random.seed, start))
-        return Prefetched(made, mesh.device, 0)
-    state = saved_loader(options.resume) if options.resume else None
-
-    def saved_after(number: int) -> bool:
-        step, rest = divmod(number, MICRO_BATCHES)
-        return not rest and saves(options, step)
-
-    reading = loader_batches(options.data, mesh, mesh.random.seed, start, state, saved_after)
-    return Prefetched(reading, mesh.device, options.prefetch)
-
-
-def saves(options: argparse.Namespace, step: int) -> bool:
-    """After this step?"""
-    return bool(options.save) and (step == options.steps or bool(options.save_every and step % options.save_every == 0))
-
-
-def make_log(options: argparse.Namespace, mesh: ParallelMesh) -> TrainingLog:
-    try:
-        return TrainingLog(mesh.global_rank, options.log_json, options.tensorboard)
-    except ImportError as error:
-        raise UserError(f"--tensorboard: {error}\n  try: pip install tensorboard, or --log-json FILE") from None
-
-
-def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
-    """UserError on what the package can't do."""
-    if not HAS_LOSS and not options.dry_run:
-        raise UserError(
-            "this package was planned with --eval, or without a loss: there is nothing to train\n"
-            "  try: README.md shows a program that calls the model; to train it, plan without --eval and with a loss"
-        )
-    if options.profile and mesh.device.type == "npu":
-        raise UserError(
-            "--profile records with torch.profiler, which knows no Ascend\n  try: torch_npu.profiler, or msprof"
-        )
-
-
-def set_matmul_precision(precision: str, device: torch.device) -> None:
-    """Of float32 products."""
-    torch.set_float32_matmul_precision(precision)
-    if device.type == "npu":  # torch_npu has a switch of its own, and does not read torch's
-        torch.get_device_module(device).matmul.allow_hf32 = precision != "highest"
-
-
-def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
+def run(options: argparse.Namespace, mesh: ParallelMesh, stop: StopSignals | None = None) -> int:
+    """Returns the exit code: 0, or that of a run that a signal has stopped. `stop` hears it."""
     check_run(options, mesh)
     check_evaluation(options)
     set_matmul_precision(options.matmul_precision, mesh.device)
@@ -355,14 +301,24 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     if options.dry_run:
         if first:
             describe(model, mesh)
-        return
+        return 0
     if options.compile is not None:
         count = compile_blocks(model, options.compile)
         if first:
             print(f"compiled at its first call, by {options.compile}: each of {count} blocks", flush=True)
+    with locked(options.save if first else None):
+        stopped = trained(options, mesh, model, stop or StopSignals())
+    tell_unused_buffers(options, mesh)
+    return EXIT_STOPPED if stopped else 0
+
+
+def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, stop: StopSignals) -> bool:
+    """From what the run starts from to its last checkpoint. True where a signal has stopped it before."""
+    first = mesh.global_rank == 0
     optimizer = make_optimizer(model, weight_decay=options.weight_decay)
     scaler = make_scaler(mesh)
     decays = [group["weight_decay"] for group in optimizer.param_groups]
+    options.resume = resumed_from(options, mesh.global_rank)
     done = prepare(model, optimizer, options, mesh.global_rank, scaler)
     if scaler is not None or most_left_out(options):  # a first step that is left out is no mistake in the order
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
@@ -377,11 +333,12 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     schedule = make_schedule(optimizer, done, **shape)
     if options.seed is not None:
         mesh.random.seed = options.seed
+    saving = Saving(options, mesh.global_rank)
     batches, log = training_batches(options, mesh, done), make_log(options, mesh)
     if done >= options.steps and first:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     try:
-        train(model, optimizer, schedule, mesh, batches, options, log, done, scaler)
+        stopped = train(model, optimizer, schedule, mesh, batches, options, log, done, scaler, saving, stop)
     except NonFinite as error:  # on all ranks at once
         finish_saving(last=True)
         if first:
@@ -390,8 +347,15 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         raise
     finally:
         batches.close()
-    finish_saving(last=True)
-    tell_unused_buffers(options, mesh)
+    with failing(options):
+        finish_saving(last=True)
+    saving.remove_older()
+    if stopped:
+        if first:
+            heard = stop.name or "a signal to another rank"
+            print(f"{heard}: stopped{saving.told()}; exit code {EXIT_STOPPED}", flush=True)
+        ends_anywhere(mesh, True)  # all have saved: signals from here on are of a launcher that ends the others
+    return stopped
 
 
 def train(
@@ -403,24 +367,30 @@ def train(
     options: argparse.Namespace,
     log: TrainingLog,
     done: int,
-    scaler: LossScaler | None = None,
-) -> None:
-    """The steps after `done`."""
+    scaler: LossScaler | None,
+    saving: Saving,
+    stop: StopSignals,
+) -> bool:
+    """The steps after `done`. True where a signal, to whatever rank, stops it before the last."""
     updated = model.buffers() if UPDATES_BUFFERS else ()
-    judge = FiniteSteps(mesh, LOSS_AXES, most_left_out(options), scaler, updated)
+    judge = FiniteSteps(
+        mesh, LOSS_AXES, most_left_out(options), scaler, updated, lambda: (bool(stop.name), batches.ends_of_step)
+    )
     with profiling(options.profile, *profiled_steps(options), mesh.global_rank, mesh.device) as profiled:
         for step in range(done + 1, options.steps + 1):
             one_step(model, optimizer, mesh, batches, options, log, step, judge, scaler)
             schedule.step()
             profiled()
-            if evaluates(options, step):
+            stopped = judge.sums[0] > 0 and step < options.steps
+            if evaluates(options, step) and not stopped:
                 loss = evaluate(model, mesh, options)
                 log.write(step, {"eval_loss": loss}, f"step {step}: evaluation loss {loss:.6f}")
-            if saves(options, step):
+            if saves(options, step, stopped):
                 judge.check_saved(model, optimizer)
-                folder, background = f"{options.save}/step-{step}", options.save_async
-                state = {"loader": batches.state, "scaler": scaler}
-                save_checkpoint(folder, model, optimizer, step, background=background, **state)
+                saving.save(step, model, optimizer, batches.state, scaler)
+            if stopped:
+                return True
+    return False
 
 
 def one_step(
@@ -435,16 +405,17 @@ def one_step(
     scaler: LossScaler | None = None,
 ) -> None:
     """Reads, trains, and tells of it."""
-    batch = next(batches) if MICRO_BATCHES == 1 else [next(batches) for _ in range(MICRO_BATCHES)]
+    batch = batches.of_step(MICRO_BATCHES)
     logged = step % options.log_every == 0 or step == options.steps
     if logged:  # other steps don't wait for the device
         if options.data:
-            check_agreement([batch] if MICRO_BATCHES == 1 else batch, mesh)
+            check_agreement(batch, mesh, step, batches.ends_of_step)
         synchronise(mesh.device)
     start = time.perf_counter()
     mesh.random.step = step
     left_out = judge.left_out
-    train_step(model, optimizer, mesh, batch, options.max_norm, scaler, judge)
+    train_step(model, optimizer, mesh, batch if MICRO_BATCHES > 1 else batch[0], options.max_norm, scaler, judge)
+    check_ends(mesh, step, batches.ends_of_step, judge.sums[1])
     if judge.left_out > left_out and mesh.global_rank == 0:
         print(f"step {step}: {judge.told()}: left out, {judge.in_a_row} in a row", flush=True)
     if not logged:
@@ -461,22 +432,38 @@ def one_step(
 
 
 def main() -> int:
-    options, code = parse_arguments(description=(__doc__ or "").partition("\n")[0]), EXIT_CODE
+    options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
     try:
-        take_options(options)
-        check_launch(options.backend)
-        stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)
-        own = (options.timeout, *stages, host, options.hccl_buffer)
-        with contextlib.suppress(NonFinite):  # which `run` has told
-            run(options, ParallelMesh.from_environment(MESH, options.backend, *own))
-            code = 0
-    except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
-        rank = os.environ.get("RANK", "0")
-        if rank != "0" and not isinstance(error, BatchError):
-            time.sleep(PATIENCE)  # rank 0 fails too, and its end ends this process; if not, it is for this rank to say
-        print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr, flush=True)
+        if not take_start():
+            return 0
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    leave()
+    failures = Failures()
+    with listening() as stop:
+        try:
+            take_options(options)
+            check_launch(options.backend)
+            stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)
+            own = (options.timeout, *stages, host, options.hccl_buffer)
+            mesh = ParallelMesh.from_environment(MESH, options.backend, *own)
+            failures.watch()
+            check_nodes(mesh)
+            code = run(options, mesh, stop)
+        except NonFinite:  # which `run` has told
+            code = EXIT_CODE
+        except UserError as error:
+            knows = isinstance(error, BatchError) or (not failures.rank and not isinstance(error, ElsewhereError))
+            return failures.end(str(error), 2, knows)
+        except Exception as error:  # noqa: BLE001 (it is told, by the rank that knows)
+            if options.traceback:
+                traceback.print_exc()
+            return failures.end(f"{described(error)}; --traceback shows more", 1, knows=True)
+        stop.closing = True
+        failures.close()
+        mesh = None
+        leave()
+        tell_left(waits=True)
     return code
 
 

@@ -13,6 +13,7 @@ from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
 from .bags import parallel_embedding_bag
 from .cells import parallel_gru_cell, parallel_lstm_cell, parallel_rnn_cell
 from .checkpoint import (
+    SaveError,
     finish_saving,
     full_state_dict,
     load_checkpoint,
@@ -34,6 +35,7 @@ from .convolution import (
 from .drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
+from .failures import Failures, described
 from .flat_weights import gathered_ahead, gathered_together
 from .float8 import float8_linear
 from .fused_updates import has_fused_adamw
@@ -90,6 +92,8 @@ from .redistribution import (
 from .ring import balanced_ring_attention, ring_attention
 from .rotary import rotate_half
 from .stages import Stages
+from .start_variables import StartError, node_name, take_start, tell_left
+from .stop_signals import EXIT_STOPPED, StopSignals, listening
 from .training_log import TrainingLog
 from .user_code import register_operators
 from .weight_files import WeightFiles
@@ -98,8 +102,10 @@ from .wholes import whole_of
 
 __all__ = [
     "EXIT_CODE",
+    "EXIT_STOPPED",
     "SHAPES",
     "Axis",
+    "Failures",
     "FiniteSteps",
     "Handed",
     "LabelShares",
@@ -110,8 +116,11 @@ __all__ = [
     "Prefetched",
     "Random",
     "Read",
+    "SaveError",
     "Sharding",
     "Stages",
+    "StartError",
+    "StopSignals",
     "TrainingLog",
     "Transport",
     "WeightFiles",
@@ -127,6 +136,7 @@ __all__ = [
     "compile_blocks",
     "copy",
     "counted",
+    "described",
     "dispatched_experts",
     "dropout_mask",
     "exchange",
@@ -149,6 +159,7 @@ __all__ = [
     "init_parameters",
     "label_shares",
     "leave",
+    "listening",
     "load_checkpoint",
     "load_full_state_dict",
     "load_tensors",
@@ -156,6 +167,7 @@ __all__ = [
     "local",
     "make_schedule",
     "mask",
+    "node_name",
     "parallel_attention",
     "parallel_cross_entropy",
     "parallel_embedding_bag",
@@ -203,6 +215,8 @@ __all__ = [
     "slice_shard",
     "start_loss_sum",
     "synchronised_batch_norm",
+    "take_start",
+    "tell_left",
     "to_device",
     "to_host",
     "unpacked",

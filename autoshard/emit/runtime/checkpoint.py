@@ -8,7 +8,7 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -96,12 +97,13 @@ def save_checkpoint(
     loader: Any = None,
     background: bool = False,
     scaler: LossScaler | None = None,
+    run: str = "",
 ) -> None:
     """Writes model, optimizer, step, the seed of dropout and the scale of the loss; the folder appears only when
-    it is complete.
+    it is complete. SaveError, on all ranks, where it can't be written; what there is of it is removed.
 
-    `loader`: the state of this rank's. In the `background`, what is saved is copied to the host, and written while
-    training goes on; `finish_saving` waits for it, and so does the next save.
+    `loader`: the state of this rank's. `run`: of which run it is. In the `background`, what is saved is copied to the
+    host, and written while training goes on; `finish_saving` waits for it, and so does the next save.
     """
     finish_saving()
     named = {names[0]: tensor for names, tensor in _named(model)}
@@ -112,45 +114,72 @@ def save_checkpoint(
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     seed = next((sharding(tensor).mesh.random.seed for tensor in named.values()), 0)
     partial = Path(f"{folder}.partial")
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        training = {"step": step, "seed": seed, "groups": groups}
-        training |= {} if scaler is None else {"scaler": scaler.state_dict()}
-        (partial / "training.json").write_text(json.dumps(training, indent=1))
-    _barrier()
-    if loader is not None:
-        torch.save({"ranks": dist.get_world_size(), "state": loader}, partial / f"loader-{dist.get_rank()}.pt")
+    training = {"step": step, "seed": seed, "groups": groups} | ({"run": run} if run else {})
+    training |= {} if scaler is None else {"scaler": scaler.state_dict()}
+    _together(partial, _fault(lambda: _begin(partial, training)) if dist.get_rank() == 0 else "")
+    held = {"ranks": dist.get_world_size(), "state": loader}
+    fault = _fault(lambda: torch.save(held, partial / f"loader-{dist.get_rank()}.pt")) if loader is not None else ""
     if background and any(sharding(tensor).uneven for tensor in named.values()):
         background = False  # a copy of a table in unequal parts would not know where its rows are
         if dist.get_rank() == 0:
             print(f"{folder} is written at once, not in the background: a table is in unequal parts", flush=True)
     if background:
         copied = {key: value.clone() if value.device.type == "cpu" else value for key, value in state.items()}
-        _SAVING.append((dcp.async_save(copied, checkpoint_id=partial, process_group=_host_group()), Path(folder)))
+        saving = dcp.async_save(copied, checkpoint_id=partial, process_group=_host_group())
+        _SAVING.append((saving, Path(folder), fault))
         return
-    dcp.save(state, checkpoint_id=partial)
-    _appear(Path(folder))
+    _appear(Path(folder), _fault(lambda: dcp.save(state, checkpoint_id=partial)) or fault)
 
 
-_SAVING: list[tuple[Any, Path]] = []  # what is written in the background: at most one
+class SaveError(Exception):
+    """A checkpoint could not be written: no space is left, say."""
+
+
+def _begin(partial: Path, training: dict[str, Any]) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / "training.json").write_text(json.dumps(training, indent=1))
+
+
+def _fault(write: Callable[[], object]) -> str:
+    """What went wrong; "" where nothing did."""
+    try:
+        write()
+    except CheckpointException as error:  # torch gathers those of all ranks
+        return fault_of(next(cause for cause, _ in error.failures.values()))
+    except (OSError, RuntimeError) as error:  # torch's own writer of files knows RuntimeError only
+        return fault_of(error)
+    return ""
+
+
+def _together(partial: Path, fault: str) -> None:
+    """A barrier. SaveError on all ranks where one of them has a fault; the folder is removed then."""
+    faults: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault)
+    told = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
+    if told:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise SaveError(f"{partial.with_suffix('')} could not be written, by {told[0]}")
+
+
+_SAVING: list[tuple[Any, Path, str]] = []  # what is written in the background: at most one
 _HOST_GROUPS: list[Any] = []
 
 
 def finish_saving(last: bool = False) -> None:
     """Waits for what is written in the background. All ranks must call it. `last`: no save will follow."""
     while _SAVING:
-        saving, folder = _SAVING.pop()
-        getattr(saving, "upload_completion", saving).result()
-        _appear(folder)
+        saving, folder, fault = _SAVING.pop()
+        wait = getattr(saving, "upload_completion", saving).result
+        _appear(folder, _fault(wait) or fault)
     if last:
         _HOST_GROUPS.clear()
 
 
-def _appear(folder: Path) -> None:
-    if dist.get_rank() == 0:
-        put_in_place(folder)
-    _barrier()
+def _appear(folder: Path, fault: str) -> None:
+    _together(Path(f"{folder}.partial"), fault)
+    _together(Path(f"{folder}.partial"), _fault(lambda: put_in_place(folder)) if dist.get_rank() == 0 else "")
 
 
 def put_in_place(folder: str | Path) -> None:
@@ -162,12 +191,6 @@ def put_in_place(folder: str | Path) -> None:
         os.replace(folder, older)
     os.replace(f"{folder}.partial", folder)
     shutil.rmtree(older, ignore_errors=True)
-
-
-def _barrier() -> None:
-    """Of all ranks. Where no device is bound to the process group, older torch guesses one for NCCL."""
-    nccl = "nccl" in str(dist.get_backend_config())
-    dist.barrier(device_ids=[torch.cuda.current_device()] if nccl else None)
 
 
 def _host_group() -> Any:

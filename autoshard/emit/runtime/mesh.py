@@ -22,6 +22,7 @@ from .host_rows import HOST
 from .micro_batches import LabelShares
 from .randomness import Random
 from .stages import Stages
+from .start_variables import take_start
 
 Timeout = datetime.timedelta | None  # of a collective; None: the backend's own
 
@@ -66,12 +67,14 @@ class ParallelMesh:
         host: bool = False,
         hccl_buffers: Mapping[str, int] | None = None,
     ) -> ParallelMesh:
-        """Joins the processes that torchrun started. `backend` is gloo (CPU), nccl (CUDA) or hccl (Ascend).
+        """Joins the processes that torchrun, or another launcher that `start_variables` knows, started. `backend` is
+        gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
         `timeout_seconds`: of a collective, None for the backend's own. With `stages`, each has a mesh of its own, and
         holds `virtual` parts of the model. `host`: some of the model lies in host memory, for which gloo joins the
         hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group, by its axes (`tp`, `dp+tp`).
         """
+        take_start()
         size, started = math.prod(axes.values()) * stages, int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())

@@ -27,9 +27,17 @@ class NonFinite(Exception):
     """The run ends: on all devices, in the same step."""
 
 
-def start_loss_sum(mesh: ParallelMesh, loss: Tensor, axes: Sequence[str]) -> Callable[[], Tensor]:
-    """The loss of the global batch, from the partial sum of each device over `axes`. The call waits for it."""
+def start_loss_sum(
+    mesh: ParallelMesh, loss: Tensor, axes: Sequence[str], counts: Sequence[float] = ()
+) -> Callable[[], Tensor]:
+    """The loss of the global batch, from the partial sum of each device over `axes`. The call waits for it.
+
+    With `counts`, their sums over all devices follow it.
+    """
     total = loss.detach().to(torch.float32).clone()
+    if counts:
+        own = total.new_tensor(counts) if any(counts) else total.new_zeros(len(counts))
+        total = torch.cat([total.reshape(1), own])
     first = mesh[axes[0]].transport.all_reduce(total) if axes else None
 
     def whole() -> Tensor:
@@ -37,6 +45,10 @@ def start_loss_sum(mesh: ParallelMesh, loss: Tensor, axes: Sequence[str]) -> Cal
             first()
         for axis in axes[1:]:
             mesh[axis].transport.all_reduce(total)()
+        for axis in mesh.axes if counts else ():  # in one order on all devices
+            if axis in axes:
+                continue
+            mesh[axis].transport.all_reduce(total[1:])()
         return total if mesh.stages is None else mesh.stages.all_reduce(total)
 
     return whole
@@ -46,15 +58,16 @@ class FiniteSteps:
     """Judges each step before its update. `most`: so many in a row are left out; one more raises NonFinite.
 
     In float16, gradients that overflow under the scale of a finite loss are the scaler's business, and don't count.
-    `buffers`: those that a forward updates, which a step that is left out must leave as they were.
+    `buffers`: those that a forward updates, which a step that is left out must leave as they were. `counts`: numbers of
+    this device, whose sums over all are `sums` after each step: what all must agree on costs no collective of its own.
     """
 
     def __init__(
         self, mesh: ParallelMesh, loss_axes: Sequence[str], most: int = 0, scaler: LossScaler | None = None,
-        buffers: Iterable[Tensor] = (),
+        buffers: Iterable[Tensor] = (), counts: Callable[[], Sequence[float]] = tuple,
     ) -> None:  # fmt: skip
         self.mesh, self.loss_axes, self.most, self.scaler = mesh, loss_axes, most, scaler
-        self.buffers = list(buffers) if most else []
+        self.buffers, self.counts, self.sums = list(buffers) if most else [], counts, list[float]()
         self.in_a_row, self.left_out, self.loss, self.norm = 0, 0, 0.0, 0.0
 
     def before(self) -> None:
@@ -63,11 +76,12 @@ class FiniteSteps:
 
     def begin(self, loss: Tensor) -> None:
         """Beside the norm, the loss is summed."""
-        self.whole = start_loss_sum(self.mesh, loss, self.loss_axes)
+        self.whole = start_loss_sum(self.mesh, loss, self.loss_axes, self.counts())
 
     def accepts(self, norm: Tensor) -> bool:
         """Whether the optimizer may step. On all devices alike."""
-        self.loss, self.norm = float(self.whole()), float(norm)
+        self.loss, *self.sums = self.whole().reshape(-1).tolist()
+        self.norm = float(norm)
         if math.isfinite(self.loss) and math.isfinite(self.norm):
             self.in_a_row = 0
             return True

@@ -6,22 +6,25 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-Read = tuple[list[Tensor], Any]  # a batch, and the state of what it was read from just after it
+# A batch, the state of what it was read from just after it, and how often that has ended.
+Read = tuple[list[Tensor], Any] | tuple[list[Tensor], Any, int]
 
 
 class Prefetched(Iterator[list[Tensor]]):
-    """What `reading` yields, on `device`, up to `ahead` of them early. `state`: after the batch that was taken last.
+    """What `reading` yields, on `device`, up to `ahead` of them early. `state`: after the batch that was taken last;
+    `ends`: how often what is read had ended before it.
 
     An error of the reading is raised where its batch would have been taken.
     """
 
     def __init__(self, reading: Iterator[Read], device: torch.device, ahead: int) -> None:
-        self.reading, self.device, self.state = reading, device, None
+        self.reading, self.device, self.state, self.ends = reading, device, cast(Any, None), 0
+        self.ends_of_step = 0
         self.pins = device.type != "cpu"
         self.queue: queue.Queue[Read | BaseException] | None = queue.Queue(ahead) if ahead > 0 else None
         self.closed = threading.Event()
@@ -34,8 +37,18 @@ class Prefetched(Iterator[list[Tensor]]):
         read = next(self.reading) if self.queue is None else self.queue.get()
         if isinstance(read, BaseException):
             raise read
-        batch, self.state = read
+        batch, self.state, *ends = read
+        self.ends = ends[0] if ends else 0
         return [x.to(self.device, non_blocking=True) for x in batch]
+
+    def of_step(self, count: int) -> list[list[Tensor]]:
+        """The next `count` of them. `ends_of_step`: one number for where what is read ended before them."""
+        ends, batches = 0, []
+        for _ in range(count):
+            batches.append(next(self))
+            ends += self.ends
+        self.ends_of_step = ends
+        return batches
 
     def close(self) -> None:
         """Ends the thread, which else would hold what it reads from: at the latest after the batch that it reads."""
@@ -49,8 +62,9 @@ class Prefetched(Iterator[list[Tensor]]):
         try:
             if self.pins:  # which device is the current one is a thread's own matter, and a loader may use it
                 torch.get_device_module(self.device).set_device(self.device)
-            for batch, state in self.reading:
-                read.put(([x.pin_memory() if self.pins and x.device.type == "cpu" else x for x in batch], state))
+            for batch, *told in self.reading:
+                pinned = [x.pin_memory() if self.pins and x.device.type == "cpu" else x for x in batch]
+                read.put(cast(Read, (pinned, *told)))
                 if self.closed.is_set():
                     return
             read.put(StopIteration())

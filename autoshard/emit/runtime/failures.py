@@ -1,0 +1,100 @@
+"""A failure is told once, by the rank that knows it. The others hear of it, and end without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from .start_variables import tell_left
+
+POLL_SECONDS = 0.25
+PATIENCE_SECONDS = 5.0  # in which rank 0 can say what is wrong with all
+_COUNT, _CODE = "train/failures", "train/failure"
+
+
+class Failures:
+    """Of one run. A thread ends this process when another has told of a failure, whatever this one waits for."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.store: Any = None
+        self.closed = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """From when there is a process group on."""
+        if self.ranks > 1:
+            store = cast(Any, dist.distributed_c10d)._get_default_store()
+            self.store = store.clone() if hasattr(store, "clone") else store  # one that nothing else waits in
+            self.thread = threading.Thread(target=self._watch, daemon=True)
+            self.thread.start()
+
+    def close(self) -> None:
+        self.closed.set()
+        if self.thread is not None:
+            self.thread.join()
+        self.store = self.thread = None
+
+    def _watch(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the process that had it
+            while not self.closed.wait(POLL_SECONDS):
+                if (code := self._told()) is not None:
+                    tell_left()
+                    os._exit(code)
+
+    def _told(self) -> int | None:
+        """The exit code of a rank that has told."""
+        return int(self.store.get(_CODE)) if self.store is not None and self.store.check([_CODE]) else None
+
+    def end(self, text: str, code: int, knows: bool) -> int:
+        """Says it, if no other rank has said what is wrong. `knows`: this one does; else another is waited for.
+
+        Of several processes it does not return, so that none waits for what will not come.
+        """
+        self.closed.set()
+        first = knows or not self._another_tells()
+        if first and self.store is not None:
+            try:
+                first = self.store.add(_COUNT, 1) == 1
+            except RuntimeError:
+                first = self.rank == 1  # rank 0 is gone, and the store with it
+        if first:
+            print(f"error{f' on rank {self.rank}' * bool(self.rank)}: {text}", file=sys.stderr, flush=True)
+        if self.store is None:
+            return code
+        with contextlib.suppress(RuntimeError):
+            if first:
+                self.store.set(_CODE, str(code))
+            self._another_tells()
+            code = code if (told := self._told()) is None else told
+        time.sleep(4 * POLL_SECONDS)  # while the others read it, as the store may be this process's
+        sys.stdout.flush()
+        with contextlib.suppress(RuntimeError):
+            tell_left()
+        os._exit(code)
+
+    def _another_tells(self) -> bool:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(RuntimeError):
+                if self._told() is not None:
+                    return True
+            time.sleep(POLL_SECONDS)
+        return False
+
+
+def described(error: BaseException) -> str:
+    """A line: what was raised, and where, outside of torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename[:1] != "<"] or frames
+    said = str(error).strip().partition("\n")[0]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+    return f"{type(error).__name__}{f': {said}' * bool(said)}{place}"

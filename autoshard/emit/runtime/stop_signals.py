@@ -1,0 +1,84 @@
+"""SIGTERM and SIGINT end a run after the step that is running: the same one on all ranks, whichever of them heard it.
+
+A thread hears them: Python's own handlers don't run while a process waits in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+EXIT_STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, start it again; what a scheduler requeues
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SAME_SECONDS = 1.0  # a launcher forwards what the scheduler has sent to all processes: both are one signal
+
+
+class StopSignals:
+    """What was heard. `closing`: what there was to save is saved, and the process ends by itself."""
+
+    def __init__(self) -> None:
+        self.name, self.at, self.closing = "", 0.0, False
+
+    def _hear(self, number: int) -> None:
+        now = time.monotonic()
+        if not self.name:
+            self.name, self.at = signal.Signals(number).name, now
+            if not dist.is_initialized():  # it may wait for processes that never come
+                os._exit(EXIT_STOPPED)
+        elif now - self.at > SAME_SECONDS and not self.closing:
+            os._exit(128 + number)
+
+    def listen(self, heard: socket.socket) -> None:
+        while numbers := heard.recv(64):  # a byte a signal
+            for number in numbers:
+                if number in SIGNALS:
+                    self._hear(number)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[StopSignals]:
+    """Around a run. A second signal ends the process at once."""
+    stop = StopSignals()
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield stop
+        return
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    descriptor = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=stop.listen, args=(heard,), daemon=True)
+    thread.start()
+    if not _HOOKS:
+        os.register_at_fork(after_in_child=_forget)
+        _HOOKS.append(True)
+    _HERE.append(os.getpid())
+    try:
+        yield stop
+    finally:
+        _HERE.clear()
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        told.close()  # which ends the thread
+        thread.join()
+        heard.close()
+
+
+_HERE: list[int] = []  # the process that listens
+_HOOKS: list[bool] = []  # can't be taken back
+
+
+def _forget() -> None:
+    """In a fork, as a loader's workers are: signals to it are its own."""
+    if _HERE:
+        _HERE.clear()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,136 @@
+"""The file of each launcher, from its template in `launch_templates/`: `launch/NAME` in the package's folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from autoshard.cluster.hardware import Hardware, parse_hardware
+from autoshard.code_text import printable, typed
+from autoshard.errors import UsageError
+from autoshard.ir.plan import Plan
+from autoshard.package.output_folder import check_unedited, read_file, update_package
+from autoshard.system.data_files import data_folder
+
+FOLDER = "launch"
+STOPPED = 75  # the exit code of a run that was told to end and has saved; `emit/runtime/stop_signals.py` has it
+DEFAULT_OPTIONS = "--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto"
+BACKENDS = {"cuda": "nccl", "npu": "hccl", "cpu": "gloo"}
+RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """`command`: what starts its file, after `typed`."""
+
+    file: str
+    command: tuple[str, ...]
+
+
+LAUNCHERS = {
+    "torchrun": Launcher("torchrun.sh", ("bash",)),
+    "ssh": Launcher("ssh.sh", ("bash",)),
+    "slurm": Launcher("slurm.sbatch", ("sbatch",)),
+    "kubernetes": Launcher("kubernetes.yaml", ("kubectl", "apply", "-f")),
+    "mpirun": Launcher("mpirun.sh", ("bash",)),
+    "ray": Launcher("ray.py", ("python",)),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Ranks stand in order on the nodes, the same number on each. `options`: of train.py."""
+
+    on: str
+    nodes: int
+    per_node: int
+    hosts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    minutes: int | None = None
+    grace: int = 120  # seconds between the signal and the end
+    image: str = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+    python: str = "python"
+
+    @property
+    def path(self) -> str:
+        return f"{FOLDER}/{LAUNCHERS[self.on].file}"
+
+
+def device_of(hardware: Hardware) -> str:
+    return next((kind for name, kind in (("ascend", "npu"), ("cpu", "cpu")) if hardware.name.startswith(name)), "cuda")
+
+
+def launch_of(
+    plan: Plan, on: str, nodes: int | None = None, hosts: Sequence[str] = (), options: str | None = None, **more: Any
+) -> Launch:
+    """As many nodes as the profile's devices per node make necessary, where neither they nor hosts are named."""
+    hardware = parse_hardware(plan.hardware_text)
+    if nodes is not None and hosts and nodes != len(hosts):
+        raise UsageError(f"--nodes {nodes}, but --hosts names {len(hosts)}", "one of the two")
+    count = nodes or len(hosts) or -(-plan.devices // hardware.devices_per_node)
+    if plan.devices % count:
+        raise UsageError(f"{plan.devices} devices can't stand on {count} nodes, as many on each", "--nodes N")
+    if on == "ssh" and not hosts:
+        raise UsageError("ssh needs the hosts' names, the first rank's first", "--hosts node1,node2")
+    bad = [host for host in hosts if not re.fullmatch(r"[\w@.:-]+", host) or host.startswith("-")]
+    if bad:
+        raise UsageError(f"--hosts: {printable(bad[0])} is no name of a host", "--hosts node1,node2")
+    words = ["--backend", BACKENDS[device_of(hardware)], *_words(DEFAULT_OPTIONS if options is None else options)]
+    return Launch(on, count, plan.devices // count, tuple(hosts), tuple(words), **more)
+
+
+def _words(options: str) -> list[str]:
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise UsageError(f"--options {printable(options)}: {error}", "--options='--steps 1000'") from None
+
+
+def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
+    """The text of the launcher's file."""
+    device = device_of(parse_hardware(plan.hardware_text))
+    job = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:50] or "train"
+    if not job[0].isalpha():
+        job = f"train-{job}"
+    here = launch.hosts or ("localhost",) * (launch.nodes == 1)
+    values = {
+        "name": f"the package {printable(folder.resolve().name)}",
+        "file": launch.path, "job": job, "folder": folder.resolve().name, "device": device, "resources": RESOURCES,
+        "nodes": launch.nodes, "per_node": launch.per_node, "processes": launch.nodes * launch.per_node,
+        "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in here),
+        "options": typed(*launch.options), "words": list(launch.options), "minutes": launch.minutes,
+        "grace": launch.grace, "stopped": STOPPED, "image": launch.image, "python": typed(launch.python),
+    }  # fmt: skip
+    template = f"{LAUNCHERS[launch.on].file}.j2"
+    return _templates().get_template(template).render(values)
+
+
+def _templates() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_folder("launch_templates")), undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True, trim_blocks=False,
+    )  # fmt: skip
+    filters: dict[str, Callable[[str], str]] = {"typed": typed, "json": json.dumps, "double_quoted": _double_quoted}
+    made.filters.update(filters)
+    return made
+
+
+def _double_quoted(text: str) -> str:
+    """As it stands between double quotes in a shell."""
+    return re.sub(r'([\\"$`])', r"\\\1", text)
+
+
+def write_launch(launch: Launch, plan: Plan, folder: Path) -> Path:
+    """InvalidFileError where the file is there and was edited since."""
+    if (folder / launch.path).exists():
+        check_unedited(folder, {launch.path: read_file(folder, launch.path)})
+    (folder / FOLDER).mkdir(exist_ok=True)
+    update_package(folder, {launch.path: launch_file(launch, plan, folder)})
+    return folder / launch.path

@@ -1,0 +1,34 @@
+"""Starts a launcher's file, where its program is on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from autoshard.code_text import typed
+from autoshard.errors import UsageError
+from autoshard.launchers.launch_files import LAUNCHERS, Launch
+
+_NEEDS = {"ssh": "ssh", "mpirun": "mpirun", "torchrun": "torchrun"}  # what a script calls
+
+
+def start_words(launch: Launch, folder: Path) -> list[str]:
+    """The command that starts it. Slurm copies its script, and so needs the folder's name."""
+    command, file = LAUNCHERS[launch.on].command, folder / launch.path
+    return [*command, *(["--chdir", str(folder.resolve())] if launch.on == "slurm" else []), str(file)]
+
+
+def start(launch: Launch, folder: Path) -> int:
+    """Returns its exit code: of the run where it stays in the foreground, else of what hands it to a scheduler."""
+    words = start_words(launch, folder)
+    program = _NEEDS.get(launch.on, words[0])
+    if launch.on == "torchrun" and launch.nodes > 1:
+        raise UsageError("torchrun is started on each node by itself", f"NODE=0 FIRST_NODE=host {typed(*words)}")
+    if program != "python" and shutil.which(program) is None:
+        raise UsageError(
+            f"there is no {program} on this machine", f"where it is, in a copy of {folder}: {typed(*words)}"
+        )
+    words[0] = sys.executable if words[0] == "python" else words[0]
+    return subprocess.run(words, check=False).returncode

@@ -1,0 +1,81 @@
+"""`autoshard launch`: what each scheduler reads, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autoshard.cli import commands
+from autoshard.ir import graph_json
+from tests.graphs import mlp_graph
+from tests.hangs import HANGS
+
+ON = {
+    "torchrun": "torchrun.sh",
+    "ssh": "ssh.sh",
+    "slurm": "slurm.sbatch",
+    "kubernetes": "kubernetes.yaml",
+    "mpirun": "mpirun.sh",
+    "ray": "ray.py",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    graph_json.save(mlp_graph(1), "mlp.json")
+    words = ["plan", "mlp.json", "--mesh", "dp=2,tp=8", "--hardware", "a100-80g-sxm", "--strategy", "random:1"]
+    assert commands.main([*words, "--out", "a b$(x)"]) == 0
+    capsys.readouterr()
+    return Path("a b$(x)")
+
+
+def launched(*words: str) -> int:
+    return commands.main(["launch", "a b$(x)", *words])
+
+
+@pytest.mark.parametrize("on", ON)
+def test_the_file_of_each(package: Path, capsys: pytest.CaptureFixture[str], on: str) -> None:
+    hosts = ["--hosts", "n1,n2"] if on == "ssh" else []
+    assert launched("--on", on, *hosts, "--options", "--steps 3 --save 'my $checkpoints'", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    file = package / "launch" / ON[on]
+    text = file.read_text(encoding="utf-8")
+    assert told["file"] == str(file) and "--steps" in text and "{{" not in text
+    if on == "kubernetes":
+        job = yaml.safe_load(text)
+        trainer = job["spec"]["trainer"]
+        assert trainer["args"] == ["--backend", "nccl", "--steps", "3", "--save", "my $checkpoints"]
+        assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 8)
+        assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
+        models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed")
+        assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job, "the published models know every field"
+    elif on == "ray":
+        compile(text, str(file), "exec")
+    else:
+        checked = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, timeout=HANGS)
+        assert checked.returncode == 0 and not checked.stderr
+        assert "'my $checkpoints'" in text or ("'my \\$checkpoints'" in text and on == "ssh")
+    if on == "slurm":
+        assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n" in text and "--gpus-per-node=8" in text
+
+
+def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    refused = {
+        ("--on", "ssh"): "ssh needs the hosts' names",
+        ("--on", "ssh", "--hosts", "a,-oProxyCommand=x"): "is no name of a host",
+        ("--on", "slurm", "--nodes", "3"): "16 devices can't stand on 3 nodes",
+        ("--on", "slurm", "--nodes", "2", "--hosts", "a"): "--nodes 2, but --hosts names 1",
+        ("--on", "slurm", "--options", "'"): "--options '",
+        ("--on", "slurm", "--start"): "there is no sbatch on this machine",
+        ("--on", "torchrun", "--start"): "torchrun is started on each node by itself",
+    }
+    for words, told in refused.items():
+        assert launched(*words) == 2 and told in capsys.readouterr().err, words
+    (package / "launch" / "slurm.sbatch").write_text("edited")
+    assert launched("--on", "slurm") == 5 and "was edited since" in capsys.readouterr().err
