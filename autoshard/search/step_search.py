@@ -208,7 +208,9 @@ class StepSearch:
         if between is not None:
             self._take("between two of them", between)
         weights = self.weights, in_a_row(self.resources)
-        for name, own, added in zip(("weighted, with costs", "critical path, with costs"), weights, _ADDED, strict=True):
+        for name, own, added in zip(
+            ("weighted, with costs", "critical path, with costs"), weights, _ADDED, strict=True
+        ):
             self._solved(name, self.resources.likely(own, added), _ROUNDS[2])
         yield from self._hopeful()
         yield from self._of_bound()
