@@ -1,4 +1,4 @@
-"""The file of each launcher, from its template in `launch_templates/`: `launch/NAME` in the package's folder."""
+"""The file of each launcher, from its template in `templates/`: `launch/NAME` in the package's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from autoshard.code_text import printable, typed
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
 from autoshard.package.output_folder import check_unedited, read_file, update_package
-from autoshard.system.data_files import data_folder
 
 FOLDER = "launch"
 STOPPED = 75  # the exit code of a run that was told to end and has saved; `emit/runtime/stop_signals.py` has it
@@ -114,7 +113,7 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
 
 def _templates() -> jinja2.Environment:
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(data_folder("launch_templates")), undefined=jinja2.StrictUndefined,
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True, trim_blocks=False,
     )  # fmt: skip
     filters: dict[str, Callable[[str], str]] = {"typed": typed, "json": json.dumps, "double_quoted": _double_quoted}

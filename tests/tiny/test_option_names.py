@@ -19,6 +19,7 @@ _COMMAND = re.compile(r"autoshard ([a-z]+)\b([^`\n;|&]*)")
 # Options of other programs that texts name.
 OTHERS = {
     "torchrun": {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--master-addr"},
+    "sbatch": {"--chdir"},
     "Megatron-LM": {"--overlap-grad-reduce"},
 }
 
@@ -62,6 +63,7 @@ def faults(text: str) -> list[str]:
     """Options in it that there are not; of a command those that its verb has not."""
     wrong = [option for option in _OPTION.findall(text) if option not in KNOWN]
     for verb, rest in _COMMAND.findall(text):
+        rest = re.sub(r"--options '[^']*'", "--options", rest)  # of `launch`: for train.py
         if verb in VERB:
             wrong += [f"{verb} {own}" for own in _OPTION.findall(rest) if own not in VERB[verb]]
     return wrong
