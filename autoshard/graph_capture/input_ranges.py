@@ -7,6 +7,7 @@ the user's code called to make them is run again, from a fixed seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -71,16 +72,21 @@ def _columns_differ(graph: Graph, name: str) -> bool:
     shape = graph.tensor(name).shape
     if len(shape) < 2 or not 1 < shape[-1] <= MOST_COLUMNS:
         return False
-    return any(_by_column(graph, op, own, shape[-1]) for op, own in _integer_uses(graph, name))
+    uses = [(op, own) for op, own in _integer_uses(graph, name) if graph.tensor(own).shape[-1:] == shape[-1:]]
+    places = sum(_places(graph, op, own) for op, own in uses)
+    return places > 1 or any(_by_column(graph, op, own, shape[-1]) for op, own in uses)
+
+
+def _places(graph: Graph, op: Op, own: str) -> int:
+    """How many single places of the last dim an operator takes: one token of a sequence says nothing, nor do many."""
+    shape, dim = graph.tensor(own).shape, dict(op.attributes).get("dim")
+    if op.target not in _CHOOSE_COLUMNS or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
+        return 0
+    rest = math.prod(shape[:-1])
+    return sum(graph.tensor(result).numel == rest for result in op.results)
 
 
 def _by_column(graph: Graph, op: Op, own: str, columns: int) -> bool:
-    shape = graph.tensor(own).shape
-    if not shape or shape[-1] != columns:
-        return False
-    if op.target in _CHOOSE_COLUMNS:
-        dim = op.attribute("dim")
-        return isinstance(dim, int) and dim % len(shape) == len(shape) - 1
     others = [graph.tensor(x) for x in op.operands if x is not None and x != own and x not in graph.inputs]
     return not _moves(op) and any(x.shape[-1:] == (columns,) == (x.numel,) and "int" in x.dtype for x in others)
 
