@@ -24,6 +24,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from tests.hangs import HANGS
+from tests.slow import slow
 from tests.training_ranks import Ranks, start, until
 
 
@@ -117,7 +118,7 @@ def stopped(ranks: Ranks, saved: Path) -> int:
     return int(step)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, slow(2)])
 def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_as_if_nothing_was(
     tmp_path: Path, package: Path, stages: int
 ) -> None:

@@ -19,6 +19,7 @@ from transformers import FNetConfig, FNetForMaskedLM, MixtralConfig, MixtralForC
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 from transformers.models.fnet import modeling_fnet
 from transformers.models.switch_transformers import modeling_switch_transformers as modeling_switch
+from tests.slow import slow
 
 
 class Trained(nn.Module):
@@ -115,7 +116,7 @@ def test_the_hint_names_what_works(name: str, words: list[str], capsys: pytest.C
     assert REFUSED[name] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["mixtral_set", "switch_masked", "fnet_products"])
+@pytest.mark.parametrize("name", ["mixtral_set", slow("switch_masked"), "fnet_products"])
 def test_what_it_names_is_verified(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--mesh", "dp=2", "--verify", "--backend", "lockstep", *words]
     assert commands.main(["plan", f"refused_models.py:{name}", *how]) == 0

@@ -18,6 +18,7 @@ from autoshard.search.select_plan import search
 from autoshard.solvers.relax.lean_plans import LeanPlans
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
+from tests.slow import slow
 
 
 def test_limits_of_memory_get_wider_while_that_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def test_within_a_limit_plans_of_a_step_are_tried_too() -> None:
     assert found.predicted_peak_bytes <= limit and found.predicted_seconds <= fsdp.predicted_seconds
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", [slow(0), 1, 2])
 def test_a_limit_that_a_known_style_keeps_is_not_refused(level: int) -> None:
     """The solver counts more of it than of others, whose programs need more."""
     graph = transformer_graph(Transformer(2, 256, 4, 128, 8192), 4, "bf16-mixed", "adamw").graph
