@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import commands
+from tests.slow import slow
 
 pytest.importorskip("transformers")
 
@@ -19,7 +20,6 @@ from transformers import FNetConfig, FNetForMaskedLM, MixtralConfig, MixtralForC
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 from transformers.models.fnet import modeling_fnet
 from transformers.models.switch_transformers import modeling_switch_transformers as modeling_switch
-from tests.slow import slow
 
 
 class Trained(nn.Module):
