@@ -1,6 +1,8 @@
 """Everything inside `exact_precision` is float64, whatever the model names."""
 
+import functools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autoshard.verification.original.float64 import exact_precision, limits_of, widen, widened
+from autoshard.verification.original.float64 import exact_precision, limits_of, own_caches, widen, widened
 from tests import forced
 
 
@@ -154,3 +156,39 @@ def test_limits_of_a_dtype_are_those_that_a_capture_holds() -> None:
         with ThreadPoolExecutor() as pool:
             assert pool.submit(lambda: torch.finfo(torch.float64).eps).result() == 2**-52
     assert torch.finfo is finfo
+
+
+@functools.lru_cache
+def thirds(count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32) / 3
+
+
+def hidden(function: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    cached = functools.lru_cache(function)
+
+    def call(count: int) -> torch.Tensor:
+        return cached(count)
+
+    return call
+
+
+@hidden
+def sevenths(count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32) / 7
+
+
+class Caches(nn.Module):
+    @functools.lru_cache  # noqa: B019
+    def ninths(self, count: int) -> torch.Tensor:
+        return torch.arange(count, dtype=torch.float32) / 9
+
+    def forward(self) -> torch.Tensor:
+        return thirds(4) + sevenths(4) + self.ninths(4)
+
+
+def test_what_the_models_functions_cache_has_the_precision_of_the_run() -> None:
+    model, expected = Caches(), torch.arange(4, dtype=torch.float64) * (1 / 3 + 1 / 7 + 1 / 9)
+    assert (model() - expected).abs().max() > 1e-9
+    with own_caches(model), exact_precision():
+        assert (model() - expected).abs().max() < 1e-15
+    assert model().dtype == torch.float32
