@@ -1,18 +1,15 @@
-"""Ranks of a package as forks of one process that has imported torch: what a checkpoint holds, seen from each mesh."""
+"""Ranks of a package: what a checkpoint holds, seen from each mesh."""
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
-import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.tensor", "torch._dynamo", "torch.optim.adamw"]
-TIMEOUT_SECONDS = 200
+from tests import launched
 
 State = dict[str, torch.Tensor]
 
@@ -23,35 +20,11 @@ def run_ranks(package: Path, ranks: int, folder: Path, save: Path | None = None,
     Parameters, buffers and the optimizer's state by original name, whole and in the original shape; `save`: written
     there as a checkpoint.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     found = folder.parent / f"{package.name}.pt"
-    arguments = [(rank, ranks, port, package, folder, save, steps, found) for rank in range(ranks)]
-    processes = [context.Process(target=_rank, args=one) for one in arguments]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join(TIMEOUT_SECONDS)
-        assert [process.exitcode for process in processes] == [0] * ranks
-    finally:
-        for process in processes:
-            process.kill()
+    done = launched.torchrun(Path(__file__), ranks, package, folder, save or "", steps, found)
+    assert done.returncode == 0, done.stdout + done.stderr
     state: State = torch.load(found, weights_only=True)
     return state
-
-
-def _rank(
-    rank: int, ranks: int, port: int, package: Path, folder: Path, save: Path | None, steps: int, found: Path
-) -> None:
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in own.items()}, MASTER_ADDR="127.0.0.1")
-    torch.set_num_threads(1)
-    leave = _work(package, folder, save, steps, found)
-    leave()
 
 
 def _work(package: Path, folder: Path, save: Path | None, steps: int, found: Path) -> Any:
@@ -87,3 +60,9 @@ def _whole(runtime: Any, model: Any, optimizer: torch.optim.Optimizer) -> State:
                 value = runtime.full_tensor(value)
             state[f"{own.name}: {slot}"] = value.clone()
     return state
+
+
+if __name__ == "__main__":
+    package, folder, save, steps, found = sys.argv[1:]
+    torch.set_num_threads(1)
+    _work(Path(package), Path(folder), Path(save) if save else None, int(steps), Path(found))()

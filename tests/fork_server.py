@@ -1,7 +1,7 @@
 """A process that has imported torch and starts Python programs as forks of it: `python fork_server.py [MODULE ...]`.
 
-One request a line on its input, as JSON: argv, env, cwd, out, err, group, status. The program's process id and then its
-exit code are lines of the file `status`. The modules named are imported before.
+One request a line on its input, as JSON: argv, env, cwd, out, err, group, status, largest_file. The program's process
+id and then its exit code are lines of the file `status`. The modules named are imported before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -63,6 +64,9 @@ def _become(request: dict[str, Any]) -> None:
     for number, path in ((1, request["out"]), (2, request["err"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if request["largest_file"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"],) * 2)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     os.chdir(request["cwd"])
     known = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     os.environ.clear()

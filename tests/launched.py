@@ -1,7 +1,7 @@
 """Programs of packages, started as forks of processes that have imported torch: in milliseconds instead of seconds.
 
 What is tested is the program, not torchrun or the start of an interpreter; some tests of each kind start the real ones.
-Even and odd ranks have other hashes of strings, so that an order of sets can't be that of all ranks by chance.
+Even and odd ranks hash strings differently, so that where ranks go by the order of a set they differ, and hang.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.hangs import HANGS
 SERVER = Path(__file__).with_name("fork_server.py")
 VERIFICATION = ("autoshard.verification.ranks.rank_worker",)
 POLL_SECONDS = 0.01
+HASH_SEEDS = ("6", "7")  # {"dp", "tp"}, {"h", "w"}, {"cp", "dp"} have another order under each (tried: 1 to 8)
 
 
 class Ended(subprocess.CompletedProcess[str]):
@@ -73,7 +74,7 @@ class Forked:
 
 @cache
 def _server(modules: tuple[str, ...], odd: bool) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONHASHSEED": str(1 + odd)}
+    environment = {**os.environ, "PYTHONHASHSEED": HASH_SEEDS[odd]}
     command = [sys.executable, str(SERVER), *modules]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment, cwd=SERVER.parents[1])
     atexit.register(_end, server)
@@ -88,25 +89,20 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 def fork(
     argv: Sequence[str], out: Path, err: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None,
-    group: int | None = None, modules: tuple[str, ...] = (), odd: bool = False, status: Path,
+    group: int | None = None, modules: tuple[str, ...] = (), odd: bool = False, largest_file: int = 0,
 ) -> Forked:  # fmt: skip
-    """`python ARGV...` as a fork. `out`, `err`: files that its words are added to. `status` is a file of its own."""
-    server = _server(modules, odd)
+    """`python ARGV...` as a fork. `out`, `err`: files that its words are added to. `largest_file`: bytes; a disk that
+    is full for what is larger."""
+    server, status = _server(modules, odd), _folder() / f"status{next(_NUMBERS)}"
     request = {
         "argv": [str(word) for word in argv], "env": dict(os.environ if env is None else env), "group": group,
         "cwd": str(cwd or Path.cwd()), "out": str(out), "err": str(err), "status": str(status),
+        "largest_file": largest_file,
     }  # fmt: skip
     assert server.stdin is not None
     server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
     return Forked(status)
-
-
-def rank_process(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], group: int | None) -> Any:
-    """For `rank_processes.start`, in its place."""
-    path, status = Path(f"/proc/{os.getpid()}/fd/{log.fileno()}"), _folder() / f"status{next(_NUMBERS)}"
-    odd = int(environment["RANK"]) % 2 == 1
-    return fork(command[1:], path, path, env=environment, group=group, modules=VERIFICATION, odd=odd, status=status)
 
 
 _NUMBERS = count()
@@ -119,10 +115,26 @@ def _folder() -> Path:
     return Path(folder.name)
 
 
+def rank_process(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], group: int | None) -> Any:
+    """For `rank_processes.start`, in its place."""
+    path, odd = Path(f"/proc/{os.getpid()}/fd/{log.fileno()}"), int(environment["RANK"]) % 2 == 1
+    return fork(command[1:], path, path, env=environment, group=group, modules=VERIFICATION, odd=odd)
+
+
 def run(argv: Sequence[object], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ended:
     """`python ARGV...` to its end."""
     with tempfile.TemporaryDirectory() as folder:
         return _ended(Path(folder), [str(word) for word in argv], [dict(os.environ if env is None else env)], cwd)
+
+
+def rank_environments(processes: int, port: int, own: Mapping[str, str]) -> list[dict[str, str]]:
+    """What torchrun sets for each process of one node."""
+    given = {
+        "GLOO_SOCKET_IFNAME": "lo", **own, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+    }  # fmt: skip
+    return [{**given, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def torchrun(
@@ -132,23 +144,15 @@ def torchrun(
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    given = {
-        "GLOO_SOCKET_IFNAME": "lo", **(os.environ if env is None else env), "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
-    }  # fmt: skip
-    environments = [{**given, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "True", **(os.environ if env is None else env)}
+    environments = rank_environments(processes, store.port, own)
     with tempfile.TemporaryDirectory() as folder:
         return _ended(Path(folder), [str(script), *map(str, options)], environments, cwd)
 
 
 def _ended(folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], cwd: Path | None) -> Ended:
     out, err = folder / "out", folder / "err"
-    running = [
-        fork(argv, out, err, env=env, cwd=cwd, odd=rank % 2 == 1, status=folder / f"status{rank}")
-        for rank, env in enumerate(environments)
-    ]
+    running = [fork(argv, out, err, env=env, cwd=cwd, odd=rank % 2 == 1) for rank, env in enumerate(environments)]
     end, told = time.monotonic() + HANGS, False
     while None in (codes := [process.poll() for process in running]):
         if any(codes) and not told:

@@ -139,3 +139,18 @@ class Layers(nn.Module):
 
 def layers(kind: str = "lstm", dropout: float = 0.2) -> Built:
     return Layers(kind, dropout), (torch.randn(3, 4, 6),)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.mse_loss(x, y)
+
+
+def residual() -> Built:
+    return Residual(), (torch.randn(8, 8), torch.randn(8, 8))

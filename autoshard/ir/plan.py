@@ -118,7 +118,7 @@ class Certificate:
 class Candidate:
     """A whole plan that was simulated: how it was found, its objective, and the step and memory of its program.
 
-    `outcome`: chosen, slower, or too large.
+    `outcome`: chosen, not better, or too large.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class MeshTried:
-    """One mesh of the mesh search. `outcome`: chosen, slower, too large, not better by its bound, out of time.
+    """One mesh of the mesh search. `outcome`: chosen, slower, not better, too large, not faster, out of time.
 
     `bound_seconds` is what no plan on it can be below; the predictions are 0 where no plan was made on it.
     """

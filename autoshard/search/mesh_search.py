@@ -153,7 +153,7 @@ def _of_others(error: UserError, others: int, devices: int) -> UserError:
 def _try(task: SearchTask, leader: float) -> _Tried:
     mesh, bound = task.formulation.mesh, compute_bound(task)
     if task.level == SPEED and bound >= leader:  # a bound on the step
-        return _Tried(mesh, bound, "slower (by its bound)")
+        return _Tried(mesh, bound, "not faster, by its bound")
     return _Tried(mesh, bound, "", *fitted(task))
 
 
@@ -181,7 +181,7 @@ def _chosen(tried: list[_Tried], level: int, options: Options) -> Plan:
             task = replace(t.task, options=options)
             plans[t.mesh] = best(task, _present(t.found))
     winner = min(plans.values(), key=lambda plan: _plan_figure(plan, level))
-    rows = [_row(t, plans, winner) for t in tried]
+    rows = [_row(t, plans, winner, level) for t in tried]
     order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))
     return marked(replace(winner, search=replace(winner.search, meshes=tuple(order))), options.clock.cut)
 
@@ -192,11 +192,12 @@ def _plan_figure(plan: Plan, level: int) -> float:
     return plan.predicted_peak_bytes if level == MEMORY else plan.predicted_seconds
 
 
-def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan) -> MeshTried:
+def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan, level: int) -> MeshTried:
     if tried.found is None:
         return MeshTried(tried.mesh, tried.outcome, tried.bound_seconds)
     plan = plans.get(tried.mesh, tried.found.plan)
-    outcome = "chosen" if tried.mesh == winner.mesh else "slower"
+    slower = level == SPEED and plan.predicted_seconds > winner.predicted_seconds
+    outcome = "chosen" if tried.mesh == winner.mesh else "slower" if slower else "not better"
     return MeshTried(tried.mesh, outcome, tried.bound_seconds, plan.predicted_seconds, plan.predicted_peak_bytes)
 
 

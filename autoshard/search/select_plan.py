@@ -186,7 +186,7 @@ def simulate_styles(task: SearchTask) -> None:
 def _outcome(task: SearchTask, program: Figures, chosen: bool) -> str:
     if chosen:
         return "chosen"
-    return "slower" if task.holds(program) else "too large"
+    return "not better" if task.holds(program) else "too large"
 
 
 def _slower(free: Candidate, plan: Plan) -> tuple[str, ...]:

@@ -161,11 +161,11 @@ def why_not(own: StepFound, best: StepFound, level: int = SPEED, room_bytes: flo
         return "too large"
     if level == RATIO:
         more = own.rest_seconds / best.rest_seconds - 1 if best.rest_seconds else 0.0
-        return f"{more:.1%} more communication and repeated work" if more > 0 else "slower"
+        return f"{more:.1%} more communication and repeated work" if more > 0 else "not better"
     if level == MEMORY:
         both = own.program_bytes and best.program_bytes
         more = own.program_bytes / best.program_bytes if both else own.peak_bytes / best.peak_bytes
-        return f"{more - 1:.1%} more memory{'' if both else ' (estimated)'}" if more > 1 else "slower"
+        return f"{more - 1:.1%} more memory{'' if both else ' (estimated)'}" if more > 1 else "slower, or not simulated"
     if own.program_seconds:
         return f"{own.program_seconds / best.program_seconds - 1:.1%} slower"
     slower = own.seconds / best.seconds - 1

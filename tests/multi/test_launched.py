@@ -22,10 +22,9 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from tests.hangs import HANGS
-from tests.multi.test_stopped_runs import build
+from tests.small_models import spec
 from tests.training_ranks import start
 
-__all__ = ["build"]
 OPTIONS = "--steps 2 --log-every 2 --save saved"
 SLURM = Path(__file__).parents[1] / "slurm_local.sh"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI", "MS_", "RANK"))}
@@ -34,7 +33,7 @@ ROOT = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_A
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    graph = capture(f"{__file__}:build", {})
+    graph = capture(spec("residual"), {})
     plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), 3)
     write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
     for on, hosts in (("ssh", ("127.0.0.1", "localhost")), ("slurm", ("n1", "n2")), ("mpirun", ())):

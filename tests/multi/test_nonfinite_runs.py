@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
@@ -18,22 +16,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from tests import launched
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return nn.functional.mse_loss(x, y)
-
-
-def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Net(), (torch.randn(8, 8), torch.randn(8, 8))
-
+from tests.small_models import spec
 
 LOADER = """
 import torch
@@ -47,7 +30,7 @@ def make_loader():
 
 
 def package(folder: Path, stages: int) -> Path:
-    graph = capture(f"{__file__}:build", {})
+    graph = capture(spec("residual"), {})
     plan = random_plan(graph, Mesh.parse("dp=2" if stages == 1 else "dp=1"), load_hardware("cpu-local"), 3)
     micro_batches = 2 if stages > 1 else 1
     if stages > 1:

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
@@ -23,25 +21,11 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
+from tests.forced import forced_plan
 from tests.hangs import HANGS
 from tests.slow import slow
+from tests.small_models import spec
 from tests.training_ranks import Ranks, start, until
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return nn.functional.mse_loss(x, y)
-
-
-def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Net(), (torch.randn(8, 8), torch.randn(8, 8))
-
 
 LOADER = """
 import time
@@ -84,7 +68,7 @@ def waits():
 
 
 def made(folder: Path, mesh: str, stages: int = 1) -> Path:
-    graph = capture(f"{__file__}:build", {})
+    graph = capture(spec("residual"), {})
     plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), 3)
     if stages > 1:
         plan = with_step(plan, graph, StepRequest(micro_batches=2, stages=stages))
@@ -152,6 +136,20 @@ def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_as_if_nothing_was
     assert losses(ranks.said()[0]) | losses(resumed.said()[0]) == losses(whole.said()[0])
 
 
+def test_all_ranks_of_several_axes_agree_on_the_step(tmp_path: Path) -> None:
+    """Where the loss is summed over no axis, what they agree on is summed over each, in one order on all ranks."""
+    graph = capture(spec("residual"), {})
+    plan = forced_plan(graph, Mesh.parse("dp=2,tp=2"), lambda _, own: {one.kind for one in own.choices} == {"repeat"})
+    write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
+    saved = tmp_path / "saved"
+    ranks = start(
+        tmp_path / "package", "--steps", 100_000, "--save", saved, "--save-every", 3, "--timeout", 20, ranks=4
+    )
+    until(saved / "step-3", ranks)
+    ranks.send(signal.SIGTERM, 3)
+    assert ranks.wait() == [75] * 4, ranks.said()
+
+
 def test_signals_to_the_launcher(package: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(package / "train.py"), "--backend", "gloo", *data(package, "Stateful")]
@@ -178,7 +176,7 @@ def test_a_second_signal_ends_at_once(package: Path, tmp_path: Path) -> None:
     ranks.send(signal.SIGTERM)
     ranks.send(signal.SIGTERM)  # a launcher and a scheduler send one each
     time.sleep(1.5)
-    assert all(process.is_alive() for process in ranks.processes)
+    assert all(process.poll() is None for process in ranks.processes)
     ranks.send(signal.SIGINT)
     assert ranks.wait() == [130, 130]
     assert "step-4" in names(tmp_path / "saved")

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autoshard.verification.original.float64 import exact_precision, limits_of, own_caches, widen, widened
+from autoshard.graph_capture.tracing.call_caches import attributes_put_back
+from autoshard.verification.original.float64 import exact_precision, limits_of, widen, widened
 from tests import forced
 
 
@@ -177,6 +178,11 @@ def sevenths(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32) / 7
 
 
+@functools.cache
+def named(count: int) -> list[str]:
+    return [str(count)]
+
+
 class Caches(nn.Module):
     @functools.lru_cache  # noqa: B019
     def ninths(self, count: int) -> torch.Tensor:
@@ -189,6 +195,9 @@ class Caches(nn.Module):
 def test_what_the_models_functions_cache_has_the_precision_of_the_run() -> None:
     model, expected = Caches(), torch.arange(4, dtype=torch.float64) * (1 / 3 + 1 / 7 + 1 / 9)
     assert (model() - expected).abs().max() > 1e-9
-    with own_caches(model), exact_precision():
+    with attributes_put_back(model), exact_precision():
         assert (model() - expected).abs().max() < 1e-15
     assert model().dtype == torch.float32
+    own = named(4)
+    with attributes_put_back(model):
+        assert named(4) is own  # no tensor

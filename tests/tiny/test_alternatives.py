@@ -24,7 +24,7 @@ GIB = 2.0**30
 def planned() -> Plan:
     """A plan of 2 s and 2 GiB, of two that were simulated, with a limit of 3 GiB."""
     made = built().plan
-    tried = (Candidate("optimum", "chosen", 2.5, 2.0, 2 * GIB), Candidate("lean", "slower", 2.6, 3.0, 1 * GIB))
+    tried = (Candidate("optimum", "chosen", 2.5, 2.0, 2 * GIB), Candidate("lean", "not better", 2.6, 3.0, 1 * GIB))
     return replace(
         made,
         predicted_seconds=2.0,

@@ -55,7 +55,7 @@ def test_the_best_mesh_is_found_and_the_others_told() -> None:
         if row.predicted_seconds:
             assert row.bound_seconds <= each[mesh].predicted_seconds <= row.predicted_seconds * (1 + 1e-9)
         else:
-            assert row.outcome == "slower (by its bound)"
+            assert row.outcome == "not faster, by its bound"
             assert plan.predicted_seconds <= row.bound_seconds <= each[mesh].predicted_seconds
 
 

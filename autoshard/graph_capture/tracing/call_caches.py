@@ -5,9 +5,12 @@ A trace begins with empty caches and holds the computation: the model, if a call
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
 _CONTAINERS = (list, dict, set, OrderedDict)  # hooks are in the last
+_CACHED = type(functools.lru_cache(lambda: None))
 _ATEN = torch.ops.aten
 _COPIES = (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN.copy.default)  # of the last operand
 _SLICE, _WRITTEN = _ATEN.slice.Tensor, _ATEN.slice_scatter.default
@@ -159,16 +163,41 @@ def _draws(node: fx.Node) -> bool:
 
 @contextmanager
 def attributes_put_back(model: Module) -> Iterator[None]:
-    """Attributes of every module as they are, with what stands in their containers: no cache outlives the context."""
+    """Attributes of every module as they are, with what stands in their containers: no cache outlives the context.
+
+    Functions of the model's files that have tensors in a `functools.lru_cache` compute them anew, within and after it.
+    """
     own = [(module, dict(module.__dict__)) for module in model.modules()]
     held = [value for _, found in own for value in found.values() if type(value) in _CONTAINERS]
     containers = [(value, value.copy()) for value in held]
+    functions = _cached_functions(model)
+    _empty(functions)
     try:
         yield
     finally:
+        _empty(functions)
         for module, found in own:
             module.__dict__.clear()
             module.__dict__.update(found)
         for value, was in containers:
             value.clear()
             value.extend(was) if isinstance(value, list) else value.update(was)
+
+
+def _cached_functions(model: Module) -> list[Any]:
+    """Those of `functools.lru_cache` in the files of the model's classes: functions, methods, also in a decorator."""
+    names = {type(part).__module__ for part in model.modules() if not type(part).__module__.startswith("torch.")}
+    found = [value for name in names if name in sys.modules for value in list(vars(sys.modules[name]).values())]
+    classes = [own for own in found if isinstance(own, type) and own.__module__ in names]
+    found += [value for own in classes for value in vars(own).values()]
+    for cell in [cell for own in found for cell in getattr(own, "__closure__", None) or ()]:
+        with suppress(ValueError):  # of a name that has no value yet
+            found.append(cell.cell_contents)
+    return [own for own in found if isinstance(own, _CACHED)]
+
+
+def _empty(functions: list[Any]) -> None:
+    """Of tensors: what else a cache holds, a configuration or a model, stays the same object."""
+    for function in functions:
+        if any(isinstance(x, torch.Tensor) for x in tree_leaves(gc.get_referents(function))):
+            function.cache_clear()

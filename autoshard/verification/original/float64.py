@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -160,29 +159,6 @@ def limits_of(literal: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.finfo = finfo
-
-
-@contextmanager
-def own_caches(module: torch.nn.Module) -> Iterator[None]:
-    """What functions of the model's files cache (`functools.lru_cache`) is made anew, and goes afterwards: tensors of
-    one precision are no answer in another."""
-    names = {type(part).__module__ for part in module.modules() if not type(part).__module__.startswith("torch.")}
-    found = [value for name in names if name in sys.modules for value in list(vars(sys.modules[name]).values())]
-    found += [
-        value for own in found if isinstance(own, type) and own.__module__ in names for value in vars(own).values()
-    ]
-    cells = [cell for own in found for cell in getattr(own, "__closure__", None) or ()]
-    for cell in cells:  # where a decorator around it looks like a function
-        with suppress(ValueError):  # of a name that has no value yet
-            found.append(cell.cell_contents)
-    clears = [own.cache_clear for own in found if callable(getattr(type(own), "cache_clear", None))]
-    for clear in clears:
-        clear()
-    try:
-        yield
-    finally:
-        for clear in clears:
-            clear()
 
 
 def widened(tensors: Sequence[Any]) -> list[Any]:

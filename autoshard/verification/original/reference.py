@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.ir.graph import SAME, Graph
 from autoshard.verification.original.draws import exact_dropout
-from autoshard.verification.original.float64 import exact_precision, limits_of, own_caches, widened
+from autoshard.verification.original.float64 import exact_precision, limits_of, widened
 from autoshard.verification.original.micro_batches import at, label_shares, sharing
 
 State = dict[str, torch.Tensor]
@@ -105,7 +105,6 @@ def _evaluation(
     try:
         with (
             attributes_put_back(module),
-            own_caches(module),
             exact_precision(literal),
             limits_of(literal),
             exact_dropout(seed, 0) as drawing,
@@ -137,7 +136,7 @@ def trained(
         module.train(graph.training)
     trainable = [p for p in module.parameters() if p.requires_grad]
     first = _buffers(module)
-    with own_caches(module), exact_precision(literal):
+    with exact_precision(literal):
         optimizer = make_optimizer(trainable) if graph.loss is not None else None
         for number, batch in enumerate(batches):
             module.zero_grad(set_to_none=True)
