@@ -394,13 +394,12 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Write what a launcher or scheduler reads beside a package, and start it."""
+    """Write the job file of a launcher or scheduler into a package, and start it."""
     from autoshard.api import verbs
     from autoshard.launchers import launch_files, starting
 
     made, folder = verbs.load_plan(options.plan), options.plan
-    more = {name: getattr(options, name) for name in ("minutes", "grace", "python")}
-    more |= {"image": options.image} if options.image else {}
+    more = {name: getattr(options, name) for name in ("minutes", "grace", "python", "image")}
     hosts = options.hosts.split(",") if options.hosts else []
     wanted = launch_files.launch_of(made.plan, options.on, options.nodes, hosts, options.options, **more)
     file = launch_files.write_launch(wanted, made.plan, folder)

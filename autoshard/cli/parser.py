@@ -320,18 +320,25 @@ def _add_estimate(parser: argparse.ArgumentParser) -> None:
 def _add_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package")
     known = ["torchrun", "ssh", "slurm", "kubernetes", "mpirun", "ray"]
-    parser.add_argument("--on", required=True, choices=known, help="what starts the processes")
-    nodes = "default: as few as the profile's devices per node allow"
+    parser.add_argument("--on", required=True, choices=known, help="launcher or scheduler")
+    nodes = "number of nodes; default: as few as the profile allows"
     parser.add_argument("--nodes", type=whole("--nodes"), metavar="N", help=nodes)
-    parser.add_argument("--hosts", metavar="A,B,…", help="names of the nodes, in the order of the ranks")
-    told = "of train.py, default '--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto'"
+    parser.add_argument("--hosts", metavar="A,B,…", help="names of the nodes, in rank order")
+    told = "options of train.py; default '--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto'"
     parser.add_argument("--options", metavar="WORDS", help=told)
-    parser.add_argument("--minutes", type=whole("--minutes"), metavar="N", help="Slurm's time limit of the job")
-    grace = "seconds from the signal to the end of a job, to save in (Slurm, Kubernetes), default 120"
+    parser.add_argument("--minutes", type=whole("--minutes"), metavar="N", help="time limit of the Slurm job")
+    grace = "seconds between the signal and the kill (Slurm, Kubernetes), to save a checkpoint; default 120"
     parser.add_argument("--grace", type=whole("--grace"), default=120, metavar="N", help=grace)
-    parser.add_argument("--image", metavar="NAME", help="Kubernetes' container, default PyTorch's own")
-    parser.add_argument("--python", default="python", metavar="PATH", help="the interpreter on the nodes")
-    parser.add_argument("--start", action="store_true", help="also start it, where the launcher's program is here")
+    parser.add_argument(
+        "--image",
+        default="",
+        metavar="NAME",
+        help="container image on Kubernetes; default: the image of the training runtime",
+    )
+    parser.add_argument(
+        "--python", default="python", metavar="PATH", help="Python interpreter on the nodes; default python"
+    )
+    parser.add_argument("--start", action="store_true", help="also start the job")
 
 
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -151,6 +152,12 @@ def check_precision(hardware: Hardware, precision: str) -> None:
     if missing:
         message = f"--precision {precision}: {hardware.name} has no {' and no '.join(missing)}"
         raise UsageError(message, _precision_hint(hardware))
+
+
+def backend_of(hardware: Hardware) -> str:
+    """What processes of such devices talk through, as the profile's name, summary and links say whose they are."""
+    words = " ".join([hardware.name, hardware.summary, *(link.name for link in hardware.links)]).lower()
+    return "hccl" if re.search("ascend|hccs|npu", words) else "gloo" if re.search("cpu|loopback", words) else "nccl"
 
 
 def check_mesh(hardware: Hardware, mesh: Mesh) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from autoshard.cluster.hardware import Hardware, parse_hardware
+from autoshard.cluster.hardware import backend_of, parse_hardware
 from autoshard.code_text import printable, typed
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
@@ -21,8 +21,8 @@ from autoshard.package.output_folder import check_unedited, read_file, update_pa
 FOLDER = "launch"
 STOPPED = 75  # the exit code of a run that was told to end and has saved; `emit/runtime/stop_signals.py` has it
 DEFAULT_OPTIONS = "--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto"
-BACKENDS = {"cuda": "nccl", "npu": "hccl", "cpu": "gloo"}
-RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
+DEVICES = {"nccl": "cuda", "hccl": "npu", "gloo": "cpu"}
+RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910", "rocm": "amd.com/gpu"}  # names in Kubernetes
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,12 @@ class Launch:
     options: tuple[str, ...] = ()
     minutes: int | None = None
     grace: int = 120  # seconds between the signal and the end
-    image: str = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+    image: str = ""  # the runtime's own
     python: str = "python"
 
     @property
     def path(self) -> str:
         return f"{FOLDER}/{LAUNCHERS[self.on].file}"
-
-
-def device_of(hardware: Hardware) -> str:
-    return next((kind for name, kind in (("ascend", "npu"), ("cpu", "cpu")) if hardware.name.startswith(name)), "cuda")
 
 
 def launch_of(
@@ -81,7 +77,7 @@ def launch_of(
     bad = [host for host in hosts if not re.fullmatch(r"[\w@.:-]+", host) or host.startswith("-")]
     if bad:
         raise UsageError(f"--hosts: {printable(bad[0])} is no name of a host", "--hosts node1,node2")
-    words = ["--backend", BACKENDS[device_of(hardware)], *_words(DEFAULT_OPTIONS if options is None else options)]
+    words = ["--backend", backend_of(hardware), *_words(DEFAULT_OPTIONS if options is None else options)]
     return Launch(on, count, plan.devices // count, tuple(hosts), tuple(words), **more)
 
 
@@ -94,14 +90,17 @@ def _words(options: str) -> list[str]:
 
 def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
     """The text of the launcher's file."""
-    device = device_of(parse_hardware(plan.hardware_text))
+    hardware = parse_hardware(plan.hardware_text)
+    device = DEVICES[backend_of(hardware)]
+    resource = "rocm" if "AMD" in hardware.summary else device
     job = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:50] or "train"
     if not job[0].isalpha():
         job = f"train-{job}"
     here = launch.hosts or ("localhost",) * (launch.nodes == 1)
     values = {
         "name": f"the package {printable(folder.resolve().name)}",
-        "file": launch.path, "job": job, "folder": folder.resolve().name, "device": device, "resources": RESOURCES,
+        "file": launch.path, "job": job, "folder": folder.resolve().name, "device": device,
+        "resource": RESOURCES.get(resource, ""),
         "nodes": launch.nodes, "per_node": launch.per_node, "processes": launch.nodes * launch.per_node,
         "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in here),
         "options": typed(*launch.options), "words": list(launch.options), "minutes": launch.minutes,

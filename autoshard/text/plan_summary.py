@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoshard.cluster.hardware import PRECISION_DTYPES, parse_hardware
+from autoshard.cluster.hardware import PRECISION_DTYPES, backend_of, parse_hardware
 from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.host_offers import plan_host_bytes
@@ -267,12 +266,6 @@ def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = Fal
     if backend == "gloo" or (held <= SMALL_BYTES and plan.devices <= SMALL_PROCESSES):
         return f"{started} --backend gloo --steps 5" + "  # on the CPUs here" * (backend != "gloo")
     return f"{started} --backend {backend} --steps 100  # on a node of {plan.hardware}: too large for the CPUs here"
-
-
-def backend_of(hardware: Hardware) -> str:
-    """What processes of such devices talk through, as the profile's name, summary and links say whose they are."""
-    words = " ".join([hardware.name, hardware.summary, *(link.name for link in hardware.links)]).lower()
-    return "hccl" if re.search("ascend|hccs|npu", words) else "gloo" if re.search("cpu|loopback", words) else "nccl"
 
 
 def timeline_summary(

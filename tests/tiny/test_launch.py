@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 import yaml
 
 from autoshard.cli import commands
+from autoshard.emit import readme_use
 from autoshard.ir import graph_json
+from autoshard.launchers import launch_files
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
 
+PACKAGE = Path(launch_files.__file__).parents[1]
 ON = {
     "torchrun": "torchrun.sh",
     "ssh": "ssh.sh",
@@ -51,6 +55,7 @@ def test_the_file_of_each(package: Path, capsys: pytest.CaptureFixture[str], on:
         trainer = job["spec"]["trainer"]
         assert trainer["args"] == ["--backend", "nccl", "--steps", "3", "--save", "my $checkpoints"]
         assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 8)
+        assert "image" not in trainer, "that of the runtime"
         assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
         models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed")
         assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job, "the published models know every field"
@@ -79,3 +84,35 @@ def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monk
         assert launched(*words) == 2 and told in capsys.readouterr().err, words
     (package / "launch" / "slurm.sbatch").write_text("edited")
     assert launched("--on", "slurm") == 5 and "was edited since" in capsys.readouterr().err
+
+
+def constant(path: str, name: str) -> int:
+    """Of a file that can't be imported without torch."""
+    found = re.search(rf"^{name} = (\d+)", (PACKAGE / path).read_text(encoding="utf-8"), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_exit_codes_are_those_of_the_runtime() -> None:
+    assert constant("emit/runtime/stop_signals.py", "EXIT_STOPPED") == launch_files.STOPPED == readme_use.STOPPED
+    assert constant("emit/runtime/nonfinite.py", "EXIT_CODE") == readme_use.NONFINITE
+
+
+@pytest.mark.parametrize(
+    ("hardware", "backend", "resource"),
+    [
+        ("ascend-910b1", "hccl", "huawei.com/Ascend910"),
+        ("mi300x-192g", "nccl", "amd.com/gpu"),
+        ("cpu-local", "gloo", ""),
+    ],
+)
+def test_devices_are_those_of_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hardware: str, backend: str, resource: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph_json.save(mlp_graph(1), "mlp.json")
+    words = ["plan", "mlp.json", "--mesh", "dp=2", "--hardware", hardware, "--strategy", "dp", "--out", "out"]
+    assert commands.main(words) == commands.main(["launch", "out", "--on", "kubernetes"]) == 0
+    trainer = yaml.safe_load(Path("out/launch/kubernetes.yaml").read_text(encoding="utf-8"))["spec"]["trainer"]
+    assert trainer["args"][:2] == ["--backend", backend]
+    assert trainer.get("resourcesPerNode") == ({"limits": {resource: 2}} if resource else None)

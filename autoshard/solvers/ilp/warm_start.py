@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 
@@ -45,13 +46,14 @@ def plan(problem: Problem) -> Choice:
 
 def _ways(state: Incumbent) -> Iterator[Callable[[], Choice | None]]:
     problem, near, clock = state.problem, state.near, Clock()
+    spread = cache(lambda: propagate(problem, {}).choice)
     clock.stop()
     if near is not None:
         yield lambda: repaired(problem, near)
     yield lambda: tuple(int(np.lexsort((node.bytes, node.seconds))[0]) for node in problem.nodes)  # each its quickest
     yield lambda: tuple(int(np.lexsort((node.seconds, node.bytes))[0]) for node in problem.nodes)  # or its smallest
-    yield lambda: propagate(problem, {}).choice
-    yield lambda: repaired(problem, propagate(problem, {}).choice)
+    yield spread
+    yield lambda: repaired(problem, spread())
     yield lambda: bisection.solve(problem, Options(clock=clock)).choice
 
 
