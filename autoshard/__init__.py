@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     from autoshard.api.parallel.sharded import shard
     from autoshard.api.plan_tables import operator_strategies, parameter_layouts, strategies_text
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
+    from autoshard.graph_capture.dynamic.declared import set_inputs
+    from autoshard.graph_capture.dynamic.symbol import Symbol
     from autoshard.graph_capture.module_requests import recompute
     from autoshard.graph_capture.operator_strategies import operator, strategy
 
 __version__ = "0.1.0"
 __all__ = [
+    "Symbol",
     "__version__",
     "capture",
     "load_plan",
@@ -25,6 +28,7 @@ __all__ = [
     "plan",
     "recompute",
     "report",
+    "set_inputs",
     "shard",
     "simulate",
     "strategies_text",
@@ -38,6 +42,8 @@ _PLACES = {
     "parallelize": "autoshard.api.parallel.parallel_module",
     "shard": "autoshard.api.parallel.sharded",
     "recompute": "autoshard.graph_capture.module_requests",
+    "Symbol": "autoshard.graph_capture.dynamic.symbol",
+    "set_inputs": "autoshard.graph_capture.dynamic.declared",
     **dict.fromkeys(("operator_strategies", "parameter_layouts", "strategies_text"), "autoshard.api.plan_tables"),
     **dict.fromkeys(("operator", "strategy"), "autoshard.graph_capture.operator_strategies"),
 }

@@ -47,6 +47,7 @@ class ModelRequest:
     training: bool = True
     modules: tuple[str, ...] = ()  # that the package of a saved graph may import
     several: bool = False  # must the batch be of more than one sample
+    dynamic: tuple[str, ...] = ()  # sizes of inputs that change from step to step, as --dynamic has them
 
 
 def read_graph(request: ModelRequest) -> Graph:
@@ -59,7 +60,8 @@ def read_graph(request: ModelRequest) -> Graph:
 
     asked = (request.precision or "fp32", request.optimizer or "adamw", request.training)
     with kept_answers():
-        captured = capture(request.spec, request.arguments, *asked, _several if request.several else tuple)
+        how = _several if request.several else tuple
+        captured = capture(request.spec, request.arguments, *asked, how, request.dynamic)
     return checked(captured)
 
 
@@ -74,7 +76,7 @@ def _several(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     """`graph` of the model `spec`, with what the model, captured again, tells of other sizes; once. Of a graph from a
     file, whose model is not there, nothing is told."""
-    if graph.free_sizes or not spec or holds_graph(spec):
+    if graph.free_sizes or graph.dynamic or not spec or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
     from autoshard.graph_capture.other_samples import with_sizes
@@ -140,6 +142,7 @@ def _saved_graph(request: ModelRequest) -> Graph:
         "--precision": (request.precision or graph.precision, graph.precision),
         "--optimizer": (request.optimizer or graph.optimizer, graph.optimizer),
         "--eval": (request.training and graph.training, graph.training),
+        "--dynamic": (bool(request.dynamic), False),
         "--with": (sorted({*request.arguments} - {LOSS}), []),
         LOSS: (request.arguments.get(LOSS), None),
     }

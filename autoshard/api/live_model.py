@@ -45,11 +45,18 @@ def live_model(
     return LiveModel(own, call, tensors)
 
 
-def captured(live: LiveModel, precision: str, optimizer: str, training: bool, keep_modes: bool = False) -> Graph:
+def captured(
+    live: LiveModel,
+    precision: str,
+    optimizer: str,
+    training: bool,
+    keep_modes: bool = False,
+    dynamic: tuple[str, ...] = (),
+) -> Graph:
     """The graph of a call. The call then knows what it returns."""
     module = call_by(same_tensors(live.module), live.call)
     name = type(live.module).__name__
-    return capture_model(module, live.tensors, precision, optimizer, training, name, keep_modes)
+    return capture_model(module, live.tensors, precision, optimizer, training, name, keep_modes, dynamic)
 
 
 def captured_again(live: LiveModel, graph: Graph) -> Graph:

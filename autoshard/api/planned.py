@@ -99,7 +99,7 @@ def sizes_asked(
     graph: Graph, live: LiveModel | None, spec: str, arguments: tuple[tuple[str, str | int | float | bool], ...]
 ) -> Graph:
     """`graph`, of a model that is there as an object or by its name."""
-    if graph.free_sizes:
+    if graph.free_sizes or graph.dynamic:
         return graph
     if live is not None:
         from autoshard.api.live_model import captured_again

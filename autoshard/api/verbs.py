@@ -53,6 +53,7 @@ def capture(
     training: bool = True,
     allow_modules: Sequence[str] = (),
     several: bool = False,
+    dynamic: Sequence[str] | str = (),
 ) -> CapturedModel:
     """The graph of a model.
 
@@ -62,15 +63,18 @@ def capture(
     of those keys of a dict of inputs that the forward does not take. `precision` is fp32 and `optimizer` adamw where
     nothing is said; a saved graph has its own, and its package imports no modules but `allow_modules`. CaptureError
     names the model's line. `several`: a model that text names must have a batch of two samples or more, which is
-    looked at before it is captured.
+    looked at before it is captured. `dynamic`: sizes of the inputs that change from step to step, as `--dynamic` has
+    them (`"batch=8..512/8,sequence=128..4096/64"`); or the model says so by `set_inputs`.
     """
+    sizes = (dynamic,) if isinstance(dynamic, str) else tuple(dynamic)
     if isinstance(model, CapturedModel):
         return model
     if isinstance(model, str):
         if inputs is not None or targets is not None or callable(loss):
             raise UsageError(f"{model!r} brings its own inputs", "arguments={…}, and loss='module:function'")
         given = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
-        request = workflow.ModelRequest(model, given, precision, optimizer, training, tuple(allow_modules), several)
+        asked = (precision, optimizer, training, tuple(allow_modules), several, sizes)
+        request = workflow.ModelRequest(model, given, *asked)
         return CapturedModel(workflow.read_graph(request), Origin(model, tuple(sorted(given.items()))))
     if inputs is None or arguments:
         what = "takes no arguments" if arguments else "needs example inputs"
@@ -78,7 +82,7 @@ def capture(
     from autoshard.api.live_model import captured, live_model
 
     live = live_model(model, inputs, targets, loss, "missing" if training else "never")
-    graph = captured(live, precision or "fp32", optimizer or "adamw", training)
+    graph = captured(live, precision or "fp32", optimizer or "adamw", training, dynamic=sizes)
     return CapturedModel(workflow.checked(graph), Origin(), live)
 
 
@@ -103,6 +107,7 @@ def plan(
     optimizer: str | None = None,
     training: bool = True,
     allow_modules: Sequence[str] = (),
+    dynamic: Sequence[str] | str = (),
     **search: Any,
 ) -> PlannedModel:
     """The best plan of a model, given as to `capture`.
@@ -120,7 +125,7 @@ def plan(
     own = read_hardware(hardware)
     wanted = search_request(mesh, devices, level, pins, memory_limit, time_limit, search, mode)
     options: dict[str, Any] = {"targets": targets, "loss": loss, "arguments": arguments, "precision": precision}
-    options |= {"optimizer": optimizer, "training": training, "allow_modules": allow_modules}
+    options |= {"optimizer": optimizer, "training": training, "allow_modules": allow_modules, "dynamic": dynamic}
     if isinstance(model, str):
         check(model, own, wanted, arguments, precision)
 

@@ -198,6 +198,7 @@ def _captured(options: argparse.Namespace, several: bool = False) -> CapturedMod
         training=not options.eval,
         allow_modules=options.allow_module,
         several=several,
+        dynamic=options.dynamic,
     )
 
 

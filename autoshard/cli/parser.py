@@ -90,6 +90,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed"], help="default fp32")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
     parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")
+    sizes = "sizes that change from step to step, such as batch=8..512/8,sequence=128..4096/64: the range, and what "
+    sizes += "divides them; NAME=…@INPUT.DIM for other dims. One plan is then for all of them"
+    parser.add_argument("--dynamic", action="append", default=[], metavar="SIZES", help=sizes)
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:

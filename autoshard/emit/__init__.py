@@ -17,6 +17,7 @@ from autoshard.errors import InvalidFileError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
+from autoshard.replay.free_sizes import check_dynamic
 
 __all__ = ["Header", "emit", "header_of", "package"]
 
@@ -30,6 +31,7 @@ _LINT_MARK = (
 def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
     """File name -> text of everything that runs: the model, training, conversion, the runtime, README.md."""
     header = header_of(program, plan, graph)
+    check_dynamic(program, header.others, graph)
     return package(program, header, part_files(program, plan, header) if plan.step.parts else None)
 
 

@@ -40,24 +40,17 @@ class ClassContext:
         return frozenset(buffer.value for buffer in self.program.buffers)
 
     @cached_property
-    def samples(self) -> int:
-        """The planned batch."""
-        lengths = [self.program.value(name).shape[0] for name in self.program.inputs if self.program.value(name).shape]
-        return max(lengths, key=lengths.count, default=0)
-
-    @cached_property
     def counted(self) -> frozenset[str]:
         """The losses that count by their labels."""
         return frozenset(count.op for count in self.program.label_counts)
 
     @cached_property
     def other_attributes(self) -> list[dict[str, dict[str, LocalAttribute]]]:
-        """By op, of the other batch and the other length."""
-        found = []
-        for other in (self.others.batch, self.others.sequence):
-            steps = other.instructions if other else ()
-            found.append({step.op: dict(step.attributes) for step in steps if isinstance(step, Compute)})
-        return found
+        """By op, at each of the other sizes."""
+        return [
+            {step.op: dict(step.attributes) for step in other.instructions if isinstance(step, Compute)}
+            for other in self.others.programs
+        ]
 
     @cached_property
     def members(self) -> dict[str, Members]:
@@ -136,7 +129,7 @@ class ClassWriter:
         self.is_root = self.definition is self.package.tree.root
         self.members = self.package.members[self.definition.name]
         package = self.package
-        self.by_input = size_texts(program, package.others, self.definition.inputs, package.samples)
+        self.by_input = size_texts(program, package.others, self.definition.inputs)
         self.speller = Speller(self.size, self.ours("device"), program.schemas, self.by_input.text)
         self.buffers = self.package.buffers
         weights = self.package.gathered | self.package.casts
@@ -198,17 +191,17 @@ class ClassWriter:
     def attributes(self, op: Compute) -> dict[str, LocalAttribute]:
         """Of an operator, those that follow a size as SizeNumber."""
         package = self.package
-        batch, length = (attributes.get(op.op, {}) for attributes in package.other_attributes)
+        given = [attributes.get(op.op, {}) for attributes in package.other_attributes]
         return {
-            name: followed(value, batch.get(name, value), length.get(name, value), package.program.mesh, package.others)
+            name: followed([value, *(own.get(name, value) for own in given)], package.program.mesh, package.others)
             for name, value in op.attributes
         }
 
     def shape(self, value: LocalValue) -> LocalAttribute:
         """The global shape, the same way."""
         others = self.package.others
-        batch, length = (own.value(value.name).shape if own else value.shape for own in (others.batch, others.sequence))
-        return followed(value.shape, batch, length, self.package.program.mesh, others)
+        values = [value.shape, *(own.value(value.name).shape for own in others.programs)]
+        return followed(values, self.package.program.mesh, others)
 
     def _spelled(self, op: Compute) -> str | None:
         """An operator's expression, its operands as long as they will be, about. None for a list of one tensor."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.code_text import printable
 from autoshard.ir import plan_json
+from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import SAME, FreeSize, Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
@@ -47,13 +48,14 @@ class Header:
     devices_per_node: int = 8
     others: OtherSizes = field(default_factory=OtherSizes)
     free_sizes: tuple[FreeSize, ...] = ()
+    dynamic: tuple[DynamicSize, ...] = ()
     evaluation: str = ""  # why the forward of training, without dropout, is not that of evaluation
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
     return Header(
         plan_hash=plan_json.plan_hash(plan, graph),
-        command=command(plan, graph.training, graph.registrations),
+        command=command(plan, graph),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
         hardware=plan.hardware,
         strategy=strategy_words(program),
@@ -65,6 +67,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
         others=at_other_sizes(program, plan, graph),
         free_sizes=told_of(graph),
+        dynamic=graph.dynamic,
         evaluation="" if graph.evaluation == SAME else printable(graph.evaluation or _UNKNOWN),
     )
 

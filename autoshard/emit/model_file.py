@@ -36,7 +36,8 @@ RUNTIME_NAMES = frozenset({
     ALONE, SHARED,
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
-    "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES",
+    "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS",
+    "HOST_TABLES",
     "Holder", "DEVICES_PER_NODE",
     "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION",
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
@@ -117,7 +118,7 @@ def with_sizes(
 ) -> ClassContext:
     """The `context` whose numbers follow the batch and the sequence, where the program at `others` gives the same code;
     else one of the two; else none."""
-    for kept in (others, replace(others, sequence=None, both=None), replace(others, batch=None, both=None)):
+    for kept in (others, *others.fewer):
         if kept:
             farthest, theirs = kept.of_the_farthest(program)
             package = _sized(program, kept, free, title)
@@ -129,7 +130,7 @@ def with_sizes(
 def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
     """The `context` at these other sizes: what is written of it is, once."""
     known = program.once(_sized_contexts)
-    key = (*map(id, (others.batch, others.sequence, others.both)), others.length, others.more, free, title)
+    key = (*map(id, others.programs), others.planned, free, title)
     if key not in known:
         known[key] = replace(context(program, free, title), others=others)
     return known[key]
@@ -237,7 +238,7 @@ def facts(
     for item in header.inputs:
         fields = f"{item.shape}, {quoted(item.dtype)}, {quoted(item.layout)}, {item.low}, {item.high}"
         lines += statement(f"{quoted(item.name)}: ({fields}),", 1)
-    lines += ["}", *_free_lines(program, header, others or OtherSizes())]
+    lines += ["}", *_free_lines(program, header, others or OtherSizes()), *_dynamic_lines(header)]
     lines += [f"OPTIMIZER = {quoted(program.optimizer)}", f"PRECISION = {quoted(program.precision)}"]
     loss = program.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
@@ -288,6 +289,21 @@ def _free_lines(program: Program, header: Header, others: OtherSizes) -> list[st
         return [*lines, "FIXED_SIZES: dict[str, str] = {}  # and those that may not, and why"]
     told = "# And those" if free else "# Sizes of the inputs"
     return [*lines, f"{told} that can't be others than planned, and why.", "FIXED_SIZES = {", *fixed, "}"]
+
+
+def _dynamic_lines(header: Header) -> list[str]:
+    """Which sizes may be others in each step."""
+    said = "# Sizes that may be others in each step: from, to (0: any), divisor, remainder, and dims of the inputs."
+    rows = []
+    for size in header.dynamic:
+        dims: dict[str, list[int]] = {}
+        for name, dim in size.dims:
+            dims.setdefault(name, []).append(dim)
+        held = ", ".join(f"{quoted(name)}: ({', '.join(map(str, own))},)" for name, own in dims.items())
+        limits = f"{size.least}, {size.most}, {size.divisor}, {size.remainder}"
+        rows += statement(f"{quoted(size.name)}: ({limits}, {{{held}}}),", 1)
+    kind = "dict[str, tuple[int, int, int, int, dict[str, tuple[int, ...]]]]"
+    return [said, f"DYNAMIC_SIZES: {kind} = {{", *rows, "}"] if rows else [said, f"DYNAMIC_SIZES: {kind} = {{}}"]
 
 
 def gradient_buckets(program: Program) -> list[str]:

@@ -15,6 +15,8 @@ from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
 from autoshard.graph_capture.constructor.strided import in_memory_order
+from autoshard.graph_capture.dynamic.numbers import follows_of
+from autoshard.graph_capture.dynamic.points import points_of
 from autoshard.graph_capture.evaluation.both_modes import quickly_alike
 from autoshard.graph_capture.evaluation.graph_difference import difference
 from autoshard.graph_capture.input_ranges import input_ranges
@@ -39,6 +41,8 @@ from autoshard.graph_capture.passes.spelled_out import fold_formulas
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
+from autoshard.graph_capture.tracing.concrete import concrete, places_at
+from autoshard.graph_capture.tracing.dynamic_export import DynamicDims, dynamic_dims
 from autoshard.graph_capture.tracing.exporting import export, is_fake
 from autoshard.graph_capture.tracing.fills import draws, op_name, plain_creation
 from autoshard.graph_capture.tracing.functionalise import functionalise
@@ -74,13 +78,17 @@ def capture(
     optimizer: str = "adamw",
     training: bool = True,
     called_with: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple,
+    dynamic: tuple[str, ...] = (),
 ) -> Graph:
     """The graph of what the user named (see `load_model`), built without memory for its values.
 
     `called_with`: the inputs to capture it with, made of its example inputs; not of an exported program.
+    `dynamic`: sizes of them that change from step to step, as --dynamic has them; or those of `set_inputs`.
     """
     _check_options(precision, optimizer)
     if spec.endswith(".pt2"):
+        if dynamic:
+            raise UsageError(f"--dynamic: {spec} is an exported program, whose sizes are fixed", "the model's own code")
         graph = _finish(load_exported(spec), None, InitWatcher(), spec, precision, optimizer, training)
         return replace(graph, evaluation=_EXPORTED) if training else graph
     watcher = InitWatcher()
@@ -88,7 +96,9 @@ def capture(
         with watcher:
             model, inputs = load_model(spec, arguments)
         watch_library_init(model, watcher)
-        graph = _capture(model, called_with(inputs), watcher, spec, precision, optimizer, training)
+        inputs = called_with(inputs)
+        dims = dynamic_dims(model, inputs, dynamic)
+        graph = _capture(model, inputs, watcher, spec, precision, optimizer, training, dims=dims)
         asked = training and called_with is tuple  # not of the sizes that a search asks for
         return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if asked else graph
 
@@ -101,6 +111,7 @@ def capture_model(
     training: bool = True,
     source: str = "",
     keep_modes: bool = False,
+    dynamic: tuple[str, ...] = (),
 ) -> Graph:
     """The graph of `model(*inputs)`: a model built for real, on meta, or fake. Leaves the model as it was.
 
@@ -110,7 +121,8 @@ def capture_model(
     named = source or type(model).__name__
     with guarded():
         watcher = InitWatcher()
-        graph = _capture(model, inputs, watcher, named, precision, optimizer, training, keep_modes)
+        dims = dynamic_dims(model, inputs, dynamic)
+        graph = _capture(model, inputs, watcher, named, precision, optimizer, training, keep_modes, dims)
         asked = training and not keep_modes
         return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if asked else graph
 
@@ -130,14 +142,17 @@ def _capture(
     optimizer: str,
     training: bool,
     keep_modes: bool = False,
+    dims: DynamicDims | None = None,
 ) -> Graph:
     modes = [(module, module.training) for module in model.modules()]
     if not keep_modes:
         model.train(training)
     try:
         flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
-        program, assumed = export(model, inputs, flags)
-        graph = _finish(program, model, watcher, source, precision, optimizer, training)
+        inputs = dims.traced_inputs(inputs) if dims else inputs
+        program, assumed = export(model, inputs, flags, dims)
+        told = (model, watcher, source, precision, optimizer, training)
+        graph = _finish(program, *told) if dims is None else _dynamic(program, dims, lambda made: _finish(made, *told))
         updated = {tensor for tensor, _ in graph.buffer_updates}
         flags.check(
             path for buffer in graph.buffers if buffer.tensor in updated for path in (buffer.path, *buffer.ties)
@@ -154,6 +169,16 @@ def _capture(
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _dynamic(program: Any, dims: DynamicDims, finish: Callable[[Any], Graph]) -> Graph:
+    """The graph at the largest sizes, with the numbers that follow them."""
+    inputs = [str(name) for name in program.graph_signature.user_inputs]
+    sizes = dims.sizes_of(inputs)
+    points = points_of(sizes, dims.planned)
+    graphs = [finish(concrete(program, places_at(sizes, point))) for point in points]
+    follows = follows_of(graphs, points, [own.name for own in sizes])
+    return replace(graphs[0], dynamic=sizes, follows=follows)
 
 
 _OTHERWISE = "in evaluation the model computes something else"

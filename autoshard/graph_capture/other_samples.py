@@ -19,7 +19,7 @@ def with_sizes(examples: Sequence[Tensor], samples: int, length: int) -> tuple[T
 
 def with_samples(examples: Sequence[Tensor], own: int, count: int) -> tuple[Tensor, ...]:
     """Those whose dim 0 has `own` samples get `count`, the same ones over and over, in the same order in memory."""
-    return tuple(_resized(x, 0, count) if x.shape[:1] == (own,) else x for x in examples)
+    return tuple(resized(x, 0, count) if x.shape[:1] == (own,) else x for x in examples)
 
 
 def with_length(examples: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
@@ -28,12 +28,12 @@ def with_length(examples: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
     made = []
     for x, own in zip(examples, dims, strict=True):
         for dim in own:
-            x = _resized(x, dim, count)
+            x = resized(x, dim, count)
         made.append(x)
     return tuple(made)
 
 
-def _resized(example: Tensor, dim: int, count: int) -> Tensor:
+def resized(example: Tensor, dim: int, count: int) -> Tensor:
     if example.stride(dim) == 0:
         sizes = [count if own == dim else size for own, size in enumerate(example.shape)]
         return example.narrow(dim, 0, 1).expand(sizes)

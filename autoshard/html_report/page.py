@@ -75,7 +75,7 @@ def page(
             *discovered(graph),
             *in_float8(plan, graph),
         ],
-        "command": command(plan, graph.training, graph.registrations),
+        "command": command(plan, graph),
         "provenance": provenance(plan, graph),
         **_timeline(timeline, "micro-batch" if plan.step.is_whole else "step"),
         "data": _data(plan, graph, program, hardware, timeline, model_text),

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self, TypeVar, cast
 
+from autoshard.ir.dynamic import DynamicSize, Follows
+
 T = TypeVar("T")
 SCHEMA_VERSION = 2
 DTYPE_BYTES = {
@@ -220,6 +222,8 @@ class Graph(Derives):
     `free_sizes`: what capture tried of sizes of the inputs, no part of what a plan is made for, either.
     `evaluation`: SAME where `model.eval()` computes the forward of training without dropout, else in words where not;
     "" where that is not known.
+    `dynamic`: sizes of the inputs that change from step to step; the graph is at the largest. `follows`: the numbers
+    that follow them.
     """
 
     name: str
@@ -251,6 +255,8 @@ class Graph(Derives):
     free_sizes: tuple[FreeSize, ...] = ()
     unread_draws: tuple[int, ...] = ()
     evaluation: str = ""
+    dynamic: tuple[DynamicSize, ...] = ()
+    follows: tuple[Follows, ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ KIND = "autoshard.graph"
 _LATER: dict[str, Any] = {
     "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "column_ranges": [],
     "strategies": [], "module_requests": [], "call": "", "variables": [], "free_sizes": [], "unread_draws": [],
-    "evaluation": "",
+    "evaluation": "", "dynamic": [], "follows": [],
 }  # fmt: skip
 # Read by what is written or proved of a plan, not by searches.
 _OF_PACKAGES = ("call", "free_sizes", "unread_draws", "evaluation")

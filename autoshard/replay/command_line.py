@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from autoshard.cluster.hardware import parse_hardware
@@ -11,12 +10,13 @@ from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.graph_capture.model_spec import LOSS
-from autoshard.ir.graph import Registration
+from autoshard.ir.dynamic import DynamicSize
+from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 
 
-def command(plan: Plan, training: bool = True, registrations: Sequence[Registration] = ()) -> str:
-    """`training` and `registrations`: of the plan's graph. What ended the search early, a clock or Ctrl-C, is in no
+def command(plan: Plan, graph: Graph) -> str:
+    """`graph`: the plan's. What ended the search early, a clock or Ctrl-C, is in no
     command."""
     parts = ["autoshard plan", typed(Path(plan.model)) if plan.model else "MODEL"]
     given = dict(plan.model_arguments)
@@ -28,10 +28,11 @@ def command(plan: Plan, training: bool = True, registrations: Sequence[Registrat
     parts += [f"--devices {plan.devices}" if plan.step.samples else f"--mesh {plan.mesh}"]
     parts.append(f"--hardware {typed(Path(plan.hardware))}")
     if not plan.model.endswith(".json"):
+        parts += [f"--dynamic {typed(dynamic_text(graph))}"] * bool(graph.dynamic)
         parts += [f"--precision {typed(plan.precision)}", f"--optimizer {typed(plan.optimizer)}"]
-        parts += ["--eval"] * (not training)
+        parts += ["--eval"] * (not graph.training)
     else:
-        parts += [f"--allow-module {typed(item.module)}" for item in registrations if item.module]
+        parts += [f"--allow-module {typed(item.module)}" for item in graph.registrations if item.module]
     parts += [plan.search.step_options] if plan.search.step_options else _step_options(plan)
     deciders = {style_of(op) for op in plan.ops} - {""}
     parts += [f"--strategy {typed(name)}" for name in sorted(deciders)]
@@ -46,6 +47,17 @@ def command(plan: Plan, training: bool = True, registrations: Sequence[Registrat
     if math.isfinite(plan.capacity_bytes) and plan.capacity_bytes != usable:
         parts.append(f"--memory-limit '{plan.capacity_bytes:.17g} B'")
     return " ".join([*parts, *(f"--pin {typed(pin)}" for pin in plan.search.pins)])
+
+
+def dynamic_text(graph: Graph) -> str:
+    """The dynamic sizes as --dynamic takes them."""
+    return ",".join(_size_text(own, graph) for own in graph.dynamic)
+
+
+def _size_text(own: DynamicSize, graph: Graph) -> str:
+    form = f"/{own.divisor}" * (own.divisor > 1) + f"+{own.remainder}" * bool(own.remainder)
+    dims = "".join(f"@{graph.inputs.index(name)}.{dim}" for name, dim in own.dims)
+    return f"{own.name}={own.least}..{own.most or ''}{form}{dims}"
 
 
 def _step_options(plan: Plan) -> list[str]:

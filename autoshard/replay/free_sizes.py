@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from autoshard.errors import UsageError
+from autoshard.ir.dynamic import value_at
 from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.layout import LocalSize
-from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute, Program
-from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
+from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed
 from autoshard.rules.captured_length import SEQUENCE, own_length
 
-BATCH = "batch"
 UNTRIED = "it was planned from a graph of a file, without the model's code, which may compute numbers of its {}"
 STAGES = "its stages hand on tensors of fixed shapes"
 CUTS = "its plan cuts something in parts that the {} has to be of"
@@ -33,7 +33,10 @@ class PlannedSize:
 
 
 def told_of(graph: Graph) -> tuple[FreeSize, ...]:
-    """What capture told of the sizes of its inputs; of a graph for which none was asked, that."""
+    """What capture told of the sizes of its inputs; of a graph for which none was asked, that. Of dynamic ones see
+    `check_dynamic`."""
+    if graph.dynamic:
+        return ()
     named = (BATCH, SEQUENCE) if own_length(graph) else (BATCH,)
     return graph.free_sizes or tuple(FreeSize(name, UNTRIED.format(name), 0, 0) for name in named)
 
@@ -44,63 +47,86 @@ def free_size(program: Program, others: OtherSizes, told: FreeSize) -> PlannedSi
         return STAGES
     if told.fixed:
         return told.fixed
-    other = others.batch if told.name == BATCH else others.sequence
-    if other is None:
+    if told.name not in others.names:
         return CUTS.format(told.name)
-    alone = OtherSizes(other) if told.name == BATCH else OtherSizes(None, other, None, others.length, others.more)
-    dims, sizes = dict(_input_dims(program, other)), list(_sizes(program, other))
+    alone = next((own for own in others.fewer if own.names == (told.name,)), others)
+    dims, numbers = dict(_input_dims(program, alone)), list(_numbers(program, alone))
     lengths = {program.value(name).shape[dim] for name, own in dims.items() for dim in own}
-    if len(lengths) != 1 or any(not _whole(own, theirs, program.mesh) for own, theirs in sizes):
+    if len(lengths) != 1 or any(not isinstance(number, SizeNumber) for number, _ in numbers):
         return CUTS.format(told.name)
     (planned,) = lengths
-    units = (unit for own, theirs in sizes for unit in _units(own, theirs, program.mesh, alone, planned))
-    unit = math.lcm(*units)
+    unit = math.lcm(*(_unit(number, grain) for number, grain in numbers if isinstance(number, SizeNumber)))
     if planned % unit:
         return CUTS.format(told.name)
     names = {name: program.value(name).tensor for name in dims}
     return PlannedSize(planned, unit, told.least, told.most, tuple((names[name], own) for name, own in dims.items()))
 
 
-def _input_dims(program: Program, other: Program) -> Iterator[tuple[str, tuple[int, ...]]]:
+def check_dynamic(program: Program, others: OtherSizes, graph: Graph) -> None:
+    """UsageError where the code of a plan does not follow the graph's dynamic sizes."""
+    if not graph.dynamic:
+        return
+    names = " and ".join(own.name for own in graph.dynamic)
+    hint = "another mesh, or --pin for what is cut so; or sizes with a larger divisor"
+    if others.names != tuple(own.name for own in graph.dynamic):
+        raise UsageError(f"the plan's code can't follow {names}: it cuts something in parts of the planned sizes", hint)
+    for point in ([own.least for own in graph.dynamic], others.planned):
+        for number, grain in _numbers(program, others):
+            if not isinstance(number, SizeNumber) or (value_at(number.polynomial, point) / grain).denominator != 1:
+                raise UsageError(f"the plan cuts something unevenly at {names} of {', '.join(map(str, point))}", hint)
+
+
+def _input_dims(program: Program, others: OtherSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name in program.inputs:
-        both = zip(program.value(name).shape, other.value(name).shape, strict=True)
-        dims = tuple(dim for dim, (own, theirs) in enumerate(both) if own != theirs)
+        shapes = zip(*(own.value(name).shape for own in (program, *others.programs)), strict=True)
+        dims = tuple(dim for dim, sizes in enumerate(shapes) if len({*sizes}) > 1)
         if dims:
             yield name, dims
 
 
-def _sizes(program: Program, other: Program) -> Iterator[tuple[LocalAttribute, LocalAttribute]]:
-    """Of each tensor, argument and cut: here, and at the other size."""
+def _numbers(program: Program, others: OtherSizes) -> Iterator[tuple[LocalAttribute, int]]:
+    """Of each tensor, argument and cut what differs at other sizes, a `SizeNumber` where all devices have it alike; and
+    the least that each device can have more."""
+    for rows in _sizes(program, others):
+        yield from _differing(rows, program, others)
+
+
+def _differing(
+    values: list[LocalAttribute], program: Program, others: OtherSizes
+) -> Iterator[tuple[LocalAttribute, int]]:
+    own = values[0]
+    if all(value == own for value in values):
+        return
+    if all(isinstance(value, tuple) and isinstance(own, tuple) and len(value) == len(own) for value in values):
+        for row in zip(*(value for value in values if isinstance(value, tuple)), strict=True):
+            yield from _differing(list(row), program, others)
+        return
+    yield followed(values, program.mesh, others), _grain(own)
+
+
+def _sizes(program: Program, others: OtherSizes) -> Iterator[list[LocalAttribute]]:
+    """Of each tensor, argument and cut: here, and at the other sizes."""
     for value in program.values:
-        yield value.local_shape, other.value(value.name).local_shape
-    for own, theirs in zip(program.instructions, other.instructions, strict=True):
-        if isinstance(own, Compute) and isinstance(theirs, Compute):
-            yield from ((value, dict(theirs.attributes).get(name, value)) for name, value in own.attributes)
-        if isinstance(own, Collective) and isinstance(theirs, Collective):
-            yield from zip(_cuts(own), _cuts(theirs), strict=True)
+        yield [value.local_shape, *(own.value(value.name).local_shape for own in others.programs)]
+    every = [program.instructions, *(own.instructions for own in others.programs)]
+    for steps in zip(*every, strict=True):
+        computing = [step for step in steps if isinstance(step, Compute)]
+        if len(computing) == len(steps):
+            given = [dict(step.attributes) for step in computing]
+            yield from ([own.get(name, value) for own in given] for name, value in computing[0].attributes)
+        moving = [step for step in steps if isinstance(step, Collective)]
+        if len(moving) == len(steps):
+            yield from ([*sizes] for sizes in zip(*map(_cuts, moving), strict=True))
 
 
 def _cuts(step: Collective) -> list[LocalSize]:
     return [cut.size for cut in (step.joined, step.cut) if isinstance(cut, DimCut)]
 
 
-def _whole(own: LocalAttribute, other: LocalAttribute, mesh: Mesh) -> bool:
-    """Is all that differs a size that all devices have alike?"""
-    if isinstance(own, tuple) and isinstance(other, tuple) and len(own) == len(other):
-        return all(_whole(a, b, mesh) for a, b in zip(own, other, strict=True))
-    return own == other or isinstance(followed(own, other, own, mesh, OtherSizes()), SizeNumber)
-
-
-def _units(own: LocalAttribute, other: LocalAttribute, mesh: Mesh, others: OtherSizes, planned: int) -> Iterable[int]:
-    """What the size must be a multiple of, for this to be whole and the same on all devices."""
-    if isinstance(own, tuple) and isinstance(other, tuple):
-        return [unit for each in zip(own, other, strict=True) for unit in _units(*each, mesh, others, planned)]
-    at_batch, at_length = (other, own) if others.batch else (own, other)
-    number = followed(own, at_batch, at_length, mesh, others)
-    if not isinstance(number, SizeNumber):
-        return []
-    slope = Fraction(int(number), planned) if number.batch else number.slope
-    return [(slope / _grain(own)).denominator]
+def _unit(number: SizeNumber, grain: int) -> int:
+    """What the one size must be a multiple of, for this to be whole and the same on all devices."""
+    slope = sum((own for powers, own in number.polynomial.items() if any(powers)), Fraction(0))
+    return (slope / grain).denominator
 
 
 def _grain(size: LocalAttribute) -> int:

@@ -1,19 +1,24 @@
-"""Which numbers of the code follow a size of the inputs: found by lowering the same plan at others, not by their value.
+"""Which numbers of the code follow sizes of the inputs: found by lowering the same plan at others, not by their value.
 
-A number that differs between the two programs is written by the batch and the sequence (`batch`, `32 * batch`,
-`sequence - 1`), which a module reads off its input; it is, where all the code then comes out the same from both. Else
-every number stays as it is.
+A number that differs among the programs is written by the sizes (`batch`, `32 * batch`, `sequence - 1`), which a module
+reads off its inputs; it is, where all the code then comes out the same from each. Else every number stays as it is.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from itertools import product
 
 from autoshard.errors import UserError
+from autoshard.graph_capture.dynamic.points import points_of
+from autoshard.graph_capture.dynamic.polynomials import Point
+from autoshard.ir.dynamic import Polynomial, Powers, monomial
 from autoshard.ir.graph import Graph
+from autoshard.ir.graph_numbers import at_sizes, sizes_of
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -25,76 +30,153 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.captured_length import SEQUENCE, own_length, relengthened
 from autoshard.rules.rebatch import batch_size, rebatched
 
+BATCH = "batch"
+
 
 @dataclass(frozen=True)
 class OtherSizes:
-    """A program's decisions at other sizes: twice its batch, another length of its sequences, both; None of what can't.
+    """A program's decisions at other sizes. `names`: of the sizes that differ, at `planned` in the program itself.
 
-    `length`: of its own sequences, `more`: what the other ones have in addition.
+    `points`: other sizes, and the program there; the last differs in all. `terms`: products of sizes that a number may
+    be made of, one for each program. `fewer`: the same of fewer sizes, where the code does not follow all.
     """
 
-    batch: Program | None = None
-    sequence: Program | None = None
-    both: Program | None = None
-    length: int = 0
-    more: int = 0
+    names: tuple[str, ...] = ()
+    planned: Point = ()
+    terms: tuple[Powers, ...] = ()
+    points: tuple[tuple[Point, Program], ...] = ()
+    fewer: tuple[OtherSizes, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.batch is not None or self.sequence is not None
+        return bool(self.points)
+
+    @property
+    def programs(self) -> list[Program]:
+        """Those at the points."""
+        return [program for _, program in self.points]
+
+    @cached_property
+    def inverse(self) -> list[list[Fraction]]:
+        """Of the matrix of terms at all points: times the values of a number, its coefficients."""
+        found = _inverse([[monomial(own, point) for own in self.terms] for point in self._every])
+        assert found is not None, "points are chosen to tell the terms apart"
+        return found
+
+    @property
+    def _every(self) -> list[Point]:
+        return [self.planned, *(point for point, _ in self.points)]
 
     def each(self, make: Callable[[Program], Program]) -> OtherSizes:
         """With what `make` makes of each program."""
-        batch, sequence, both = (own and make(own) for own in (self.batch, self.sequence, self.both))
-        return OtherSizes(batch, sequence, both, self.length, self.more)
+        points = tuple((point, make(program)) for point, program in self.points)
+        return replace(self, points=points, fewer=tuple(own.each(make) for own in self.fewer))
 
     def among(self, others: OtherSizes) -> OtherSizes:
-        """Those of which `others` has one, too."""
-        batch, sequence = self.batch if others.batch else None, self.sequence if others.sequence else None
-        return replace(self, batch=batch, sequence=sequence, both=self.both if others.both else None)
+        """Of the sizes that `others` has, too."""
+        if {*self.names} <= {*others.names}:
+            return self
+        return next((own for own in self.fewer if {*own.names} <= {*others.names}), OtherSizes())
 
     def of_the_farthest(self, own: Program) -> tuple[Program, OtherSizes]:
         """The program that differs from `own` in all, with these sizes as others of its own."""
-        if self.both is not None:
-            return self.both, OtherSizes(self.sequence, self.batch, None, self.length + self.more, -self.more)
-        if self.batch is not None:
-            assert self.sequence is None, "the two were not followed together"
-            return self.batch, OtherSizes(own)
-        assert self.sequence is not None
-        return self.sequence, OtherSizes(None, own, None, self.length + self.more, -self.more)
+        (point, program) = self.points[-1]
+        points = (*self.points[:-1], (self.planned, own))
+        return program, replace(self, planned=point, points=points, fewer=())
 
 
 class SizeNumber(int):
-    """A local number of the planned sizes that follows these: `batch`, in proportion to it, and by `slope` more for
-    each unit of the sequences' length. `rest`: what it would be at a length of 0."""
+    """A number of the planned sizes that follows these: `polynomial` gives it at any."""
 
-    batch: bool
-    slope: Fraction
-    rest: Fraction
+    polynomial: Polynomial
 
     @classmethod
-    def of(cls, number: int, at_batch: int, at_length: int, others: OtherSizes) -> SizeNumber:
-        made = cls(number)
-        made.batch = at_batch != number
-        made.slope = Fraction(at_length - number, others.more) if at_length != number else Fraction(0)
-        made.rest = number - made.slope * others.length
+    def of(cls, values: Sequence[int], others: OtherSizes) -> SizeNumber:
+        """Of its values: as planned, then at the points."""
+        made = cls(values[0])
+        found = (sum(own * value for own, value in zip(row, values, strict=True)) for row in others.inverse)
+        made.polynomial = {powers: own for powers, own in zip(others.terms, found, strict=True) if own}
         return made
 
 
+def _inverse(rows: Sequence[Sequence[int]]) -> list[list[Fraction]] | None:
+    """Of a square matrix; None of a singular one."""
+    count = len(rows)
+    work = [[*map(Fraction, row), *(Fraction(n == i) for i in range(count))] for n, row in enumerate(rows)]
+    for column in range(count):
+        pivot = next((n for n in range(column, count) if work[n][column]), None)
+        if pivot is None:
+            return None
+        work[column], work[pivot] = work[pivot], work[column]
+        work[column] = [own / work[column][column] for own in work[column]]
+        for n in range(count):
+            if n != column and work[n][column]:
+                work[n] = [own - work[n][column] * lead for own, lead in zip(work[n], work[column], strict=True)]
+    return [row[count:] for row in work]
+
+
 def at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
-    """The same decisions for twice the batch, and for another length where capture found that it can change.
+    """The same decisions at other dynamic sizes; of a graph without any, for twice the batch, and for another length
+    where capture found that it can change.
 
     None of what can't be followed, or where a strategy is not offered; of stages, which hand on tensors of fixed
     shapes, too. Made once for a program: the code and its report both ask.
     """
     known = graph.once(_known)
     if not known or known[-1][0] is not program or known[-1][1] is not plan:
-        known[:] = [(program, plan, _at_other_sizes(program, plan, graph))]
+        make = _at_dynamic_sizes if graph.dynamic else _at_other_sizes
+        known[:] = [(program, plan, make(program, plan, graph))]
     return known[-1][2]
 
 
 def _known(graph: Graph) -> list[tuple[Program, Plan, OtherSizes]]:
     """What was asked of this graph last."""
     return []
+
+
+def _at_dynamic_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
+    own, planned = chosen_strategies(plan, graph), tuple(sizes_of(graph).values())
+    terms = terms_of(graph)
+    chosen: list[Point] = [planned]
+    for point in points_of(graph.dynamic, planned, _MOST_TRIED)[1:]:
+        if len(chosen) < len(terms) and _apart([*chosen, point], terms):
+            chosen.append(point)
+    if len(chosen) < len(terms):
+        return OtherSizes()
+    chosen.sort(key=lambda point: (point != planned, sum(a != b for a, b in zip(point, planned, strict=True))))
+    names = tuple(size.name for size in graph.dynamic)
+    points = []
+    for point in chosen[1:]:
+        other = at_sizes(graph, dict(zip(names, point, strict=True)))
+        made = _lowered(program, plan, own, other, 1)
+        if made is None:
+            return OtherSizes()
+        points.append((point, made))
+    return OtherSizes(names, planned, terms, tuple(points))
+
+
+_MOST_TRIED = 64  # points among which those are that tell the terms apart
+
+
+def terms_of(graph: Graph) -> tuple[Powers, ...]:
+    """The products of sizes that numbers of the graph are made of, and so those of each device; 1 among them."""
+    found = {term.powers for follows in graph.follows for term in follows.terms}
+    return tuple(sorted({*found, (0,) * len(graph.dynamic)}, key=lambda own: (sum(own), own)))
+
+
+def _apart(points: Sequence[Point], terms: Sequence[Powers]) -> bool:
+    """Are the rows of terms at these points independent?"""
+    rows = [[Fraction(monomial(own, point)) for own in terms] for point in points]
+    rank = 0
+    for column in range(len(terms)):
+        pivot = next((n for n in range(rank, len(rows)) if rows[n][column]), None)
+        if pivot is None:
+            continue
+        rows[rank], rows[pivot] = rows[pivot], rows[rank]
+        for n in range(rank + 1, len(rows)):
+            share = rows[n][column] / rows[rank][column]
+            rows[n] = [own - share * lead for own, lead in zip(rows[n], rows[rank], strict=True)]
+        rank += 1
+    return rank == len(rows)
 
 
 def _at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
@@ -104,13 +186,21 @@ def _at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
     batch = _lowered(program, plan, own, graph, 2)
     length, other = own_length(graph), _other_length(graph)
     longer = _relengthened(graph, other) if other else None
-    if longer is None:
-        return OtherSizes(batch)
-    sequence = _lowered(program, plan, own, longer, 1)
-    both = _lowered(program, plan, own, longer, 2) if batch and sequence else None
-    if sequence is None or (batch is not None and both is None):
-        return OtherSizes(batch)
-    return OtherSizes(batch, sequence, both, length, other - length)
+    sequence = _lowered(program, plan, own, longer, 1) if longer else None
+    samples = batch_size(graph) if batch else 0
+    alone = _alone(BATCH, samples, 2 * samples, batch), _alone(SEQUENCE, length, other, sequence)
+    both = _lowered(program, plan, own, longer, 2) if longer and batch and sequence else None
+    if both is None:
+        return alone[0] or (alone[1] if batch is None else OtherSizes())
+    assert batch is not None and sequence is not None
+    points = (((2 * samples, length), batch), ((samples, other), sequence), ((2 * samples, other), both))
+    fewer = tuple(own for own in alone if own)
+    return OtherSizes((BATCH, SEQUENCE), (samples, length), tuple(product((0, 1), repeat=2)), points, fewer)
+
+
+def _alone(name: str, planned: int, other: int, program: Program | None) -> OtherSizes:
+    """One size."""
+    return OtherSizes() if program is None else OtherSizes((name,), (planned,), ((0,), (1,)), (((other,), program),))
 
 
 def _other_length(graph: Graph) -> int:
@@ -145,18 +235,17 @@ def _alike(program: Program, other: Program) -> Program | None:
     return other if own == theirs and len(program.instructions) == len(other.instructions) else None
 
 
-def followed(
-    own: LocalAttribute, at_batch: LocalAttribute, at_length: LocalAttribute, mesh: Mesh, others: OtherSizes
-) -> LocalAttribute:
-    """`own` with a `SizeNumber` for each size that differs at another batch or another length."""
-    if isinstance(own, tuple) and isinstance(at_batch, tuple) and isinstance(at_length, tuple):
-        if len(own) != len(at_batch) or len(own) != len(at_length):
+def followed(values: Sequence[LocalAttribute], mesh: Mesh, others: OtherSizes) -> LocalAttribute:
+    """The first of `values`, with a `SizeNumber` for each size that differs at the points, where the others are."""
+    own = values[0]
+    if all(isinstance(value, tuple) for value in values):
+        if len({len(value) for value in values if isinstance(value, tuple)}) > 1:
             return own
-        return tuple(followed(*each, mesh, others) for each in zip(own, at_batch, at_length, strict=True))
-    if own == at_batch == at_length or not all(_is_size(value, mesh) for value in (own, at_batch, at_length)):
+        rows = zip(*(value for value in values if isinstance(value, tuple)), strict=True)
+        return tuple(followed(row, mesh, others) for row in rows)
+    if all(value == own for value in values) or not all(_is_size(value, mesh) for value in values):
         return own
-    number, of_batch, of_length = (local_size(value, mesh) for value in (own, at_batch, at_length))
-    return SizeNumber.of(number, of_batch, of_length, others)
+    return SizeNumber.of([local_size(value, mesh) for value in values], others)
 
 
 def _is_size(value: LocalAttribute, mesh: Mesh) -> bool:

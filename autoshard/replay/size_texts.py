@@ -1,109 +1,193 @@
-"""Numbers of a module's code that follow the batch or the sequence, written by what the module reads off its inputs."""
+"""Numbers of a module's code that follow sizes of the inputs, written by what the module reads off its own inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import combinations_with_replacement
 
 from autoshard.code_text import fresh
+from autoshard.ir.dynamic import Polynomial, Powers
 from autoshard.ir.program import LocalValue, Program
-from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
+from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed
+from autoshard.rules.captured_length import SEQUENCE
 
-BATCH, SEQUENCE, BOTH = "batch", "sequence", "both"
+Key = tuple[tuple[Powers, Fraction], ...]  # a polynomial, but for a factor
+MOST_FACTORS = 3  # dims whose product a number is: samples, rows and columns
+_PARTS = {SEQUENCE: "length", BATCH: "rows"}  # of a size that the module has in parts or in multiples
 
 
 @dataclass(frozen=True)
 class SizeInput:
-    """A dim of an input that follows a size: `length` on each device, `whole` on all, as planned."""
+    """A dim of an input that follows sizes as `polynomial` says: `length` on each device as planned."""
 
     value: str
     dim: int
     length: int
-    whole: int
+    polynomial: Polynomial
+    whole: Polynomial  # of all devices
 
 
 @dataclass
 class SizeTexts:
-    """`found`: which size -> the input that tells it; `used`: those that were asked for."""
+    """`found`: what follows the sizes alike -> the input that tells it; `used`: those that were asked for."""
 
-    found: dict[str, SizeInput]
-    names: dict[str, str]
-    used: set[str] = field(default_factory=set)
+    found: dict[Key, SizeInput]
+    names: dict[Key, str]
+    used: set[Key] = field(default_factory=set)
 
     def text(self, number: SizeNumber) -> str:
         """An expression that is exact at every size at which it is whole; the number itself where no input tells."""
-        made = self._by_each(number) or self._by_both(number)
+        made = self._by_each(number.polynomial) or self._by_product(number.polynomial)
         return str(int(number)) if made is None else made
 
-    def _by_each(self, number: SizeNumber) -> str | None:
-        """By the batch and the length, each where it counts."""
-        kinds = [kind for kind, wanted in ((BATCH, number.batch), (SEQUENCE, number.slope != 0)) if wanted]
-        if any(kind not in self.found for kind in kinds):
+    def _by_each(self, wanted: Polynomial) -> str | None:
+        """By a dim for each size that counts."""
+        count = len(next(iter(wanted)))
+        needed = [n for n in range(count) if any(powers[n] for powers in wanted)]
+        keys = {n: _key({_unit(n, count): Fraction(1)}) for n in needed}
+        if not needed or any(key not in self.found for key in keys.values()):
             return None
-        lengths = [self.found[kind].length for kind in kinds]
-        if number.slope == 0 or number.rest == 0:
-            self.used.update(kinds)
-            ratio = Fraction(number)
-            for length in lengths:
-                ratio /= length
-            return _product(ratio, [self.names[kind] for kind in kinds])
-        samples = lengths[0] if number.batch else 1
-        sequence = self.found[SEQUENCE]
-        times, rest = number.slope / samples * sequence.whole / sequence.length, number.rest / samples
-        if times.denominator != 1 or rest.denominator != 1:
-            return None
-        self.used.update(kinds)
-        sign = "+" if rest > 0 else "-"
-        text = f"{_product(times, [self.names[SEQUENCE]])} {sign} {abs(int(rest))}"
-        return f"{self.names[BATCH]} * ({text})" if number.batch else text
+        shares = {n: self.found[key].polynomial[_unit(n, count)] for n, key in keys.items()}
+        local = {
+            powers: own / math.prod((shares[n] ** powers[n] for n in needed), start=Fraction(1))
+            for powers, own in wanted.items()
+        }
+        text = _sum_text(local, {n: self.names[key] for n, key in keys.items()})
+        self.used.update(keys.values() if text is not None else ())
+        return text
 
-    def _by_both(self, number: SizeNumber) -> str | None:
-        """By a dim that holds the tokens of all samples."""
-        if BOTH not in self.found or not number.batch or number.slope == 0 or number.rest != 0:
-            return None
-        self.used.add(BOTH)
-        return _product(Fraction(number, self.found[BOTH].length), [self.names[BOTH]])
+    def _by_product(self, wanted: Polynomial) -> str | None:
+        """By dims that hold several sizes: the tokens of all samples, the patches of an image; and a number more."""
+        count = len(next(iter(wanted)))
+        constant = wanted.get((0,) * count, Fraction(0))
+        for rest in dict.fromkeys((Fraction(0), constant)):
+            left = {powers: own for powers, own in wanted.items() if not rest or any(powers)}
+            for keys in _groups(list(self.found)):
+                made = _product([self.found[key].polynomial for key in keys])
+                ratio = _ratio(left, made)
+                if ratio is not None and rest.denominator == 1:
+                    self.used.update(keys)
+                    text = _product_text(ratio, [self.names[key] for key in keys])
+                    return f"{text} {'+' if rest > 0 else '-'} {abs(int(rest))}" if rest else text
+        return None
 
 
-def size_texts(program: Program, others: OtherSizes, inputs: Iterable[str], samples: int) -> SizeTexts:
-    """Of a module with these inputs: of each size the shortest dim that follows it. `samples`: the planned batch."""
-    found: dict[str, SizeInput] = {}
+def size_texts(program: Program, others: OtherSizes, inputs: Iterable[str]) -> SizeTexts:
+    """Of a module with these inputs: of what follows the sizes alike the shortest dim."""
+    found: dict[Key, SizeInput] = {}
     for name in inputs if others else ():
         value = program.value(name)
-        sizes = followed_shape(value, program, others)
-        for dim, size in enumerate(sizes if isinstance(sizes, tuple) else ()):
-            kind = _kind(size) if isinstance(size, SizeNumber) else ""
-            if kind and (kind not in found or int(size) < found[kind].length):
-                found[kind] = SizeInput(name, dim, int(size), value.shape[dim])
-    return SizeTexts(found, _names(found, program, others, samples))
+        local, whole = followed_shape(value, program, others), _followed_whole(value, program, others)
+        for dim, size in enumerate(local):
+            every = whole[dim]
+            if not isinstance(size, SizeNumber) or not isinstance(every, SizeNumber):
+                continue
+            key = _key(size.polynomial)
+            if key not in found or int(size) < found[key].length:
+                found[key] = SizeInput(name, dim, int(size), size.polynomial, every.polynomial)
+    return SizeTexts(found, _names(found, program, others))
 
 
-def followed_shape(value: LocalValue, program: Program, others: OtherSizes) -> object:
-    """The local shape, with what follows a size."""
-    batch, sequence = others.batch, others.sequence
-    at_batch = batch.value(value.name).local_shape if batch else value.local_shape
-    at_length = sequence.value(value.name).local_shape if sequence else value.local_shape
-    return followed(value.local_shape, at_batch, at_length, program.mesh, others)
+def followed_shape(value: LocalValue, program: Program, others: OtherSizes) -> tuple[object, ...]:
+    """The local shape, with what follows sizes."""
+    values = [value.local_shape, *(own.value(value.name).local_shape for own in others.programs)]
+    made = followed(values, program.mesh, others)
+    return made if isinstance(made, tuple) else ()
 
 
-def _kind(size: SizeNumber) -> str:
-    if size.slope == 0:
-        return BATCH
-    return "" if size.rest else BOTH if size.batch else SEQUENCE
+def _followed_whole(value: LocalValue, program: Program, others: OtherSizes) -> tuple[object, ...]:
+    values = [value.shape, *(own.value(value.name).shape for own in others.programs)]
+    made = followed(values, program.mesh, others)
+    return made if isinstance(made, tuple) else ()
 
 
-def _names(found: dict[str, SizeInput], program: Program, others: OtherSizes, samples: int) -> dict[str, str]:
-    """An input of the model keeps its own name."""
-    names: dict[str, str] = {}
-    planned = {BATCH: samples, SEQUENCE: others.length}
-    for kind, size in found.items():
-        name = kind if size.whole == planned.get(kind) else {SEQUENCE: "length", BATCH: "rows", BOTH: "tokens"}[kind]
-        names[kind] = fresh(f"{name}_size", program.inputs) if name in program.inputs else name
+def _key(polynomial: Polynomial) -> Key:
+    """Equal for what is a multiple of each other."""
+    lead = max(polynomial)
+    return tuple(sorted((powers, own / polynomial[lead]) for powers, own in polynomial.items()))
+
+
+def _unit(n: int, count: int) -> Powers:
+    return tuple(int(i == n) for i in range(count))
+
+
+def _groups(keys: Sequence[Key]) -> Iterator[tuple[Key, ...]]:
+    """One dim, then products of few."""
+    for count in range(1, MOST_FACTORS + 1):
+        yield from combinations_with_replacement(keys, count)
+
+
+def _product(factors: Sequence[Polynomial]) -> dict[Powers, Fraction]:
+    made = dict(factors[0])
+    for factor in factors[1:]:
+        terms = [(a, x, b, y) for a, x in made.items() for b, y in factor.items()]
+        made = {}
+        for a, x, b, y in terms:
+            powers = tuple(p + q for p, q in zip(a, b, strict=True))
+            made[powers] = made.get(powers, Fraction(0)) + x * y
+    return made
+
+
+def _ratio(wanted: Polynomial, made: Polynomial) -> Fraction | None:
+    """By which `made` is `wanted`."""
+    if wanted.keys() != made.keys():
+        return None
+    ratios = {wanted[powers] / made[powers] for powers in made}
+    return ratios.pop() if len(ratios) == 1 else None
+
+
+def _names(found: Mapping[Key, SizeInput], program: Program, others: OtherSizes) -> dict[Key, str]:
+    """An input of the model keeps its own name, and no two are called alike."""
+    names: dict[Key, str] = {}
+    for key, size in found.items():
+        name = _name(size, others.names)
+        taken = {*program.inputs, *names.values()}
+        names[key] = fresh(f"{name}_size" if name in program.inputs else name, taken)
     return names
 
 
-def _product(ratio: Fraction, names: list[str]) -> str:
+def _name(size: SizeInput, names: Sequence[str]) -> str:
+    sizes = [name for n, name in enumerate(names) if any(powers[n] for powers in size.polynomial)]
+    if len(sizes) > 1:
+        return "tokens" if BATCH in sizes and len(size.polynomial) == 1 else "length"
+    exact = len(size.whole) == 1 and {*size.whole.values()} == {1} and sum(next(iter(size.whole))) == 1
+    return sizes[0] if exact else _PARTS.get(sizes[0], f"{sizes[0]}_part")
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def _sum_text(local: Polynomial, names: Mapping[int, str]) -> str | None:
+    """Terms in these names, what they have in common before a bracket; None where a term is no whole number."""
+    if len(local) == 1:
+        ((powers, own),) = local.items()
+        return _product_text(own, _factors(powers, names))
+    common = tuple(map(min, zip(*local, strict=True)))
+    inner = {tuple(p - c for p, c in zip(powers, common, strict=True)): own for powers, own in local.items()}
+    varying = [own for powers, own in inner.items() if any(powers)]
+    if any(own.denominator != 1 for own in inner.values()) and (len(varying) > 1 or any(common)):
+        return None
+    if any(own.denominator != 1 for powers, own in inner.items() if not any(powers)):
+        return None
+    ordered = sorted(inner.items(), key=lambda item: (-sum(item[0]), item[0][::-1]))
+    text = ""
+    for powers, own in ordered:
+        factors = _factors(powers, names)
+        term = (
+            _product_text(abs(own) if text else own, factors) if factors else str(abs(int(own)) if text else int(own))
+        )
+        text += f" {'+' if own > 0 else '-'} {term}" if text else term
+    return " * ".join([*_factors(common, names), f"({text})"]) if any(common) else text
+
+
+def _factors(powers: Powers, names: Mapping[int, str]) -> list[str]:
+    return [names[n] for n, power in enumerate(powers) for _ in range(power)]
+
+
+def _product_text(ratio: Fraction, names: Sequence[str]) -> str:
     text = " * ".join(names)
     if ratio.numerator != 1:
         text = f"-{text}" if ratio.numerator == -1 else f"{ratio.numerator} * {text}"

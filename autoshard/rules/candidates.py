@@ -20,6 +20,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.derive import part_sizes
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.nesting import dim_cut, factor_problem
+from autoshard.rules.dynamic_strategies import probes
 from autoshard.rules.finite_values import signs
 from autoshard.rules.operator_table import instance
 from autoshard.rules.operators import constants, record
@@ -137,7 +138,10 @@ def touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
 
 def _signatures(graph: Graph) -> dict[str, Signature]:
     """Op name -> its signature: one object for all that have the same target, arguments, shapes and dtypes."""
-    facts = {tensor.name: (tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in graph.tensors}
+    facts: dict[str, tuple[object, ...]] = {t.name: (t.shape, t.dtype, t.requires_grad) for t in graph.tensors}
+    if graph.dynamic:  # a length that is dynamic is another than an equal one that is not
+        (generic, *_) = probes(graph).graphs
+        facts = {name: (*own, generic.tensor(name).shape) for name, own in facts.items()}
     known: dict[tuple[object, ...], Signature] = {}
     found: dict[str, Signature] = {}
     for op in graph.ops:

@@ -15,6 +15,8 @@ from autoshard.rules.algebra.derive import Placements, choices, differentiable, 
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, Refinements
+from autoshard.rules.candidates import candidates as candidates_of
+from autoshard.rules.dynamic_strategies import holds, probes, problem
 from autoshard.rules.host_tables import on_host
 from autoshard.rules.operator_table import instance
 
@@ -26,7 +28,24 @@ def strategies(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> tupl
 
     Of those with the same layouts and variant only the first is kept.
     """
-    return derive(instance(graph, op), candidates.refinements(op), mesh)
+    every = derive(instance(graph, op), candidates.refinements(op), mesh)
+    return _at_all_sizes(graph, op, mesh, every) if graph.dynamic else every
+
+
+def _at_all_sizes(graph: Graph, op: Op, mesh: Mesh, every: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    """Those that hold at every dynamic size; equal operators with equal dynamic dims share one answer."""
+    known = probes(graph)
+    bound = tuple((instance(one, one.by_op[op.name]), refinements(one, mesh, op.name)) for one in known.graphs)
+    key = (bound, every, mesh)
+    if key not in known.legal:
+        offered = [_by_text(own, refined, mesh) for own, refined in bound]
+        known.legal[key] = tuple(own for own in every if holds(graph, op, mesh, own, offered))
+    return known.legal[key]
+
+
+def refinements(graph: Graph, mesh: Mesh, name: str) -> Refinements:
+    """Of an operator, in which its factors may be cut."""
+    return candidates_of(graph, mesh).by_op.get(name, ())
 
 
 def find(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) -> Strategy:
@@ -132,7 +151,23 @@ def explain(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tu
         reason = sizes_problem(bound, chosen, mesh.sizes)
         if reason:
             reasons.append((" ".join(map(str, chosen)), reason))
-    return reasons
+    return [*reasons, *_dynamic_reasons(graph, op, mesh, candidates)]
+
+
+def _dynamic_reasons(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tuple[str, str]]:
+    """The same of what does not hold at every dynamic size; of a single choice on one axis as `n@tp`, too."""
+    if not graph.dynamic:
+        return []
+    every = derive(instance(graph, op), candidates.refinements(op), mesh)
+    kept = {str(own) for own in _at_all_sizes(graph, op, mesh, every)}
+    found = []
+    for own in every:
+        if str(own) not in kept:
+            reason = problem(graph, op, mesh, own)
+            found.append((str(own), reason))
+            cutting = [(name, choice) for name, choice in zip(mesh.names, own.choices, strict=True) if choice != REPEAT]
+            found += [(f"{choice}@{name}", reason) for name, choice in cutting] if len(cutting) == 1 else []
+    return found
 
 
 @cache

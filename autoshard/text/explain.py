@@ -130,7 +130,7 @@ def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: s
     """UsageError where a style is asked for, or it is not said where."""
     style = plain_words(how).replace(" ", "-")
     if style in STYLES:
-        other = f"{command(plan, graph.training)} --strategy {style} --out {shlex.quote(f'{folder}-{style}')}"
+        other = f"{command(plan, graph)} --strategy {style} --out {shlex.quote(f'{folder}-{style}')}"
         told = f"--why-not {how!r}: {STYLES[style].title} is a style of the whole plan, which is planned by itself"
         raise UsageError(told, f"{other} && autoshard diff {shlex.quote(folder)} {shlex.quote(f'{folder}-{style}')}")
     rest, memory = said_memory(how)

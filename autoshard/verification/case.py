@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from autoshard.errors import UserError
+from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.graph_capture.load_model import load_model
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
@@ -24,7 +25,7 @@ from autoshard.verification.comparison.compare import RankResult, compare_stages
 from autoshard.verification.comparison.error_measure import Error, first_failure, summarise
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.comparison.rounding_noise import Noise, amplified, measure_noise
-from autoshard.verification.original.batches import at_batch, given_inputs, varied_micro_batches
+from autoshard.verification.original.batches import at_batch, at_shapes, given_inputs, varied_micro_batches
 from autoshard.verification.original.float64 import literal_dtype
 from autoshard.verification.original.optimizers import make_optimizer
 from autoshard.verification.original.plain_run import fault_of_model
@@ -38,6 +39,7 @@ from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 from autoshard.verification.ranks.rank_steps import Job, job_of, run_rank
 
+Sizes = Mapping[str, int]  # a dynamic size -> what it is in a step
 Backend = Literal["gloo", "lockstep"]
 STEPS = 3
 TIMEOUT_SECONDS = 900.0
@@ -60,18 +62,25 @@ class Case:
 
 
 def make_case(
-    spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int = 0, steps: int = STEPS, micro_batches: int = 1
+    spec: str,
+    arguments: Mapping[str, Any],
+    graph: Graph,
+    seed: int = 0,
+    steps: int = STEPS,
+    micro_batches: int = 1,
+    sizes: Sequence[Sizes] = (),
 ) -> Case:
     """Builds the original model for real, randomises it and trains it in float64, a step of so many micro-batches.
 
-    CaptureError where the model can't be called with its example inputs.
+    `sizes`: the dynamic ones of each step, in place of `steps`. CaptureError where the model can't be called with its
+    example inputs.
     """
     check_has_code(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
         module, examples = load_model(spec, arguments, device="cpu")
     try:
-        return case_of(module, examples, graph, seed, steps, micro_batches)
+        return case_of(module, examples, graph, seed, steps, micro_batches, sizes)
     except UserError:
         raise
     except Exception:
@@ -89,14 +98,18 @@ def case_of(
     seed: int = 0,
     steps: int = STEPS,
     micro_batches: int = 1,
+    sizes: Sequence[Sizes] = (),
 ) -> Case:
     """The same of a model that is there, on the CPU with values; it is used up."""
     tie(module, graph)
     literal = literal_dtype(module)
     own = {name: value.clone() for name, value in _state(module)}
-    examples = at_batch(graph, [x.detach() for x in examples])
-    varied = [varied_micro_batches(graph, examples, seed + number, micro_batches) for number in range(steps)]
-    given = [given_inputs(examples) * micro_batches] * steps
+    varied, given = [], []
+    for number, own_sizes in enumerate(sizes or [{}] * steps):
+        at = resized(graph, own_sizes) if own_sizes else graph
+        shown = at_batch(at, at_shapes(at, [x.detach() for x in examples]))
+        varied.append(varied_micro_batches(at, shown, seed + number, micro_batches))
+        given.append(given_inputs(shown) * micro_batches)
     tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (
         (varied, False, ()),
         (given, False, ("the example inputs as they are: the model takes no others",)),
@@ -169,7 +182,8 @@ def check_folder(
     notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()), *unsplit_note(program))
     where = f"{mesh} on each of {stages} stages" if stages > 1 else str(mesh)
     proof = Proof(where, backend, mesh.size * stages, len(steps), clipped, (), 0.0, notes=notes)
-    options = started_train.arguments(folder, program.loss is not None)
+    least = [f"{own.name}={own.least}" for own in case.graph.dynamic]
+    options = started_train.arguments(folder, program.loss is not None, least)
     refused = _refused(case, program) if own_precision else ""
     starts = options if own_precision and not isinstance(case.own, str) else ()
     try:

@@ -13,18 +13,21 @@ from autoshard.constraints.verify_request import MOST_PROCESSES, VerifyRequest, 
 from autoshard.emit import emit
 from autoshard.errors import CheckError, UsageError
 from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.graph_capture.load_model import find_callable, verify_arguments
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.package.package_files import read_package
 from autoshard.program.lower import lower
+from autoshard.replay.command_line import dynamic_text
 from autoshard.replay.resize import with_rules_of
 from autoshard.rules.captured_batch import captured_with
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.verification.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.coverage import only_at_full_size
+from autoshard.verification.sizing.dynamic_steps import size_words, step_sizes
 from autoshard.verification.sizing.reduced_sizes import changed, heads_per_device, is_quick, reduced_arguments
 from autoshard.verification.sizing.shorter_axes import Counterpart, counterpart
 
@@ -66,7 +69,8 @@ def verify_package(
     if backend == "gloo" and plan.mesh.size > MOST_PROCESSES:
         backend = "lockstep"
     ranks, in_turns = min(plan.mesh.size, MOST_RANKS), backend == "lockstep"
-    quick = not given and (full or is_quick(plan, graph, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
+    sized = resized(graph, step_sizes(graph)[0]) if graph.dynamic else graph
+    quick = not given and (full or is_quick(plan, sized, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
     if full or (quick and plan.mesh.size <= MOST_RANKS):
         return _at_full_size(package, backend, timeout_seconds)
     small = package.arguments if quick else reduced_arguments(package.arguments, verify_arguments(plan.model), given)
@@ -88,31 +92,36 @@ def planned_arguments(plan: Plan) -> dict[str, Any]:
 
 
 def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float) -> Proof:
-    count = package.plan.step.micro_batches
-    case = make_case(package.plan.model, package.arguments, package.graph, micro_batches=count)
-    return check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
+    count, sizes = package.plan.step.micro_batches, step_sizes(package.graph)
+    case = make_case(package.plan.model, package.arguments, package.graph, micro_batches=count, sizes=sizes)
+    proof = check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
+    return replace(proof, sizes=size_words(package.graph, sizes))
 
 
 def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Backend, timeout_seconds: float) -> Proof:
     """The same plan at reduced sizes, on a shorter mesh where there are more devices than can run here."""
     plan, graph = package.plan, package.graph
-    resized = changed(package.arguments, small_arguments)
-    small_graph = _captured(package, small_arguments) if resized else graph
+    smaller = changed(package.arguments, small_arguments)
+    small_graph = _captured(package, small_arguments) if smaller else graph
     found = counterpart(plan, graph, small_graph, package.hardware, MOST_RANKS)
     if found.lost and plan.mesh.size <= MOST_RANKS:
         more = f" (and {len(found.lost) - 1} more)" if len(found.lost) > 1 else ""
         raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
-    case = make_case(plan.model, small_arguments, small_graph, micro_batches=plan.step.micro_batches)
+    count, sizes = plan.step.micro_batches, step_sizes(small_graph)
+    case = make_case(plan.model, small_arguments, small_graph, micro_batches=count, sizes=sizes)
     files = emit(found.program, found.plan, small_graph)
     proof = check_files(case, found.program, files, backend, timeout_seconds, own_precision=True)
     planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)
     unverified = (*proof.unverified, *_uncovered(package, found, small_graph))
-    return replace(proof, reduced=resized, planned_mesh=planned, unverified=unverified)
+    words = size_words(small_graph, sizes)
+    return replace(proof, reduced=smaller, planned_mesh=planned, unverified=unverified, sizes=words)
 
 
 def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
     graph = package.graph
-    captured = capture(package.plan.model, arguments, graph.precision, graph.optimizer, graph.training)
+    asked = (graph.precision, graph.optimizer, graph.training)
+    dynamic = (dynamic_text(graph),) if graph.dynamic else ()
+    captured = capture(package.plan.model, arguments, *asked, dynamic=dynamic)
     if samples := package.plan.step.samples:
         own = batch_size(captured)
         captured = captured_with(rebatched(captured, samples), package.plan.model, arguments, own)

@@ -19,9 +19,9 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.ir.program import Compute, Instruction
+from autoshard.ir.program import Compute, Instruction, Program
 from autoshard.program.lower import lower
-from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
+from autoshard.replay.other_sizes import at_other_sizes
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
@@ -142,10 +142,13 @@ def test_code_that_does_not_follow_the_batch_keeps_its_numbers() -> None:
     """A number of the other program that is not in proportion: the code of both differs."""
     plan = planned("dp", "dp=2")
     program, header = lower(plan, captured()), header_of(lower(plan, captured()), plan, captured())
-    other = header.others.batch
-    assert other is not None and "batch = " in model_file(program, header)
-    steps = tuple(grown(step) for step in other.instructions)
-    text = model_file(program, replace(header, others=OtherSizes(replace(other, instructions=steps))))
+    others = header.others
+    assert others and "batch = " in model_file(program, header)
+
+    def wrong(other: Program) -> Program:
+        return replace(other, instructions=tuple(grown(step) for step in other.instructions))
+
+    text = model_file(program, replace(header, others=others.each(wrong)))
     assert ".reshape(4, 9, 3, 8, 4)" in text and "batch = " not in text
 
 

@@ -169,7 +169,8 @@ def test_free_where_model_and_plan_follow_it() -> None:
     assert graph.free_sizes[0] == FreeSize("batch", "", 4, 512)
     for mesh, strategy, unit in (("dp=2,tp=2", "fsdp-tp", 2), ("dp=4", "fsdp", 4), ("tp=2", "megatron", 1)):
         assert constants(graph, mesh, strategy)["FREE_SIZES"] == {
-            "batch": (8, unit, 4, 512, {"ids": (0,), "labels": (0,)})
+            "batch": (8, unit, 4, 512, {"ids": (0,), "labels": (0,)}),
+            "sequence": (8, 1, 3, 64, {"ids": (1,), "labels": (1,)}),
         }
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="fsdp-tp"))
     files = emit(lower(plan, graph), plan, graph)

@@ -18,20 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS
+from dynamic_sizes import SET, check_sizes, drawn_sizes, shape_at, sizes_of
+from model_parallel import DYNAMIC_SIZES, FIXED_SIZES, FREE_SIZES, INPUTS
 from runtime import ParallelMesh, Read, held_indices
-
-
-class UserError(Exception):
-    """Something the person who started this can mend: shown without a traceback, by rank 0."""
-
-
-class BatchError(UserError):
-    """The same, of a batch that one rank got: shown by that rank."""
-
-
-class ElsewhereError(UserError):
-    """The same, of which another rank knows more: shown by that one."""
+from user_errors import BatchError, ElsewhereError, UserError
 
 
 def set_size(name: str, size: int) -> None:
@@ -39,6 +29,10 @@ def set_size(name: str, size: int) -> None:
 
     UserError where it can't be. INPUTS has it from then on; the model reads it off what it is given.
     """
+    if name in DYNAMIC_SIZES:
+        check_sizes({name: size})
+        SET[name] = size
+        return
     if name not in FREE_SIZES:
         told = FIXED_SIZES.get(name, "no input has it")
         raise UserError(f"the {name} can't be other than planned: {told}\n  try: a plan of its own")
@@ -51,16 +45,16 @@ def set_size(name: str, size: int) -> None:
         INPUTS[own] = (tuple(size if dim in held else other for dim, other in enumerate(shape)), *others)
 
 
-def local_shape(name: str, mesh: ParallelMesh) -> tuple[int, ...]:
-    """The shape of this rank's part of an input."""
-    shape, _, layout, *_ = INPUTS[name]
-    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape))
+def local_shape(name: str, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+    """The shape of this rank's part of an input; as planned, or at these dynamic sizes."""
+    layout = INPUTS[name][2]
+    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape_at(name, sizes or {})))
 
 
-def local_part(name: str, x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """This rank's part of an input, of which each dim is global or local already."""
-    shape, _, layout, *_ = INPUTS[name]
-    for dim, size in enumerate(shape):
+def local_part(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int]) -> Tensor:
+    """This rank's part of an input, of which each dim is global or local already. `sizes`: the dynamic ones."""
+    layout = INPUTS[name][2]
+    for dim, size in enumerate(shape_at(name, sizes)):
         held = held_indices(size, dim, layout, mesh)
         if len(held) < size == x.shape[dim]:
             x = x.index_select(dim, held.to(x.device))
@@ -89,8 +83,9 @@ def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[lis
     step = start
     while True:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        batch = []
-        for name, (shape, dtype, _, low, high) in INPUTS.items():
+        batch, sizes = [], drawn_sizes(generator)
+        for name, (_, dtype, _, low, high) in INPUTS.items():
+            shape = shape_at(name, sizes)
             kind: torch.dtype = getattr(torch, dtype)
             if isinstance(low, tuple):
                 x = _by_column(shape, low, high, generator).to(kind)
@@ -100,7 +95,7 @@ def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[lis
                 x = torch.randn(shape, generator=generator).to(kind)
             else:
                 x = torch.randint(low, high, shape, generator=generator).to(kind)
-            batch.append(local_part(name, x, mesh).to(mesh.device))
+            batch.append(local_part(name, x, mesh, sizes).to(mesh.device))
         yield batch
         step += 1
 
@@ -115,8 +110,11 @@ def _by_column(
     return low + torch.randint(0, 2**62, shape, generator=generator) % (high - low)
 
 
-def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:
-    """The local tensors of a loader's batch, where they are. Raises BatchError that says what was expected."""
+def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False) -> list[Tensor]:
+    """The local tensors of a loader's batch, where they are. Raises BatchError that says what was expected.
+
+    `own_parts`: dims of dynamic sizes are this rank's part; else they are global on every rank.
+    """
     names = list(INPUTS)
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
@@ -128,13 +126,15 @@ def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:
     if not isinstance(batch, list | tuple) or len(batch) != len(names):
         got = f"{len(batch)} tensors" if isinstance(batch, list | tuple) else type(batch).__name__
         raise BatchError(f"a batch must hold {len(names)} tensors ({', '.join(names)}), got {got}")
-    return [_checked_tensor(name, x, mesh) for name, x in zip(names, batch, strict=True)]
+    for name, x in zip(names, batch, strict=True):
+        if not isinstance(x, Tensor):
+            raise BatchError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
+    sizes = sizes_of(batch, mesh, own_parts)
+    return [_checked_tensor(name, x, mesh, sizes) for name, x in zip(names, batch, strict=True)]
 
 
-def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise BatchError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
-    shape, own = INPUTS[name][0], local_shape(name, mesh)
+def _checked_tensor(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int]) -> Tensor:
+    shape, own = shape_at(name, sizes), local_shape(name, mesh, sizes)
     dtype: torch.dtype = getattr(torch, INPUTS[name][1])
     if x.dtype.is_floating_point != dtype.is_floating_point:
         raise BatchError(f"input {name!r}: expected {dtype}, got {x.dtype}")
@@ -146,7 +146,7 @@ def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
         free = [f"for another {name} {option}" for name, option in options.items() if name in FREE_SIZES]
         other = ", ".join(free) or "for another batch or length a plan"
         raise BatchError(f"{told}\n  try: drop_last=True in the loader; {other}")
-    return local_part(name, x, mesh).to(dtype=dtype)
+    return local_part(name, x, mesh, sizes).to(dtype=dtype)
 
 
 MARKED_BYTES = 1 << 20  # of each tensor: batches that differ, differ early
@@ -256,6 +256,7 @@ def loader_batches(
     saved_after: Callable[[int], bool] = lambda number: False,
     option: str = "--data",
     once: bool = False,
+    own_parts: bool = False,
 ) -> Iterator[Read]:
     """Batches of a user's loader, from batch `start` on; an ended loader begins again, unless it is read `once`.
 
@@ -285,7 +286,7 @@ def loader_batches(
             position += 1
             if position > start:
                 wanted = keeps_state and saved_after(position)
-                yield checked(batch, mesh), state_now(loader, f"{option} {spec}") if wanted else None, ends
+                yield checked(batch, mesh, own_parts), state_now(loader, f"{option} {spec}") if wanted else None, ends
         if position == before and state is None:
             raise UserError(f"{option} {spec}: the loader yields no batch")
         if once:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from batches import UserError, set_size
+from dynamic_sizes import parsed
 from model_parallel import MESH, PRECISION, STAGES
 from runtime import SHAPES, ParallelMesh
 
@@ -75,6 +76,10 @@ def _add_data(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help=other)
     length = "of the sequences of a batch, over all devices, where the plan allows others than planned"
     parser.add_argument("--sequence-length", type=int, metavar="N", help=length)
+    sizes = "dynamic sizes of all synthetic batches, such as batch=16,sequence=256; without it they are drawn"
+    parser.add_argument("--sizes", metavar="NAME=N,…", help=sizes)
+    parts = "batches of --data hold this rank's own part of what dynamic sizes cut, not the global batch"
+    parser.add_argument("--own-parts", action="store_true", help=parts)
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
     parser.add_argument("--eval-data", metavar="FILE:FUNCTION", help="a function that yields batches to evaluate on")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
@@ -110,6 +115,10 @@ def take_options(options: argparse.Namespace) -> None:
     for name, size in (("batch", options.batch_size), ("sequence", options.sequence_length)):
         if size is not None:
             set_size(name, size)
+    for name, size in parsed(options.sizes) if options.sizes else ():
+        set_size(name, size)
+    if options.data and options.sizes:
+        raise UserError("--sizes is of synthetic batches\n  try: --data or --sizes; a loader's batches have their own")
     for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):
         value = getattr(options, name.replace("-", "_"))
         if value is not None and not value >= 0:

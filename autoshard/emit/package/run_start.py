@@ -85,7 +85,9 @@ def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int)
     def saved_after(number: int) -> bool:  # a signal may end the run after any step
         return bool(options.save) and number % MICRO_BATCHES == 0
 
-    reading = loader_batches(options.data, mesh, mesh.random.seed, start, state, saved_after)
+    reading = loader_batches(
+        options.data, mesh, mesh.random.seed, start, state, saved_after, own_parts=options.own_parts
+    )
     return Prefetched(reading, mesh.device, options.prefetch)
 
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
+from dynamic_sizes import agree, elements
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
@@ -283,11 +284,12 @@ def synchronise(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
-def rate(seconds: float) -> str:
-    """Samples (or tokens, where the first input is rows of integers) a second."""
-    shape, dtype, *_ = next(iter(INPUTS.values()))
-    tokens = "int" in dtype and len(shape) == 2
-    count = MICRO_BATCHES * (math.prod(shape) if tokens else shape[0] if shape else 1)
+def rate(seconds: float, batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> str:
+    """Samples (or tokens, where the first input is rows of integers) a second, of a step's local micro-batches."""
+    name, (_, dtype, *_) = next(iter(INPUTS.items()))
+    shapes = elements(batches, name, mesh)
+    tokens = "int" in dtype and len(shapes[0]) == 2
+    count = sum(math.prod(shape) if tokens else shape[0] if shape else 1 for shape in shapes)
     return f"{count / seconds:.0f} {'tokens' if tokens else 'samples'}/s"
 
 
@@ -407,6 +409,8 @@ def one_step(
     """Reads, trains, and tells of it."""
     batch = batches.of_step(MICRO_BATCHES)
     logged = step % options.log_every == 0 or step == options.steps
+    if options.data:
+        agree(batch, mesh, step)
     if logged:  # other steps don't wait for the device
         if options.data:
             check_agreement(batch, mesh, step, batches.ends_of_step)
@@ -427,7 +431,7 @@ def one_step(
     if scaler is not None:
         figures |= {"loss_scale": scaler.get_scale(), "skipped_steps": int(scaler.skipped)}
         scale = f"loss scale {figures['loss_scale']:g}, steps skipped {figures['skipped_steps']}, "
-    timing = f"{seconds * 1e3:.1f} ms, {rate(seconds)}"
+    timing = f"{seconds * 1e3:.1f} ms, {rate(seconds, batch, mesh)}"
     log.write(step, figures, f"step {step}: loss {total:.6f}, gradient norm {of_norm:.4f}, {scale}{timing}")
 
 

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError, UserError
+from autoshard.graph_capture.tracing.dynamic_export import DynamicDims, check_guards, fixed_size, noting_guards
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.functionalise import writing_assigned_buffers
 from autoshard.graph_capture.tracing.model_guard import guarded
@@ -59,24 +60,27 @@ _REASONS = (
 )  # fmt: skip
 
 
-def export(model: torch.nn.Module, inputs: tuple[Any, ...], flags: FlagBuffers) -> tuple[Any, tuple[str, ...]]:
+def export(
+    model: torch.nn.Module, inputs: tuple[Any, ...], flags: FlagBuffers, dims: DynamicDims | None = None
+) -> tuple[Any, tuple[str, ...]]:
     """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without.
 
-    Besides, what was assumed of values that guards ask for; `flags` may answer, and remember it. What the forward does
-    to gradients by Python code of its own is in the program as operators, or raises a CaptureError.
+    `dims`: those of the inputs that are symbols in it. Besides, what was assumed of values that guards ask for; `flags`
+    may answer, and remember it. What the forward does to gradients by Python code of its own is in the program as
+    operators, or raises a CaptureError.
     """
     if model.training:
         refuse_hooks(model)
     with fake_stand_ins(model, inputs) as arguments, quiet():
         try:
-            return _watched(model, arguments, flags)
+            return _watched(model, arguments, flags, dims)
         except (Exception, SystemExit) as error:
             again = _another_way(model, arguments, error)
             if again is None:
                 raise _capture_error(model, error) from error
         try:
             with again:
-                return _watched(model, arguments, flags)
+                return _watched(model, arguments, flags, dims)
         except (Exception, SystemExit) as error:
             raise _capture_error(model, error) from error
 
@@ -107,8 +111,11 @@ def _as_called() -> Iterator[None]:
         torch.compiler.is_compiling, torch.compiler.is_exporting = asked
 
 
-def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers) -> tuple[Any, tuple[str, ...]]:
+def _watched(
+    model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers, dims: DynamicDims | None
+) -> tuple[Any, tuple[str, ...]]:
     answers = Answers(flags)
+    shapes = dims and dims.shapes(len(arguments))
     flex: list[str] = []
 
     def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
@@ -117,13 +124,35 @@ def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuff
             guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta(), noting_calls(),
             dense_flex_attention() as called, writing_assigned_buffers(module),
         ):  # fmt: skip
-            made = torch.export.export(module, given, strict=False)
+            made = _exported(module, given, dims, shapes)
         flex[:] = dict.fromkeys(called)
         return made
 
     program = _without_vmap(steady(model, arguments, exported))
     dense = (f"{line}: flex_attention is attention with a dense mask" for line in flex)
     return program, (*answers.assumed, *flags.assumed(), *dense)
+
+
+def _exported(module: torch.nn.Module, given: tuple[Any, ...], dims: DynamicDims | None, shapes: Any) -> Any:
+    if dims is None:
+        return torch.export.export(module, given, strict=False)
+    with noting_guards(list(inspect.signature(module.forward).parameters)) as guards:
+        try:
+            made = torch.export.export(module, given, strict=False, dynamic_shapes=_by_argument(module, shapes))
+        except Exception as error:
+            fixed = fixed_size(error, dims, guards)
+            if fixed is None:
+                raise
+            raise fixed from error
+    check_guards(dims, guards)
+    return made
+
+
+def _by_argument(module: torch.nn.Module, shapes: tuple[dict[int, Any], ...]) -> Any:
+    """As the forward takes its inputs: one by one, or all in one starred argument."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    starred = bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+    return (shapes,) if starred else shapes
 
 
 def _without_vmap(program: Any) -> Any:

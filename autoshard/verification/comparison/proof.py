@@ -31,6 +31,7 @@ class Proof:
     planned_mesh: str = ""
     notes: tuple[str, ...] = ()
     started: str = ""
+    sizes: str = ""  # dynamic ones, of each step
     crash: str = ""  # a rank failed to run: its error
 
     @property
@@ -65,6 +66,7 @@ class Proof:
             "errors": {kind.kind: _worst_dict(kind) for kind in self.kinds},
             "reduced": [{"argument": name, "verified": small, "planned": full} for name, small, full in self.reduced],
             "started": self.started,
+            "sizes": self.sizes,
             "unverified": list(self.unverified),
             "notes": list(self.notes),
         }
@@ -106,6 +108,8 @@ def proof_text(proof: Proof) -> str:
             lines.append(f"  {kind.kind:<10} {kind.count:>6} tensors, largest error {text:<8} {where}  {mark}")
     if proof.started:
         lines.append(f"  {'train.py':<10} {proof.started}  ok")
+    if proof.sizes:
+        lines.append(f"  another size in each step: {proof.sizes}")
     if proof.reduced:
         sizes = ", ".join(f"{name} {small} (planned {full})" for name, small, full in proof.reduced)
         lines.append(f"  at reduced sizes: {sizes}")

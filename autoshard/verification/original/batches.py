@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autoshard.graph_capture.other_samples import resized
 from autoshard.ir.graph import Graph, Op
 from autoshard.rules.operators import record
 from autoshard.verification.original.randomise import generator
@@ -29,6 +30,18 @@ class IntegerRange:
 def given_inputs(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The examples as they are, floating ones in float64."""
     return [x.double() if x.is_floating_point() else x.clone() for x in examples]
+
+
+def at_shapes(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The examples at the dynamic sizes of the graph, but for the number of samples: along other dims their own numbers
+    over and over, or some of them."""
+    places = {(name, dim) for own in graph.dynamic for name, dim in own.dims if dim}
+    made = []
+    for name, x in zip(graph.inputs, examples, strict=True):
+        for dim in (dim for own, dim in sorted(places) if own == name):
+            x = resized(x, dim, graph.tensor(name).shape[dim])
+        made.append(x)
+    return made
 
 
 def at_batch(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -18,14 +18,15 @@ from autoshard.verification.ranks.rank_processes import SECOND_PORT
 STEPS = 2
 
 
-def arguments(folder: Path, trains: bool) -> tuple[str, ...]:
-    """Of its command line. `trains`: it has a loss."""
+def arguments(folder: Path, trains: bool, sizes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Of its command line. `trains`: it has a loss; `sizes`: the dynamic ones, as `--sizes` takes them."""
     if not trains:
         return ("--backend", "gloo", "--dry-run")
     options = folder / "run_options.py"
     known = options.is_file() and "--nonfinite" in options.read_text(encoding="utf-8")  # packages of older versions
     synthetic = ("--nonfinite", f"skip:{STEPS}") if known else ()  # which a model may make no numbers of
-    return ("--backend", "gloo", "--steps", str(STEPS), *synthetic)
+    fixed = ("--sizes", ",".join(sizes)) if sizes else ()
+    return ("--backend", "gloo", "--steps", str(STEPS), *synthetic, *fixed)
 
 
 def run_as_program(folder: Path, options: Sequence[str]) -> None:

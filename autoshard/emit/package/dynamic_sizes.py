@@ -1,0 +1,121 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""Sizes of the inputs that differ from step to step (DYNAMIC_SIZES in model_parallel.py): read off batches, checked,
+and agreed on by all ranks before the first collective of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from model_parallel import DYNAMIC_SIZES, INPUTS
+from runtime import ParallelMesh
+from user_errors import BatchError, UserError
+
+SET: dict[str, int] = {}  # those that the command line fixes, of synthetic batches
+
+
+def shape_at(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The global shape of an input at these dynamic sizes; those that are not given are as planned."""
+    shape = list(INPUTS[name][0])
+    for size, (*_, dims) in DYNAMIC_SIZES.items():
+        for dim in dims.get(name, ()):
+            shape[dim] = sizes.get(size, shape[dim])
+    return tuple(shape)
+
+
+def check_sizes(sizes: Mapping[str, int], where: str = "") -> None:
+    """BatchError for a size that the package was not planned for."""
+    for name, size in sizes.items():
+        least, most, divisor, remainder, dims = DYNAMIC_SIZES[name]
+        if size < least or (most and size > most) or size % divisor != remainder:
+            kind = f"a multiple of {divisor} " * (divisor > 1) + f"plus {remainder} " * bool(remainder)
+            allowed = f"{kind}from {least} " + (f"to {most}" if most else "on")
+            of = ", ".join(f"dim {dim} of {own}" for own, held in dims.items() for dim in held)
+            raise BatchError(
+                f"{where}{name} of {size} ({of}): expected {allowed}, over all devices\n"
+                "  try: batches padded or cut to it; or a plan for other sizes (--dynamic)"
+            )
+
+
+def parts_of(name: str, dim: int, mesh: ParallelMesh) -> int:
+    """In how many parts devices hold a dim of an input."""
+    pairs = zip(mesh.axes.values(), INPUTS[name][2].split(), strict=False)
+    cut = f"S{dim}"
+    return math.prod(n for n, placed in pairs if placed == cut or placed.startswith((f"{cut}/", f"{cut}*", f"{cut}[")))
+
+
+def sizes_of(batch: Sequence[Tensor], mesh: ParallelMesh, local: bool) -> dict[str, int]:
+    """The dynamic sizes of a batch, whose tensors are global, or this rank's part. BatchError where its inputs differ
+    in one, or where it is not allowed."""
+    found: dict[str, int] = {}
+    given = dict(zip(INPUTS, batch, strict=True))
+    for size, (*_, dims) in DYNAMIC_SIZES.items():
+        seen: dict[str, int] = {}
+        for name, dim in ((name, dim) for name, held in dims.items() for dim in held):
+            x = given[name]
+            if x.dim() != len(INPUTS[name][0]):
+                raise BatchError(
+                    f"input {name!r}: expected {len(INPUTS[name][0])} dims, got the shape {tuple(x.shape)}"
+                )
+            seen[f"dim {dim} of {name}"] = x.shape[dim] * (parts_of(name, dim, mesh) if local else 1)
+        if len({*seen.values()}) > 1:
+            told = ", ".join(f"{place} is {own}" for place, own in seen.items())
+            raise BatchError(f"{size}: the inputs of a batch disagree: {told}\n  try: one {size} for all of them")
+        found[size] = next(iter(seen.values()))
+    check_sizes(found)
+    return found
+
+
+def drawn_sizes(generator: torch.Generator) -> dict[str, int]:
+    """Of a synthetic batch: those that are set, others drawn from what is allowed (up to the planned one where nothing
+    is the limit)."""
+    return {name: SET[name] if name in SET else _drawn(name, generator) for name in DYNAMIC_SIZES}
+
+
+def _drawn(name: str, generator: torch.Generator) -> int:
+    least, most, divisor, remainder, dims = DYNAMIC_SIZES[name]
+    own, held = next(iter(dims.items()))
+    last = ((most or INPUTS[own][0][held[0]]) - remainder) // divisor
+    first = (least - remainder) // divisor
+    return int(torch.randint(first, max(first, last) + 1, (), generator=generator)) * divisor + remainder
+
+
+def agree(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int) -> None:
+    """UserError, on all ranks, where they got micro-batches of other sizes. Local tensors; before any other collective
+    of the step, which would hang or mix them up."""
+    if not DYNAMIC_SIZES:
+        return
+    sizes = [sizes_of(batch, mesh, local=True) for batch in batches]
+    own = torch.tensor([[*one.values()] for one in sizes], dtype=torch.float64)
+    found = torch.stack([own, -own]).to(mesh.device)
+    mesh.joint(tuple(mesh.axes)).transport.all_reduce(found, "max")()
+    if mesh.stages is not None:
+        mesh.stages.transport.all_reduce(found, "max")()
+    for row, (largest, least) in enumerate(zip(found[0].tolist(), (-found[1]).tolist(), strict=True)):
+        for name, most, few in zip(DYNAMIC_SIZES, largest, least, strict=True):
+            if most != few:
+                which = f" in micro-batch {row}" if len(sizes) > 1 else ""
+                raise UserError(
+                    f"--data: step {step}: ranks got batches of different sizes{which}: {name} from {few:.0f} to "
+                    f"{most:.0f}\n"
+                    "  try: the same order of batches on every rank, from the `seed` that the function is given"
+                )
+
+
+def elements(batches: Sequence[Sequence[Tensor]], name: str, mesh: ParallelMesh) -> list[tuple[int, ...]]:
+    """The global shapes of an input in these micro-batches."""
+    return [shape_at(name, sizes_of(batch, mesh, local=True)) for batch in batches]
+
+
+def parsed(text: str) -> Iterator[tuple[str, int]]:
+    """Of `batch=16,sequence=256`."""
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        if name not in DYNAMIC_SIZES or not number.isdecimal():
+            known = ", ".join(f"{own}=N" for own in DYNAMIC_SIZES) or "a package without dynamic sizes has none"
+            raise UserError(f"--sizes {part}: expected {known}")
+        yield name, int(number)

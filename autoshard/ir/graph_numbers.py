@@ -1,0 +1,74 @@
+"""The whole numbers of a graph by where they stand, and the graph at other dynamic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autoshard.errors import UsageError
+from autoshard.ir.dynamic import value_at
+from autoshard.ir.graph import Attribute, Graph
+
+
+def numbers_of(graph: Graph) -> dict[str, int]:
+    """Each whole number of the graph, by its place: "tensor dim", or "op argument" and where in it."""
+    found = {f"{t.name} {dim}": size for t in graph.tensors for dim, size in enumerate(t.shape)}
+    for op in graph.ops:
+        for name, value in op.attributes:
+            found.update(_of_attribute(f"{op.name} {name}", value))
+    return found
+
+
+def _of_attribute(place: str, value: Attribute) -> Iterator[tuple[str, int]]:
+    if isinstance(value, tuple):
+        for i, part in enumerate(value):
+            yield from _of_attribute(f"{place} {i}", part)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield place, value
+
+
+def with_numbers(graph: Graph, numbers: Mapping[str, int]) -> Graph:
+    """`graph` with other whole numbers at these places."""
+    tensors = tuple(replace(t, shape=_placed(t.name, t.shape, numbers)) for t in graph.tensors)
+    ops = tuple(
+        replace(op, attributes=tuple((name, _placed(f"{op.name} {name}", own, numbers)) for name, own in op.attributes))
+        for op in graph.ops
+    )
+    return replace(graph, tensors=tensors, ops=ops)
+
+
+def _placed(place: str, value: Any, numbers: Mapping[str, int]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_placed(f"{place} {i}", part, numbers) for i, part in enumerate(value))
+    return numbers.get(place, value)
+
+
+def sizes_of(graph: Graph) -> dict[str, int]:
+    """The dynamic sizes of `graph` as it is."""
+    return {own.name: graph.tensor(own.dims[0][0]).shape[own.dims[0][1]] for own in graph.dynamic}
+
+
+def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+    """`graph` at any sizes at which its numbers are whole; what autograd keeps (`Op.saved`) stays that of `graph`."""
+    point = tuple(sizes[own.name] for own in graph.dynamic)
+    numbers: dict[str, int] = {}
+    for follows in graph.follows:
+        made = value_at(follows.polynomial(), point)
+        if made.denominator != 1:
+            told = f"{place_words(graph, follows.places[0])} would be {float(made):g}"
+            raise UsageError(f"at {words([own.name for own in graph.dynamic], point)} {told}", "another size")
+        numbers |= dict.fromkeys(follows.places, int(made))
+    return with_numbers(graph, numbers)
+
+
+def words(names: Sequence[str], point: Sequence[int]) -> str:
+    """Sizes as a sentence has them."""
+    return ", ".join(f"{name} {size}" for name, size in zip(names, point, strict=True))
+
+
+def place_words(graph: Graph, place: str) -> str:
+    """A place of a number, with the operator and its line."""
+    name = place.partition(" ")[0]
+    op = graph.by_op.get(name) or graph.producers.get(name)
+    return f"a size of {op.name} ({op.target}) at {op.source or 'an unknown line'}" if op else f"a size of {name}"

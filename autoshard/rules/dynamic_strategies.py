@@ -1,0 +1,83 @@
+"""Which strategies hold at every dynamic size: those that the rules offer at sizes that stand for all.
+
+Two sizes stand for all of `divisor * n + remainder`: one with a prime n that is larger than any axis, which only what
+divides all of them divides, and the least, for what needs some length. A strategy must cut there as it does at the
+planned size, and evenly where the length is dynamic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph_numbers import at_sizes, numbers_of
+from autoshard.ir.layout import Layout, local_sizes
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.strategy import Strategy
+
+_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)  # above the devices of an axis, one for each size
+Offered = dict[str, Strategy]
+
+
+@dataclass(frozen=True)
+class Probes:
+    """`graph` at the sizes that stand for all: the one of primes first."""
+
+    graphs: tuple[Graph, ...] = ()
+    legal: dict[object, tuple[Strategy, ...]] = field(default_factory=dict, compare=False)
+
+
+def probes(graph: Graph) -> Probes:
+    """Made once; of a graph without dynamic sizes none."""
+    return graph.once(_probes)
+
+
+def _probes(graph: Graph) -> Probes:
+    if not graph.dynamic:
+        return Probes()
+    prime = {own.name: own.divisor * n + own.remainder for own, n in zip(graph.dynamic, _PRIMES, strict=False)}
+    least = {own.name: max(own.least, own.divisor + own.remainder) for own in graph.dynamic}
+    return Probes((at_sizes(graph, prime), at_sizes(graph, least)))
+
+
+def holds(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy, at_probes: list[Offered]) -> bool:
+    """Does it hold at all sizes? `at_probes`: by text, what the rules offer at each probe."""
+    for offered in at_probes:
+        there = offered.get(str(strategy))
+        if there is None or (there.operands, there.results) != (strategy.operands, strategy.results):
+            return False
+    return not any(True for _ in uneven(graph, op, mesh, strategy))
+
+
+def uneven(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> Iterator[tuple[str, int, int]]:
+    """(tensor, dim, shards) of dynamic lengths that the strategy does not always cut evenly."""
+    generic = probes(graph).graphs[0]
+    layouts: list[Layout | None] = [*strategy.operands, *strategy.results]
+    for name, layout in zip((*op.operands, *op.results), layouts, strict=True):
+        if name is None or layout is None:
+            continue
+        shape, there = graph.tensor(name).shape, generic.tensor(name).shape
+        for dim, size in enumerate(local_sizes(there, layout, mesh)):
+            if shape[dim] != there[dim] and not size.is_even(mesh):
+                yield name, dim, math.prod(mesh.axis_size(shard.axis) for shard in size.shards)
+
+
+def problem(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> str:
+    """Why a strategy that is offered at the planned sizes is not at all."""
+    for name, dim, shards in uneven(graph, op, mesh, strategy):
+        what, multiple = known_multiple(graph, name, dim)
+        return f"{what} is only known to be a multiple of {multiple}; {shards} shards need a divisor of {shards}"
+    return "it does not hold at every dynamic size"
+
+
+def known_multiple(graph: Graph, name: str, dim: int) -> tuple[str, int]:
+    """What a dynamic length is called, and the largest number that divides it whatever the sizes are."""
+    follows = next(own for own in graph.follows if f"{name} {dim}" in own.places)
+    powers = [term.powers for term in follows.terms if any(term.powers)]
+    names = [own.name for n, own in enumerate(graph.dynamic) if any(power[n] for power in powers)]
+    lengths = [numbers_of(probe)[f"{name} {dim}"] for probe in probes(graph).graphs]
+    lengths.append(graph.tensor(name).shape[dim])
+    plain = len(names) == 1 and len(follows.terms) == 1
+    return (names[0] if plain else f"dim {dim} of {name} ({', '.join(names)})"), math.gcd(*lengths)
