@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import builtins
 import textwrap
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from autoshard.code_text import printable, quoted, typed_lines
@@ -15,6 +15,8 @@ from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
 from autoshard.emit.header import Header
 from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.user_operators import registering_lines
+from autoshard.errors import UsageError
+from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.layout import PARTIAL
 from autoshard.ir.program import Compute, Program
 from autoshard.program.early_reductions import ALONE, SHARED, with_column_parallel
@@ -127,6 +129,14 @@ def with_sizes(
     return context(program, free, title)
 
 
+def check_followed(dynamic: Sequence[DynamicSize], others: OtherSizes) -> None:
+    """UsageError where code is the same at `others` for fewer sizes than are `dynamic`."""
+    lost = [own.name for own in dynamic if own.name not in others.names]
+    if lost:
+        told = f"the plan's code does not follow {' and '.join(lost)}: it comes out differently at other sizes"
+        raise UsageError(told, "another mesh or strategy, or the size left out of the dynamic ones")
+
+
 def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
     """The `context` at these other sizes: what is written of it is, once."""
     known = program.once(_sized_contexts)
@@ -145,6 +155,8 @@ def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
     package = with_sizes(program, header.others)
     labels = labels_context(program, package.others)
+    for one in (package, labels):
+        check_followed(header.dynamic, one.others if one is not None else package.others)
     classes = [*class_texts(package), *(class_texts(labels) if labels is not None else ())]
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)

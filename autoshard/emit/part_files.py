@@ -13,7 +13,7 @@ from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.model_file import (
     HOLDER,
     build_labels,
-    context,
+    check_followed,
     facts,
     gradient_buckets,
     head_lines,
@@ -21,35 +21,42 @@ from autoshard.emit.model_file import (
     labels_context,
     names_in,
     weight_buckets,
+    with_sizes,
 )
 from autoshard.emit.user_operators import registering_lines
+from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
-from autoshard.ir.program import Program
+from autoshard.ir.program import LocalValue, Program
 from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
+from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
+from autoshard.replay.size_texts import sum_text
 
 
 def part_files(program: Program, plan: Plan, header: Header) -> dict[str, str]:
     """File name -> text."""
     parts = stage_programs(program, plan)
     files = {"model_parallel.py": _common_file(program, parts, header)}
+    others = [header.others.each(lambda own, n=n: stage_programs(own, plan)[n]) for n in range(len(parts))]  # type: ignore[misc]
     for number, part in enumerate(parts):
-        files[f"part_{number}.py"] = _part_file(part, program, number, len(parts), header)
+        files[f"part_{number}.py"] = _part_file(part, others[number], program, number, len(parts), header)
     return files
 
 
-def _part_file(part: Program, whole: Program, number: int, count: int, header: Header) -> str:
+def _part_file(part: Program, others: OtherSizes, whole: Program, number: int, count: int, header: Header) -> str:
     name = f"Part{number}"
     stage = number % whole.step.stages
     modules = tuple((path, name if path == "" else kind) for path, kind in part.modules)
     modules = modules if "" in dict(modules) else (("", name), *modules)
     title = f"Part {number} of {count} of {whole.name}, on stage {stage}."
-    package = context(replace(part, modules=modules), title=title)
+    sized = others.each(lambda own: replace(own, modules=modules))
+    package = with_sizes(replace(part, modules=modules), sized, title=title)
+    check_followed(header.dynamic, package.others)
     code = "\n\n\n".join("\n".join(lines) for lines in class_texts(package))
     registering = registering_lines(header.registrations)
     names = names_in("\n".join([code, *registering]))
     handed = [
         f"    Handed({part.value(v).shape}, torch.{part.value(v).dtype}, {quoted(str(part.value(v).layout))}, "
-        f"{part.value(v).requires_grad}),"
+        f"{part.value(v).requires_grad}{_at_sizes(part.value(v), part, others)}),"
         for v in handed_to(part, whole)
     ]
     taken = [part.value(v).tensor for v in part.inputs if v in whole.inputs]
@@ -72,8 +79,24 @@ def _part_file(part: Program, whole: Program, number: int, count: int, header: H
     return whole_text
 
 
+def _at_sizes(value: LocalValue, part: Program, others: OtherSizes) -> str:
+    """The global shape as a function of the dynamic sizes; "" without any."""
+    if not others:
+        return ""
+    values = [value.shape, *(own.value(value.name).shape for own in others.programs)]
+    shape = followed(values, part.mesh, others)
+    assert isinstance(shape, tuple)
+    names = dict(enumerate(others.names))
+    texts = [sum_text(own.polynomial, names) if isinstance(own, SizeNumber) else str(own) for own in shape]
+    if None in texts:
+        raise UsageError(f"{value.tensor}, which a stage hands on, does not follow the dynamic sizes", "other stages")
+    return f", lambda {', '.join(others.names)}: ({', '.join(map(str, texts))}{',' if len(texts) == 1 else ''})"
+
+
 def _common_file(program: Program, parts: Sequence[Program], header: Header) -> str:
-    labels = labels_context(program)
+    labels = labels_context(program, header.others)
+    if labels is not None:
+        check_followed(header.dynamic, labels.others)
     classes = class_texts(labels) if labels is not None else []
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     count = len(parts)

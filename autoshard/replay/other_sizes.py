@@ -119,7 +119,7 @@ def at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
     where capture found that it can change.
 
     None of what can't be followed, or where a strategy is not offered; of stages, which hand on tensors of fixed
-    shapes, too. Made once for a program: the code and its report both ask.
+    shapes without dynamic sizes, too. Made once for a program: the code and its report both ask.
     """
     known = graph.once(_known)
     if not known or known[-1][0] is not program or known[-1][1] is not plan:

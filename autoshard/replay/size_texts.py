@@ -55,7 +55,7 @@ class SizeTexts:
             powers: own / math.prod((shares[n] ** powers[n] for n in needed), start=Fraction(1))
             for powers, own in wanted.items()
         }
-        text = _sum_text(local, {n: self.names[key] for n, key in keys.items()})
+        text = sum_text(local, {n: self.names[key] for n, key in keys.items()})
         self.used.update(keys.values() if text is not None else ())
         return text
 
@@ -160,7 +160,7 @@ def _name(size: SizeInput, names: Sequence[str]) -> str:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def _sum_text(local: Polynomial, names: Mapping[int, str]) -> str | None:
+def sum_text(local: Polynomial, names: Mapping[int, str]) -> str | None:
     """Terms in these names, what they have in common before a bracket; None where a term is no whole number."""
     if len(local) == 1:
         ((powers, own),) = local.items()

@@ -106,6 +106,11 @@ def agree(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int) ->
                 )
 
 
+def step_sizes(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[dict[str, int]]:
+    """The dynamic sizes of each of these local micro-batches; of a package without any, nothing."""
+    return [sizes_of(batch, mesh, local=True) for batch in batches] if DYNAMIC_SIZES else []
+
+
 def elements(batches: Sequence[Sequence[Tensor]], name: str, mesh: ParallelMesh) -> list[tuple[int, ...]]:
     """The global shapes of an input in these micro-batches."""
     return [shape_at(name, sizes_of(batch, mesh, local=True)) for batch in batches]

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
-from dynamic_sizes import agree, elements
+from dynamic_sizes import agree, elements, step_sizes
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
@@ -225,7 +225,7 @@ def pipeline_gradients(
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
     with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters), again:
-        losses = _PIPELINES[model].run(micro_batches, shares, scaler)
+        losses = _PIPELINES[model].run(micro_batches, shares, scaler, step_sizes(micro_batches, mesh))
     mesh.stages.sum_shared(parameters, SHARED)
     return losses
 

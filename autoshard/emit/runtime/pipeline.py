@@ -7,7 +7,7 @@ update buffers. Every stage has the inputs of all micro-batches; only what is ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,15 +25,21 @@ SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "S
 
 
 class Handed(NamedTuple):
-    """A value that one part gives to the next: its global shape, dtype, layout, and if it carries a gradient."""
+    """A value that one part gives to the next: its global shape, dtype, layout, and if it carries a gradient.
+
+    `at`: the shape at other dynamic sizes, which each rank computes: none is sent.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     layout: str
     has_gradient: bool
+    at: Callable[..., tuple[int, ...]] | None = None
 
-    def example(self, mesh: ParallelMesh) -> Tensor:
-        shape = [len(held_indices(size, dim, self.layout, mesh)) for dim, size in enumerate(self.shape)]
+    def example(self, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> Tensor:
+        """This rank's part of it, without memory; as planned, or at these sizes."""
+        whole = self.shape if self.at is None or not sizes else self.at(**sizes)
+        shape = [len(held_indices(size, dim, self.layout, mesh)) for dim, size in enumerate(whole)]
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.has_gradient)
 
 
@@ -96,7 +102,8 @@ class Pipeline:
 
         stages, count = mesh.stages, len(handed)
         assert stages is not None
-        self.parts, self.stages, self.micro_batches = [], stages, micro_batches
+        self.parts, self.stages, self.micro_batches, self.mesh = [], stages, micro_batches, mesh
+        self.handed, self.kinds = handed, []
         made = []
         for number, model in zip(stages.parts, parts, strict=True):
             part = _Part(model, number, count, inputs[number], labels[number], mesh)
@@ -109,6 +116,7 @@ class Pipeline:
                 )
             )  # fmt: skip
             self.parts.append(part)
+            self.kinds.append(made[-1])
         self.counts_labels = any(part.labels for part in self.parts)
         made_of = getattr(pipelining, SCHEDULES[schedule])
         stage = made if schedule == "interleaved" else made[0]
@@ -120,6 +128,13 @@ class Pipeline:
             schedules._batch_p2p = _together
         self.numbers = torch.zeros(micro_batches, device=mesh.device)  # what the schedule deals out: nobody reads it
 
+    def _received(self, number: int, sizes: Mapping[str, int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Without memory: what part `number` is handed at these sizes, and the gradients of what it hands on."""
+        after = self.handed[number + 1] if number + 1 < len(self.handed) else ()
+        return [value.example(self.mesh, sizes) for value in self.handed[number]], [
+            value.example(self.mesh, sizes) for value in after
+        ]
+
     def _loss(self, loss: Tensor, _: Tensor) -> Tensor:
         self.losses.append(loss.detach())
         return loss if self.scaler is None else self.scaler.scale(loss)
@@ -129,11 +144,15 @@ class Pipeline:
         micro_batches: Sequence[Sequence[Tensor]],
         shares: Sequence[Sequence[Tensor]],
         scaler: LossScaler | None = None,
+        sizes: Sequence[Mapping[str, int]] = (),
     ) -> list[Tensor]:
         """Forward and backward of all; the gradients are those of the mean of the losses (by the scale of `scaler`).
         Returns the losses on the last stage, elsewhere nothing. `shares`: see `label_shares`, where it `counts_labels`.
+        `sizes`: the dynamic ones of each micro-batch.
         """
         self.losses: list[Tensor] = []
+        for number, stage in zip(self.stages.parts, self.kinds, strict=True):
+            stage.received = [self._received(number, own) for own in sizes]
         self.scaler = scaler
         for part in self.parts:
             part.begin(micro_batches, shares)

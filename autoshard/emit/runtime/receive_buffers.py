@@ -26,6 +26,8 @@ class ReceivingStage(PipelineStage):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.real: dict[int, list[tuple[Any, Tensor]]] = {}  # by micro-batch: what is received, its meta tensor
+        # Of each micro-batch, where sizes are dynamic: what is handed to this stage, and the gradients it is given.
+        self.received: list[tuple[list[Tensor], list[Tensor]]] = []
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """The first transfers of all, which open the connections: up to torch 2.9 a sender gives 8 bytes to a receiver
@@ -62,19 +64,39 @@ class ReceivingStage(PipelineStage):
             )
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
-        self._make(fwd_chunk_id, self.args_recv_info[fwd_chunk_id])
+        self._make(fwd_chunk_id, self.args_recv_info[fwd_chunk_id], 0)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
-        self._make(bwd_chunk_id, self.grad_recv_info.get(bwd_chunk_id, ()))
+        self._make(bwd_chunk_id, self.grad_recv_info.get(bwd_chunk_id, ()), 1)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def _make(self, micro_batch: int, received: Iterable[Any]) -> None:
-        for one in received:
-            meta = getattr(one, "buffer", None)
-            if isinstance(meta, Tensor) and meta.is_meta:
-                one.buffer = torch.empty_like(meta, device=self.device, requires_grad=meta.requires_grad)
+    def _make(self, micro_batch: int, received: Iterable[Any], kind: int) -> None:
+        """`kind`: 0 of what is handed on, 1 of gradients."""
+        shapes = list(self.received[micro_batch][kind]) if self.received else []
+        metas = [(one, meta) for one in received if isinstance(meta := getattr(one, "buffer", None), Tensor)]
+        if kind and len(shapes) > len(metas):
+            shapes = [shape for shape in shapes if shape.requires_grad]
+        for place, (one, meta) in enumerate(metas):
+            if meta.is_meta:
+                like = shapes[place] if shapes else meta
+                one.buffer = torch.empty_like(
+                    like, dtype=meta.dtype, device=self.device, requires_grad=meta.requires_grad
+                )
                 self.real.setdefault(micro_batch, []).append((one, meta))
+
+    def _validate_fwd_input(self, *args: Any, **options: Any) -> None:
+        """torch's check is of the shapes of the first step; with dynamic sizes each step has its own."""
+        if not self.received:
+            super()._validate_fwd_input(*args, **options)
+
+    def _validate_fwd_outputs(self, *args: Any, **options: Any) -> None:
+        if not self.received:
+            super()._validate_fwd_outputs(*args, **options)
+
+    def _validate_stage_tensors(self, *args: Any, **options: Any) -> None:
+        if not self.received:
+            super()._validate_stage_tensors(*args, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, *args: Any, **options: Any) -> Any:
         found = super().backward_one_chunk(bwd_chunk_id, loss, *args, **options)
