@@ -194,10 +194,13 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
 
 @seldom_searched()
 def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
-    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for.
+    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for; of a histogram of dynamic sizes
+    the one with the least expected step.
 
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
+    if wanted.sizes:
+        return _expected(graph, hardware, wanted)
     from autoshard.constraints.model_request import with_requests
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
@@ -229,6 +232,27 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
     log += _told(wanted.cache)
     return Made(plan, ignored, tuple(log), points, styles)
+
+
+def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
+    """Of the largest sizes what is beside the plan: styles, the front, the log."""
+    from autoshard.constraints.size_histogram import points_for
+    from autoshard.search.expected_step import expected_plan
+
+    points = points_for(wanted.sizes, graph.dynamic)
+    alone = replace(wanted, sizes=())
+    made: dict[int, Made] = {}
+
+    def search(at: Graph) -> Made:
+        made[id(at)] = make_plan(at, hardware, alone)
+        return made[id(at)]
+
+    completed = partial(_with_step, graph=graph, hardware=hardware, wanted=alone.of_one_stage())
+    plan = expected_plan(graph, hardware, alone, points, search, completed)
+    if len(points) < len(wanted.sizes):
+        told = f"the {len(wanted.sizes)} sizes of the histogram were grouped into {len(points)}"
+        plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, told)))
+    return replace(made[id(graph)], plan=plan)
 
 
 def _stepped(

@@ -13,6 +13,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.constraints.axis_names import check_axis_names
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import pin_file_texts
+from autoshard.constraints.size_histogram import histogram
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
 from autoshard.constraints.verify_request import Backend, VerifyRequest
 from autoshard.errors import UsageError
@@ -22,7 +23,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.styles.parallel_mode import BEST, of_mode, read_mode
 from autoshard.units import parse_quantity
 
-FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse")
+FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse", "sizes")
 STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name != "pins")
 
 
@@ -71,6 +72,8 @@ def search_request(
     given.pop("pins_file", None)
     if "fuse" in given:
         given["fuse"] = _fuse_texts(given["fuse"])
+    if "sizes" in given:
+        given["sizes"] = histogram(given["sizes"])
     return wanted(
         own,
         devices,

@@ -131,6 +131,24 @@ def trace(options: argparse.Namespace) -> int:
     return 0
 
 
+def sizes(options: argparse.Namespace) -> int:
+    """Read a data loader and write how often its batches have which sizes."""
+    from autoshard.api import size_reader
+
+    with step(f"reading {options.loader}", options.json):
+        rows = size_reader.read(options.loader, tuple(options.dynamic), options.batches)
+    write_text(options.output, size_reader.as_text(rows))
+    if options.json:
+        _print_json({"written": str(options.output), "sizes": rows})
+    else:
+        count = sum(row["weight"] for row in rows)
+        print(f"{options.output}: {count} batches of {len(rows)} different sizes")
+        print(
+            f"next: autoshard plan MODEL --dynamic {typed(','.join(options.dynamic))} --sizes {typed(options.output)} …"
+        )
+    return 0
+
+
 @seldom_searched()
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
@@ -220,6 +238,7 @@ def _searched_step(
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:
     from autoshard.api import settings
+    from autoshard.constraints.size_histogram import read_histogram
 
     return settings.wanted(
         settings.read_mesh(options.mesh),
@@ -240,6 +259,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         pareto=options.pareto,
         all_to_all=not options.no_all_to_all,
         fuse=tuple(options.fuse),
+        sizes=read_histogram(options.sizes) if options.sizes else (),
     )
 
 
@@ -482,7 +502,22 @@ def prove(options: argparse.Namespace) -> int:
     return CheckError.exit_code if any(outcome.failures for outcome in outcomes) else 0
 
 
-VERBS = (trace, plan, verify, simulate, compare, report, explain, diff, estimate, profiles, calibrate, prove, launch)
+VERBS = (
+    trace,
+    sizes,
+    plan,
+    verify,
+    simulate,
+    compare,
+    report,
+    explain,
+    diff,
+    estimate,
+    profiles,
+    calibrate,
+    prove,
+    launch,
+)
 
 
 if __name__ == "__main__":

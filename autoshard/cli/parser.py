@@ -119,6 +119,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_search_options(parser)
     styles = "best (default), a well-known baseline (dp, fsdp, hsdp, megatron, megatron-sp, fsdp-tp), or random:SEED"
     parser.add_argument("--strategy", default="best", metavar="NAME", help=styles)
+    often = "how often steps have which dynamic sizes: a file that `autoshard sizes` wrote, or NAME=N,NAME=N:WEIGHT "
+    often += "with ; between: the expected step is minimised, memory is held at the largest sizes"
+    parser.add_argument("--sizes", metavar="FILE", help=often)
     _add_no_cache(parser)
     modes = "stand-alone, data-parallel, semi-auto (data parallel except for pins) or auto (default)"
     parser.add_argument("--mode", metavar="NAME", help=modes)
@@ -127,6 +130,18 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="run the package against the original model on this machine"
     )
     _add_verify_options(parser)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    loader = "file.py:function that yields batches, as train.py --data takes it"
+    parser.add_argument("loader", metavar="LOADER", help=loader)
+    named = "the dynamic sizes, as `autoshard plan --dynamic` takes them"
+    parser.add_argument("--dynamic", action="append", required=True, metavar="SIZES", help=named)
+    most = "batches to read; default 10000"
+    parser.add_argument("--batches", type=whole("--batches"), default=10_000, metavar="N", help=most)
+    out = "default sizes.json"
+    output = path("--output")
+    parser.add_argument("-o", "--output", "--out", type=output, default=Path("sizes.json"), metavar="FILE", help=out)
 
 
 def _add_no_cache(parser: argparse.ArgumentParser) -> None:
@@ -346,6 +361,7 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
 
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "trace": _add_trace,
+    "sizes": _add_sizes,
     "plan": _add_plan,
     "verify": _add_verify,
     "simulate": _add_simulate,

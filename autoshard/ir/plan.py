@@ -166,6 +166,18 @@ class StepTried:
 
 
 @dataclass(frozen=True)
+class SizeStep:
+    """A step at dynamic sizes that `weight` of all steps have: what this plan takes, what the plan that is best there
+    takes, and what no plan takes less than (0: nothing is proved)."""
+
+    sizes: tuple[tuple[str, int], ...]
+    weight: float
+    seconds: float
+    best_seconds: float
+    bound_seconds: float
+
+
+@dataclass(frozen=True)
 class Search:
     """What was asked and what was tried. `pins` as typed; `notes` are sentences that a reader must not miss.
 
@@ -184,6 +196,12 @@ class Search:
     step_options: str = ""
     steps: tuple[StepTried, ...] = ()
     steps_told: tuple[str, ...] = ()
+    sizes: tuple[SizeStep, ...] = ()  # of a plan for a histogram of sizes
+
+    @property
+    def expected_seconds(self) -> float:
+        """The mean step over its sizes; 0 without any."""
+        return sum(own.weight * own.seconds for own in self.sizes)
 
 
 @dataclass(frozen=True)

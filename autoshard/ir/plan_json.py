@@ -41,6 +41,8 @@ def loads(text: str, where: str = "plan") -> Plan:
         )
     found = data.get("schema_version")
     own = {name: data.get(name, {}) for name in ("step", "search")}
+    if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
+        data = data | {"search": {"sizes": []} | own["search"]}
     if type(found) is int and OLDEST <= found < SCHEMA_VERSION and all(isinstance(part, dict) for part in own.values()):
         own = {"step": encode(StepPlan()) | own["step"], "search": encode(Search()) | _on_one_axis(own["search"])}
         data, found = {"fusion": []} | data | own, SCHEMA_VERSION

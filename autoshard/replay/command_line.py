@@ -8,6 +8,7 @@ from pathlib import Path
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
+from autoshard.constraints.size_histogram import SizePoint, histogram_text
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir.dynamic import DynamicSize
@@ -27,6 +28,8 @@ def command(plan: Plan, graph: Graph) -> str:
         parts.append(f"{LOSS} {typed(str(loss))}")
     parts += [f"--devices {plan.devices}" if plan.step.samples else f"--mesh {plan.mesh}"]
     parts.append(f"--hardware {typed(Path(plan.hardware))}")
+    points = [SizePoint(own.sizes, own.weight) for own in plan.search.sizes]
+    parts += [f"--sizes {typed(histogram_text(points))}"] * bool(points)
     if not plan.model.endswith(".json"):
         parts += [f"--dynamic {typed(dynamic_text(graph))}"] * bool(graph.dynamic)
         parts += [f"--precision {typed(plan.precision)}", f"--optimizer {typed(plan.optimizer)}"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import Pin, read_pins
+from autoshard.constraints.size_histogram import SizePoint
 from autoshard.constraints.step_request import STAGE_PIN, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
@@ -31,7 +32,8 @@ class SearchRequest:
     `level`: 0 ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as
     `WHAT=HOW`, further ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model
     as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each. `fuse`:
-    which collectives go together, see fusion_request.py. `cache`: what earlier searches found; it changes no plan.
+    which collectives go together, see fusion_request.py. `sizes`: how often steps have which dynamic sizes; of none the
+    plan is for the largest. `cache`: what earlier searches found; it changes no plan.
     """
 
     mesh: Mesh | None = None
@@ -49,6 +51,7 @@ class SearchRequest:
     origin: Origin = field(default_factory=Origin)
     step: StepRequest = field(default_factory=StepRequest)
     fuse: tuple[str, ...] = ()
+    sizes: tuple[SizePoint, ...] = ()
     cache: DiskCache | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -48,7 +48,9 @@ def certainty(plan: Plan) -> str:
     show = format_bytes if level == 1 else format_seconds
     own, bound = certificate.level_objective, certificate.level_bound
     share, measure = gap(plan), _MEASURES[level]
-    if level == 2 and plan.step.micro_batches > 1:
+    if plan.search.sizes and level == 2:
+        measure = "its expected step is"
+    elif level == 2 and plan.step.micro_batches > 1:
         measure = "a micro-batch on one stage takes on average"
     first = f"{_simulated(plan)}; {measure} {show(own)}"
     if share is None:

@@ -28,6 +28,7 @@ from autoshard.text.account_text import breakdown_rows, parts, stage_breakdown
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
 from autoshard.text.critical_path import left_open, waits
 from autoshard.text.float8_words import float8_words
+from autoshard.text.size_table import expected_rows, size_table, step_name
 from autoshard.text.stage_table import HEADER, short_rows
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
@@ -60,6 +61,7 @@ def summary(
     where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
     lines += ["", *_answer(plan, graph, styles, width, timeline), ""]
+    lines += [*table(size_table(plan), width), ""] if plan.search.sizes else []
     if step is not None and step.timeline is not None and (plan.step.parts or plan.step.recompute):
         lines += [*table([HEADER, *short_rows(plan, graph, step.timeline)], width), ""]
     if step is not None and len(step.account.stages) > 1:
@@ -76,7 +78,7 @@ def summary(
 def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, timeline: Timeline | None) -> list[str]:
     """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
     seconds, peak = plan.step_seconds, plan.step_peak_bytes
-    rows = [("predicted step", f"{format_seconds(seconds)} {error_band(plan, graph)}")]
+    rows = [*expected_rows(plan), (step_name(graph), f"{format_seconds(seconds)} {error_band(plan, graph)}")]
     memory = format_bytes(peak)
     if math.isfinite(plan.capacity_bytes):
         memory += f" of {format_bytes(plan.capacity_bytes)} ({peak / plan.capacity_bytes:.1%})"
@@ -392,6 +394,9 @@ def as_dict(plan: Plan, graph: Graph, account: StepAccount | None = None) -> dic
         "float8": float8_words(plan, graph),
         "notes": list(plan.search.notes),
         "cut_short": plan.search.cut_short,
+        "dynamic": [vars(own) for own in graph.dynamic],
+        "expected_seconds": plan.search.expected_seconds or None,
+        "sizes": [vars(own) | {"sizes": dict(own.sizes)} for own in plan.search.sizes],
     }
 
 

@@ -1,0 +1,192 @@
+"""One plan for a histogram of dynamic sizes: the least expected step, memory held at the largest sizes.
+
+A plan's expected step is sum_k w_k step_k, over sizes k with share w_k, each step simulated at its sizes. The plans
+that are compared are the best for each size alone, the best for the largest, and the one with the least expected sum of
+costs: operators and redistributions are sums, so that is the same problem with other numbers (`weighted`). No plan's
+step at k is below the bound b_k of the search at k, so none is expected to take less than sum_k w_k b_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.size_histogram import SizePoint
+from autoshard.errors import InfeasibleError, UserError
+from autoshard.formulation.formulate import Formulation
+from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan, SizeStep
+from autoshard.ir.problem import Node, Problem, Value, changed
+from autoshard.replay.resize import reapply
+from autoshard.search.objectives import SPEED
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_task import prepare
+from autoshard.search.whole_step import predicted
+from autoshard.solvers.common.result import Solution, fits, proved, status
+
+Own = TypeVar("Own", Node, Value)
+
+
+class Planned(Protocol):
+    """What a search of one size gives."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A plan of the graph at its largest sizes, with its step at each size. `name`: what it is the best for."""
+
+    name: str
+    plan: Plan
+    seconds: tuple[float, ...]
+
+    def expected(self, points: Sequence[SizePoint]) -> float:
+        """The mean step."""
+        return sum(point.weight * own for point, own in zip(points, self.seconds, strict=True))
+
+
+def expected_plan(
+    graph: Graph,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    points: Sequence[SizePoint],
+    search: Callable[[Graph], Planned],
+    completed: Callable[[Plan], Plan],
+) -> Plan:
+    """The plan with the least expected step at `points`, of those that fit at the largest sizes of `graph`.
+
+    `search` plans a graph at one size; `completed` gives a plan of a mesh the whole step that is asked for. At levels 0
+    and 1 the plan is that of the largest sizes, by their objective. InfeasibleError where none fits there.
+    """
+    graphs = [resized(graph, dict(point.sizes)) for point in points]
+    largest = search(graph).plan
+    own = [search(at).plan for at in graphs]
+    limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
+    found = [Sized("the largest sizes", largest, _steps(largest, graph, graphs, hardware))]
+    if wanted.level == SPEED:
+        found += _carried(own, graphs, graph, hardware, points, limit)
+        found += _weighted(largest, graphs, graph, hardware, wanted, points, limit, completed)
+    best = min(found, key=lambda one: one.expected(points))
+    bounds = [_bound(plan) for plan in own]
+    rows = tuple(
+        SizeStep(point.sizes, point.weight, step, min(step, plan.step_seconds), min(bound, step))
+        for point, step, plan, bound in zip(points, best.seconds, own, bounds, strict=True)
+    )
+    expected, cut = best.expected(points), any(plan.search.cut_short for plan in (largest, *own))
+    certificate = best.plan.certificate
+    if wanted.level == SPEED:
+        bound = proved(expected, sum(row.weight * row.bound_seconds for row in rows))
+        certificate = replace(
+            certificate, level_objective=expected, level_bound=bound, status=status(expected, bound, cut)
+        )
+    notes = (*largest.search.notes, *_notes(found, best, points))
+    record = replace(largest.search, sizes=rows, notes=notes, cut_short=cut)
+    return replace(best.plan, certificate=certificate, search=record)
+
+
+def _notes(found: Sequence[Sized], best: Sized, points: Sequence[SizePoint]) -> Iterator[str]:
+    """How the others compare."""
+    others = [one for one in found if one is not best]
+    if others:
+        listed = ", ".join(f"{one.name} {one.expected(points) * 1e3:.4g} ms" for one in others)
+        yield f"expected step of the plan that is best for {best.name}; of those best for others: {listed}"
+
+
+def _bound(plan: Plan) -> float:
+    """Of every plan's step at these sizes; 0 where none is proved (of whole steps, and of a search over meshes)."""
+    return 0.0 if plan.step.is_whole or plan.search.meshes else plan.certificate.level_bound
+
+
+def _steps(plan: Plan, graph: Graph, graphs: Sequence[Graph], hardware: Hardware) -> tuple[float, ...]:
+    return tuple(_at(plan, graph, at, hardware).step_seconds for at in graphs)
+
+
+def _at(plan: Plan, graph: Graph, other: Graph, hardware: Hardware) -> Plan:
+    """`plan` of `graph`, priced on the same graph at other sizes."""
+    return plan if other is graph else predicted(reapply(plan, graph, other, hardware), other)
+
+
+def _carried(
+    plans: Sequence[Plan],
+    graphs: Sequence[Graph],
+    graph: Graph,
+    hardware: Hardware,
+    points: Sequence[SizePoint],
+    limit: float,
+) -> Iterator[Sized]:
+    """The plans of single sizes that fit at the largest."""
+    seen: set[tuple[object, ...]] = set()
+    for plan, at, point in zip(plans, graphs, points, strict=True):
+        decided = (plan.mesh, plan.step.parts, tuple(op.strategy for op in plan.ops), plan.parameters)
+        if decided in seen:
+            continue
+        seen.add(decided)
+        try:
+            carried = _at(plan, at, graph, hardware)
+            if fits(carried.step_peak_bytes, limit):
+                yield Sized(point.words(), carried, _steps(carried, graph, graphs, hardware))
+        except UserError:  # a redistribution that is another one there
+            continue
+
+
+def _weighted(
+    largest: Plan,
+    graphs: Sequence[Graph],
+    graph: Graph,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    points: Sequence[SizePoint],
+    limit: float,
+    completed: Callable[[Plan], Plan],
+) -> Iterator[Sized]:
+    """The plan with the least expected sum of costs, on the mesh of `largest`."""
+    request = replace(wanted, mesh=largest.mesh, devices=None)
+    task = prepare(graph, largest.mesh, hardware, request)
+    others = [prepare(at, largest.mesh, hardware, request).formulation for at in graphs]
+    problem = weighted(task.formulation, others, [point.weight for point in points])
+    if problem is None:
+        return
+    try:
+        choice = task.quickly(problem).choice
+    except InfeasibleError:
+        return
+    plan = completed(task.plan(Solution(task.formulation.problem, choice, 0.0, "auto")))
+    if fits(plan.step_peak_bytes, limit):
+        record = replace(plan, search=largest.search)
+        yield Sized("the expected sum of costs", record, _steps(record, graph, graphs, hardware))
+
+
+def weighted(base: Formulation, others: Sequence[Formulation], weights: Sequence[float]) -> Problem | None:
+    """`base`, with the seconds of `others` by their weights, and its own bytes; None where their choices differ."""
+    if any(_choices(own) != _choices(base) for own in others):
+        return None
+    shared: dict[tuple[int, ...], object] = {}
+    problems = [own.problem for own in others]
+    nodes = tuple(
+        _mixed(node, [own.nodes[n] for own in problems], weights, shared) for n, node in enumerate(base.problem.nodes)
+    )
+    values = tuple(
+        _mixed(value, [own.values[v] for own in problems], weights, shared)
+        for v, value in enumerate(base.problem.values)
+    )
+    return replace(base.problem, nodes=nodes, values=values)
+
+
+def _choices(formulation: Formulation) -> list[tuple[object, ...]]:
+    sites = [(own.kind, own.name, own.layouts, tuple(map(str, own.strategies))) for own in formulation.sites]
+    return [*sites, *((own.tensor, own.sources, own.targets) for own in formulation.values)]
+
+
+def _mixed(own: Own, others: Sequence[Own], weights: Sequence[float], shared: dict[tuple[int, ...], object]) -> Own:
+    """Equal nodes share their arrays, by which a solver sees what repeats."""
+    key = tuple(id(other.seconds) for other in others)
+    if key not in shared:
+        shared[key] = np.sum([w * other.seconds for w, other in zip(weights, others, strict=True)], axis=0)
+    return changed(own, seconds=shared[key])

@@ -1,0 +1,51 @@
+"""Steps of dynamic sizes in words: the expected step, and a row for each size of the histogram."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_numbers import sizes_of, words
+from autoshard.ir.plan import Plan
+from autoshard.units import format_seconds
+
+
+def step_name(graph: Graph) -> str:
+    """What the predicted step is of."""
+    return "step, largest sizes" if graph.dynamic else "predicted step"
+
+
+def expected_rows(plan: Plan) -> list[tuple[str, str]]:
+    """The mean step over the histogram, and what a plan for each size would gain; nothing without a histogram."""
+    rows = plan.search.sizes
+    if not rows:
+        return []
+    expected, best = plan.search.expected_seconds, sum(own.weight * own.best_seconds for own in rows)
+    lost = expected / best - 1 if best else 0.0
+    return [
+        ("expected step", f"{format_seconds(expected)} over {len(rows)} sizes"),
+        ("one plan for all", f"{lost:.1%} slower than a plan for each size" if lost >= 5e-4 else "best at every size"),
+    ]
+
+
+def size_table(plan: Plan) -> list[Sequence[str]]:
+    """Share, step, the best plan's step there, and the lower bound, by size."""
+    rows: list[Sequence[str]] = [("sizes", "share", "step", "best plan there", "lower bound")]
+    for own in plan.search.sizes:
+        names = [name for name, _ in own.sizes]
+        rows.append(
+            (
+                words(names, tuple(size for _, size in own.sizes)),
+                f"{own.weight:.1%}",
+                format_seconds(own.seconds),
+                format_seconds(own.best_seconds),
+                format_seconds(own.bound_seconds) if own.bound_seconds else "none",
+            )
+        )
+    return rows
+
+
+def size_words(graph: Graph) -> str:
+    """The sizes that a plan is for, with those of its predicted step."""
+    at = sizes_of(graph)
+    return "; ".join(f"{own.name} is {own.words()} (largest step: {at[own.name]})" for own in graph.dynamic)
