@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -237,22 +237,36 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     """Of the largest sizes what is beside the plan: styles, the front, the log."""
     from autoshard.constraints.size_histogram import points_for
-    from autoshard.search.expected_step import expected_plan
+    from autoshard.search.expected_step import expected_plan, expected_styles
+    from autoshard.styles.known_styles import STYLES
 
     points = points_for(wanted.sizes, graph.dynamic)
     alone = replace(wanted, sizes=())
     made: dict[int, Made] = {}
+    searched: list[Graph] = []
 
     def search(at: Graph) -> Made:
+        searched.append(at)
         made[id(at)] = make_plan(at, hardware, alone)
         return made[id(at)]
 
     completed = partial(_with_step, graph=graph, hardware=hardware, wanted=alone.of_one_stage())
-    plan = expected_plan(graph, hardware, alone, points, search, completed)
+
+    def known() -> tuple[StylePlan, ...]:
+        return expected_styles(made[id(graph)].styles, [made[id(at)].styles for at in searched[1:]], points)
+
+    def styles(bar: float) -> Iterator[Plan]:
+        """Of styles that take less than `bar`, each at its best at every size: one plan may, too."""
+        names = {style.title: name for name, style in STYLES.items()}
+        for own in known():
+            if alone.strategy == "best" and not alone.pins and 0 < own.predicted_seconds < bar:
+                yield make_plan(graph, hardware, replace(alone, strategy=names[own.name])).plan
+
+    plan = expected_plan(graph, hardware, alone, points, search, completed, styles)
     if len(points) < len(wanted.sizes):
         told = f"the {len(wanted.sizes)} sizes of the histogram were grouped into {len(points)}"
         plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, told)))
-    return replace(made[id(graph)], plan=plan)
+    return replace(made[id(graph)], plan=plan, styles=known())
 
 
 def _stepped(

@@ -36,12 +36,12 @@ class Alternative:
 def alternatives(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> list[Alternative]:
     """In order of time; one for each place, under its first name."""
     peak = plan.step_peak_bytes
-    found = [Alternative(f"{plan.mesh}, as chosen", "chosen", plan.step_seconds, peak, "chosen")]
+    found = [Alternative(f"{plan.mesh}, as chosen", "chosen", plan.judged_seconds, peak, "chosen")]
     for style in styles:
         there = fits(style.predicted_peak_bytes, plan.capacity_bytes)
         outcome = _than(plan, style.predicted_seconds) if there else "too large"
         found.append(Alternative(style.name, "style", style.predicted_seconds, style.predicted_peak_bytes, outcome))
-    if plan.step.is_whole:  # the others are of a micro-batch on one stage
+    if plan.step.is_whole or plan.search.sizes:  # the others are of a micro-batch on one stage, or of one size
         return _marked([own for own in found if own.seconds > 0])
     for own in plan.search.candidates:
         found.append(Alternative(own.name, "simulated", own.predicted_seconds, own.predicted_peak_bytes, own.outcome))
@@ -56,8 +56,8 @@ def alternatives(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]
 
 
 def _than(plan: Plan, seconds: float) -> str:
-    apart = seconds - plan.step_seconds
-    if abs(apart) < 1e-9 * plan.step_seconds:
+    apart = seconds - plan.judged_seconds
+    if abs(apart) < 1e-9 * plan.judged_seconds:
         return "as fast"
     return f"{format_seconds(abs(apart), 3)} {'slower' if apart > 0 else 'faster'}"
 

@@ -16,6 +16,7 @@ from autoshard.html_report.memory_table import KINDS, by_kind
 from autoshard.html_report.op_records import op_records
 from autoshard.html_report.other_choices import OtherChoices
 from autoshard.html_report.picture.plan_picture import about, plan_svg
+from autoshard.html_report.size_view import size_view
 from autoshard.html_report.timeline_series import LEGEND, longest, series, streams
 from autoshard.html_report.whole_step_view import whole_step
 from autoshard.ir import plan_json
@@ -61,6 +62,7 @@ def page(
         "devices": plan.devices,
         "stages": plan.step.stages,
         "whole_step": whole_step(plan, graph, step),
+        **size_view(plan, graph, hardware),
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,

@@ -320,6 +320,11 @@ class Plan(Derives):
         return self.step.predicted_seconds or self.predicted_seconds
 
     @property
+    def judged_seconds(self) -> float:
+        """What others are compared by: the expected step over a histogram of sizes, or the whole step."""
+        return self.search.expected_seconds or self.step_seconds
+
+    @property
     def step_peak_bytes(self) -> float:
         """Of the device that holds most in the whole step."""
         return self.step.predicted_peak_bytes or self.predicted_peak_bytes

@@ -8,7 +8,7 @@ step at k is below the bound b_k of the search at k, so none is expected to take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -26,6 +26,7 @@ from autoshard.replay.resize import reapply
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import prepare
+from autoshard.search.style_plans import StylePlan
 from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.result import Solution, fits, proved, status
 
@@ -59,10 +60,12 @@ def expected_plan(
     points: Sequence[SizePoint],
     search: Callable[[Graph], Planned],
     completed: Callable[[Plan], Plan],
+    styles: Callable[[float], Iterable[Plan]],
 ) -> Plan:
     """The plan with the least expected step at `points`, of those that fit at the largest sizes of `graph`.
 
-    `search` plans a graph at one size; `completed` gives a plan of a mesh the whole step that is asked for. At levels 0
+    `search` plans a graph at one size; `completed` gives a plan of a mesh the whole step that is asked for; `styles`
+    are plans of known styles that may be expected to take less than so many seconds. At levels 0
     and 1 the plan is that of the largest sizes, by their objective. InfeasibleError where none fits there.
     """
     graphs = [resized(graph, dict(point.sizes)) for point in points]
@@ -73,6 +76,9 @@ def expected_plan(
     if wanted.level == SPEED:
         found += _carried(own, graphs, graph, hardware, points, limit)
         found += _weighted(largest, graphs, graph, hardware, wanted, points, limit, completed)
+        for plan in styles(min(one.expected(points) for one in found)):
+            if fits(plan.step_peak_bytes, limit):
+                found.append(Sized("a known style", plan, _steps(plan, graph, graphs, hardware)))
     best = min(found, key=lambda one: one.expected(points))
     bounds = [_bound(plan) for plan in own]
     rows = tuple(
@@ -89,6 +95,19 @@ def expected_plan(
     notes = (*largest.search.notes, *_notes(found, best, points))
     record = replace(largest.search, sizes=rows, notes=notes, cut_short=cut)
     return replace(best.plan, certificate=certificate, search=record)
+
+
+def expected_styles(
+    largest: Sequence[StylePlan], each: Sequence[Sequence[StylePlan]], points: Sequence[SizePoint]
+) -> tuple[StylePlan, ...]:
+    """The styles, whose memory is that of the largest sizes, with their mean step: each at its best at every size."""
+    made = []
+    for style in largest:
+        own = [next((one for one in at if one.name == style.name), style) for at in each]
+        known = all(one.predicted_seconds > 0 for one in (style, *own))
+        seconds = sum(point.weight * one.predicted_seconds for point, one in zip(points, own, strict=True))
+        made.append(replace(style, predicted_seconds=seconds) if known else style)
+    return tuple(made)
 
 
 def _notes(found: Sequence[Sized], best: Sized, points: Sequence[SizePoint]) -> Iterator[str]:

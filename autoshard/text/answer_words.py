@@ -93,9 +93,9 @@ def gains(plan: Plan, styles: Iterable[StylePlan]) -> list[tuple[StylePlan, str]
 
 
 def _gain(plan: Plan, style: StylePlan) -> str:
-    if style.predicted_seconds <= 0 or plan.step_seconds <= 0:
+    if style.predicted_seconds <= 0 or plan.judged_seconds <= 0:
         return style.reason or "not simulated"
-    ratio = style.predicted_seconds / plan.step_seconds
+    ratio = style.predicted_seconds / plan.judged_seconds
     words = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
     words = "as fast" if abs(ratio - 1) < 0.005 else words
     there = fits(style.predicted_peak_bytes, plan.capacity_bytes)

@@ -1,0 +1,96 @@
+"""Step time and memory against each dynamic size, the others as planned, with the histogram under the curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import UserError
+from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.html_report.picture import svg
+from autoshard.html_report.picture.plot_axis import PlotAxis
+from autoshard.ir.dynamic import DynamicSize
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_numbers import sizes_of
+from autoshard.ir.plan import Plan
+from autoshard.replay.resize import reapply
+from autoshard.search.whole_step import predicted
+from autoshard.text.size_table import size_table, size_words
+from autoshard.units import format_bytes, format_seconds
+
+POINTS = 5  # of a curve: each is a simulation
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 250.0, 84.0, 20.0, 22.0, 44.0
+BARS = 44.0  # height of the histogram under the curve
+Row = tuple[int, float, float]  # size, seconds, bytes
+
+
+def size_view(plan: Plan, graph: Graph, hardware: Hardware) -> dict[str, Any]:
+    """Nothing without dynamic sizes."""
+    if not graph.dynamic:
+        return {"sizes": None}
+    curves = [_curve(own, plan, graph, hardware) for own in graph.dynamic]
+    drawn = zip(graph.dynamic, curves, strict=True)
+    return {
+        "sizes": {
+            "text": f"{size_words(graph)}.",
+            "rows": size_table(plan) if plan.search.sizes else [],
+            "plots": [_plot(own, rows, plan) for own, rows in drawn if len(rows) > 1],
+            "points": [
+                (f"{own.name} {size}", format_seconds(seconds), format_bytes(peak))
+                for own, rows in zip(graph.dynamic, curves, strict=True)
+                for size, seconds, peak in rows
+            ],
+        }
+    }
+
+
+def _curve(own: DynamicSize, plan: Plan, graph: Graph, hardware: Hardware) -> list[Row]:
+    """Sizes evenly over the range, up to the planned one, where a plan can be priced there."""
+    most = sizes_of(graph)[own.name]
+    spread = (own.nearest(own.least + (most - own.least) * n / (POINTS - 1)) for n in range(POINTS))
+    rows = []
+    for size in dict.fromkeys(spread):
+        try:
+            at = resized(graph, {own.name: size})
+            found = plan if at is graph else predicted(reapply(plan, graph, at, hardware), at)
+        except UserError:
+            continue
+        rows.append((size, found.step_seconds, found.step_peak_bytes))
+    return rows
+
+
+def _plot(own: DynamicSize, rows: Sequence[Row], plan: Plan) -> str:
+    floor = HEIGHT - BOTTOM
+    across = PlotAxis.of([float(size) for size, *_ in rows], LEFT, WIDTH - RIGHT)
+    up = PlotAxis.of([seconds for _, seconds, _ in rows], floor - BARS, TOP)
+    body = [svg.rect(LEFT, TOP, WIDTH - RIGHT - LEFT, floor - TOP, class_="panel")]
+    body += _bars(own, plan, across, floor)
+    for size, *_ in rows:
+        body.append(svg.text(across.at(size), floor + 17, str(size), class_="small mid"))
+    for value in up.ticks():
+        body.append(svg.line(LEFT - 4, up.at(value), LEFT, up.at(value), class_="edge"))
+        body.append(svg.text(LEFT - 8, up.at(value) + 4, format_seconds(value, 3), class_="small", text_anchor="end"))
+    line = " L ".join(f"{svg.number(across.at(size))} {svg.number(up.at(seconds))}" for size, seconds, _ in rows)
+    body.append(svg.path(f"M {line}", class_="edge"))
+    body.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, f"{own.name}{across.note}", class_="mid"))
+    body.append(
+        svg.text(4, 12, f"predicted step{up.note}; bars: share of steps" if plan.search.sizes else "predicted step")
+    )
+    listed = "; ".join(f"{size}: {format_seconds(seconds)}" for size, seconds, _ in rows)
+    return svg.document(
+        WIDTH, HEIGHT, f"Step time against {own.name}", f"By {own.name}: {listed}.", body, "plot", "img"
+    )
+
+
+def _bars(own: DynamicSize, plan: Plan, across: PlotAxis, floor: float) -> list[str]:
+    shares: dict[int, float] = {}
+    for point in plan.search.sizes:
+        size = dict(point.sizes)[own.name]
+        shares[size] = shares.get(size, 0.0) + point.weight
+    most = max(shares.values(), default=1.0)
+    return [
+        svg.rect(across.at(size) - 4, floor - BARS * share / most, 8, BARS * share / most, class_="box")
+        for size, share in sorted(shares.items())
+        if across.covers(size)
+    ]
