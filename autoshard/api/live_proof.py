@@ -14,6 +14,7 @@ from autoshard.emit import emit
 from autoshard.ir.plan import Plan
 from autoshard.verification.case import Backend, case_of, check_files
 from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.sizing.dynamic_steps import size_words, step_sizes
 from autoshard.verification.sizing.shorter_axes import counterpart
 from autoshard.verification.verify_folder import MOST_RANKS
 
@@ -25,10 +26,12 @@ def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
     if own.mesh.size > MOST_RANKS:
         found = counterpart(own, graph, graph, plan.hardware, MOST_RANKS)
         own, program = found.plan, found.program
-    case = case_of(real.module, real.tensors, graph, micro_batches=own.step.micro_batches)
+    sizes = step_sizes(graph)
+    case = case_of(real.module, real.tensors, graph, micro_batches=own.step.micro_batches, sizes=sizes)
     if own.step.parts:
         check_stages(own.step.stages, own.devices, "gloo")
         backend = "gloo"
     kind: Backend = "lockstep" if own.mesh.size > MOST_PROCESSES or dist.is_initialized() else backend
     proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)
+    proof = replace(proof, sizes=size_words(graph, sizes))
     return proof if own is plan.plan else replace(proof, planned_mesh=str(plan.plan.mesh))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoshard.errors import UsageError
-from autoshard.ir.dynamic import value_at
+from autoshard.ir.dynamic import Polynomial, value_at
 from autoshard.ir.graph import Attribute, Graph
 
 
@@ -72,3 +72,17 @@ def place_words(graph: Graph, place: str) -> str:
     name = place.partition(" ")[0]
     op = graph.by_op.get(name) or graph.producers.get(name)
     return f"a size of {op.name} ({op.target}) at {op.source or 'an unknown line'}" if op else f"a size of {name}"
+
+
+def shape_at(graph: Graph, tensor: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of one tensor at these dynamic sizes."""
+    known, point = graph.once(_by_place), tuple(sizes[own.name] for own in graph.dynamic)
+    shape = graph.tensor(tensor).shape
+    return tuple(
+        int(value_at(known[place], point)) if (place := f"{tensor} {dim}") in known else size
+        for dim, size in enumerate(shape)
+    )
+
+
+def _by_place(graph: Graph) -> dict[str, Polynomial]:
+    return {place: own.polynomial() for own in graph.follows for place in own.places}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from autoshard.errors import UserError
+from autoshard.errors import UsageError, UserError
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.graph_capture.load_model import load_model
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back
@@ -122,12 +122,21 @@ def case_of(
         with attributes_put_back(module):  # what it keeps from call to call is of these values, and in float64
             reference = _reference(module, graph, batches, seed, literal, micro_batches, last=mildly)
         if reference is not None and (reference.finite or mildly):
+            _check_sizes(reference, sizes)
             with attributes_put_back(module):
                 noise = measure_noise(module, graph, batches, _optimizer(graph), reference, literal)
             dtypes = {name: value.dtype for name, value in own.items()}
             with attributes_put_back(module):
                 return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
     raise AssertionError("the last way to run the model gives a reference or raises")
+
+
+def _check_sizes(reference: Reference, sizes: Sequence[Sizes]) -> None:
+    """UsageError for dynamic sizes at which the original gives no numbers, as a loss without labels does."""
+    for own, step in zip(sizes, reference.steps, strict=False):
+        if not all(bool(torch.isfinite(x).all()) for x in step.outputs):
+            told = f"the original gives no numbers at {', '.join(f'{name} {size}' for name, size in own.items())}"
+            raise UsageError(told, "a larger least size, such as --dynamic sequence=2..1024")
 
 
 def _reference(

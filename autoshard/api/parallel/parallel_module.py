@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from autoshard.api import ranks
 from autoshard.api.live_model import called_with, same_tensors
 from autoshard.api.parallel.boundary import fits, held_slices, local_shape, part_of, rest_of, undistributed, whole_of
+from autoshard.api.parallel.call_sizes import call_sizes
 from autoshard.api.parallel.gradient_step import GradientStep, run_on_ranks, step_gradients
 from autoshard.api.parallel.rank_model import RankModel, check_one_stage, fill, rank_model, stored
 from autoshard.api.planned import PlannedModel
@@ -22,6 +23,8 @@ from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, own_forward, rebuilt
 from autoshard.graph_capture.call_record import read
 from autoshard.graph_capture.plain_attributes import keep_tensors
+from autoshard.ir.graph_numbers import shape_at
+from autoshard.ir.program import LocalValue
 
 _AGAIN = "autoshard.plan(model, inputs, …) with a batch of this form"
 
@@ -69,6 +72,7 @@ class ParallelModule(nn.Module):
         self.micro_batches = micro_batches
         self._made: list[Any] = [made, call, planned]  # in a list: nn.Module would list the rank's module as a child
         self._step = GradientStep(made)
+        self._sizes: Mapping[str, int] = {}  # dynamic ones, of the last call
         register(self, made)
         self.training = made.program.training
         forward = own_forward(original)
@@ -133,14 +137,22 @@ class ParallelModule(nn.Module):
         given, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
         if given.form != call.form:
             raise UsageError(difference(call, given), _AGAIN)
-        return [self._local(name, x) for name, x in zip(made.program.inputs, call.in_order(tensors), strict=True)]
+        values = [made.program.value(name) for name in made.program.inputs]
+        ordered = [undistributed(x) for x in call.in_order(tensors)]
+        self._sizes = call_sizes(made.graph, {v.tensor: x for v, x in zip(values, ordered, strict=True)}, made.mesh)
+        return [self._local(value, x) for value, x in zip(values, ordered, strict=True)]
+
+    def _shape(self, value: LocalValue) -> tuple[int, ...]:
+        """The global shape in this call."""
+        return shape_at(self._made[0].graph, value.tensor, self._sizes) if self._sizes else value.shape
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         made, call, _ = self._made
         outputs = run_on_ranks(made, self._locals(args, kwargs), self._step)
+        values = [made.program.value(name) for name in made.program.outputs]
         wholes = [
-            whole_of(x, made.program.value(name).shape, str(made.program.value(name).layout), made.mesh)
-            for name, x in zip(made.program.outputs, outputs, strict=True)
+            whole_of(x, self._shape(value), str(value.layout), made.mesh)
+            for value, x in zip(values, outputs, strict=True)
         ]
         if made.program.loss is not None and not call.summed:  # only the loss was planned with gradients
             wholes = [
@@ -149,11 +161,9 @@ class ParallelModule(nn.Module):
             ]
         return rebuilt(call.returned, wholes[1:] if call.summed else wholes)
 
-    def _local(self, name: str, x: Tensor) -> Tensor:
-        made: RankModel = self._made[0]
-        value, mesh = made.program.value(name), made.mesh
-        layout = str(value.layout)
-        x = undistributed(x)
+    def _local(self, value: LocalValue, x: Tensor) -> Tensor:
+        mesh, name = self._made[0].mesh, value.name
+        layout, shape = str(value.layout), self._shape(value)
         dtype: torch.dtype = getattr(torch, value.dtype)
         if x.dtype != dtype and not (x.is_floating_point() and dtype.is_floating_point):
             raise UsageError(f"input {name}: expected {value.dtype}, got {str(x.dtype)[6:]}", _AGAIN)
@@ -161,13 +171,13 @@ class ParallelModule(nn.Module):
             told = f"input {name} requires a gradient, and was planned without one: it would not be whole"
             raise UsageError(told, f"a plan made with {name}.requires_grad_(), or {name}.detach()")
         x = x.to(device=mesh.device, dtype=dtype)
-        if tuple(x.shape) == value.shape:
+        if tuple(x.shape) == shape:
             return part_of(x, layout, mesh)
-        own, got = local_shape(value.shape, layout, mesh), tuple(x.shape)
-        if got != own and (len(got) != len(own) or x.requires_grad or not fits(got, value.shape, own)):
-            told = f"input {name}: expected the global shape {value.shape} or this rank's {own}, got {got}"
+        own, got = local_shape(shape, layout, mesh), tuple(x.shape)
+        if got != own and (len(got) != len(own) or x.requires_grad or not fits(got, shape, own)):
+            told = f"input {name}: expected the global shape {shape} or this rank's {own}, got {got}"
             raise UsageError(told, _AGAIN)
-        return rest_of(x, value.shape, layout, mesh)
+        return rest_of(x, shape, layout, mesh)
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -37,6 +37,7 @@ class RankModel:
     source: ModuleType
     mesh: ParallelMesh
     program: Program
+    graph: Graph
 
     @property
     def buckets(self) -> Any:
@@ -63,7 +64,7 @@ def rank_model(plan: Plan, graph: Graph, program: Program, mesh: ParallelMesh) -
     """The model of this rank, uninitialised."""
     check_one_stage(plan)
     source = _run(model_file(program, header_of(program, plan, graph)), plan_hash(plan, graph))
-    return RankModel(source.build_model(mesh), source, mesh, program)
+    return RankModel(source.build_model(mesh), source, mesh, program, graph)
 
 
 def _run(text: str, name: str) -> ModuleType:

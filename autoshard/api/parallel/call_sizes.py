@@ -1,0 +1,48 @@
+"""The dynamic sizes of a call: read off its tensors, checked, and agreed on by all ranks before they communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from autoshard.emit.runtime import ParallelMesh
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+
+_GLOBAL = "the global batch on every rank, padded or cut to an allowed size"
+
+
+def call_sizes(graph: Graph, inputs: Mapping[str, Tensor], mesh: ParallelMesh) -> dict[str, int]:
+    """Of global tensors by graph name; {} without dynamic sizes. UsageError, on all ranks, where one is not allowed on
+    any of them, where inputs differ in one, or where ranks do."""
+    if not graph.dynamic:
+        return {}
+    told = ""
+    found: dict[str, int] = {}
+    for own in graph.dynamic:
+        seen = {f"dim {dim} of {name}": _size(inputs[name], dim) for name, dim in own.dims}
+        found[own.name] = next(iter(seen.values()))
+        if len({*seen.values()}) > 1:
+            told = told or f"{own.name}: " + ", ".join(f"{place} is {size}" for place, size in seen.items())
+        elif not own.allows(found[own.name]):
+            told = told or f"{own.name} of {found[own.name]}: expected {own.words()}"
+    sizes = torch.tensor(
+        [float(bool(told)), *(s for size in found.values() for s in (size, -size))], dtype=torch.float64
+    )
+    sizes = sizes.to(mesh.device)
+    mesh.joint(tuple(mesh.axes)).transport.all_reduce(sizes, "max")()
+    wrong, *limits = sizes.tolist()
+    if told:
+        raise UsageError(told, _GLOBAL)
+    if wrong:
+        raise UsageError("another rank was called with sizes that the plan does not allow, and says which", _GLOBAL)
+    for name, most, least in zip(found, limits[::2], limits[1::2], strict=True):
+        if most != -least:
+            raise UsageError(f"ranks were called with different sizes: {name} from {-least:.0f} to {most:.0f}", _GLOBAL)
+    return found
+
+
+def _size(x: Tensor, dim: int) -> int:
+    return int(x.shape[dim]) if dim < x.dim() else 0
