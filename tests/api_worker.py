@@ -305,10 +305,42 @@ def computed_again() -> None:
     refused(lambda: without(given), "input input requires a gradient, and was planned without one")
 
 
+def sizes() -> None:
+    """Another batch and length in each call; one that is not allowed is an error on all ranks, which go on."""
+    model = Tied()
+    twin = copy.deepcopy(model)
+    ids, labels = torch.randint(0, 12, (8, 6)), torch.randint(0, 12, (8,))
+    asked = {"hardware": "cpu-local", "mesh": "dp=2,tp=2", "dynamic": "batch=4..64/4,sequence=2..32/2@0.1"}
+    plan = autoshard.plan(model, {"ids": ids, "labels": labels}, **asked)
+    parallel = autoshard.parallelize(model, plan)
+    for rows, length in ((8, 6), (16, 2), (4, 32), (12, 10), (8, 6)):
+        ids, labels = torch.randint(0, 12, (rows, length)), torch.randint(0, 12, (rows,))
+        for own in (parallel, twin):
+            own.zero_grad()
+        given, wanted = (own(ids=ids, labels=labels) for own in (parallel, twin))
+        for made in (given, wanted):
+            made["loss"].backward()
+        near(given["loss"], wanted["loss"], f"loss of {rows}, {length}")
+        near(given["logits"], wanted["logits"], f"logits of {rows}, {length}")
+        for name, p in parallel.named_parameters():
+            near(p.grad.full_tensor(), dict(twin.named_parameters())[name].grad, name)
+    own = 6 if dist.get_rank() == 1 else 8
+    try:
+        parallel(ids=torch.zeros(own, 4, dtype=torch.long), labels=torch.zeros(own, dtype=torch.long))
+    except UserError as error:
+        told = "batch of 6: expected a multiple of 4" if own == 6 else "another rank was called with sizes"
+        assert told in error.message, error.message
+    else:
+        raise AssertionError("a batch of 6 was taken")
+    ids, labels = torch.randint(0, 12, (8, 4)), torch.randint(0, 12, (8,))
+    near(parallel(ids=ids, labels=labels)["loss"], twin(ids=ids, labels=labels)["loss"], "after it")
+
+
 CASES = {
     case.__name__: case
     for case in (
-        loss_beside, outputs, batches, from_disk, images, gathered, computed_again, micro_batches, scaled, rank_0_fails
+        loss_beside, outputs, batches, from_disk, images, gathered, computed_again, micro_batches, scaled, sizes,
+        rank_0_fails,
     )
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from autoshard.rules import explain, instance
 from autoshard.rules.algebra.nesting import parts_problem
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.candidates import candidates
+from autoshard.rules.dynamic_strategies import needs_divisor
 from autoshard.rules.host_tables import SUMMED
 from autoshard.rules.operators import record
 from autoshard.rules.strategy_words import axis_words
@@ -208,6 +209,8 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
     if isinstance(placed, Shard) and isinstance(placed.unit, tuple):
         return [parts_problem(tensor.shape[placed.dim], mesh.axis_size(want.axis), placed.unit)]
     if site.kind != "op":
+        if want.kind == "shard" and (told := needs_divisor(graph, tensor.name, dim, mesh.axis_size(want.axis))):
+            return [told]
         even = want.kind == "shard" and tensor.shape[dim] < mesh.axis_size(want.axis)
         return [f"dim {dim} of {tensor.shape[dim]} leaves devices with nothing"] if even else []
     op = graph.by_op[site.name]
@@ -250,7 +253,7 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
         if fitting:
             return fitting
         rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
-        reason = _rule_reason(formulation, site) or "no strategy cuts so"
+        reason = _divisor_reason(graph, site, found) or _rule_reason(formulation, site) or "no strategy cuts so"
     name = label(graph, site)
     texts = list(dict.fromkeys(map(shard_counts.text, rows)))
     more = f" ({len(texts)} in all)" if len(texts) > NEAREST else ""
@@ -269,6 +272,16 @@ def _in_parts(formulation: Formulation, site: Site, choice: int, pin: Pin) -> bo
         for layout in [operands[operand]]
         if layout is not None
     )
+
+
+def _divisor_reason(graph: Graph, site: Site, wanted: Sequence[tuple[int, ...] | None]) -> str:
+    """Of cut counts that not every dynamic size allows."""
+    names = graph.by_op[site.name].operands if site.kind == "op" else (site.name,)
+    for name, counts in zip(names, wanted, strict=False):
+        for dim, count in enumerate(counts or ()):
+            if name is not None and (told := needs_divisor(graph, name, dim, count)):
+                return told
+    return ""
 
 
 def _rule_reason(formulation: Formulation, site: Site) -> str:

@@ -67,9 +67,17 @@ def uneven(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> Iterator[tup
 def problem(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> str:
     """Why a strategy that is offered at the planned sizes is not at all."""
     for name, dim, shards in uneven(graph, op, mesh, strategy):
-        what, multiple = known_multiple(graph, name, dim)
-        return f"{what} is only known to be a multiple of {multiple}; {shards} shards need a divisor of {shards}"
+        return needs_divisor(graph, name, dim, shards)
     return "it does not hold at every dynamic size"
+
+
+def needs_divisor(graph: Graph, name: str, dim: int, shards: int) -> str:
+    """Why a dim can't have so many shards; "" where it can, or is not dynamic."""
+    if not graph.dynamic or not any(f"{name} {dim}" in own.places for own in graph.follows):
+        return ""
+    what, multiple = known_multiple(graph, name, dim)
+    told = f"{what} is only known to be a multiple of {multiple}; {shards} shards need a divisor of {shards}"
+    return told if multiple % shards else ""
 
 
 def known_multiple(graph: Graph, name: str, dim: int) -> tuple[str, int]:

@@ -204,7 +204,10 @@ def check_guards(dims: DynamicDims, guards: Guards) -> None:
         if len(known) != len(symbols) or not symbols or len({own.name for own in known}) > 1:
             continue
         (own,) = {own.name: own for own in known}.values()
-        bad = next((size for size in _sizes(own) if not _holds(guard, dict.fromkeys(symbols, size))), 0)
+        every = list(_sizes(own))
+        # Torch's own conditions, without a line, are of dims of 1: the least size may make one, and is verified.
+        asked = every if line else every[1:]
+        bad = next((size for size in asked if not _holds(guard, dict.fromkeys(symbols, size))), 0)
         if bad:
             where = f" at {line}" if line else ""
             told = f"{own.name} can't be dynamic over all of its range: with {bad} the model takes another way{where}"

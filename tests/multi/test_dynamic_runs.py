@@ -1,0 +1,133 @@
+"""Packages whose batches have another size in each step: what a run takes, and how it ends where one can't be taken."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
+from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
+from autoshard.verification.case import check_files, make_case
+from autoshard.verification.sizing.dynamic_steps import step_sizes
+from autoshard.workflow import make_plan
+from tests.dynamic_models import spec
+from tests.launched import torchrun
+
+WORDS = "batch=4..32/4,sequence=8..64/8"
+LOADER = """
+import torch
+
+def batch(rows, length, seed=0):
+    source = torch.Generator().manual_seed(100 * rows + length + seed)
+    ids = torch.randint(0, 23, (rows, length), generator=source)
+    return ids, ids
+
+SIZES = [(4, 8), (16, 24), (8, 64), (32, 16), (12, 40), (4, 64), (28, 8), (20, 56), (8, 8), (24, 32)]
+
+def growing():
+    yield from (batch(*size) for size in SIZES)
+
+def parts(mesh):
+    for rows, length in SIZES:
+        ids, labels = batch(rows, length)
+        own = rows // 2
+        at = own * mesh.coordinates["dp"]
+        yield ids[at:at + own], labels[at:at + own]
+
+def alone(rank):
+    for n in range(4):
+        yield batch(6 if rank == 1 and n == 2 else 8, 8)
+
+def unequal(rank):
+    for n in range(4):
+        yield batch(12 if rank == 1 and n == 2 else 8, 8)
+
+def apart():
+    yield batch(8, 8)[0], batch(8, 16)[1]
+
+def large():
+    yield batch(64, 8)
+
+def rows():
+    yield batch(8, 8)[0][0], batch(8, 8)[1]
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = capture(spec("words"), {}, dynamic=(WORDS,))
+    wanted = SearchRequest(Mesh.parse("dp=2"), strategy="fsdp")
+    plan = make_plan(graph, load_hardware("cpu-local"), wanted).plan
+    folder = tmp_path_factory.mktemp("dynamic") / "package"
+    write_package(folder, emit(lower(plan, graph), plan, graph))
+    (folder.parent / "data.py").write_text(LOADER)
+    return folder
+
+
+def losses(package: Path, loader: str, *options: object, steps: int = 10) -> list[float]:
+    log = package.parent / f"{loader}.json"
+    log.unlink(missing_ok=True)
+    given = ("--backend", "gloo", "--steps", steps, "--seed", 5, "--data", f"{package.parent}/data.py:{loader}")
+    ended = torchrun(package / "train.py", 2, *given, "--log-json", log, *options)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+
+
+def test_ten_sizes_in_ten_steps_whole_or_in_parts(package: Path) -> None:
+    whole = losses(package, "growing")
+    assert len(whole) == 10 and losses(package, "parts", "--own-parts") == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        ("alone", r"on rank 1: batch of 6 \(dim 0 of ids, dim 0 of labels\): expected a multiple of 4 from 4 to 32"),
+        ("unequal", r"--data: step 3: ranks got batches of different sizes: batch from 8 to 12"),
+        ("apart", r"sequence: the inputs of a batch disagree: dim 1 of ids is 8, dim 1 of labels is 16"),
+        ("large", r"batch of 64 .*: expected a multiple of 4 from 4 to 32"),
+        ("rows", r"input 'ids': expected 2 dims, got the shape \(8,\)"),
+    ],
+)  # fmt: skip
+def test_a_size_that_can_t_be_ends_all_ranks_with_one_sentence(package: Path, loader: str, told: str) -> None:
+    options = ("--backend", "gloo", "--steps", 4, "--data", f"{package.parent}/data.py:{loader}")
+    ended = torchrun(package / "train.py", 2, *options)
+    assert ended.returncode == 2
+    said = [line for line in ended.stderr.splitlines() if line.startswith("error")]
+    assert len(said) == 1 and re.search(told, said[0]), ended.stderr
+    assert "try:" in ended.stderr
+
+
+def test_synthetic_batches_are_drawn_or_of_one_size(package: Path) -> None:
+    ended = torchrun(package / "train.py", 2, "--backend", "gloo", "--steps", 4)
+    assert ended.returncode == 0 and ended.stdout.count("step ") == 4
+    fixed = torchrun(package / "train.py", 2, "--backend", "gloo", "--steps", 2, "--sizes", "batch=8,sequence=16")
+    assert fixed.returncode == 0
+    again = ("--batch-size", 8, "--sequence-length", 16)
+    other = torchrun(package / "train.py", 2, "--backend", "gloo", "--steps", 2, *again)
+    numbers = [re.findall(r"loss \S+", text.stdout) for text in (fixed, other)]
+    assert numbers[0] == numbers[1]
+    for text in ("batch=6", "rows=4", "batch=x"):
+        wrong = torchrun(package / "train.py", 2, "--backend", "gloo", "--sizes", text)
+        assert wrong.returncode == 2 and "batch" in wrong.stderr
+
+
+@pytest.mark.parametrize("stages", [2])
+def test_stages_compute_the_shapes_of_what_is_handed_on(stages: int) -> None:
+    graph = capture(spec("words"), {}, dynamic=(WORDS,))
+    wanted = SearchRequest(Mesh.parse("dp=2"), step=StepRequest(micro_batches=3, stages=stages))
+    plan = make_plan(graph, load_hardware("cpu-local"), wanted).plan
+    program = lower(plan, graph)
+    files = emit(program, plan, graph)
+    assert "lambda batch, sequence:" in files["part_1.py"]
+    case = make_case(spec("words"), {}, graph, micro_batches=3, sizes=step_sizes(graph))
+    proof = check_files(case, program, files, "gloo")
+    assert proof.passed, proof.failure

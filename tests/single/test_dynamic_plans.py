@@ -1,0 +1,204 @@
+"""Plans of graphs with dynamic sizes: strategies that hold at all, code that follows them, proofs at several."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from autoshard import rules
+from autoshard.api.verbs import capture as captured_model
+from autoshard.api.verbs import load_plan, planned, write
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.size_histogram import SizePoint, points_for, read_histogram
+from autoshard.constraints.step_request import StepRequest
+from autoshard.emit import emit
+from autoshard.errors import UserError
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.problem import objective
+from autoshard.program.lower import lower
+from autoshard.replay.resize import reapply
+from autoshard.search.expected_step import weighted
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.solvers import solve
+from autoshard.verification.case import check_files, make_case
+from autoshard.verification.sizing.dynamic_steps import step_sizes
+from autoshard.workflow import make_plan
+from tests.dynamic_models import spec
+from tests.single.test_dynamic_capture import IMAGE, TWO, WORDS
+
+HARDWARE = load_hardware("cpu-local")
+
+
+@cache
+def graph_of(name: str, text: str = "") -> Graph:
+    return capture(spec(name), {}, dynamic=(text,) if text else ())
+
+
+def proved(name: str, graph: Graph, plan: Plan, micro_batches: int = 1) -> dict[str, str]:
+    """The files of a plan, run at several sizes."""
+    program = lower(plan, graph)
+    files = emit(program, plan, graph)
+    case = make_case(spec(name), {}, graph, micro_batches=micro_batches, sizes=step_sizes(graph))
+    proof = check_files(case, program, files, own_precision=True)
+    assert proof.passed, proof.failure
+    return files
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mesh", "strategy"),
+    [
+        ("words", WORDS, "dp=2,tp=2", "best"),
+        ("words", WORDS, "dp=2,tp=2", "fsdp-tp"),
+        ("words", WORDS, "dp=2,tp=2", "megatron-sp"),
+        ("image", IMAGE, "dp=4", "fsdp"),
+        ("image", IMAGE, "dp=2,tp=2", "best"),
+        ("two", TWO, "dp=2,tp=2", "best"),
+        ("declared", "", "dp=4", "dp"),
+    ],
+)
+def test_a_package_is_right_at_another_size_in_each_step(name: str, text: str, mesh: str, strategy: str) -> None:
+    graph = graph_of(name, text)
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=strategy))
+    files = proved(name, graph, plan)
+    assert len(step_sizes(graph)) > 3 and "DYNAMIC_SIZES" in files["model_parallel.py"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_plans_are_right_too(seed: int) -> None:
+    graph = graph_of("words", WORDS)
+    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, seed)
+    try:
+        files = emit(lower(plan, graph), plan, graph)
+    except UserError as error:  # a redistribution that is another one at another size
+        assert "follow" in error.message or "unevenly" in error.message
+        return
+    case = make_case(spec("words"), {}, graph, sizes=step_sizes(graph))
+    proof = check_files(case, lower(plan, graph), files)
+    assert proof.passed, proof.failure
+
+
+def test_micro_batches_and_recomputation_follow_sizes() -> None:
+    graph = graph_of("words", WORDS)
+    wanted = SearchRequest(Mesh.parse("dp=2,tp=2"), step=StepRequest(micro_batches=2, recompute="full"))
+    proved("words", graph, make_plan(graph, HARDWARE, wanted).plan, micro_batches=2)
+
+
+def test_a_number_of_the_planned_size_is_seen() -> None:
+    """A planted fault: one expression of a size is the number that it is at the largest."""
+    graph = graph_of("words", WORDS)
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp"))
+    program = lower(plan, graph)
+    files = emit(program, plan, graph)
+    text = files["model_parallel.py"]
+    wrong = text.replace(".reshape(batch, sequence, 16)", ".reshape(batch, 64, 16)", 1)
+    wrong = wrong if wrong != text else re.sub(r"reshape\(rows, sequence, 16\)", "reshape(rows, 64, 16)", text, count=1)
+    assert wrong != text
+    case = make_case(spec("words"), {}, graph, sizes=step_sizes(graph))
+    assert not check_files(case, program, files | {"model_parallel.py": wrong}).passed
+
+
+def test_only_what_divides_every_size_is_offered() -> None:
+    graph, mesh = graph_of("words", "batch=4..32/4,sequence=8..64/8"), Mesh.parse("dp=8")
+    op = next(op for op in graph.ops if op.target == "aten.embedding")
+    known = rules.candidates(graph, mesh)
+    offered = {str(own) for own in rules.strategies(graph, op, mesh, known)}
+    reasons = dict(rules.explain(graph, op, mesh, known))
+    told = "batch is only known to be a multiple of 4; 8 shards need a divisor of 8"
+    assert any(reason == told for reason in reasons.values()), reasons
+    assert not offered & {choice for choice, reason in reasons.items() if reason == told}
+    plain = capture(spec("words"), {"batch": 32, "length": 64})
+    every = {str(own) for own in rules.strategies(plain, plain.by_op[op.name], mesh, rules.candidates(plain, mesh))}
+    assert offered < every
+    with pytest.raises(UserError, match="only known to be a multiple of 4"):
+        search(graph, HARDWARE, SearchRequest(mesh, pins=("input:ids=Shard(0)@dp", f"op:{op.name}=((1, 1), (8, 1))")))
+
+
+def test_what_is_offered_holds_at_every_size() -> None:
+    """By brute force: at each allowed size each strategy is offered, in the same layouts."""
+    graph, mesh = graph_of("words", "batch=2..8/2,sequence=2..8/2"), Mesh.parse("dp=2,tp=2")
+    known = rules.candidates(graph, mesh)
+    for batch in (2, 4, 6, 8):
+        for length in (2, 4, 6, 8):
+            at = resized(graph, {"batch": batch, "sequence": length})
+            plain = capture(spec("words"), {"batch": batch, "length": length})
+            there = rules.candidates(plain, mesh)
+            for op in graph.ops:
+                own = {str(s): (s.operands, s.results) for s in rules.strategies(graph, op, mesh, known)}
+                every = rules.strategies(plain, plain.by_op[op.name], mesh, there)
+                offered = {str(s): (s.operands, s.results) for s in every}
+                assert own.items() <= offered.items(), (op.name, batch, length)
+            assert {o.name for o in at.ops} == {o.name for o in plain.ops}
+
+
+# --- a histogram of sizes ---
+
+
+POINTS = "batch=4,sequence=8:5;batch=8,sequence=64:1;batch=32,sequence=16:2"
+
+
+def test_the_expected_plan_is_no_worse_than_any_plan_of_one_size() -> None:
+    graph, mesh = graph_of("words", WORDS), Mesh.parse("dp=2,tp=2")
+    hardware = load_hardware("a100-80g-sxm")
+    histogram = read_histogram(POINTS)
+    plan = make_plan(graph, hardware, SearchRequest(mesh, sizes=histogram)).plan
+    points = points_for(histogram, graph.dynamic)
+    graphs = [resized(graph, dict(point.sizes)) for point in points]
+    assert plan.search.expected_seconds == pytest.approx(mean_step(plan, graph, graphs, points, hardware))
+    assert plan.certificate.level_objective == pytest.approx(plan.search.expected_seconds)
+    assert plan.certificate.level_bound <= plan.certificate.level_objective
+    for at, row in zip(graphs, plan.search.sizes, strict=True):
+        alone = make_plan(at, hardware, SearchRequest(mesh)).plan
+        assert row.bound_seconds <= row.best_seconds <= alone.step_seconds * (1 + 1e-9)
+        whole = reapply(alone, at, graph, hardware)
+        assert plan.search.expected_seconds <= mean_step(whole, graph, graphs, points, hardware) * (1 + 1e-9)
+
+
+def mean_step(
+    plan: Plan, graph: Graph, graphs: Sequence[Graph], points: Sequence[SizePoint], hardware: object
+) -> float:
+    steps = (reapply(plan, graph, at, hardware).step_seconds for at in graphs)  # type: ignore[arg-type]
+    return sum(point.weight * step for point, step in zip(points, steps, strict=True))
+
+
+def test_the_weighted_problem_is_the_mean_of_those_of_each_size() -> None:
+    """Of every choice, and so its optimum by brute force."""
+    graph, mesh = graph_of("declared"), Mesh.parse("dp=2")
+    sizes, weights = (4, 16, 64), (0.5, 0.3, 0.2)
+    base = formulate(graph, mesh, HARDWARE, math.inf)
+    others = [formulate(resized(graph, {"batch": size}), mesh, HARDWARE, math.inf) for size in sizes]
+    problem = weighted(base, others, weights)
+    assert problem is not None
+    found = solve(problem, "exhaustive") if size_of(base) < 1e5 else solve(problem, "dp")
+    expected = sum(w * objective(own.problem, found.choice) for w, own in zip(weights, others, strict=True))
+    assert found.objective == pytest.approx(expected) and found.lower_bound == pytest.approx(expected)
+    for own in others:
+        alone = solve(own.problem, "dp")
+        assert found.objective <= objective(problem, alone.choice) * (1 + 1e-12)
+
+
+def size_of(formulation: Formulation) -> float:
+    return math.prod(float(len(node.seconds)) for node in formulation.problem.nodes)
+
+
+def test_a_histogram_is_in_the_plan_and_its_command(tmp_path: Path) -> None:
+    model = captured_model(spec("words"), dynamic=WORDS)
+    made = planned(model, HARDWARE, SearchRequest(Mesh.parse("dp=2"), sizes=read_histogram(POINTS)), False)
+    read = load_plan(write(made, tmp_path / "package"))
+    assert read.plan == made.plan and len(read.plan.search.sizes) == 3
+    assert "expected step" in str(read) and "batch 4, sequence 8" in str(read)
+    text = (tmp_path / "package" / "model_parallel.py").read_text()
+    assert "--sizes" in text and "--dynamic" in text
+    page = (tmp_path / "package" / "report.html").read_text()
+    assert "Dynamic sizes" in page and "Steps of the histogram" in page
