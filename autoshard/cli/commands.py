@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from autoshard.cli.json_output import print_json
 from autoshard.cli.parser import parser
+from autoshard.cli.sizes_verb import sizes
 from autoshard.code_text import typed
 from autoshard.errors import CheckError, InfeasibleError, UsageError, UserError
 from autoshard.system import system_errors, terminal
@@ -99,7 +101,7 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
         with contextlib.suppress(OSError):
             told = {"message": error.message, "hint": error.hint, "exit_code": code}
             proven = {"proven": error.proven} if isinstance(error, InfeasibleError) else {}
-            _print_json({"error": told | proven})
+            print_json({"error": told | proven})
             terminal.flush()
     return code
 
@@ -107,10 +109,6 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
 def _clipped(word: re.Match[str]) -> str:
     """Of a word that a user would not read to its end, the beginning."""
     return f"{word[0][:60]}…"
-
-
-def _print_json(content: object) -> None:
-    print(json.dumps(content, indent=1, ensure_ascii=not terminal.speaks_unicode()))
 
 
 # --- the verbs ------------------------------------------------------------------------------------------------------
@@ -124,28 +122,10 @@ def trace(options: argparse.Namespace) -> int:
     captured.save(options.output)
     counts = {"ops": len(captured.graph.ops), "parameters": captured.parameters}
     if options.json:
-        _print_json({"graph": str(options.output), "graph_hash": captured.hash, **counts})
+        print_json({"graph": str(options.output), "graph_hash": captured.hash, **counts})
     else:
         print(f"{options.output}: {counts['ops']} ops, {counts['parameters']:,} parameters")
         print(f"next: autoshard plan {typed(options.output)} --mesh dp=2,tp=2 --hardware a100-80g-sxm")
-    return 0
-
-
-def sizes(options: argparse.Namespace) -> int:
-    """Read a data loader and write how often its batches have which sizes."""
-    from autoshard.api import size_reader
-
-    with step(f"reading {options.loader}", options.json):
-        rows = size_reader.read(options.loader, tuple(options.dynamic), options.batches)
-    write_text(options.output, size_reader.as_text(rows))
-    if options.json:
-        _print_json({"written": str(options.output), "sizes": rows})
-    else:
-        count = sum(row["weight"] for row in rows)
-        print(f"{options.output}: {count} batches of {len(rows)} different sizes")
-        print(
-            f"next: autoshard plan MODEL --dynamic {typed(','.join(options.dynamic))} --sizes {typed(options.output)} …"
-        )
     return 0
 
 
@@ -192,7 +172,7 @@ def plan(options: argparse.Namespace) -> int:
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
     code = _verify(options, summary) if to_verify is not None else 0
     if options.json:
-        _print_json(summary)
+        print_json(summary)
     elif code == 0:
         print(f"next: {plan_summary.next_command(made.plan, made.graph, options.out, to_verify is not None)}")
     return code
@@ -268,7 +248,7 @@ def verify(options: argparse.Namespace) -> int:
     summary: dict[str, Any] = {"out": str(options.out)}
     code = _verify(options, summary)
     if options.json:
-        _print_json(summary)
+        print_json(summary)
     return code
 
 
@@ -305,7 +285,7 @@ def simulate(options: argparse.Namespace) -> int:
         files = [target.name]
     if options.json:
         told = plan_summary.timeline_dict(timeline, made.plan, made.graph, made.simulated.step)
-        _print_json(told | {"written": str(target), "files": files})
+        print_json(told | {"written": str(target), "files": files})
     else:
         print(plan_summary.timeline_summary(timeline, made.plan, made.graph, options.compiled, made.simulated.step))
         print(f"written to {target}" + (f": {plan_summary.file_names(files)}" if options.export else ""))
@@ -330,7 +310,7 @@ def compare(options: argparse.Namespace) -> int:
         with step("fitting constants to the run", options.json):
             written = package_verbs.fit_run(made, measured, options.out)
     if options.json:
-        _print_json(compare_text.as_dict(found) | {"calibration": run_files.as_dict(written) if written else None})
+        print_json(compare_text.as_dict(found) | {"calibration": run_files.as_dict(written) if written else None})
     else:
         print(compare_text.text(found), *(["", run_files.summary(written)] if written else []), sep="\n")
     return 0
@@ -352,7 +332,7 @@ def report(options: argparse.Namespace) -> int:
         else:
             kind, path = "report", package_verbs.write_report(made, options.output)
     if options.json:
-        _print_json({kind: str(path)})
+        print_json({kind: str(path)})
     else:
         print(path)
     return 0
@@ -379,7 +359,7 @@ def estimate(options: argparse.Namespace) -> int:
     if options.output:
         write_text(options.output, json.dumps(estimate_text.pipeline_trace(made)))
     if options.json:
-        _print_json(estimate_text.as_dict(made, hardware))
+        print_json(estimate_text.as_dict(made, hardware))
     else:
         print(estimate_text.text(made, hardware))
     return 0
@@ -394,7 +374,7 @@ def explain(options: argparse.Namespace) -> int:
     with step("explaining", options.json):
         explained = package_verbs.explain(verbs.load_plan(options.plan), options.what, options.why_not)
     if options.json:
-        _print_json(explain.as_dict(explained))
+        print_json(explain.as_dict(explained))
     else:
         print(explain.text(explained, tty_width()))
     return 0
@@ -408,7 +388,7 @@ def diff(options: argparse.Namespace) -> int:
 
     found = package_verbs.diff(verbs.load_plan(options.one), verbs.load_plan(options.other))
     if options.json:
-        _print_json(plan_diff.as_dict(found))
+        print_json(plan_diff.as_dict(found))
     else:
         print(plan_diff.text(found, tty_width()))
     return 0
@@ -426,7 +406,7 @@ def launch(options: argparse.Namespace) -> int:
     file = launch_files.write_launch(wanted, made.plan, folder)
     start = typed(*starting.start_words(wanted, folder))
     if options.json:
-        _print_json({"file": str(file), "start": start})
+        print_json({"file": str(file), "start": start})
     elif not options.start:
         print(f"{file}\nnext: {start}")
     return starting.start(wanted, folder) if options.start else 0
@@ -447,7 +427,7 @@ def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
 
         write_text(options.output, json.dumps(pipeline_trace(found.best[0])))
     if options.json:
-        _print_json(best_runs_text.as_dict(found, hardware))
+        print_json(best_runs_text.as_dict(found, hardware))
     else:
         print(best_runs_text.text(found, hardware))
     return 0
@@ -460,7 +440,7 @@ def profiles(options: argparse.Namespace) -> int:
     names = [options.name] if options.name else list_profiles()
     found = {name: load_hardware(name) for name in names}
     if options.json:
-        _print_json({name: hardware_text(hardware) for name, hardware in found.items()})
+        print_json({name: hardware_text(hardware) for name, hardware in found.items()})
     elif options.name:
         print(hardware_text(found[options.name]), end="")
     else:
@@ -483,7 +463,7 @@ def calibrate(options: argparse.Namespace) -> int:
     if written is None:  # the first process writes and says what was measured
         return 0
     if options.json:
-        _print_json(calibrate_run.as_dict(written))
+        print_json(calibrate_run.as_dict(written))
     else:
         print(calibrate_run.summary(written))
     return 0
@@ -496,7 +476,7 @@ def prove(options: argparse.Namespace) -> int:
     with step("proving the rules", options.json):
         outcomes = list(prove_table(options.operators, options.mesh, options.seeds))
     if options.json:
-        _print_json(outcome_dict(outcomes))
+        print_json(outcome_dict(outcomes))
     else:
         print(outcome_table(outcomes))
     return CheckError.exit_code if any(outcome.failures for outcome in outcomes) else 0

@@ -48,7 +48,7 @@ class DynamicSize:
 
 
 @dataclass(frozen=True)
-class Term:
+class SizeTerm:
     """`coefficient`, a fraction as text, times the sizes to these powers."""
 
     coefficient: str
@@ -59,7 +59,7 @@ class Term:
 class Follows:
     """Numbers of a graph that are this polynomial in its sizes. `places`: as of `Following`."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[SizeTerm, ...]
     places: tuple[str, ...]
 
     def polynomial(self) -> dict[Powers, Fraction]:
@@ -77,10 +77,10 @@ def value_at(polynomial: Polynomial, sizes: Sequence[int]) -> Fraction:
     return sum((own * monomial(powers, sizes) for powers, own in polynomial.items()), Fraction(0))
 
 
-def terms_of(polynomial: Polynomial) -> tuple[Term, ...]:
+def terms_of(polynomial: Polynomial) -> tuple[SizeTerm, ...]:
     """As data, the highest powers first."""
     ordered = sorted(polynomial.items(), key=lambda item: (-sum(item[0]), item[0]))
-    return tuple(Term(str(coefficient), powers) for powers, coefficient in ordered if coefficient)
+    return tuple(SizeTerm(str(coefficient), powers) for powers, coefficient in ordered if coefficient)
 
 
 def rank(powers: Iterable[int]) -> int:

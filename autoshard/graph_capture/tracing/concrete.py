@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
@@ -62,14 +61,12 @@ def _values(graph: fx.Graph, dims: Mapping[str, tuple[tuple[str, int], int]]) ->
     found: _Values = {}
     for name, ((placeholder, dim), size) in dims.items():
         shown = nodes[placeholder].meta["val"].shape[dim]
-        expression = shown.node.expr if isinstance(shown, torch.SymInt) else sympy.Integer(int(shown))
-        symbols = sorted(expression.free_symbols, key=str)
+        symbols = list(shown.node.expr.free_symbols) if isinstance(shown, torch.SymInt) else []
         if not symbols:
-            told = f"{name} can't be dynamic: the model fixes dim {dim} of {placeholder} to {expression}"
+            told = f"{name} can't be dynamic: the model fixes dim {dim} of {placeholder} to {shown}"
             raise CaptureError(told, "leave this size out of the dynamic ones")
-        (symbol,) = symbols
-        slope = sympy.expand(expression).coeff(symbol, 1)
-        rest = expression.xreplace({symbol: sympy.Integer(0)})
+        (symbol,), expression = symbols, shown.node.expr
+        slope, rest = expression.expand().coeff(symbol, 1), expression.subs(symbol, 0)
         found[symbol] = (size - int(rest)) // int(slope)
     return found
 
@@ -117,7 +114,7 @@ def _number(value: Any, values: _Values, known: dict[Any, int]) -> Any:
         return value
     expression = value.node.expr
     if expression not in known:
-        known[expression] = expression.xreplace({s: sympy.Integer(n) for s, n in values.items()})
+        known[expression] = expression.subs(values)
     made = known[expression]
     if getattr(made, "free_symbols", None):
         raise CaptureError(f"a size of the trace, {expression}, does not follow from the inputs' sizes", "other sizes")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -230,5 +229,5 @@ def _sizes(own: Declared) -> Iterator[int]:
 
 
 def _holds(guard: Any, values: dict[Any, int]) -> bool:
-    made = guard.xreplace({symbol: sympy.Integer(size) for symbol, size in values.items()})
-    return made is not sympy.false and bool(made) if not made.free_symbols else True
+    made = guard.subs(values)
+    return bool(made.free_symbols) or bool(made)
