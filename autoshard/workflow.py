@@ -67,7 +67,7 @@ def read_graph(request: ModelRequest) -> Graph:
 
 def _several(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """The inputs, looked at before a capture, which may take long. UsageError where they are of one sample."""
-    from autoshard.rules.rebatch import check_several
+    from autoshard.rules.resize.rebatch import check_several
 
     check_several([tuple(x.shape) for x in inputs])
     return inputs
@@ -79,9 +79,9 @@ def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     if graph.free_sizes or graph.dynamic or not spec or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.other_samples import with_sizes
+    from autoshard.graph_capture.dynamic_dims.other_samples import with_sizes
     from autoshard.graph_capture.tracing.own_gradients import kept_answers
-    from autoshard.rules.asked_sizes import with_free_sizes
+    from autoshard.rules.resize.asked_sizes import with_free_sizes
 
     asked = (graph.precision, graph.optimizer, graph.training)
 
@@ -237,7 +237,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     """Of the largest sizes what is beside the plan: styles, the front, the log."""
     from autoshard.constraints.size_histogram import points_for
-    from autoshard.search.expected_step import expected_plan, expected_styles
+    from autoshard.replay.expected_step import expected_plan, expected_styles
     from autoshard.styles.known_styles import STYLES
 
     points = points_for(wanted.sizes, graph.dynamic)

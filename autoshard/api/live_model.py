@@ -23,13 +23,13 @@ from autoshard.graph_capture.call_form import (
     positions_of,
 )
 from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.dynamic_dims.other_samples import with_sizes
 from autoshard.graph_capture.load_model import find_callable
-from autoshard.graph_capture.other_samples import with_sizes
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.graph_capture.tracing.own_gradients import kept_answers
 from autoshard.ir.graph import Graph
-from autoshard.rules.asked_sizes import LESS, LONGER, MORE, with_free_sizes
-from autoshard.rules.captured_length import own_length
+from autoshard.rules.resize.asked_sizes import LESS, LONGER, MORE, with_free_sizes
+from autoshard.rules.resize.captured_length import own_length
 
 LARGEST_BYTES = 1 << 28  # of the inputs that another batch is tried with, where they have values
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
+from autoshard.constraints import size_histogram
 from autoshard.constraints.axis_names import check_axis_names
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import pin_file_texts
-from autoshard.constraints.size_histogram import histogram
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
 from autoshard.constraints.verify_request import Backend, VerifyRequest
 from autoshard.errors import UsageError
@@ -73,7 +73,7 @@ def search_request(
     if "fuse" in given:
         given["fuse"] = _fuse_texts(given["fuse"])
     if "sizes" in given:
-        given["sizes"] = histogram(given["sizes"])
+        given["sizes"] = sizes(given["sizes"])
     return wanted(
         own,
         devices,
@@ -115,6 +115,11 @@ def wanted(
         raise UsageError(f"the mesh {mesh} has {mesh.size} devices{of}, {told}", hint)
     of_search: dict[str, Any] = {"pins": pins, "pins_file": pins_file, "level": parse_level(str(level))}
     return SearchRequest(mesh=mesh, devices=devices, strategy=strategy, step=step, **of_search | settings)
+
+
+def sizes(given: Any) -> tuple[size_histogram.SizePoint, ...]:
+    """How often steps have which dynamic sizes, as --sizes has it, or as rows; of nothing nothing."""
+    return size_histogram.histogram(given) if given else ()
 
 
 def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | None = None) -> StepRequest:

@@ -17,8 +17,8 @@ from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_request_space import searched_step
-from autoshard.rules.captured_batch import captured_with
-from autoshard.rules.rebatch import batch_size
+from autoshard.rules.resize.captured_batch import captured_with
+from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
 from autoshard.search.memory_fit import no_step_within
 from autoshard.search.objectives import SPEED

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cli.json_output import print_json
+from autoshard.cli.option_values import check_digits
 from autoshard.cli.parser import parser
 from autoshard.cli.sizes_verb import sizes
 from autoshard.code_text import typed
 from autoshard.errors import CheckError, InfeasibleError, UsageError, UserError
 from autoshard.system import system_errors, terminal
-from autoshard.system.files import MOST_DIGITS, write_text
+from autoshard.system.files import write_text
 from autoshard.system.garbage import seldom_searched
 from autoshard.system.progress import step
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from autoshard.constraints.verify_request import VerifyRequest
     from autoshard.search.search_request import SearchRequest
 
-_DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1},}}")
 _LONG = re.compile(r"\S{400,}")
 BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.prepare()
         _check_words(words)
         options = _parsed(words)
-        _check_digits(words)
+        check_digits(words)
         result = _run(options)
         terminal.flush()
         return result
@@ -71,14 +71,6 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     except SystemExit:
         terminal.flush()
         raise
-
-
-def _check_digits(words: Sequence[str]) -> None:
-    """Of numbers within other texts, as in pins; those that are options by themselves say so themselves."""
-    for word in words:
-        if digits := _DIGITS.search(word):
-            told = f"a number of {len(digits[0])} digits in {word[:40]!r}…: expected at most {MOST_DIGITS}"
-            raise UsageError(told, "a number that fits")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -218,7 +210,6 @@ def _searched_step(
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:
     from autoshard.api import settings
-    from autoshard.constraints.size_histogram import read_histogram
 
     return settings.wanted(
         settings.read_mesh(options.mesh),
@@ -239,7 +230,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         pareto=options.pareto,
         all_to_all=not options.no_all_to_all,
         fuse=tuple(options.fuse),
-        sizes=read_histogram(options.sizes) if options.sizes else (),
+        sizes=settings.sizes(options.sizes),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from autoshard.errors import UsageError
+from autoshard.system.files import MOST_DIGITS
 from autoshard.units import parse_quantity
 
 LARGEST = 10**12  # of a whole number
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
+_DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1},}}")
 _DECIMAL = re.compile(r"[0-9]{1,30}([.][0-9]{1,30})?")
 
 
@@ -82,3 +84,11 @@ def module(option: str) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def check_digits(words: Sequence[str]) -> None:
+    """Of numbers within other texts, as in pins; those that are options by themselves say so themselves."""
+    for word in words:
+        if digits := _DIGITS.search(word):
+            told = f"a number of {len(digits[0])} digits in {word[:40]!r}…: expected at most {MOST_DIGITS}"
+            raise UsageError(told, "a number that fits")

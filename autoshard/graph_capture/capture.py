@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
 from autoshard.graph_capture.constructor.strided import in_memory_order
 from autoshard.graph_capture.dynamic.numbers import follows_of
 from autoshard.graph_capture.dynamic.points import points_of
+from autoshard.graph_capture.dynamic_dims.concrete import concrete, places_at
+from autoshard.graph_capture.dynamic_dims.dynamic_export import DynamicDims, dynamic_dims, export_with
 from autoshard.graph_capture.evaluation.both_modes import quickly_alike
 from autoshard.graph_capture.evaluation.graph_difference import difference
 from autoshard.graph_capture.input_ranges import input_ranges
@@ -41,9 +44,7 @@ from autoshard.graph_capture.passes.spelled_out import fold_formulas
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
-from autoshard.graph_capture.tracing.concrete import concrete, places_at
-from autoshard.graph_capture.tracing.dynamic_export import DynamicDims, dynamic_dims
-from autoshard.graph_capture.tracing.exporting import export, is_fake
+from autoshard.graph_capture.tracing.exporting import export, is_fake, plain_export
 from autoshard.graph_capture.tracing.fills import draws, op_name, plain_creation
 from autoshard.graph_capture.tracing.functionalise import functionalise
 from autoshard.graph_capture.tracing.inline_regions import AUTOCAST_OFF, inline
@@ -150,7 +151,7 @@ def _capture(
     try:
         flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
         inputs = dims.traced_inputs(inputs) if dims else inputs
-        program, assumed = export(model, inputs, flags, dims)
+        program, assumed = export(model, inputs, flags, partial(export_with, dims) if dims else plain_export)
         told = (model, watcher, source, precision, optimizer, training)
         graph = _finish(program, *told) if dims is None else _dynamic(program, dims, lambda made: _finish(made, *told))
         updated = {tensor for tensor, _ in graph.buffer_updates}

@@ -7,12 +7,12 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UserError
+from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.html_report.picture import svg
 from autoshard.html_report.picture.plot_axis import PlotAxis
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
-from autoshard.ir.graph_numbers import sizes_of
 from autoshard.ir.plan import Plan
 from autoshard.replay.resize import reapply
 from autoshard.search.whole_step import predicted

@@ -40,6 +40,16 @@ OWN_NAMESPACES = frozenset({
 })  # fmt: skip
 
 
+class GraphFault(ValueError):
+    """An invariant that a graph breaks. No assertion: a damaged file is found under `python -O` too."""
+
+
+def require(holds: object, fault: str) -> None:
+    """GraphFault where that does not hold."""
+    if not holds:
+        raise GraphFault(fault)
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One value of the graph. `requires_grad`: autograd computes its gradient."""

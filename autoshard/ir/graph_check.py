@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from autoshard.ir.graph import DTYPE_BYTES, OWN_NAMESPACES, Graph, Op, Tensor
-from autoshard.ir.graph_fault import GraphFault, require
+from autoshard.ir.graph import DTYPE_BYTES, OWN_NAMESPACES, Graph, GraphFault, Op, Tensor, require
 from autoshard.ir.recipe_check import check_recipes
 from autoshard.ir.schemas import parse
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from keyword import iskeyword
 
-from autoshard.ir.graph import Attribute, Graph, RecipeCall
-from autoshard.ir.graph_fault import GraphFault, require
+from autoshard.ir.graph import Attribute, Graph, GraphFault, RecipeCall, require
 
 OWN_CALLS = ("values", "packed", "result")
 _TARGET = re.compile(rf"aten\.[A-Za-z_]\w*\.[A-Za-z_]\w*|{'|'.join(OWN_CALLS)}", re.ASCII)

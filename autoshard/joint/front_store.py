@@ -19,7 +19,7 @@ from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, PinRefused, St
 from autoshard.joint.blocks.block_splits import BlockSplit, SplitRequest, block_splits
 from autoshard.joint.blocks.stage_axes import REPLICAS
 from autoshard.joint.outer_space import Inner, OuterChoice
-from autoshard.rules.rebatch import batch_dims, rebatched
+from autoshard.rules.resize.rebatch import batch_dims, rebatched
 
 MEASURED = 8  # replicas that weights in shards are measured with
 Own = TypeVar("Own")

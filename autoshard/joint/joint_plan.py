@@ -21,8 +21,8 @@ from autoshard.joint.blocks.block_line import shortened
 from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.joint.blocks.stage_axes import REPLICAS
 from autoshard.joint.found_steps import JointResult, StepFound
-from autoshard.rules.captured_batch import followed_numbers
-from autoshard.rules.rebatch import batch_size, rebatched
+from autoshard.rules.resize.captured_batch import followed_numbers
+from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import MEMORY, RATIO
 from autoshard.search.whole_step import predicted, without_torn

@@ -20,7 +20,7 @@ from autoshard.joint.found_steps import JointResult
 from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
-from autoshard.rules.rebatch import batch_size, rebatched
+from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, KEEPS, SCHEDULES, StepPlan, kept_results
-from autoshard.rules.rebatch import batch_size
+from autoshard.rules.resize.rebatch import batch_size
 from autoshard.units import counted
 
 MOST_PASSES = 100_000  # of micro-batches through parts of the model in a step: seconds to simulate, 300 MB to show

@@ -13,7 +13,7 @@ from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute, Program
 from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed
-from autoshard.rules.captured_length import SEQUENCE, own_length
+from autoshard.rules.resize.captured_length import SEQUENCE, own_length
 
 UNTRIED = "it was planned from a graph of a file, without the model's code, which may compute numbers of its {}"
 STAGES = "its stages hand on tensors of fixed shapes"

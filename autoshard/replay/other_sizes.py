@@ -14,11 +14,11 @@ from functools import cached_property
 from itertools import product
 
 from autoshard.errors import UserError
+from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
 from autoshard.graph_capture.dynamic.points import points_of
 from autoshard.graph_capture.dynamic.polynomials import Point
 from autoshard.ir.dynamic import Polynomial, Powers, monomial
 from autoshard.ir.graph import Graph
-from autoshard.ir.graph_numbers import at_sizes, sizes_of
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -27,8 +27,8 @@ from autoshard.program.lower import chosen_strategies, lower
 from autoshard.rules.algebra.argument_rules import NoRule
 from autoshard.rules.algebra.notation import RuleError
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.captured_length import SEQUENCE, own_length, relengthened
-from autoshard.rules.rebatch import batch_size, rebatched
+from autoshard.rules.resize.captured_length import SEQUENCE, own_length, relengthened
+from autoshard.rules.resize.rebatch import batch_size, rebatched
 
 BATCH = "batch"
 

@@ -12,7 +12,7 @@ from autoshard.code_text import fresh
 from autoshard.ir.dynamic import Polynomial, Powers
 from autoshard.ir.program import LocalValue, Program
 from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed
-from autoshard.rules.captured_length import SEQUENCE
+from autoshard.rules.resize.captured_length import SEQUENCE
 
 Key = tuple[tuple[Powers, Fraction], ...]  # a polynomial, but for a factor
 MOST_FACTORS = 3  # dims whose product a number is: samples, rows and columns

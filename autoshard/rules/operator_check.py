@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from autoshard.errors import InvalidFileError
-from autoshard.ir.graph import OPTIMIZERS, OWN_NAMESPACES, PRECISIONS, Graph, Op
-from autoshard.ir.graph_fault import GraphFault, require
+from autoshard.ir.graph import OPTIMIZERS, OWN_NAMESPACES, PRECISIONS, Graph, GraphFault, Op, require
 from autoshard.ir.recipe_check import OWN_CALLS
 from autoshard.rules.algebra.argument_rules import NoRule
 from autoshard.rules.algebra.notation import Rule, RuleError

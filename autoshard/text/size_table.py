@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autoshard.graph_capture.dynamic.graph_numbers import sizes_of, words
 from autoshard.ir.graph import Graph
-from autoshard.ir.graph_numbers import sizes_of, words
 from autoshard.ir.plan import Plan
 from autoshard.units import format_seconds
 

@@ -22,8 +22,8 @@ from autoshard.package.package_files import read_package
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import dynamic_text
 from autoshard.replay.resize import with_rules_of
-from autoshard.rules.captured_batch import captured_with
-from autoshard.rules.rebatch import batch_size, rebatched
+from autoshard.rules.resize.captured_batch import captured_with
+from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.verification.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.coverage import only_at_full_size

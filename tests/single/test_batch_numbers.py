@@ -22,7 +22,7 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Compute, Instruction, Program
 from autoshard.program.lower import lower
 from autoshard.replay.other_sizes import at_other_sizes
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from autoshard.cli.commands import main
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.other_samples import with_samples
+from autoshard.graph_capture.dynamic_dims.other_samples import with_samples
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import dumps
-from autoshard.rules.captured_batch import captured_with, followed_numbers, with_numbers_of
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.captured_batch import captured_with, followed_numbers, with_numbers_of
+from autoshard.rules.resize.rebatch import rebatched
 from autoshard.verification import verify_package
 from tests.models import NAMES
 

@@ -26,8 +26,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.problem import objective
 from autoshard.program.lower import lower
+from autoshard.replay.expected_step import weighted
 from autoshard.replay.resize import reapply
-from autoshard.search.expected_step import weighted
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search

@@ -26,7 +26,7 @@ from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.replay.free_sizes import CUTS, STAGES, UNTRIED
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification.case import check_files, make_case

@@ -17,8 +17,8 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import FreeSize, Graph
 from autoshard.joint.step_request_space import searched_step
-from autoshard.rules.captured_length import follows_of, slopes_of
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.captured_length import follows_of, slopes_of
+from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.search_request import SearchRequest
 
 

@@ -10,7 +10,7 @@ from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph_json import dumps
 from autoshard.joint.joint_plan import kept_counts, other_averages
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.rebatch import rebatched
 from tests.models import NAMES, missing_library
 
 

@@ -10,7 +10,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.joint.blocks.block_line import BlockLine, block_line, shortened
 from autoshard.joint.blocks.block_splits import block_splits
 from autoshard.joint.blocks.replicated_split import replicated_split
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.rebatch import rebatched
 from tests.single.test_joint_search import GPT2
 
 GPT3 = {"batch": 2, "sequence": 2048, "n_layer": 3, "n_embd": 12288, "n_head": 96}

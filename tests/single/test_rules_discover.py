@@ -15,8 +15,7 @@ import torch
 from autoshard.cli import commands
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir import graph_json
-from autoshard.ir.graph import Graph
-from autoshard.ir.graph_fault import GraphFault
+from autoshard.ir.graph import Graph, GraphFault
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.operator_record import Operator
 from autoshard.rules.enumerate import derive

@@ -22,8 +22,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.replay.free_sizes import CUTS
-from autoshard.rules.captured_length import relengthened
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.captured_length import relengthened
+from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search

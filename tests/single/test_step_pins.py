@@ -40,7 +40,7 @@ from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import chosen_strategies
 from autoshard.replay.command_line import command
 from autoshard.rules.operators import constants
-from autoshard.rules.rebatch import batch_dims, rebatched
+from autoshard.rules.resize.rebatch import batch_dims, rebatched
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.step_timeline import simulate_step

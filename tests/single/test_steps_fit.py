@@ -14,7 +14,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.joint.blocks.block_splits import block_splits
-from autoshard.rules.rebatch import batch_size
+from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.search_request import SearchRequest
 from tests.single.test_joint_search import GPT2, hardware
 

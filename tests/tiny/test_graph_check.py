@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from autoshard.ir.graph import ColumnRanges, Graph, InputRange, Op, Parameter, Recipe, RecipeCall, Saved, Tensor
+from autoshard.ir.graph import (
+    ColumnRanges,
+    Graph,
+    GraphFault,
+    InputRange,
+    Op,
+    Parameter,
+    Recipe,
+    RecipeCall,
+    Saved,
+    Tensor,
+)
 from autoshard.ir.graph_check import check
-from autoshard.ir.graph_fault import GraphFault
 from tests.tiny.random_graphs import graphs
 
 GRAPH = Graph(

@@ -22,7 +22,7 @@ from autoshard.joint.blocks.block_line import block_line
 from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.program.lower import lower
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 from autoshard.simulation.step_timeline import PartCosts, StepCosts

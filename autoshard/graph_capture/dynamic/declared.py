@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.errors import UsageError
+from autoshard.graph_capture.dynamic.sequence_inputs import sequence_dims
 from autoshard.graph_capture.dynamic.symbol import Symbol
-from autoshard.graph_capture.sequence_inputs import sequence_dims
 
 BATCH, SEQUENCE = "batch", "sequence"
 _EXAMPLE = "--dynamic batch=8..512/8,sequence=128..4096/64"

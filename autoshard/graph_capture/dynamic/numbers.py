@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, numbers_of, place_words, sizes_of, words
 from autoshard.graph_capture.dynamic.polynomials import Point, polynomial_of
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.dynamic import Follows, terms_of
 from autoshard.ir.graph import Attribute, Graph, Op, Tensor
-from autoshard.ir.graph_numbers import at_sizes, numbers_of, place_words, sizes_of, words
 
 
 def kind_of(graph: Graph, op: Op) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError, UserError
-from autoshard.graph_capture.tracing.dynamic_export import DynamicDims, check_guards, fixed_size, noting_guards
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.functionalise import writing_assigned_buffers
 from autoshard.graph_capture.tracing.model_guard import guarded
@@ -49,6 +48,7 @@ _PLAIN = (
 )
 _RETURN = "return the loss alone; give a transformers model use_cache=False"
 _VMAP = "the operators on the whole batch instead of torch.vmap"
+Exporter = Callable[[torch.nn.Module, tuple[Any, ...]], Any]  # a model and its inputs -> an ExportedProgram
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (
     (
@@ -60,27 +60,32 @@ _REASONS = (
 )  # fmt: skip
 
 
+def plain_export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """With the sizes of the inputs."""
+    return torch.export.export(module, inputs, strict=False)
+
+
 def export(
-    model: torch.nn.Module, inputs: tuple[Any, ...], flags: FlagBuffers, dims: DynamicDims | None = None
+    model: torch.nn.Module, inputs: tuple[Any, ...], flags: FlagBuffers, by: Exporter = plain_export
 ) -> tuple[Any, tuple[str, ...]]:
     """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without.
 
-    `dims`: those of the inputs that are symbols in it. Besides, what was assumed of values that guards ask for; `flags`
-    may answer, and remember it. What the forward does to gradients by Python code of its own is in the program as
-    operators, or raises a CaptureError.
+    `by`: the call of torch.export. Besides, what was assumed of values that guards ask for; `flags` may answer, and
+    remember it. What the forward does to gradients by Python code of its own is in the program as operators, or raises
+    a CaptureError.
     """
     if model.training:
         refuse_hooks(model)
     with fake_stand_ins(model, inputs) as arguments, quiet():
         try:
-            return _watched(model, arguments, flags, dims)
+            return _watched(model, arguments, flags, by)
         except (Exception, SystemExit) as error:
             again = _another_way(model, arguments, error)
             if again is None:
                 raise _capture_error(model, error) from error
         try:
             with again:
-                return _watched(model, arguments, flags, dims)
+                return _watched(model, arguments, flags, by)
         except (Exception, SystemExit) as error:
             raise _capture_error(model, error) from error
 
@@ -112,10 +117,9 @@ def _as_called() -> Iterator[None]:
 
 
 def _watched(
-    model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers, dims: DynamicDims | None
+    model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers, by: Exporter
 ) -> tuple[Any, tuple[str, ...]]:
     answers = Answers(flags)
-    shapes = dims and dims.shapes(len(arguments))
     flex: list[str] = []
 
     def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
@@ -124,35 +128,13 @@ def _watched(
             guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta(), noting_calls(),
             dense_flex_attention() as called, writing_assigned_buffers(module),
         ):  # fmt: skip
-            made = _exported(module, given, dims, shapes)
+            made = by(module, given)
         flex[:] = dict.fromkeys(called)
         return made
 
     program = _without_vmap(steady(model, arguments, exported))
     dense = (f"{line}: flex_attention is attention with a dense mask" for line in flex)
     return program, (*answers.assumed, *flags.assumed(), *dense)
-
-
-def _exported(module: torch.nn.Module, given: tuple[Any, ...], dims: DynamicDims | None, shapes: Any) -> Any:
-    if dims is None:
-        return torch.export.export(module, given, strict=False)
-    with noting_guards(list(inspect.signature(module.forward).parameters)) as guards:
-        try:
-            made = torch.export.export(module, given, strict=False, dynamic_shapes=_by_argument(module, shapes))
-        except Exception as error:
-            fixed = fixed_size(error, dims, guards)
-            if fixed is None:
-                raise
-            raise fixed from error
-    check_guards(dims, guards)
-    return made
-
-
-def _by_argument(module: torch.nn.Module, shapes: tuple[dict[int, Any], ...]) -> Any:
-    """As the forward takes its inputs: one by one, or all in one starred argument."""
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    starred = bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
-    return (shapes,) if starred else shapes
 
 
 def _without_vmap(program: Any) -> Any:

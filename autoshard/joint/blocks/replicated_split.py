@@ -34,7 +34,7 @@ from autoshard.joint.blocks.weight_shards import (
 )
 from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.rebatch import batch_dims
+from autoshard.rules.resize.rebatch import batch_dims
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Options
 

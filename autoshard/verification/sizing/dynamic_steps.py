@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autoshard.graph_capture.dynamic.graph_numbers import words
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
-from autoshard.ir.graph_numbers import words
 
 # Units above the least, in each step: from a least of one unit 3, 1, 5 and 2, which have no divisor in common.
 STEPS = (2, 0, 4, 1)

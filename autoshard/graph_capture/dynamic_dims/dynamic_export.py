@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, of_model, parse
-from autoshard.graph_capture.other_samples import resized
+from autoshard.graph_capture.dynamic_dims.other_samples import resized
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, is_visible, quote
 from autoshard.ir.dynamic import DynamicSize
 
@@ -231,3 +231,25 @@ def _sizes(own: Declared) -> Iterator[int]:
 def _holds(guard: Any, values: dict[Any, int]) -> bool:
     made = guard.subs(values)
     return bool(made.free_symbols) or bool(made)
+
+
+def export_with(dims: DynamicDims, module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
+    """torch.export with these dims as symbols. CaptureError, with the model's line, where it fixes one of them."""
+    shapes = dims.shapes(len(given))
+    with noting_guards(list(inspect.signature(module.forward).parameters)) as guards:
+        try:
+            made = torch.export.export(module, given, strict=False, dynamic_shapes=_by_argument(module, shapes))
+        except Exception as error:
+            fixed = fixed_size(error, dims, guards)
+            if fixed is None:
+                raise
+            raise fixed from error
+    check_guards(dims, guards)
+    return made
+
+
+def _by_argument(module: torch.nn.Module, shapes: tuple[dict[int, Any], ...]) -> Any:
+    """As the forward takes its inputs: one by one, or all in one starred argument."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    starred = bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+    return (shapes,) if starred else shapes

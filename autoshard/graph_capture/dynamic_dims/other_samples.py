@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autoshard.graph_capture.sequence_inputs import sequence_dims
+from autoshard.graph_capture.dynamic.sequence_inputs import sequence_dims
 
 
 def with_sizes(examples: Sequence[Tensor], samples: int, length: int) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Graph, Op
 from autoshard.rules.op_words import line_of, short
-from autoshard.rules.rebatch import batch_size
+from autoshard.rules.resize.rebatch import batch_size
 
 MOST_SAID = 3  # numbers in a note
 
@@ -28,7 +28,7 @@ def captured_with(graph: Graph, spec: str, arguments: Mapping[str, Any], own: in
     if samples == own or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.other_samples import with_samples
+    from autoshard.graph_capture.dynamic_dims.other_samples import with_samples
 
     try:
         with redirect_stdout(StringIO()):  # what it prints as it is built was printed before

@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import Any
 
 from autoshard.errors import UsageError
+from autoshard.graph_capture.dynamic.sequence_inputs import sequence_dims
 from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
-from autoshard.graph_capture.sequence_inputs import sequence_dims
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import Attribute, Following, FreeSize, Graph, Op, Tensor
 from autoshard.rules.op_words import line_of, short

@@ -15,8 +15,8 @@ from math import gcd
 
 from autoshard.errors import UsageError, UserError
 from autoshard.ir.graph import FreeSize, Graph
-from autoshard.rules.captured_batch import followed_numbers, with_numbers_of
-from autoshard.rules.captured_length import (
+from autoshard.rules.resize.captured_batch import followed_numbers, with_numbers_of
+from autoshard.rules.resize.captured_length import (
     SEQUENCE,
     Slopes,
     check_same,
@@ -25,8 +25,8 @@ from autoshard.rules.captured_length import (
     relengthened,
     slopes_between,
 )
-from autoshard.rules.longest_sequence import longest
-from autoshard.rules.rebatch import batch_size, rebatched
+from autoshard.rules.resize.longest_sequence import longest
+from autoshard.rules.resize.rebatch import batch_size, rebatched
 
 BATCH = "batch"
 LESS, MORE = 2, 64  # the batch captured, divided and multiplied

@@ -20,9 +20,9 @@ from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.notation import RuleError
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Signature, signature_of, touching
-from autoshard.rules.captured_length import at_another_batch
 from autoshard.rules.operator_table import bound, instance, rule_text
 from autoshard.rules.operators import record
+from autoshard.rules.resize.captured_length import at_another_batch
 
 _ONE = Mesh((("all", 1),))
 _IN_ORDER = ("aten.unsqueeze", "aten.view", "aten.reshape", "aten.to")  # of what has one dim that is not 1
