@@ -315,7 +315,7 @@ def _dynamic_lines(header: Header) -> list[str]:
         limits = f"{size.least}, {size.most}, {size.divisor}, {size.remainder}"
         rows += statement(f"{quoted(size.name)}: ({limits}, {{{held}}}),", 1)
     kind = "dict[str, tuple[int, int, int, int, dict[str, tuple[int, ...]]]]"
-    return [said, f"DYNAMIC_SIZES: {kind} = {{", *rows, "}"] if rows else [said, f"DYNAMIC_SIZES: {kind} = {{}}"]
+    return [said, f"DYNAMIC_SIZES: {kind} = {{", *rows, "}"] if rows else []
 
 
 def gradient_buckets(program: Program) -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from autoshard.errors import UsageError
+from autoshard.graph_capture.dynamic.polynomials import Point
 from autoshard.ir.dynamic import value_at
 from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute, Program
-from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed
+from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed, local_size
 from autoshard.rules.resize.captured_length import SEQUENCE, own_length
 
 UNTRIED = "it was planned from a graph of a file, without the model's code, which may compute numbers of its {}"
@@ -70,10 +71,34 @@ def check_dynamic(program: Program, others: OtherSizes, graph: Graph) -> None:
     hint = "another mesh, or --pin for what is cut so; or sizes with a larger divisor"
     if others.names != tuple(own.name for own in graph.dynamic):
         raise UsageError(f"the plan's code can't follow {names}: it cuts something in parts of the planned sizes", hint)
+    numbers = list(_numbers(program, others))
+    if others.check is not None and not _borne_out(program, others, *others.check):
+        raise UsageError(f"the plan's code can't follow {names}: a number is none that grows with them", hint)
     for point in ([own.least for own in graph.dynamic], others.planned):
-        for number, grain in _numbers(program, others):
+        for number, grain in numbers:
             if not isinstance(number, SizeNumber) or (value_at(number.polynomial, point) / grain).denominator != 1:
                 raise UsageError(f"the plan cuts something unevenly at {names} of {', '.join(map(str, point))}", hint)
+
+
+def _borne_out(program: Program, others: OtherSizes, point: Point, there: Program) -> bool:
+    """Is every number at `point`, of the program `there`, what the other points say?"""
+    wider = replace(others, points=(*others.points, (point, there)))
+    for rows in _sizes(program, wider):
+        for *values, last in _flat(rows):
+            number = followed(values, program.mesh, others)
+            if isinstance(number, SizeNumber) and value_at(number.polynomial, point) != local_size(last, program.mesh):
+                return False
+    return True
+
+
+def _flat(values: list[LocalAttribute]) -> Iterator[list[LocalAttribute]]:
+    """The numbers of several tuples, place by place."""
+    own = values[0]
+    if isinstance(own, tuple) and all(isinstance(value, tuple) and len(value) == len(own) for value in values):
+        for row in zip(*(value for value in values if isinstance(value, tuple)), strict=True):
+            yield from _flat(list(row))
+    else:
+        yield values
 
 
 def _input_dims(program: Program, others: OtherSizes) -> Iterator[tuple[str, tuple[int, ...]]]:

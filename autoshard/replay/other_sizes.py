@@ -38,13 +38,17 @@ class OtherSizes:
     """A program's decisions at other sizes. `names`: of the sizes that differ, at `planned` in the program itself.
 
     `points`: other sizes, and the program there; the last differs in all. `terms`: products of sizes that a number may
-    be made of, one for each program. `fewer`: the same of fewer sizes, where the code does not follow all.
+    be made of, one for each program. `scales`: a size of which all that follows it is a multiple. `check`: one more
+    point, at which numbers must be what the others say. `fewer`: the same of fewer sizes, where the code does not
+    follow all.
     """
 
     names: tuple[str, ...] = ()
     planned: Point = ()
     terms: tuple[Powers, ...] = ()
     points: tuple[tuple[Point, Program], ...] = ()
+    scales: str = ""
+    check: tuple[Point, Program] | None = None
     fewer: tuple[OtherSizes, ...] = ()
 
     def __bool__(self) -> bool:
@@ -69,7 +73,7 @@ class OtherSizes:
     def each(self, make: Callable[[Program], Program]) -> OtherSizes:
         """With what `make` makes of each program."""
         points = tuple((point, make(program)) for point, program in self.points)
-        return replace(self, points=points, fewer=tuple(own.each(make) for own in self.fewer))
+        return replace(self, points=points, check=None, fewer=tuple(own.each(make) for own in self.fewer))
 
     def among(self, others: OtherSizes) -> OtherSizes:
         """Of the sizes that `others` has, too."""
@@ -81,7 +85,12 @@ class OtherSizes:
         """The program that differs from `own` in all, with these sizes as others of its own."""
         (point, program) = self.points[-1]
         points = (*self.points[:-1], (self.planned, own))
-        return program, replace(self, planned=point, points=points, fewer=())
+        return program, replace(self, planned=point, points=points, check=None, fewer=())
+
+    def is_one(self, polynomial: Polynomial) -> bool:
+        """Can a number be this? What follows the size that scales is a multiple of it."""
+        place = self.names.index(self.scales) if self.scales in self.names else -1
+        return place < 0 or len({powers[place] > 0 for powers in polynomial}) == 1
 
 
 class SizeNumber(int):
@@ -137,21 +146,23 @@ def _at_dynamic_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
     own, planned = chosen_strategies(plan, graph), tuple(sizes_of(graph).values())
     terms = terms_of(graph)
     chosen: list[Point] = [planned]
+    left: list[Point] = []
     for point in points_of(graph.dynamic, planned, _MOST_TRIED)[1:]:
-        if len(chosen) < len(terms) and _apart([*chosen, point], terms):
-            chosen.append(point)
+        apart = len(chosen) < len(terms) and _apart([*chosen, point], terms)
+        (chosen if apart else left).append(point)
     if len(chosen) < len(terms):
         return OtherSizes()
     chosen.sort(key=lambda point: (point != planned, sum(a != b for a, b in zip(point, planned, strict=True))))
     names = tuple(size.name for size in graph.dynamic)
     points = []
-    for point in chosen[1:]:
+    for point in [*chosen[1:], *left[:1]]:
         other = at_sizes(graph, dict(zip(names, point, strict=True)))
         made = _lowered(program, plan, own, other, 1)
         if made is None:
             return OtherSizes()
         points.append((point, made))
-    return OtherSizes(names, planned, terms, tuple(points))
+    check = points.pop() if left else None
+    return OtherSizes(names, planned, terms, tuple(points), check=check)
 
 
 _MOST_TRIED = 64  # points among which those are that tell the terms apart
@@ -195,12 +206,15 @@ def _at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
     assert batch is not None and sequence is not None
     points = (((2 * samples, length), batch), ((samples, other), sequence), ((2 * samples, other), both))
     fewer = tuple(own for own in alone if own)
-    return OtherSizes((BATCH, SEQUENCE), (samples, length), tuple(product((0, 1), repeat=2)), points, fewer)
+    terms = tuple(product((0, 1), repeat=2))
+    return OtherSizes((BATCH, SEQUENCE), (samples, length), terms, points, BATCH, None, fewer)
 
 
 def _alone(name: str, planned: int, other: int, program: Program | None) -> OtherSizes:
     """One size."""
-    return OtherSizes() if program is None else OtherSizes((name,), (planned,), ((0,), (1,)), (((other,), program),))
+    if program is None:
+        return OtherSizes()
+    return OtherSizes((name,), (planned,), ((0,), (1,)), (((other,), program),), BATCH)
 
 
 def _other_length(graph: Graph) -> int:
@@ -245,7 +259,8 @@ def followed(values: Sequence[LocalAttribute], mesh: Mesh, others: OtherSizes) -
         return tuple(followed(row, mesh, others) for row in rows)
     if all(value == own for value in values) or not all(_is_size(value, mesh) for value in values):
         return own
-    return SizeNumber.of([local_size(value, mesh) for value in values], others)
+    made = SizeNumber.of([local_size(value, mesh) for value in values], others)
+    return made if others.is_one(made.polynomial) else own
 
 
 def _is_size(value: LocalAttribute, mesh: Mesh) -> bool:

@@ -28,7 +28,7 @@ from autoshard.text.account_text import breakdown_rows, parts, stage_breakdown
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
 from autoshard.text.critical_path import left_open, waits
 from autoshard.text.float8_words import float8_words
-from autoshard.text.size_table import expected_rows, size_table, step_name
+from autoshard.text.size_table import expected_rows, open_sizes, size_table, step_name
 from autoshard.text.stage_table import HEADER, short_rows
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
@@ -70,7 +70,7 @@ def summary(
     lines += _figures(plan, graph, timeline, step, width)
     if plan.search.meshes:
         lines += ["", *mesh_table(plan, width)]
-    for note in plan.search.notes:
+    for note in (*plan.search.notes, *open_sizes(graph)):
         lines += wrapped(f"note: {note}", width)
     return "\n".join(lines)
 

@@ -28,6 +28,14 @@ def expected_rows(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
+def open_sizes(graph: Graph) -> list[str]:
+    """Sentences on sizes without an upper limit."""
+    at = sizes_of(graph)
+    return [
+        f"{own.name} has no upper limit: memory and step are of {at[own.name]}" for own in graph.dynamic if not own.most
+    ]
+
+
 def size_table(plan: Plan) -> list[Sequence[str]]:
     """Share, step, the best plan's step there, and the lower bound, by size."""
     rows: list[Sequence[str]] = [("sizes", "share", "step", "best plan there", "lower bound")]

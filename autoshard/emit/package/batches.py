@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamic_sizes import SET, check_sizes, drawn_sizes, shape_at, sizes_of
-from model_parallel import DYNAMIC_SIZES, FIXED_SIZES, FREE_SIZES, INPUTS
+from dynamic_sizes import DYNAMIC_SIZES, SET, check_sizes, drawn_sizes, shape_at, sizes_of
+from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS
 from runtime import ParallelMesh, Read, held_indices
 from user_errors import BatchError, ElsewhereError, UserError
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from model_parallel import DYNAMIC_SIZES, INPUTS
+import model_parallel
+from model_parallel import INPUTS
 from runtime import ParallelMesh
 from user_errors import BatchError, UserError
 
+DYNAMIC_SIZES = getattr(model_parallel, "DYNAMIC_SIZES", {})  # of a plan that has none, none are written
 SET: dict[str, int] = {}  # those that the command line fixes, of synthetic batches
 
 
