@@ -67,6 +67,18 @@ def compiled(plan: PlannedModel) -> PlannedModel:
     return replace(plan, compiled=True)
 
 
+def at_sizes(plan: PlannedModel, text: str) -> PlannedModel:
+    """Its step at other dynamic sizes, as `batch=16,sequence=256`. UsageError for one that is not allowed."""
+    from autoshard.constraints.size_histogram import read_histogram
+    from autoshard.graph_capture.dynamic.numbers import resized
+    from autoshard.replay.resize import reapply
+    from autoshard.search.whole_step import predicted
+
+    graph = resized(plan.graph, dict(read_histogram(text)[0].sizes))
+    own = predicted(reapply(plan.plan, plan.graph, graph, plan.hardware), graph)
+    return replace(plan, plan=own, graph=graph)
+
+
 def export(plan: PlannedModel, kind: str, output: Path | None = None) -> tuple[Path, list[str]]:
     """The simulated step in another tool's format: the folder, in the package by default, and its files."""
     from autoshard.exports.export_files import export as exported

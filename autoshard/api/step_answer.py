@@ -45,6 +45,9 @@ class StepAnswer:
 
 def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
+    if model.graph.dynamic:
+        told = "a search with --global-batch is of one batch size, and the model has dynamic sizes"
+        raise UsageError(told, "--mesh, with --stages and --micro-batches; or no --dynamic")
     origin = replace(model.origin, fusion=read_fusion(wanted.fuse))
     found, graph, plan = _fitting(model.graph, hardware, wanted, origin)
     known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph))

@@ -266,6 +266,8 @@ def simulate(options: argparse.Namespace) -> int:
 
     with step("simulating", options.json):
         made = verbs.load_plan(options.plan)
+        if options.sizes:
+            made = package_verbs.at_sizes(made, options.sizes)
         if options.compiled:
             made = package_verbs.compiled(made)
         timeline = verbs.simulate(made)

@@ -264,6 +264,8 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     formats = "profiler (torch.profiler traces, one a rank), chakra (execution traces), memory (torch memory snapshot)"
     parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"another format: {formats}")
     parser.add_argument("--compiled", action="store_true", help="simulate train.py --compile")
+    sizes = "simulate a step of these dynamic sizes, such as batch=16,sequence=256; default: the largest"
+    parser.add_argument("--sizes", metavar="NAME=N,…", help=sizes)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
