@@ -66,7 +66,7 @@ python convert.py --to-sharded model.safetensors checkpoint
 SIGTERM or SIGINT, to one rank or all, ends a run after the step that is running: a checkpoint is saved, and all ranks
 end with exit code {STOPPED}, which says "start it again, with `--resume auto`" (torchrun ends with 1 itself, and kills
 what has not ended after 30 s). A second signal, a second or more later, ends at once. One job writes in a folder at a
-time, and only checkpoints of one run. A failure is told by the rank that knows it, in a line; `--traceback` shows more.
+time, and only checkpoints of one run. The rank that knows a failure reports it in a line; `--traceback` shows more.
 
 Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
 `train.py` and `convert.py` read them, and files of weights, as data: what would run code is refused. torch's own

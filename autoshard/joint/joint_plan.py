@@ -71,27 +71,27 @@ def joint_plan(
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
     )  # fmt: skip
     made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
-    told = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
+    note = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
     if found.level == RATIO:
-        told += f"{format_seconds(best.rest_seconds)} of communication and repeated work per step, mean over devices "
-        told += "(cost model of blocks, without pipeline bubbles)"
+        note += f"{format_seconds(best.rest_seconds)} of communication and repeated work per step, mean over devices "
+        note += "(cost model of blocks, without pipeline bubbles)"
     elif found.level == MEMORY:
-        told += (
+        note += (
             f"{format_bytes(best.peak_bytes)} on the fullest device (cost model of blocks), at most {found.gap:.2%} "
         )
-        told += "above the lower bound for all plans searched"
+        note += "above the lower bound for all plans searched"
     else:
-        told += (
+        note += (
             f"{format_seconds(best.seconds)} (cost model of blocks), at most {found.gap:.2%} above the lower bound for "
         )
-        told += "all plans searched, whatever their schedule"
+        note += "all plans searched, whatever their schedule"
     search = replace(
         made.search,
         level=found.level,
         pins=found.pins.texts,
         notes=(
             *made.search.notes,
-            told,
+            note,
             *other_averages(line.graph, step.samples),
             *(kept_counts(line.graph, step.samples) if holds_graph(origin.model) else followed_numbers(graph, carried)),
         ),
@@ -195,11 +195,11 @@ def kept_counts(graph: Graph, samples: int) -> list[str]:
         for name, value in op.attributes:
             if name in _NUMBERS and _number(value) in numbers:
                 found[f"{_number(value):g} of {op.target.partition('.')[2]} at {op.source or op.module}"] = None
-    told = (
+    note = (
         f"a saved graph of {own} samples, planned with {samples}, without the model's code: numbers that it computed "
     )
-    told += "of its batch are not known, and stay; plan from the model itself"
-    return [f"{told}, since these may be such: {'; '.join(found)}" if found else told]
+    note += "of its batch are not known, and stay; plan from the model itself"
+    return [f"{note}, since these may be such: {'; '.join(found)}" if found else note]
 
 
 def _counts(shape: tuple[int, ...], batch: int) -> Iterator[int]:
