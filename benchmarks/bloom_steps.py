@@ -149,12 +149,12 @@ def _reported_memory(rows: Sequence[NamedRow]) -> list[str]:
         groups[f"{row.run.precision}, {'fitted' if seen else '**held out**'}"].append(row)
     lines = [
         "The memory that the source reports is what a device has in use: the context, communicators and what the",
-        "allocator holds are in it. Beside it, what is predicted with the states of Megatron-LM (6 bytes a parameter",
+        "allocator holds are in it. Next to it, what is predicted with the states of Megatron-LM (6 bytes a parameter",
         "for weights and gradients) and with `--software deepspeed`: the states, buckets and ends of stages that it is",
-        "known to hold, and one fitted figure, what is in use beside: the median over",
+        "known to hold, and one fitted figure, what else is in use: the median over",
         f"the {SEEN[0]} runs {SEEN[1]} wide. Mean, median, bias:",
         "",
-        "| runs | rows | Megatron's states | `--software deepspeed` | in use beside, GiB |",
+        "| runs | rows | Megatron's states | `--software deepspeed` | other use, GiB |",
         "|---|--:|---|---|--:|",
     ]
     for name, own in groups.items():

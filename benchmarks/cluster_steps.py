@@ -125,7 +125,7 @@ def b200_steps(data: Path) -> list[str]:
         "## Megatron-Core on eight B200",
         "",
         "Dense Llama 3 steps of one node (MooreThreads/SimuMax, Apache-2.0): bf16, distributed optimizer, nothing",
-        f"computed again. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
+        f"recomputed. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
         f"two numbers, the rates of products and of attention, from {CALIBRATION_KERNELS - CALIBRATION_ATTENTIONS} "
         f"products and {CALIBRATION_ATTENTIONS} attentions of that host drawn by seed, {KERNEL_DRAWS} times; no",
         "whole step is used. Memory is that of `--software megatron-core`. Rows with experts are left out: they are",

@@ -283,7 +283,7 @@ def said(calls: dict[str, int]) -> str:
 
 
 HEADER = """
-| model | n | way | CPU ms | wall ms | collectives | beside | CPU ms | wall ms | collectives | CPU | wall | MiB | MiB |
+| model | n | way | CPU ms | wall ms | collectives | vs. | CPU ms | wall ms | collectives | CPU | wall | MiB | MiB |
 |---|--:|---|--:|--:|---|---|--:|--:|---|--:|--:|--:|--:|
 """.strip()
 
@@ -314,12 +314,12 @@ def main(arguments: Sequence[str]) -> None:
 def write(lines: Sequence[str], command: str, rounds: int) -> None:
     """The section of README.md."""
     head = f"""{BEGIN}
-## Beside torch's own parallelism
+## Compared with torch's own parallelism
 
 `{command}`
 
-Steps over gloo on {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end, medians of {rounds}; what stands
-beside ran in turns with it. n: processes. MiB: most tensors alive
+Steps over gloo on {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end, medians of {rounds}; *vs.*
+ran in turns with it. n: processes. MiB: most tensors alive
 in one step, parameters and optimizer state aside, of both.
 """
     text = "\n".join([head, *lines, END])

@@ -238,7 +238,7 @@ def main() -> None:
 def write(lines: list[str], command: str, rounds: int) -> None:
     """The section of README.md."""
     head = f"""{BEGIN}
-## Beside a hand-written pipeline
+## Compared with a hand-written pipeline
 
 `{command}`
 

@@ -141,7 +141,7 @@ def main() -> None:
         "CPU seconds of one thread: `autoshard trace MODEL`, and `autoshard plan MODEL` to the written package, with",
         "an empty cache; autoshard's modules are compiled beforehand, as pip does when it installs. *beyond*: of the",
         "latter, by its own clock, all but what `trace` takes up to its capture (Python's start, imports) and the",
-        "captures of the model (as it is, and anew for what it tells of other sizes).",
+        "captures of the model (as it is, and again at other sizes).",
         f"Profile {HARDWARE}, bf16-mixed, load average {os.getloadavg()[0]:.1f} at the end, which adds to them.",
         "*bar*: the most that *beyond* should be. The step is simulated; no plan's step is below *bound*.",
         "Where the gap is more than 5 %, what the step waits for in turn: no resource of the bound holds all of that.",

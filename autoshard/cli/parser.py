@@ -188,7 +188,7 @@ def _count(option: str, most: int) -> Callable[[str], int | str]:
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
-    levels = "objective: 0 ratio (least communication and repeated computation), 1 memory, 2 speed (default)"
+    levels = "objective: 0 ratio (least communication and replicated computation), 1 memory, 2 speed (default)"
     parser.add_argument("--level", default="2", help=levels)
     pin = (
         "fix a decision; repeatable: a parameter, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None); "

@@ -133,7 +133,7 @@ class Stages:
         stalled = (compute + communication + again.forward_seconds) * (self.slowdown - 1)
         return (
             ("layers: compute", count * compute),
-            ("layers: computed again", count * (again.forward_seconds - again.forward_communication_seconds)),
+            ("layers: recompute", count * (again.forward_seconds - again.forward_communication_seconds)),
             (
                 "layers: tensor-parallel communication",
                 count * (communication + again.forward_communication_seconds - dispatch),

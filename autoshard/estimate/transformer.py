@@ -278,7 +278,7 @@ def _package(run: TrainingRun) -> list[tuple[bool, str]]:
     precisions = [name for name in PRECISIONS if name not in HALF]
     told = f"software {PACKAGES}: packages"
     return [
-        (run.recompute != "operators", f"{told} compute again selectively or in full, got recompute operators"),
+        (run.recompute != "operators", f"{told} recompute selectively or in full, got recompute operators"),
         (
             run.precision in precisions,
             f"{told} compute in precision {' or '.join(precisions)}, got {run.precision}",

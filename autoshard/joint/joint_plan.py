@@ -73,7 +73,7 @@ def joint_plan(
     made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
     note = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
     if found.level == RATIO:
-        note += f"{format_seconds(best.rest_seconds)} of communication and repeated work per step, mean over devices "
+        note += f"{format_seconds(best.rest_seconds)} of communication and replicated work per step, mean over devices "
         note += "(cost model of blocks, without pipeline bubbles)"
     elif found.level == MEMORY:
         note += (

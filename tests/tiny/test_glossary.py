@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` `([^`]+)` \|$", PAGE, re.MULTILINE)
 # English that stood for a term of the field; the term is in the glossary, or in every textbook.
+# More such are in the second table, which text that users read is held against.
+REPLACED = "## Words not used"
+REPLACE = [
+    word
+    for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", PAGE.partition(REPLACED)[2], re.M)
+    for word in row.split(", ")
+]
+PRIVATE = re.compile(rf"\b(?:{'|'.join(word.replace(' ', chr(92) + 's+') for word in REPLACE[1:])})\b", re.IGNORECASE)
 GONE = ("dearest", "dearer", "summand", "the mend", "a person", "lies as", "wishes")
 
 
@@ -35,7 +44,7 @@ def test_a_term(term: str, sentence: str, place: str, name: str) -> None:
 
 
 def test_every_row_is_read() -> None:
-    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    lines = [line for line in PAGE.partition(REPLACED)[0].splitlines() if line.startswith("| ")]
     assert len(ROWS) == len(lines) - 1 > 40
 
 
@@ -45,3 +54,46 @@ def test_a_word_is_gone(word: str) -> None:
     files = [*(ROOT / "autoshard").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     found = [path.relative_to(ROOT) for path in files if pattern.search(path.read_text(encoding="utf-8"))]
     assert not found
+
+
+def read_by_users() -> Iterator[tuple[str, str]]:
+    """(place, text): pages, the report, launchers' files, and all text in the code that is no docstring."""
+    for glob in (
+        "README.md",
+        "CHANGELOG.md",
+        "docs/*.md",
+        "benchmarks/*.md",
+        "reports/*",
+        "autoshard/launchers/templates/*",
+    ):
+        for path in sorted(ROOT.glob(glob)):
+            text = path.read_text(encoding="utf-8")
+            yield str(path.relative_to(ROOT)), text.partition(REPLACED)[0] if path.name == "glossary.md" else text
+    for path in sorted((ROOT / "autoshard").rglob("*.py")):
+        yield from printed(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+
+
+def printed(place: str, source: str) -> Iterator[tuple[str, str]]:
+    """Strings of a module that are no docstrings: help, messages, templates."""
+    tree = ast.parse(source)
+    bare = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in bare:
+            yield f"{place}:{node.lineno}", node.value
+
+
+def not_used(text: str) -> list[str]:
+    """The words of `text` that the second table of the glossary replaces, though a line ends within them."""
+    return PRIVATE.findall(text)
+
+
+def test_the_words_that_the_glossary_replaces_are_not_used() -> None:
+    assert not {place: words for place, text in read_by_users() if (words := not_used(text))}
+
+
+def test_a_planted_word_is_found() -> None:
+    source = '"""Told beside a docstring."""\nHELP = f"lies beside\\n{1} and is\\n told anew"\n'
+    assert [not_used(text) for _, text in printed("x.py", source)] == [["beside"], ["is\n told", "anew"]]
+    assert not_used("Dear, or computed  again") == ["Dear", "computed  again"]
+    assert not not_used("besides, a resolution was computed; against told tales")
+    assert len(REPLACE) > 18

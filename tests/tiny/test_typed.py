@@ -120,4 +120,4 @@ def test_hints_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert commands.main(["report", "a b$(x)"]) == 5
     hint = capsys.readouterr().err.partition("  try: ")[2].strip()
     assert arrived(hint.partition(", or")[0], tmp_path / "empty", "rm") == ["a b$(x)/verification.json"]
-    assert arrived(hint.partition("anew: ")[2], tmp_path / "empty") == ["verify", "a b$(x)"]
+    assert arrived(hint.partition("again: ")[2], tmp_path / "empty") == ["verify", "a b$(x)"]

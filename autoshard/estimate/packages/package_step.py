@@ -60,7 +60,7 @@ def step_parts(made: StepTimeline) -> tuple[Part, ...]:
     waits = made.stage_seconds[stage] - busy - sum(seconds for _, seconds in tail)
     return (
         ("forward", forward),
-        ("backward, with what it computes again", backward),
+        ("backward, with recompute", backward),
         ("sends to other stages", busy - forward - backward),
         ("pipeline bubble", waits),
         *tail,
