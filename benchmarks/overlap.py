@@ -13,12 +13,9 @@ hand (`plain_tensor_parallel.py`). All clip by the norm and update with AdamW. D
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from benchmarks import harness  # noqa: E402
+
 BY_HAND = "ColumnParallel and RowParallel"
 # name -> strategy, mesh of so many processes, and what it is measured against
 WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -39,9 +38,7 @@ WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 WARM_UP = 3
 Step = Callable[[], Any]
-README = ROOT / "benchmarks" / "README.md"
 MODELS_FILE = ROOT / "benchmarks" / "overlap_models.py"
-BEGIN, END = "<!-- overlap: written by the command below -->", "<!-- overlap end -->"
 
 
 # --- plans ---
@@ -256,15 +253,8 @@ def work(options: argparse.Namespace) -> None:
 def row(model: str, size: str, processes: int, options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         write_packages(model, size, processes, Path(folder))
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-            str(Path(__file__)), "--work", folder, "--models", model, "--sizes", size, "--rounds", str(options.rounds),
-        ]  # fmt: skip
-        with contextlib.chdir(ROOT):
-            made = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
-    if made.returncode != 0:
-        raise SystemExit(made.stderr)
-    found = json.loads(made.stdout.splitlines()[-1])
+        words = ["--work", folder, "--models", model, "--sizes", size, "--rounds", str(options.rounds)]
+        found = harness.ranks(__file__, processes, *words, seconds=options.timeout)
     lines = []
     pairs = [(way, other) for way, (_, _, others) in ways(model, processes).items() for other in others]
     for way, other in pairs:
@@ -289,13 +279,12 @@ HEADER = """
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = harness.options(__doc__)
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama"])
     parser.add_argument("--sizes", nargs="+", default=["small", "large"])
     parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--timeout", type=float, default=900.0)
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.work:
@@ -308,25 +297,15 @@ def main(arguments: Sequence[str]) -> None:
                 lines += row(model, size, processes, options)
     print("\n".join(lines), flush=True)
     if options.write:
-        write(lines, " ".join(["python benchmarks/overlap.py", *arguments]), options.rounds)
-
-
-def write(lines: Sequence[str], command: str, rounds: int) -> None:
-    """The section of README.md."""
-    head = f"""{BEGIN}
-## Compared with torch's own parallelism
-
-`{command}`
-
-Steps over gloo on {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end, medians of {rounds}; *vs.*
-ran in turns with it. n: processes. MiB: most tensors alive
-in one step, parameters and optimizer state aside, of both.
-"""
-    text = "\n".join([head, *lines, END])
-    path, old = README, README.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    made = pattern.sub(lambda _: text, old) if BEGIN in old else f"{old.rstrip()}\n\n{text}\n"
-    path.write_text(made, encoding="utf-8")
+        text = [
+            f"Steps over gloo on {os.cpu_count()} cores, load {harness.load()} at the end, medians of {options.rounds}",
+            "rounds; *vs.* ran in turns with it. n: processes. MiB: most tensors alive",
+            "in one step, parameters and optimizer state aside, of both.",
+            "",
+            *lines,
+        ]
+        command = " ".join(["python benchmarks/overlap.py", *arguments])
+        harness.put(harness.section("overlap", "Compared with torch's own parallelism", text, command))
 
 
 if __name__ == "__main__":
