@@ -16,7 +16,7 @@ NEAR: dict[str, tuple[str, ...]] = {
     "emit/package": ("single/test_emit_package.py", "single/test_train_alone.py", "multi/test_emit_train.py"),
     "emit/markers": ("single/test_marker_check.py", "tiny/test_emit.py"),
     "emit": (
-        "single/test_marker_check.py", "tiny/test_emit.py", "tiny/test_emit_user_operators.py",
+        "single/test_marker_check.py", "tiny/test_emit.py", "tiny/test_emit.py",
         "single/test_emitted_calls.py", "single/test_emit_operators.py", "single/test_emit_package.py",
         "single/test_hostile_names.py", "single/test_recompute.py", "single/test_verify_models.py",
         "multi/test_pipeline.py",

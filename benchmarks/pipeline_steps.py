@@ -33,11 +33,10 @@ Step = Callable[[], Any]
 
 def write_package(size: str, micro_batches: int, folder: Path) -> int:
     """Returns the number of blocks on the first stage."""
-    from autoshard.graph_capture.capture import capture
-
     from autoshard.cluster.hardware import load_hardware
     from autoshard.constraints.step_request import StepRequest, read_stage_pins
     from autoshard.emit import emit
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
     from autoshard.program.lower import lower
     from autoshard.search.fixed_styles import random_plan

@@ -1,4 +1,4 @@
-"""The glossary names things that are there, and the words that it replaces are gone."""
+"""Pages that the code must agree with: glossary, troubleshooting, interface."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# --- the glossary names things that are there, and the words that it replaces are gone ---
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -97,3 +100,57 @@ def test_a_planted_word_is_found() -> None:
     assert not_used("Dear, or computed  again") == ["Dear", "computed  again"]
     assert not not_used("besides, a resolution was computed; against told tales")
     assert len(REPLACE) > 18
+
+
+# --- every message that the troubleshooting page explains is one that the code can print ---
+
+
+TROUBLES = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+MESSAGES = [
+    message for line in TROUBLES.splitlines() if line.startswith("### ") for message in re.findall("`(.+?)`", line)
+]
+
+
+def printable() -> str:
+    """The source, with every figure of a message as `…` and strings that Python joins joined."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "autoshard").rglob("*.py"))]
+    joined = re.sub(r'"\s*\+?\s*f?"', "", "\n".join(texts))
+    return re.sub(r"\{[^{}]*\}", "…", joined)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_the_code_can_print_it(message: str) -> None:
+    source = printable()
+    missing = [part for part in message.split("…") if part.strip(" ,:") and part.strip(" ,:") not in source]
+    assert not missing
+
+
+def test_messages_are_found() -> None:
+    assert len(MESSAGES) > 20
+
+
+# --- docs/interface.md names tests that there are, and has a row for every item ---
+
+
+INTERFACE = (ROOT / "docs" / "interface.md").read_text(encoding="utf-8")
+LAST = {"A": 20, "D": 18, "E": 3, "F": 9, "G": 4, "H": 2, "I": 8}  # of each section
+
+
+def test_every_test_is_there() -> None:
+    """A name alone is one of the file named before it."""
+    named = re.findall(r"`(?:(tests/[\w/]+\.py)(?:::(\w+))?|(test_\w+))`", INTERFACE)
+    assert len(named) > 30
+    missing, file = [], ""
+    for path, name, alone in named:
+        file = path or file
+        if f"def {name or alone}" not in (ROOT / file).read_text(encoding="utf-8"):
+            missing.append((file, name or alone))
+    assert not missing
+
+
+def test_every_item_has_a_row() -> None:
+    found: set[str] = set()
+    for row in re.findall(r"^\| ([A-I]\d.*?) \|", INTERFACE, re.MULTILINE):
+        for section, first, last in re.findall(r"([A-I])(\d+)(?:–[A-I](\d+))?", row):
+            found |= {f"{section}{number}" for number in range(int(first), int(last or first) + 1)}
+    assert {f"{section}{number}" for section, last in LAST.items() for number in range(1, last + 1)} <= found
