@@ -434,11 +434,6 @@ def host_of(hardware: Hardware, software: str = "kernels") -> Host:
     return known(hardware, software)
 
 
-def shape_of(row: Row) -> str:
-    """The name of a model that has none."""
-    return f"{row.model.layers} layers of {row.model.hidden}"
-
-
 def is_fitted(row: Row) -> bool:
     """Whether the host of `--software megatron`, and the rate of misaligned products, are fitted to it: single-node
     steps of the narrower models. Depths can't be split: each step is an exact sum over its layers."""
