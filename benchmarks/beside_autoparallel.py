@@ -5,7 +5,7 @@ python benchmarks/beside_autoparallel.py CHECKOUT [--only NAME] [--keep FOLDER] 
 CHECKOUT: a folder with github.com/meta-pytorch/autoparallel (BSD), of a commit that runs with the torch that is
 installed; its planner needs `pip install pulp`. No code of it is here. It plans on fake devices of this machine, which
 takes minutes a module. --keep: what it found is kept in that folder, and taken from there where it is there. --state:
-how the page names the commit. --write puts the tables into docs/how-it-chooses.md.
+how the page names the commit. --write puts the tables into benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from benchmarks.autoparallel_mapping import Theirs, in_layer
 from benchmarks.harness import GPT2, LLAMA, LLAMA_8B, ROOT
 from benchmarks.plan_seconds import HARDWARE, timed
 
-PAGE = ROOT / "docs" / "how-it-chooses.md"
 BEGIN, END = "<!-- beside_autoparallel: written by the command below -->", "<!-- beside_autoparallel end -->"
 ROWS: tuple[tuple[str, str, dict[str, int], str], ...] = (
     ("GPT-2, 12 layers", GPT2, {"sequence": 1024}, "dp=2,tp=4"),
@@ -210,7 +209,7 @@ def main() -> None:
                 rows.append((name, mesh, compared(arguments.checkout, kept, name, model, given, mesh)))
             print(*prices(*rows[-1]), told(name, rows[-1][2]), spent(name, rows[-1][2]), sep="\n", flush=True)
     if arguments.write:
-        harness.put(page(rows, arguments.state), PAGE)
+        harness.put(page(rows, arguments.state))
 
 
 if __name__ == "__main__":
