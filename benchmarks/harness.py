@@ -11,11 +11,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+WARM_UP = 3  # rounds of steps that do not count
 README = ROOT / "benchmarks" / "README.md"
 GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/llama.py:sized")
 LLAMA_8B = {
@@ -103,6 +105,43 @@ def captured(folder: Path, name: str, source: str, sizes: Mapping[str, int], pre
     if not path.exists():
         save(capture(source, dict(sizes), precision), path)
     return path
+
+
+def in_turns(
+    steps: Mapping[str, Callable[[], object]], rounds: int, of_all: bool = False
+) -> dict[str, dict[str, float]]:
+    """Median seconds of each step in a process group, wall and processor, run in turns after three rounds that do not
+    count. `of_all`: processor seconds of all ranks together, else of this one."""
+    import torch
+    import torch.distributed as dist
+
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for number in range(WARM_UP + rounds):
+        for name, step in steps.items():
+            dist.barrier()
+            wall, processor = time.perf_counter(), time.process_time()
+            step()
+            taken = time.perf_counter() - wall
+            spent = torch.tensor([time.process_time() - processor], dtype=torch.float64)
+            if of_all:
+                dist.all_reduce(spent)
+            if number >= WARM_UP:
+                seconds[name].append((taken, float(spent)))
+    return {
+        name: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
+        for name, own in seconds.items()
+    }
+
+
+def write_package(folder: Path, plan: Any, graph: Any) -> None:
+    """The files of a plan's package that its train.py needs."""
+    from autoshard.emit import emit
+    from autoshard.program.lower import lower
+
+    for name, text in emit(lower(plan, graph), plan, graph).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +34,6 @@ WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "emitted tp": ("megatron", "tp={n}", ("parallelize_module", BY_HAND)),
     "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", ("FSDP2 and parallelize_module",)),
 }
-WARM_UP = 3
 Step = Callable[[], Any]
 MODELS_FILE = ROOT / "benchmarks" / "overlap_models.py"
 
@@ -62,10 +59,8 @@ def axes(mesh: str, processes: int) -> dict[str, int]:
 def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     """The packages of all ways, in folders by their names."""
     from autoshard.cluster.hardware import load_hardware
-    from autoshard.emit import emit
     from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
-    from autoshard.program.lower import lower
     from autoshard.search.search_request import SearchRequest
     from autoshard.search.select_plan import search
 
@@ -73,10 +68,7 @@ def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     for way, (style, mesh, _) in ways(model, processes).items():
         request = SearchRequest(Mesh(tuple(axes(mesh, processes).items())), strategy=style)
         plan = search(graph, hardware, request)
-        for name, text in emit(lower(plan, graph), plan, graph).items():
-            path = folder / way / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+        harness.write_package(folder / way, plan, graph)
 
 
 # --- the ways, in a process of the group ---
@@ -201,23 +193,6 @@ def peak_bytes(step: Step) -> int:
     return meter.peak("step")[0]
 
 
-def measure(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of a step, wall and processor, by way."""
-    import torch.distributed as dist
-
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in steps}
-    for _ in range(rounds):
-        for way, step in steps.items():
-            dist.barrier()
-            wall, processor = time.perf_counter(), time.process_time()
-            step()
-            seconds[way].append((time.perf_counter() - wall, time.process_time() - processor))
-    return {
-        way: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
-        for way, own in seconds.items()
-    }
-
-
 def work(options: argparse.Namespace) -> None:
     """One process of the group."""
     import torch
@@ -235,10 +210,7 @@ def work(options: argparse.Namespace) -> None:
     for way, (_, mesh, others) in ways(model, processes).items():
         steps[way] = emitted(Path(options.work) / way, axes(mesh, processes), words)
         steps |= {other: reference(other, MODELS[model], size, rank, processes) for other in others}
-    for _ in range(WARM_UP):
-        for step in steps.values():
-            step()
-    found = measure(steps, options.rounds)
+    found = harness.in_turns(steps, options.rounds)
     counts = {way: collectives(step) for way, step in steps.items()}
     peaks = {way: peak_bytes(step) for way, step in steps.items()}
     if rank == 0:

@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402
 
-STAGES, WARM_UP = 2, 3
+STAGES = 2
 Step = Callable[[], Any]
 
 
@@ -35,10 +33,8 @@ def write_package(size: str, micro_batches: int, folder: Path) -> int:
     """Returns the number of blocks on the first stage."""
     from autoshard.cluster.hardware import load_hardware
     from autoshard.constraints.step_request import StepRequest, read_stage_pins
-    from autoshard.emit import emit
     from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
-    from autoshard.program.lower import lower
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.whole_step import repeated_blocks, with_step
 
@@ -48,10 +44,7 @@ def write_package(size: str, micro_batches: int, folder: Path) -> int:
     plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
     request = StepRequest(micro_batches=micro_batches, stages=STAGES, pins=read_stage_pins(pins))
     plan = with_step(plan, graph, request)
-    for name, text in emit(lower(plan, graph), plan, graph).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    harness.write_package(folder, plan, graph)
     return len(first)
 
 
@@ -165,24 +158,8 @@ def work(options: argparse.Namespace) -> None:
         "emitted": emitted(Path(options.work), words, options.micro_batches),
         "by hand": by_hand(size, words, options.micro_batches, options.blocks, rank),
     }
-    for _ in range(WARM_UP):
-        for step in steps.values():
-            step()
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in steps}
-    for _ in range(options.rounds):
-        for way, step in steps.items():
-            dist.barrier()
-            wall, processor = time.perf_counter(), time.process_time()
-            step()
-            spent = torch.tensor([time.process_time() - processor], dtype=torch.float64)
-            wall = time.perf_counter() - wall
-            dist.all_reduce(spent)
-            seconds[way].append((wall, float(spent)))
+    found = harness.in_turns(steps, options.rounds, of_all=True)
     if rank == 0:
-        found = {
-            way: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
-            for way, own in seconds.items()
-        }
         print(json.dumps(found), flush=True)
     dist.barrier()
     os._exit(0)  # threads of gloo's groups outlive what this process does
