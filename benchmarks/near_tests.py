@@ -29,8 +29,8 @@ NEAR: dict[str, tuple[str, ...]] = {
     ),
     "costs": (
         "tiny/test_op_costs.py", "tiny/test_collective_costs.py", "tiny/test_cost_validation.py", "tiny/test_bands.py",
-        "tiny/test_routes.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py", "tiny/test_host_tables.py",
-        "tiny/test_estimate_float8.py", "tiny/test_estimate.py", "tiny/test_estimate_experts.py",
+        "tiny/test_redistribution_paths.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py", "tiny/test_host_tables.py",
+        "tiny/test_estimate_fsdp.py", "tiny/test_estimate.py", "tiny/test_estimate_experts.py",
         "tiny/test_compiled.py", "tiny/test_report.py", "single/test_redistribution_bytes.py",
         "single/test_working_bytes.py", "single/test_rotation_traffic.py", "single/test_program_step.py",
     ),
@@ -69,7 +69,7 @@ BEFORE = {  # of one file, before those of its folder
     "rules/algebra/halo_exchange.py": ("single/test_halo.py",),
     "rules/algebra/view_strides.py": ("tiny/test_graph_strides.py",),
     "costs/expert_layers.py": ("tiny/test_estimate_experts.py",),
-    "costs/links.py": ("tiny/test_collective_costs.py", "tiny/test_routes.py"),
+    "costs/links.py": ("tiny/test_collective_costs.py", "tiny/test_redistribution_paths.py"),
     "program/gradient_buckets.py": ("tiny/test_fusion.py",),
     "program/step_check.py": ("tiny/test_step_plan.py",),
 }
