@@ -29,8 +29,8 @@ NEAR: dict[str, tuple[str, ...]] = {
     ),
     "costs": (
         "tiny/test_op_costs.py", "tiny/test_collective_costs.py", "tiny/test_cost_validation.py", "tiny/test_bands.py",
-        "tiny/test_redistribution_paths.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py", "tiny/test_host_tables.py",
-        "tiny/test_estimate_fsdp.py", "tiny/test_estimate.py", "tiny/test_estimate_experts.py",
+        "tiny/test_redistribution_paths.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py",
+        "tiny/test_host_tables.py", "tiny/test_estimate_fsdp.py", "tiny/test_estimate.py", "tiny/test_estimate_experts.py",
         "tiny/test_compiled.py", "tiny/test_report.py", "single/test_redistribution_bytes.py",
         "single/test_working_bytes.py", "single/test_rotation_traffic.py", "single/test_program_step.py",
     ),
