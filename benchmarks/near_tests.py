@@ -30,9 +30,10 @@ NEAR: dict[str, tuple[str, ...]] = {
     "costs": (
         "tiny/test_op_costs.py", "tiny/test_collective_costs.py", "tiny/test_cost_validation.py", "tiny/test_bands.py",
         "tiny/test_redistribution_paths.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py",
-        "tiny/test_host_tables.py", "tiny/test_estimate_fsdp.py", "tiny/test_estimate.py", "tiny/test_estimate_experts.py",
-        "tiny/test_compiled.py", "tiny/test_report.py", "single/test_redistribution_bytes.py",
-        "single/test_working_bytes.py", "single/test_rotation_traffic.py", "single/test_program_step.py",
+        "tiny/test_host_tables.py", "tiny/test_estimate_fsdp.py", "tiny/test_estimate.py",
+        "tiny/test_estimate_experts.py", "tiny/test_compiled.py", "tiny/test_report.py",
+        "single/test_redistribution_bytes.py", "single/test_working_bytes.py", "single/test_rotation_traffic.py",
+        "single/test_program_step.py",
     ),
     "rules/algebra": (
         "tiny/test_rules_notation.py", "tiny/test_rules_nesting.py", "tiny/test_rules_candidates.py",
@@ -44,7 +45,7 @@ NEAR: dict[str, tuple[str, ...]] = {
         "tiny/test_operator_records.py", "tiny/test_rules_gallery.py", "tiny/test_rules_candidates.py",
         "tiny/test_op_costs.py", "tiny/test_graph_strides.py", "single/test_rules_proof.py",
         "single/test_emit_operators.py", "single/test_emitted_calls.py", "single/test_kept_tensors.py",
-        "single/test_rules_page.py", "single/test_rebatch.py", "single/test_propagation_cases.py",
+        "single/test_doc_pages.py", "single/test_rebatch.py", "single/test_propagation_cases.py",
     ),
     "rules": (
         "tiny/test_rules_candidates.py", "tiny/test_rules_gallery.py", "tiny/test_operator_records.py",
