@@ -72,7 +72,7 @@ def published(data: Path) -> list[str]:
         "",
         f"Large messages {percent(np.array(large))}, small ones {percent(np.array(small))} (mean, median, bias): the",
         "profile's links don't lose bandwidth as groups grow, as these do, and small messages there take a fixed time",
-        "that no figure of the profile has: calibrate (`autoshard calibrate`). Of kernels the paper has two",
+        "that no figure of the profile has: calibrate (`autoshard calibrate`). For kernels the paper has two",
         "figures that bear on training: latent attention in bf16 at 65.4% of the peak and 84.1% of the memory's",
         "bandwidth",
         f"(here {hardware.constant('attention.compute'):.0%} and {hardware.constant('attention.memory'):.0%}), and "

@@ -148,7 +148,7 @@ def eager_steps(data: Path) -> list[str]:
         "fms-fsdp (400 Gb/s between nodes of A100, 800 and 3,200 of H100, which its posts tell: a node's). Eager; the",
         "norms are written operator by operator there (`--norm rms_norm_apart`). Recomputed: of torchtitan what",
         "its selective modes run again (`operators`: all but attention and every second product; `half`: every second",
-        "layer); of fms-fsdp's 13B, whose post says that some layers are, half: its HFU is that. Of the 464 H100 MFU",
+        "layer); of fms-fsdp's 13B, whose post says that some layers are, half: its HFU is that. For the 464 H100 MFU",
         "alone is published: as seconds by the tokens and the MFU of the 96.",
         "",
         "| run | devices | recomputed | measured s | predicted s | error |",

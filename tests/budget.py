@@ -93,7 +93,7 @@ def _is_number(node: ast.expr) -> bool:
 def summary() -> list[str]:
     """What a test run prints: the bounded sizes, then lines and constants of each folder of autoshard/."""
     found, prefix = sizes(), "lines of autoshard/"
-    bounded = [f"{row.name} {row.size:,} of {row.bound:,}{' (passed)' * row.passed}" for row in rows()]
+    bounded = [f"{row.name} {row.size:,} of {row.bound:,}{' (too many)' * row.passed}" for row in rows()]
     folders = sorted(
         (name.removeprefix(prefix) for name in found if name.startswith(prefix)), key=lambda name: -found[prefix + name]
     )

@@ -24,6 +24,7 @@ REPLACE = [
     for word in row.split(", ")
 ]
 PRIVATE = re.compile(rf"\b(?:{'|'.join(word.replace(' ', chr(92) + 's+') for word in REPLACE[1:])})\b", re.IGNORECASE)
+OF_FIRST = re.compile(r"(?:^|[.:] |\| )Of [a-z0-9][^.\n]{0,40}", re.MULTILINE)
 GONE = ("dearest", "dearer", "summand", "the mend", "a person", "lies as", "wishes")
 
 
@@ -94,11 +95,19 @@ def test_the_words_that_the_glossary_replaces_are_not_used() -> None:
     assert not {place: words for place, text in read_by_users() if (words := not_used(text))}
 
 
+def test_no_sentence_of_a_page_begins_with_of() -> None:
+    """ "Of three plans one is written": subject, verb, object reads at once."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = {path.name: OF_FIRST.findall(path.read_text(encoding="utf-8")) for path in pages}
+    assert not {name: sentences for name, sentences in found.items() if sentences}
+
+
 def test_a_planted_word_is_found() -> None:
     source = '"""Told beside a docstring."""\nHELP = f"lies beside\\n{1} and is\\n told anew"\n'
     assert [not_used(text) for _, text in printed("x.py", source)] == [["beside"], ["is\n told", "anew"]]
     assert not_used("Dear, or computed  again") == ["Dear", "computed  again"]
     assert not not_used("besides, a resolution was computed; against told tales")
+    assert OF_FIRST.findall("It ends. Of three one is kept.") and not OF_FIRST.findall("one of three. Often")
     assert len(REPLACE) > 18
 
 
