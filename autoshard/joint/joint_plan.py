@@ -154,7 +154,7 @@ def _parts(best: StepFound, found: JointResult) -> tuple[StagePart, ...]:
 
 
 def _kept(best: StepFound, found: JointResult) -> tuple[BlockPolicy, ...]:
-    """Of a module that stands in the line several times, the least that is kept of it anywhere."""
+    """What is kept of each block; of a module that occurs several times, the least that is kept anywhere."""
     problem, keeps = best.problem, dict[str, str]()
     for k, point in enumerate(best.plan.points):
         keep = problem.keeps[problem.kinds[k]][point]
@@ -183,8 +183,8 @@ def other_averages(graph: Graph, samples: int) -> list[str]:
 
 
 def kept_counts(graph: Graph, samples: int) -> list[str]:
-    """Of a graph without its model's code: nothing tells which numbers Python computed of the batch (`loss / len(x)`),
-    and all stay as they are. With those that may be, which are the samples or elements of an input."""
+    """Notes for a graph without its model's code: it does not show which numbers Python computed of the batch (`loss /
+    len(x)`), and all stay as they are. With those that may be, which are the samples or elements of an input."""
     own = batch_size(graph)
     if samples == own:
         return []

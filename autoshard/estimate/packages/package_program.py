@@ -88,7 +88,7 @@ class _Asked:
 
 
 def _asked(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: int) -> _Asked:
-    """Steps of which the same programs are asked are one key."""
+    """Cache key: equal for runs that need the same programs."""
     several = min(run.micro_batches, 2)
     same = replace(
         run, batch=run.dp * run.micro_batch * several, schedule="1f1b", interleave=1, recompute="none", stage_layers=(),

@@ -144,7 +144,7 @@ class _LeastPeak:
         return prices
 
     def spread(self) -> Floats:
-        """The same, a little of them for every time."""
+        """The prices, smoothed: every time has at least a small one."""
         return (1 - _EVEN) * self.master() + _EVEN / self.problem.horizon
 
     def round(self, prices: Floats) -> bool:
