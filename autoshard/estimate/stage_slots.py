@@ -49,7 +49,7 @@ class Stages:
     beside: float = 0.0
 
     def layers(self, stage: int, chunk: int) -> int:
-        """Of one chunk of a stage."""
+        """Layers of one chunk of a stage."""
         return part_layers(self.model, self.run)[chunk * self.run.pp + stage]
 
     @property

@@ -77,7 +77,7 @@ def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock
 
 
 class WideChoices:
-    """Of a plan that overflows, `state.near`: those that fit. `problem`: that of `state` on condensed times."""
+    """Plans that fit, near one that overflows (`state.near`). `problem`: that of `state` on condensed times."""
 
     def __init__(self, state: Incumbent, problem: Problem, shares: ReaderShares, budget: int, loose: float) -> None:
         assert state.near is not None, "there is a plan that overflows"

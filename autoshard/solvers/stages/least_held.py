@@ -54,7 +54,7 @@ def least_held(problem: StageProblem, values: Sequence[Live], working: Floats) -
 
 
 def _always(front: Front, live: int) -> Front:
-    """Of a block whose chunk is known: what `live` micro-batches keep is there."""
+    """The curve of a block whose chunk is known: what `live` micro-batches keep is there."""
     nothing = np.zeros(front.points)
     return replace(
         front,
