@@ -25,6 +25,10 @@ REPLACE = [
 ]
 PRIVATE = re.compile(rf"\b(?:{'|'.join(word.replace(' ', chr(92) + 's+') for word in REPLACE[1:])})\b", re.IGNORECASE)
 OF_FIRST = re.compile(r"(?:^|[.:] |\| )Of [a-z0-9][^.\n]{0,40}", re.MULTILINE)
+READ_ALONE = (
+    "calibrate", "compare", "estimate", "exports", "html_report", "joint", "launchers", "package", "solvers", "styles",
+    "text",
+)  # fmt: skip
 GONE = ("dearest", "dearer", "summand", "the mend", "a person", "lies as", "wishes")
 
 
@@ -100,6 +104,18 @@ def test_no_sentence_of_a_page_begins_with_of() -> None:
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
     found = {path.name: OF_FIRST.findall(path.read_text(encoding="utf-8")) for path in pages}
     assert not {name: sentences for name, sentences in found.items() if sentences}
+
+
+@pytest.mark.parametrize("folder", READ_ALONE)
+def test_a_docstring_is_read_without_its_caller(folder: str) -> None:
+    """It says what the function returns or does; "Of a stage, in bytes" needs the name, and the name needs it."""
+    found = []
+    for path in sorted((ROOT / "autoshard" / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = ast.get_docstring(node) or ""
+                found += [f"{path.name}: {text[:60]}"] if re.match(r"(Of|The same|Those|And|Beside) ", text) else []
+    assert not found
 
 
 def test_a_planted_word_is_found() -> None:

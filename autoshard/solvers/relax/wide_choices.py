@@ -64,7 +64,7 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, cl
 
 
 def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock: Clock) -> None:
-    """Beside hubs, without a limit, no exact tables fit: more rounds raise the bound, and what they rank first gives
+    """Without a limit no exact tables fit next to hubs: more rounds raise the bound, and what they rank first gives
     better plans."""
     climb(state, beliefs, 0.0, _ROUNDS, loose)
     if state.gap > loose:
