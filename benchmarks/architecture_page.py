@@ -100,8 +100,8 @@ loads the result, strictly. *weights*: the printed command starts from the origi
 gradients, parameters and buffers over three optimizer steps in float64, dropout included; *error*: the largest
 difference.
 Plans of the captured graph: {extent.words};
-for inference without a loss, those of `{INFERENCE_MESH}` anew. Random plans use whatever strategies and redistributions
-are valid, good or bad: they try far more of the rules than the best plan does.
+for inference without a loss, those of `{INFERENCE_MESH}` again. Random plans use whatever strategies and
+redistributions are valid, good or bad: they try far more of the rules than the best plan does.
 
 *without a rule*: operators that run whole on every device; the rest of the model is still split.
 

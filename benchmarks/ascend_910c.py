@@ -49,11 +49,11 @@ def published(data: Path) -> list[str]:
         "## Ascend 910C",
         "",
         "No training step of a decoder on a 910C is published that could be found: MindSpeed-LLM's and MindFormers'",
-        "tables are of the 910A and 910B (of models that run on an A3 no seconds are told), the MFU of Pangu Ultra MoE",
+        "tables are of the 910A and 910B (of models on an A3 no seconds are published), the MFU of Pangu Ultra MoE",
         "is of an A2, MindSpeed-MM's rows of an A3 are of diffusion models, which `estimate` does not describe. So a",
-        "step on `ascend-910c` has the band of one that nobody measured. Published are kernels that send tokens to",
+        "step on `ascend-910c` has the band of one that was not measured. Published are kernels that send tokens to",
         "their experts and back (sgl-kernel-npu's DeepEP-Ascend, and the paper on CloudMatrix384, arXiv 2506.12708),",
-        "here beside all-to-alls of the same bytes; they place and sum rows, too, which is priced elsewhere. A device",
+        "here next to all-to-alls of the same bytes; they place and sum rows, too, which is priced elsewhere. A device",
         "is a die. Nothing is fitted; all figures of the profile are datasheets' or planning defaults.",
         "",
         "| source | devices | what | MB of a device | measured us | predicted us | error |",
@@ -72,12 +72,12 @@ def published(data: Path) -> list[str]:
         "",
         f"Large messages {percent(np.array(large))}, small ones {percent(np.array(small))} (mean, median, bias): the",
         "profile's links don't lose bandwidth as groups grow, as these do, and small messages there take a fixed time",
-        "that no figure of the profile has: calibrate (`autoshard calibrate`). Of kernels the paper has two",
+        "that no figure of the profile has: calibrate (`autoshard calibrate`). For kernels the paper has two",
         "figures that bear on training: latent attention in bf16 at 65.4% of the peak and 84.1% of the memory's",
         "bandwidth",
         f"(here {hardware.constant('attention.compute'):.0%} and {hardware.constant('attention.memory'):.0%}), and "
         f"products in int8 at 77.4 to 82.7% (here {hardware.constant('matmul.compute'):.0%}, in bf16); of neither are",
-        "shapes or seconds told that the formulas could be held against.",
+        "shapes or seconds published to which the formulas could be compared.",
     ]
 
 

@@ -5,14 +5,12 @@ python benchmarks/beside_autoparallel.py CHECKOUT [--only NAME] [--keep FOLDER] 
 CHECKOUT: a folder with github.com/meta-pytorch/autoparallel (BSD), of a commit that runs with the torch that is
 installed; its planner needs `pip install pulp`. No code of it is here. It plans on fake devices of this machine, which
 takes minutes a module. --keep: what it found is kept in that folder, and taken from there where it is there. --state:
-how the page names the commit. --write puts the tables into docs/how-it-chooses.md.
+how the page names the commit. --write puts the tables into benchmarks/README.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import pickle
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,16 +32,17 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.solvers import Options, solve
 from autoshard.solvers.common.solver_options import Clock, Computing
+from benchmarks import harness
 from benchmarks.autoparallel_carried import Carried, as_choices, as_pins, everything, matched
 from benchmarks.autoparallel_mapping import Theirs, in_layer
-from benchmarks.plan_seconds import GPT2, HARDWARE, LLAMA, ROOT, WIDE, timed
+from benchmarks.harness import GPT2, LLAMA, LLAMA_8B, ROOT
+from benchmarks.plan_seconds import HARDWARE, timed
 
-PAGE = ROOT / "docs" / "how-it-chooses.md"
 BEGIN, END = "<!-- beside_autoparallel: written by the command below -->", "<!-- beside_autoparallel end -->"
 ROWS: tuple[tuple[str, str, dict[str, int], str], ...] = (
     ("GPT-2, 12 layers", GPT2, {"sequence": 1024}, "dp=2,tp=4"),
     ("Llama, 12 layers of 1024", LLAMA, {}, "dp=2,tp=4"),
-    ("Llama-8B, 32 layers", LLAMA, WIDE, "dp=8,tp=8"),
+    ("Llama-8B, 32 layers", LLAMA, LLAMA_8B, "dp=8,tp=8"),
 )
 LONGEST = 60.0  # CPU seconds of one solve of autoparallel's problem
 PRICED_BY = ("autoparallel", "autoparallel", "autoshard")  # whose layers a column is shown of: the other tool's
@@ -197,32 +196,20 @@ def page(rows: list[tuple[str, str, Compared]], state: str) -> str:
     ])  # fmt: skip
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of the page."""
-    old = PAGE.read_text(encoding="utf-8")
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    assert pattern.search(old), f"{PAGE} has no place for it"
-    PAGE.write_text(pattern.sub(lambda _: text, old), encoding="utf-8")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__, [name for name, *_ in ROWS])
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--only", choices=[name for name, *_ in ROWS], action="append")
     parser.add_argument("--keep", type=Path, help="folder of what autoparallel found")
     parser.add_argument("--state", default="of the commit that is checked out")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/how-it-chooses.md")
     arguments = parser.parse_args()
     rows = []
     for name, model, given, mesh in ROWS:
         if not arguments.only or name in arguments.only:
-            with tempfile.TemporaryDirectory() as folder:
-                kept = arguments.keep or Path(folder)
-                kept.mkdir(parents=True, exist_ok=True)
+            with harness.kept(arguments.keep) as kept:
                 rows.append((name, mesh, compared(arguments.checkout, kept, name, model, given, mesh)))
             print(*prices(*rows[-1]), told(name, rows[-1][2]), spent(name, rows[-1][2]), sep="\n", flush=True)
     if arguments.write:
-        write(page(rows, arguments.state))
+        harness.put(page(rows, arguments.state))
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def _chosen_freely(rows: Sequence[NamedRow], each: np.ndarray, real: np.ndarray)
     told = f"measured: {again[0] * 1e3:.1f} ms" if again else "not measured"
     plan, other = (f"{r.dp} x {r.tp} x {r.pp}, {r.micro_batch}" for r in (run, row.run))
     return [
-        f"Of the {found.fitting} plans that fit in the space of these runs ({row.run.devices} devices, {batch} "
+        f"Among the {found.fitting} plans that fit in the space of these runs ({row.run.devices} devices, {batch} "
         "sequences, full recomputation, ZeRO 1, 1F1B, tensor parallelism in a node, none along the sequence) the one "
         f"chosen is {plan}: {own * 1e3:.1f} ms a sequence ({told}). The fastest that was measured, {other}, is "
         f"predicted to take {each[fastest] / own - 1:.1%} longer."
@@ -132,7 +132,7 @@ def _out_of_memory(everything: Sequence[tuple[NamedRow, str, bool]]) -> list[str
     found = [(full, predicted_of(row).memory.peak > room) for row, _, full in everything]
     ran_out, fitted = [own for full, own in found if full], [own for full, own in found if not full]
     return [
-        f"Of {len(ran_out)} runs that ran out of memory, {sum(ran_out)} are predicted not to fit; of "
+        f"Among {len(ran_out)} runs that ran out of memory, {sum(ran_out)} are predicted not to fit; of "
         f"{len(fitted)} that "
         f"did not, {sum(fitted)} are predicted not to fit."
     ]
@@ -149,12 +149,12 @@ def _reported_memory(rows: Sequence[NamedRow]) -> list[str]:
         groups[f"{row.run.precision}, {'fitted' if seen else '**held out**'}"].append(row)
     lines = [
         "The memory that the source reports is what a device has in use: the context, communicators and what the",
-        "allocator holds are in it. Beside it, what is predicted with the states of Megatron-LM (6 bytes a parameter",
+        "allocator holds are in it. Next to it, what is predicted with the states of Megatron-LM (6 bytes a parameter",
         "for weights and gradients) and with `--software deepspeed`: the states, buckets and ends of stages that it is",
-        "known to hold, and one fitted figure, what is in use beside: the median over",
+        "known to hold, and one fitted figure, what else is in use: the median over",
         f"the {SEEN[0]} runs {SEEN[1]} wide. Mean, median, bias:",
         "",
-        "| runs | rows | Megatron's states | `--software deepspeed` | in use beside, GiB |",
+        "| runs | rows | Megatron's states | `--software deepspeed` | other use, GiB |",
         "|---|--:|---|---|--:|",
     ]
     for name, own in groups.items():

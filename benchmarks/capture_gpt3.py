@@ -5,19 +5,19 @@ python benchmarks/capture_gpt3.py [--write]      (--write puts the figures into 
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
-import re
 import resource
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks import harness  # noqa: E402
+
 SIZES = {"batch": 1, "sequence": 2048, "n_layer": 96, "n_embd": 12288, "n_head": 96}
 LIMIT_SECONDS, LIMIT_GIB = 60.0, 4.0
-BEGIN, END = "<!-- capture_gpt3: written by the command below -->", "<!-- capture_gpt3 end -->"
 
 
 def measure() -> dict[str, float]:
@@ -47,12 +47,7 @@ def section(figures: dict[str, float]) -> str:
     import transformers
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return "\n".join([
-        BEGIN,
-        "## Capturing GPT-3 (175B)",
-        "",
-        "`python benchmarks/capture_gpt3.py --write`",
-        "",
+    return harness.section("capture_gpt3", "Capturing GPT-3 (175B)", [
         "Hugging Face GPT-2 with GPT-3's sizes (96 layers, 12288 wide, 96 heads, sequence 2048, batch 1), bf16-mixed;",
         f"nothing is allocated. One run, imports included; {platform.machine()}, {cores} cores, no accelerator,",
         f"load average {figures['load']:.1f} at the start;",
@@ -65,29 +60,18 @@ def section(figures: dict[str, float]) -> str:
         f"| parameters | {figures['parameters'] / 1e9:.1f} billion | |",
         f"| operators in the graph | {figures['ops']} | |",
         f"| graph file | {figures['bytes'] / 1e6:.1f} MB | |",
-        END,
     ])  # fmt: skip
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text() if path.exists() else "# Benchmarks\n"
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--write", action="store_true", help="put the figures into benchmarks/README.md")
+    parser = harness.options(__doc__)
     options = parser.parse_args()
     figures = measure()
     print(section(figures))
     if options.write:
-        write(section(figures))
+        harness.put(section(figures))
     return int(figures["seconds"] > LIMIT_SECONDS or figures["GiB"] > LIMIT_GIB)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     sys.exit(main())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import tables as software_tables
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.bloom_steps import BLOOM_VOCABULARY, SEQUENCE, bloom, bloom_plans
+from benchmarks.bloom_steps import BLOOM_VOCABULARY, SEQUENCE, bloom_plans
 from benchmarks.measurements import read
 from benchmarks.named_rows import GIB, NamedRow, predicted_of, seconds_of
 from benchmarks.steps import EAGER, Floats, errors, percent, ranking
@@ -125,7 +124,7 @@ def b200_steps(data: Path) -> list[str]:
         "## Megatron-Core on eight B200",
         "",
         "Dense Llama 3 steps of one node (MooreThreads/SimuMax, Apache-2.0): bf16, distributed optimizer, nothing",
-        f"computed again. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
+        f"recomputed. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
         f"two numbers, the rates of products and of attention, from {CALIBRATION_KERNELS - CALIBRATION_ATTENTIONS} "
         f"products and {CALIBRATION_ATTENTIONS} attentions of that host drawn by seed, {KERNEL_DRAWS} times; no",
         "whole step is used. Memory is that of `--software megatron-core`. Rows with experts are left out: they are",
@@ -303,14 +302,6 @@ def ascend_steps(data: Path) -> list[str]:
         out = at & np.array([not is_fitted(row) for row in own])
         found.append(f"{profile}: uncalibrated {percent(here[at])}; held out {percent(there[out])} ({out.sum()} rows).")
     return [*lines, "", *found]
-
-
-def all_rows(data: Path) -> Iterator[NamedRow]:
-    """Of every table here."""
-    yield from (row for row, _, full in bloom(data) if not full)
-    yield from b200(data)
-    yield from megatron_core()
-    yield from ascend()
 
 
 TABLES = (bloom_plans, b200_steps, hopper_steps, ascend_steps)

@@ -7,7 +7,6 @@ median step with the simulated one.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import re
@@ -20,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "benchmarks" / "README.md"
-BEGIN, END = "<!-- cpu_local: written by the command below -->", "<!-- cpu_local end -->"
+sys.path.insert(0, str(ROOT))
+from benchmarks import harness  # noqa: E402
+
 MODEL = "examples/gpt2.py:build"
 SIZES = ["n_layer=4", "n_embd=768", "vocabulary=4096", "batch=8", "sequence=128", "dropout=0.0"]
 STEP_LINE = re.compile(r"^step (\d+): .*?, ([\d.]+) ms", re.MULTILINE)
@@ -114,17 +114,12 @@ def devices(mesh: str) -> int:
 
 
 def section(rows: Sequence[Measured]) -> str:
-    load = os.getloadavg()[0]
-    lines = [
-        BEGIN,
-        "## Simulated and measured steps on this machine",
-        "",
-        "`python benchmarks/cpu_local.py --write`",
-        "",
+    title = "Simulated and measured steps on this machine"
+    return harness.section("cpu_local", title, [
         f"GPT-2 ({', '.join(SIZES)})",
         "in float32 with AdamW: emitted packages under torchrun with gloo, one thread a process, each on a core of its",
-        f"own while there are enough ({os.cpu_count()} here, {platform.machine()}, load {load:.1f} at the end); the",
-        "simulation gives every process its own. The profile is `autoshard calibrate` of the same minutes.",
+        f"own while there are enough ({os.cpu_count()} here, {platform.machine()}, load {harness.load()} at the end);",
+        "the simulation gives every process its own. The profile is `autoshard calibrate` of the same minutes.",
         f"{ROUNDS} interleaved runs of {STEPS} steps each; the spread is from the tenth to the ninetieth percentile.",
         "Environment, for both:",
         f"`{' '.join(f'{name}={value}' for name, value in KEEP_PAGES.items())}`.",
@@ -132,22 +127,16 @@ def section(rows: Sequence[Measured]) -> str:
         "| plan | steps | measured ms, median | spread | simulated ms | error |",
         "|---|--:|--:|---|--:|--:|",
         *(row.row for row in rows),
-        END,
-    ]
-    return "\n".join(lines) + "\n"
+    ])  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    parser = harness.options(__doc__)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         text = section(measure(Path(folder)))
     if options.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        after = rest.partition(END)[2].lstrip("\n")
-        PAGE.write_text(before.rstrip("\n") + "\n\n" + text + ("\n" + after if after else ""), encoding="utf-8")
+        harness.put(text)
     print(text)
 
 

@@ -94,7 +94,7 @@ def tables(data: Path) -> list[str]:
     lines = [
         "## Steps in float8",
         "",
-        "Llama 3.1 by torchtitan on H100 (500 W, 2.4 TB/s, which is told) and H200: FSDP2, torchao's `Float8Linear`,",
+        "Llama 3.1 by torchtitan on H100 (500 W, 2.4 TB/s, as published) and H200: FSDP2, torchao's `Float8Linear`,",
         "compiled; and MosaicML's rows in amp_fp8 (TransformerEngine, whose scales are delayed, eager). Predicted is",
         "`--precision fp8-fsdp`, a dynamic scale a tensor, of torchtitan's `--compiled`: casts join what is read of",
         "them, as torchao's own roofline has it; of MosaicML's as eager torch makes them, which TransformerEngine",

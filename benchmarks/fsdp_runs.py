@@ -144,14 +144,14 @@ def eager_steps(data: Path) -> list[str]:
         "## FSDP on other hosts",
         "",
         "FSDP2 and FSDP with `--software fsdp` of the MPT table, nothing fitted: torchtitan (H100 of 500 W, whose",
-        "memory has 2.4 TB/s, which is told; A100 whose network is not published: the profile's is taken) and IBM's",
+        "memory has 2.4 TB/s, as published; A100 whose network is not published: the profile's is taken) and IBM's",
         "fms-fsdp (400 Gb/s between nodes of A100, 800 and 3,200 of H100, which its posts tell: a node's). Eager; the",
-        "norms are written operator by operator there (`--norm rms_norm_apart`). Computed again: of torchtitan what",
+        "norms are written operator by operator there (`--norm rms_norm_apart`). Recomputed: of torchtitan what",
         "its selective modes run again (`operators`: all but attention and every second product; `half`: every second",
-        "layer); of fms-fsdp's 13B, whose post says that some layers are, half: its HFU is that. Of the 464 H100 MFU",
+        "layer); of fms-fsdp's 13B, whose post says that some layers are, half: its HFU is that. For the 464 H100 MFU",
         "alone is published: as seconds by the tokens and the MFU of the 96.",
         "",
-        "| run | devices | computed again | measured s | predicted s | error |",
+        "| run | devices | recomputed | measured s | predicted s | error |",
         "|---|--:|---|--:|--:|--:|",
     ]
     chosen = [own for own in fsdp_runs() if not own.row.run.compiled]
@@ -175,7 +175,7 @@ def compiled_steps(data: Path) -> list[str]:
         "of the memory's bandwidth that inductor's kernels are published to reach (0.92 of it, 0.60 with sums along",
         "rows). Nothing is fitted. *Gain*: seconds of the eager run over those of the compiled one, in which an",
         "error of both cancels. fms-fsdp's posts tell MFU of two digits, so its gains are known to 2%; whether as",
-        "many layers were computed again when compiled they don't tell, but for 7B, where none is: the others",
+        "many layers were recomputed when compiled is not published, but for 7B, where none is: the others",
         "count in gains alone.",
         "",
         "| run | devices | gain, measured | predicted | compiled, measured s | predicted s | error |",
@@ -198,7 +198,7 @@ def compiled_steps(data: Path) -> list[str]:
         f"Mean gain {measured_gain.mean():.2f} measured, {own_gain.mean():.2f} predicted; torchtitan's, whose layers",
         "are written as those that are priced, nearer than fms-fsdp's. Steps:",
         f"{percent(_errors(known))} (mean, median, bias).",
-        "What an eager step does beside its operators and a compiled one joins is not predicted of either: the sums",
+        "What an eager step does besides its operators and a compiled one joins is not predicted of either: the sums",
         "of a value's gradients, and rotations as fms-fsdp writes them, by matrices of two by two in float32.",
     ]
 

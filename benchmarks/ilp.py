@@ -9,9 +9,6 @@ values: the size of the program before equal layouts are made one. `ilp` starts 
 
 from __future__ import annotations
 
-import argparse
-import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +18,6 @@ from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from solver_speed import model as generated  # noqa: E402
 
 from autoshard.ir.problem import Problem  # noqa: E402
 from autoshard.solvers import Clock, Options, portfolio, solve  # noqa: E402
@@ -31,8 +25,9 @@ from autoshard.solvers.common.result import Solution  # noqa: E402
 from autoshard.solvers.ilp import branch_and_bound  # noqa: E402
 from autoshard.solvers.linear_program.rows import pairs  # noqa: E402
 from autoshard.solvers.relax.lean_plans import minimum_memory_bound  # noqa: E402
+from benchmarks import harness  # noqa: E402
+from benchmarks.generated_problems import model as generated  # noqa: E402
 
-BEGIN, END = "<!-- ilp: written by the command below -->", "<!-- ilp end -->"
 LIMIT_SECONDS = 120.0  # wall, for each solve
 GOAL_EDGES, GOAL_SECONDS, GOAL_GAP = 98_000, 5.0, 0.005
 SHARE = 0.5  # of the memory between the least possible and what the fastest plan uses
@@ -58,7 +53,7 @@ def formulated(graph: Any, sizes: str) -> Problem:
 def gpt2(layers: int, sizes: str) -> Problem:
     from autoshard.graph_capture.capture import capture
 
-    return formulated(capture(str(ROOT / "examples/gpt2.py:build"), {"n_layer": layers}), sizes)
+    return formulated(capture(harness.GPT2, {"n_layer": layers}), sizes)
 
 
 def problems(quick: bool) -> Iterator[tuple[str, Problem]]:
@@ -111,7 +106,7 @@ def models() -> Iterator[tuple[str, Any]]:
         def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return self.inner(input_ids=ids, labels=labels, use_cache=False).loss
 
-    yield "GPT-2, 12 layers", capture(str(ROOT / "examples/gpt2.py:build"), {})
+    yield "GPT-2, 12 layers", capture(harness.GPT2, {})
     llama = hf.LlamaConfig(num_hidden_layers=8, hidden_size=2048, intermediate_size=5632, use_cache=False)
     t5 = hf.T5Config(decoder_start_token_id=0, pad_token_id=0, use_cache=False)
     ids = torch.zeros(8, 256, dtype=torch.long)
@@ -150,15 +145,10 @@ def section(quick: bool) -> tuple[str, bool]:
     rows = [show(row(name, problem)) for name, problem in problems(quick)]
     far = [show((line, True))[0] for line in distances()]
     far += [] if quick else [show((large(), True))[0]]
-    head = [
-        BEGIN,
-        "## The ilp solver and the heuristics",
-        "",
-        "`python benchmarks/ilp.py --write`",
-        "",
+    text = harness.section("ilp", "The ilp solver and the heuristics", [
         "CPU seconds on one thread; formulation is not counted. `ilp` cold: without a plan of dp, no memory limit. The",
         f"limit is {SHARE:.0%} of the way from the least memory possible to what the fastest plan uses; each solve",
-        f"stops after {LIMIT_SECONDS:.0f} s of wall time (load average {os.getloadavg()[0]:.1f} now).",
+        f"stops after {LIMIT_SECONDS:.0f} s of wall time (load average {harness.load()} now).",
         "",
         "| problem | nodes | choices | edge variables | dp | ilp cold | same | dp, limit | gap | ilp, limit | gap |",
         "|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|",
@@ -169,9 +159,8 @@ def section(quick: bool) -> tuple[str, bool]:
         "| model | mesh | nodes | dp | gap | recursive | beyond dp | propagation | beyond dp |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
         *far,
-        END,
-    ]
-    return "\n".join(head), all(held for _, held in rows)
+    ])  # fmt: skip
+    return text, all(held for _, held in rows)
 
 
 def show(row_: tuple[str, bool]) -> tuple[str, bool]:
@@ -179,22 +168,13 @@ def show(row_: tuple[str, bool]) -> tuple[str, bool]:
     return row_
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = harness.options(__doc__)
     parser.add_argument("--quick", action="store_true", help="the smaller problems only")
-    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/README.md")
     arguments = parser.parse_args()
     text, held = section(arguments.quick)
     if arguments.write:
-        write(text)
+        harness.put(text)
     return int(not held)
 
 

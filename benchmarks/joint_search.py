@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import resource
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -20,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- joint_search: written by the command below -->", "<!-- joint_search end -->"
+sys.path.insert(0, str(ROOT))
+from benchmarks import harness  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,7 @@ def row(name: str, made: dict[str, Any]) -> str:
 
 
 def section(rows: list[str]) -> str:
-    return "\n".join([
-        BEGIN,
-        "## Whole steps searched",
-        "",
-        "`python benchmarks/joint_search.py --write`",
-        "",
+    return harness.section("joint_search", "Whole steps searched", [
         "CPU seconds of the search after capture, one thread; the process's peak memory, capture included. Counts:",
         "outer choices with a split of the blocks, those solved exactly, searches of a split. The first gap is of the",
         "simulated step to the bound on any order of undivided forwards and backwards that fits the memory, the",
@@ -113,43 +107,27 @@ def section(rows: list[str]) -> str:
         "| case | search | memory | counts | chosen | step | gap | gap of the form |",
         "|---|--:|--:|--:|---|--:|--:|--:|",
         *rows,
-        END,
     ])  # fmt: skip
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = harness.options(__doc__)
     parser.add_argument("--only", choices=CASES, help="one case")
-    parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(measure(options.child)))
+    if options.measure:
+        print(json.dumps(measure(options.measure)))
         return 0
     rows, late = [], False
     for name in [options.only] if options.only else CASES:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", __file__, "--child", name], capture_output=True, text=True
-        )
-        if done.returncode:
-            sys.exit(f"{name}: {done.stderr}")
-        made = json.loads(done.stdout.splitlines()[-1])
+        made = harness.measured(__file__, name)
         late |= made["cpu_seconds"] > CASES[name].most_seconds
         rows.append(row(name, made))
         print(rows[-1], flush=True)
     if options.write:
-        write(section(rows))
+        harness.put(section(rows))
     return int(late)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     sys.exit(main())

@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- memory_limits: written by the command below -->", "<!-- memory_limits end -->"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import harness
+
 HARDWARE = "h100-80g-sxm"
-GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/llama.py:sized")
-WIDE = {"hidden": 4096, "inner": 14336, "heads": 32, "heads_of_keys": 8, "words": 128256, "layers": 32, "batch": 16}
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
     **{
-        f"GPT-2, {layers} layers": (GPT2, {"n_layer": layers, "sequence": 1024, "batch": batch})
+        f"GPT-2, {layers} layers": (harness.GPT2, {"n_layer": layers, "sequence": 1024, "batch": batch})
         for layers, batch in ((12, 4), (48, 64), (96, 64))
     },
-    "Llama-8B, 32 layers": (LLAMA, WIDE),
+    "Llama-8B, 32 layers": (harness.LLAMA, harness.LLAMA_8B),
 }
 MESHES = ("dp=2,tp=4", "dp=8,tp=8", "dp=4,sp=8,tp=8")
+TITLE = "Plans within a memory limit"
 SHARES = (0.95, 0.8, 0.6)  # of the fastest plan's peak
 
 
@@ -72,22 +69,13 @@ def lines(model: str, mesh: str, rows: list[dict[str, Any]]) -> list[str]:
         limit = f"{peak / 2**30:.2f}, free" if row["share"] is None else f"{100 * row['share']:.0f} %"
         cells = [model, mesh.replace(",", " "), limit, f"{row['seconds']:.1f}"]
         cells += [f"{1e3 * row['objective']:.3f}", f"{row['gap']:.2%}"] if "gap" in row else ["none", row["infeasible"]]
-        found.append("| " + " | ".join(cells) + " |")
+        found.append(harness.cells(*cells))
     return found
-
-
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
 
 
 def together(new: list[str]) -> list[str]:
     """The rows of the last table with those of `new` in place of the same model's and mesh's."""
-    old = (ROOT / "benchmarks" / "README.md").read_text()
-    last = re.search(re.escape(BEGIN) + ".*?" + re.escape(END), old, re.DOTALL)
+    last = re.search(r"<!-- memory_limits: .*?<!-- memory_limits end -->", harness.README.read_text("utf-8"), re.DOTALL)
     rows: dict[tuple[str, ...], list[str]] = {}
     for part in (last[0].splitlines() if last else [], new):
         known: dict[tuple[str, ...], list[str]] = {}
@@ -102,62 +90,38 @@ def together(new: list[str]) -> list[str]:
 
 def section(rows: list[str], seconds: float) -> str:
     """The text of the table, of more runs than one where these measured parts of it."""
-    return "\n".join([
-        BEGIN,
-        "## Plans within a memory limit",
-        "",
-        "`python benchmarks/memory_limits.py --write`",
-        "",
+    return harness.section("memory_limits", TITLE, [
         "CPU seconds of one thread for one solve of the sum of costs by `auto`, at most",
         f"{seconds:.0f} s of computing each; profile {HARDWARE}, bf16-mixed, load average",
-        f"{os.getloadavg()[0]:.1f} at the end, which adds to them. *limit*: GiB that the fastest plan needs,",
+        f"{harness.load()} at the end, which adds to them. *limit*: GiB that the fastest plan needs,",
         "then parts of it. *gap*: proved; where no plan fits, whether that is. Rows of other models and meshes",
         "stand as earlier runs wrote them, at another load and with 30 to 60 s.",
         "",
         "| model | mesh | limit | solve s | sum ms | gap |",
         "|---|---|--:|--:|--:|--:|",
         *rows,
-        END,
     ])  # fmt: skip
 
 
-def captured(folder: Path, model: str) -> Path:
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.graph_json import save
-
-    path = folder / f"{re.sub('[^a-z0-9]+', '-', model.lower())}.json"
-    if not path.exists():
-        source, sizes = MODELS[model]
-        save(capture(source, dict(sizes), precision="bf16-mixed"), path)
-    return path
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=sorted(MODELS), action="append")
+    parser = harness.options(__doc__, MODELS, graphs=True)
     parser.add_argument("--mesh", choices=MESHES, action="append")
     parser.add_argument("--seconds", type=float, default=60.0, help="of computing, the most for one solve")
-    parser.add_argument("--graphs", type=Path, help="a folder that keeps captured graphs for the next run")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     parser.add_argument("--measure", nargs=2, metavar=("GRAPH", "MESH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         print(json.dumps(measure(*arguments.measure, arguments.seconds)))
         return
     table: list[str] = []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.graphs or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    with harness.kept(arguments.graphs) as folder:
         for model in arguments.only or MODELS:
             for mesh in arguments.mesh or MESHES:
-                words = ["--measure", str(captured(folder, model)), mesh, "--seconds", str(arguments.seconds)]
-                command = [sys.executable, str(Path(__file__).resolve()), *words]
-                done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-                table += lines(model, mesh, json.loads(done.stdout))
+                graph = harness.captured(folder, model, *MODELS[model], "bf16-mixed")
+                rows = harness.measured(__file__, str(graph), mesh, "--seconds", str(arguments.seconds))
+                table += lines(model, mesh, rows)
                 print("\n".join(table[-1 - len(SHARES) :]), flush=True)
                 if arguments.write:
-                    write(section(together(table), arguments.seconds))
+                    harness.put(section(together(table), arguments.seconds))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ it is proved. Exit code 6 where a mutant survives that is neither a true rule no
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 import time
 from collections import Counter
@@ -16,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -25,9 +25,8 @@ from autoshard.rules.cases import ALL
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
 from autoshard.text.tables import table
 from autoshard.verification.rule_table import prove_strategy
+from benchmarks import harness
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- mutations: written by the command below -->", "<!-- mutations end -->"
 MESHES = ("tp=2", "tp=3")
 # How a mutant ends, the strongest of its cases'; the last two are survivors.
 REFUSED, MISFIT, WRONG, TRUE, SAME = "notation", "shapes", "values", "true", "same"
@@ -182,14 +181,13 @@ def unexplained(found: Sequence[Mutant]) -> list[Mutant]:
 
 def section(found: Sequence[Mutant], seconds: float) -> str:
     rows = summary(found)
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines = [harness.cells(*row) for row in rows]
     lines.insert(1, "|---|" + "--:|" * (len(rows[0]) - 1))
     operators = len({mutant.target for mutant in found})
-    return "\n".join([
-        BEGIN, "## Mutations of the rules", "", "`python benchmarks/mutations.py --write`", "",
+    return harness.section("mutations", "Mutations of the rules", [
         f"Every rule of the table ({operators} operators) corrupted in every applicable way, and the proof run on each",
         f"mutant, on the meshes {' and '.join(MESHES)} ({seconds:.0f} s).", "", *lines, "",
-        MEANING, "", *survivors(found), END,
+        MEANING, "", *survivors(found),
     ])  # fmt: skip
 
 
@@ -205,19 +203,9 @@ operand where the table does not use it; the experts of a token over devices tha
 offers no other strategy (swapped whole dims of one size; an integer operand, which is never partial)."""
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text(encoding="utf-8")
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    new = pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n"
-    path.write_text(new, encoding="utf-8")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = harness.options(__doc__)
     parser.add_argument("operators", nargs="*", metavar="OP", help="default: the whole table")
-    parser.add_argument("--write", action="store_true", help="put the figures into benchmarks/README.md")
     options = parser.parse_args()
     start = time.perf_counter()
     found: list[Mutant] = []
@@ -227,7 +215,7 @@ def main() -> int:
     seconds = time.perf_counter() - start
     print("\n".join([*table(summary(found)), *survivors(found)]))
     if options.write:
-        write(section(found, seconds))
+        harness.put(section(found, seconds))
     return 6 if unexplained(found) else 0
 
 

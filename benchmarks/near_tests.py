@@ -16,7 +16,7 @@ NEAR: dict[str, tuple[str, ...]] = {
     "emit/package": ("single/test_emit_package.py", "single/test_train_alone.py", "multi/test_emit_train.py"),
     "emit/markers": ("single/test_marker_check.py", "tiny/test_emit.py"),
     "emit": (
-        "single/test_marker_check.py", "tiny/test_emit.py", "tiny/test_emit_user_operators.py",
+        "single/test_marker_check.py", "tiny/test_emit.py", "tiny/test_emit.py",
         "single/test_emitted_calls.py", "single/test_emit_operators.py", "single/test_emit_package.py",
         "single/test_hostile_names.py", "single/test_recompute.py", "single/test_verify_models.py",
         "multi/test_pipeline.py",
@@ -29,10 +29,11 @@ NEAR: dict[str, tuple[str, ...]] = {
     ),
     "costs": (
         "tiny/test_op_costs.py", "tiny/test_collective_costs.py", "tiny/test_cost_validation.py", "tiny/test_bands.py",
-        "tiny/test_routes.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py", "tiny/test_host_tables.py",
-        "tiny/test_estimate_float8.py", "tiny/test_estimate.py", "tiny/test_estimate_experts.py",
-        "tiny/test_compiled.py", "tiny/test_report.py", "single/test_redistribution_bytes.py",
-        "single/test_working_bytes.py", "single/test_rotation_traffic.py", "single/test_program_step.py",
+        "tiny/test_redistribution_paths.py", "tiny/test_reserved_memory.py", "tiny/test_simulate.py",
+        "tiny/test_host_tables.py", "tiny/test_estimate_fsdp.py", "tiny/test_estimate.py",
+        "tiny/test_estimate_experts.py", "tiny/test_compiled.py", "tiny/test_report.py",
+        "single/test_redistribution_bytes.py", "single/test_working_bytes.py", "single/test_rotation_traffic.py",
+        "single/test_program_step.py",
     ),
     "rules/algebra": (
         "tiny/test_rules_notation.py", "tiny/test_rules_nesting.py", "tiny/test_rules_candidates.py",
@@ -44,7 +45,7 @@ NEAR: dict[str, tuple[str, ...]] = {
         "tiny/test_operator_records.py", "tiny/test_rules_gallery.py", "tiny/test_rules_candidates.py",
         "tiny/test_op_costs.py", "tiny/test_graph_strides.py", "single/test_rules_proof.py",
         "single/test_emit_operators.py", "single/test_emitted_calls.py", "single/test_kept_tensors.py",
-        "single/test_rules_page.py", "single/test_rebatch.py", "single/test_propagation_cases.py",
+        "single/test_doc_pages.py", "single/test_rebatch.py", "single/test_propagation_cases.py",
     ),
     "rules": (
         "tiny/test_rules_candidates.py", "tiny/test_rules_gallery.py", "tiny/test_operator_records.py",
@@ -69,7 +70,7 @@ BEFORE = {  # of one file, before those of its folder
     "rules/algebra/halo_exchange.py": ("single/test_halo.py",),
     "rules/algebra/view_strides.py": ("tiny/test_graph_strides.py",),
     "costs/expert_layers.py": ("tiny/test_estimate_experts.py",),
-    "costs/links.py": ("tiny/test_collective_costs.py", "tiny/test_routes.py"),
+    "costs/links.py": ("tiny/test_collective_costs.py", "tiny/test_redistribution_paths.py"),
     "program/gradient_buckets.py": ("tiny/test_fusion.py",),
     "program/step_check.py": ("tiny/test_step_plan.py",),
 }

@@ -13,15 +13,10 @@ hand (`plain_tensor_parallel.py`). All clip by the norm and update with AdamW. D
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import re
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +24,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from benchmarks import harness  # noqa: E402
+
 BY_HAND = "ColumnParallel and RowParallel"
 # name -> strategy, mesh of so many processes, and what it is measured against
 WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -37,11 +34,8 @@ WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "emitted tp": ("megatron", "tp={n}", ("parallelize_module", BY_HAND)),
     "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", ("FSDP2 and parallelize_module",)),
 }
-WARM_UP = 3
 Step = Callable[[], Any]
-README = ROOT / "benchmarks" / "README.md"
 MODELS_FILE = ROOT / "benchmarks" / "overlap_models.py"
-BEGIN, END = "<!-- overlap: written by the command below -->", "<!-- overlap end -->"
 
 
 # --- plans ---
@@ -65,10 +59,8 @@ def axes(mesh: str, processes: int) -> dict[str, int]:
 def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     """The packages of all ways, in folders by their names."""
     from autoshard.cluster.hardware import load_hardware
-    from autoshard.emit import emit
     from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
-    from autoshard.program.lower import lower
     from autoshard.search.search_request import SearchRequest
     from autoshard.search.select_plan import search
 
@@ -76,10 +68,7 @@ def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     for way, (style, mesh, _) in ways(model, processes).items():
         request = SearchRequest(Mesh(tuple(axes(mesh, processes).items())), strategy=style)
         plan = search(graph, hardware, request)
-        for name, text in emit(lower(plan, graph), plan, graph).items():
-            path = folder / way / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+        harness.write_package(folder / way, plan, graph)
 
 
 # --- the ways, in a process of the group ---
@@ -204,23 +193,6 @@ def peak_bytes(step: Step) -> int:
     return meter.peak("step")[0]
 
 
-def measure(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of a step, wall and processor, by way."""
-    import torch.distributed as dist
-
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in steps}
-    for _ in range(rounds):
-        for way, step in steps.items():
-            dist.barrier()
-            wall, processor = time.perf_counter(), time.process_time()
-            step()
-            seconds[way].append((time.perf_counter() - wall, time.process_time() - processor))
-    return {
-        way: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
-        for way, own in seconds.items()
-    }
-
-
 def work(options: argparse.Namespace) -> None:
     """One process of the group."""
     import torch
@@ -238,10 +210,7 @@ def work(options: argparse.Namespace) -> None:
     for way, (_, mesh, others) in ways(model, processes).items():
         steps[way] = emitted(Path(options.work) / way, axes(mesh, processes), words)
         steps |= {other: reference(other, MODELS[model], size, rank, processes) for other in others}
-    for _ in range(WARM_UP):
-        for step in steps.values():
-            step()
-    found = measure(steps, options.rounds)
+    found = harness.in_turns(steps, options.rounds)
     counts = {way: collectives(step) for way, step in steps.items()}
     peaks = {way: peak_bytes(step) for way, step in steps.items()}
     if rank == 0:
@@ -256,15 +225,8 @@ def work(options: argparse.Namespace) -> None:
 def row(model: str, size: str, processes: int, options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         write_packages(model, size, processes, Path(folder))
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-            str(Path(__file__)), "--work", folder, "--models", model, "--sizes", size, "--rounds", str(options.rounds),
-        ]  # fmt: skip
-        with contextlib.chdir(ROOT):
-            made = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
-    if made.returncode != 0:
-        raise SystemExit(made.stderr)
-    found = json.loads(made.stdout.splitlines()[-1])
+        words = ["--work", folder, "--models", model, "--sizes", size, "--rounds", str(options.rounds)]
+        found = harness.ranks(__file__, processes, *words, seconds=options.timeout)
     lines = []
     pairs = [(way, other) for way, (_, _, others) in ways(model, processes).items() for other in others]
     for way, other in pairs:
@@ -283,19 +245,18 @@ def said(calls: dict[str, int]) -> str:
 
 
 HEADER = """
-| model | n | way | CPU ms | wall ms | collectives | beside | CPU ms | wall ms | collectives | CPU | wall | MiB | MiB |
+| model | n | way | CPU ms | wall ms | collectives | vs. | CPU ms | wall ms | collectives | CPU | wall | MiB | MiB |
 |---|--:|---|--:|--:|---|---|--:|--:|---|--:|--:|--:|--:|
 """.strip()
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = harness.options(__doc__)
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama"])
     parser.add_argument("--sizes", nargs="+", default=["small", "large"])
     parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--timeout", type=float, default=900.0)
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.work:
@@ -308,25 +269,15 @@ def main(arguments: Sequence[str]) -> None:
                 lines += row(model, size, processes, options)
     print("\n".join(lines), flush=True)
     if options.write:
-        write(lines, " ".join(["python benchmarks/overlap.py", *arguments]), options.rounds)
-
-
-def write(lines: Sequence[str], command: str, rounds: int) -> None:
-    """The section of README.md."""
-    head = f"""{BEGIN}
-## Beside torch's own parallelism
-
-`{command}`
-
-Steps over gloo on {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end, medians of {rounds}; what stands
-beside ran in turns with it. n: processes. MiB: most tensors alive
-in one step, parameters and optimizer state aside, of both.
-"""
-    text = "\n".join([head, *lines, END])
-    path, old = README, README.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    made = pattern.sub(lambda _: text, old) if BEGIN in old else f"{old.rstrip()}\n\n{text}\n"
-    path.write_text(made, encoding="utf-8")
+        text = [
+            f"Steps over gloo on {os.cpu_count()} cores, load {harness.load()} at the end, medians of {options.rounds}",
+            "rounds; *vs.* ran in turns with it. n: processes. MiB: most tensors alive",
+            "in one step, parameters and optimizer state aside, of both.",
+            "",
+            *lines,
+        ]
+        command = " ".join(["python benchmarks/overlap.py", *arguments])
+        harness.put(harness.section("overlap", "Compared with torch's own parallelism", text, command))
 
 
 if __name__ == "__main__":

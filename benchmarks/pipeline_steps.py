@@ -10,25 +10,20 @@ over the rounds of the processor time of both processes together, all threads, a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import re
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-STAGES, WARM_UP = 2, 3
+from benchmarks import harness  # noqa: E402
+
+STAGES = 2
 Step = Callable[[], Any]
-README = ROOT / "benchmarks" / "README.md"
-BEGIN, END = "<!-- pipeline steps: written by the command below -->", "<!-- pipeline steps end -->"
 
 
 # --- the emitted package ---
@@ -36,13 +31,10 @@ BEGIN, END = "<!-- pipeline steps: written by the command below -->", "<!-- pipe
 
 def write_package(size: str, micro_batches: int, folder: Path) -> int:
     """Returns the number of blocks on the first stage."""
-    from autoshard.capture.capture import capture
-
     from autoshard.cluster.hardware import load_hardware
     from autoshard.constraints.step_request import StepRequest, read_stage_pins
-    from autoshard.emit import emit
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
-    from autoshard.program.lower import lower
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.whole_step import repeated_blocks, with_step
 
@@ -52,15 +44,12 @@ def write_package(size: str, micro_batches: int, folder: Path) -> int:
     plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
     request = StepRequest(micro_batches=micro_batches, stages=STAGES, pins=read_stage_pins(pins))
     plan = with_step(plan, graph, request)
-    for name, text in emit(lower(plan, graph), plan, graph).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    harness.write_package(folder, plan, graph)
     return len(first)
 
 
 def emitted(folder: Path, words: Any, micro_batches: int) -> Step:
-    from autoshard.verify.ranks.loaded_package import load_package
+    from autoshard.verification.ranks.loaded_package import load_package
 
     package = load_package(folder)
     package.train.accumulate_gradients = package.recorder.accumulate_gradients  # nothing is recorded
@@ -169,24 +158,8 @@ def work(options: argparse.Namespace) -> None:
         "emitted": emitted(Path(options.work), words, options.micro_batches),
         "by hand": by_hand(size, words, options.micro_batches, options.blocks, rank),
     }
-    for _ in range(WARM_UP):
-        for step in steps.values():
-            step()
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in steps}
-    for _ in range(options.rounds):
-        for way, step in steps.items():
-            dist.barrier()
-            wall, processor = time.perf_counter(), time.process_time()
-            step()
-            spent = torch.tensor([time.process_time() - processor], dtype=torch.float64)
-            wall = time.perf_counter() - wall
-            dist.all_reduce(spent)
-            seconds[way].append((wall, float(spent)))
+    found = harness.in_turns(steps, options.rounds, of_all=True)
     if rank == 0:
-        found = {
-            way: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
-            for way, own in seconds.items()
-        }
         print(json.dumps(found), flush=True)
     dist.barrier()
     os._exit(0)  # threads of gloo's groups outlive what this process does
@@ -195,16 +168,9 @@ def work(options: argparse.Namespace) -> None:
 def row(size: str, options: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as folder:
         blocks = write_package(size, options.micro_batches, Path(folder))
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES),
-            str(Path(__file__)), "--work", folder, "--sizes", size, "--rounds", str(options.rounds),
-            "--micro-batches", str(options.micro_batches), "--blocks", str(blocks),
-        ]  # fmt: skip
-        with contextlib.chdir(ROOT):
-            made = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
-    if made.returncode != 0:
-        raise SystemExit(made.stderr)
-    found = json.loads(made.stdout.splitlines()[-1])
+        words = ["--work", folder, "--sizes", size, "--rounds", str(options.rounds), "--blocks", str(blocks)]
+        words += ["--micro-batches", str(options.micro_batches)]
+        found = harness.ranks(__file__, STAGES, *words, seconds=options.timeout)
     one, two = found["emitted"], found["by hand"]
     return (
         f"| GPT-2 {size} | {options.micro_batches} | {one['cpu'] * 1e3:.1f} | {one['wall'] * 1e3:.1f} | "
@@ -213,12 +179,11 @@ def row(size: str, options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = harness.options(__doc__)
     parser.add_argument("--sizes", nargs="+", default=["small"])
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--timeout", type=float, default=900.0)
-    parser.add_argument("--write", action="store_true", help="the table into benchmarks/README.md")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--blocks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -229,26 +194,12 @@ def main() -> None:
         "|---|--:|--:|--:|--:|--:|--:|",
         *(row(size, options) for size in options.sizes),
     ]
-    table = "\n".join(lines)
-    print(table)
+    print("\n".join(lines))
     if options.write:
-        write(lines, " ".join(["python benchmarks/pipeline_steps.py", *sys.argv[1:]]), options.rounds)
-
-
-def write(lines: list[str], command: str, rounds: int) -> None:
-    """The section of README.md."""
-    head = f"""{BEGIN}
-## Beside a hand-written pipeline
-
-`{command}`
-
-Two stages over gloo on {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end, medians of {rounds}, in turns.
-"""
-    text = "\n".join([head, *lines, END])
-    old = README.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    made = pattern.sub(lambda _: text, old) if BEGIN in old else f"{old.rstrip()}\n\n{text}\n"
-    README.write_text(made, encoding="utf-8")
+        command = " ".join(["python benchmarks/pipeline_steps.py", *sys.argv[1:]])
+        load = f"load {harness.load()} at the end, medians of {options.rounds}, in turns."
+        text = [f"Two stages over gloo on {os.cpu_count()} cores, {load}", "", *lines]
+        harness.put(harness.section("pipeline steps", "Compared with a hand-written pipeline", text, command))
 
 
 if __name__ == "__main__":

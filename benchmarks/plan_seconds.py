@@ -10,13 +10,9 @@ was. --write puts the table into benchmarks/README.md. The UNet needs diffusers.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
-import os
-import re
 import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,20 +27,18 @@ from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.simulation import simulate
 from autoshard.text.critical_path import LARGE, waits
+from benchmarks import harness
+from benchmarks.harness import GPT2, LLAMA, LLAMA_8B, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- plan_seconds: written by the command below -->", "<!-- plan_seconds end -->"
 HARDWARE = "h100-80g-sxm"
-GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/llama.py:sized")
 OTHERS = str(ROOT / "benchmarks/wide_models.py")
-WIDE = {"hidden": 4096, "inner": 14336, "heads": 32, "heads_of_keys": 8, "words": 128256, "layers": 32, "batch": 16}
 # name, model, its arguments, mesh, the most CPU seconds beyond `autoshard trace` where that is said
 Row = tuple[str, str, dict[str, int], str, float | None]
 ROWS: tuple[Row, ...] = (
     ("GPT-2, 12 layers", GPT2, {"sequence": 1024}, "dp=2,tp=4", 2.5),
     ("Llama, 12 layers of 1024", LLAMA, {}, "dp=2,tp=4", 6.0),
-    ("Llama-8B, 32 layers", LLAMA, WIDE, "dp=8,tp=8", 10.0),
-    ("Llama-8B on three axes", LLAMA, WIDE, "dp=4,cp=8,tp=8", 30.0),
+    ("Llama-8B, 32 layers", LLAMA, LLAMA_8B, "dp=8,tp=8", 10.0),
+    ("Llama-8B on three axes", LLAMA, LLAMA_8B, "dp=4,cp=8,tp=8", 30.0),
     *(
         (name, f"{OTHERS}:{builder}", {}, mesh, None)
         for name, builder in (
@@ -76,12 +70,9 @@ def clocked(*words: str) -> tuple[float, dict[str, float]]:
 
 def _timed(arguments: Sequence[str], cache: str) -> tuple[float, str]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "AUTOSHARD_CACHE": cache}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    printed = harness.fresh(*arguments, cache=cache)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, printed
 
 
 def line(folder: Path, traced: float, start: float, asked: Sequence[str], row: Row) -> str:
@@ -95,7 +86,7 @@ def line(folder: Path, traced: float, start: float, asked: Sequence[str], row: R
     gap, bar = 1 - bound / step, "" if limit is None else f"{limit:.1f}"
     seconds = [*(f"{own:.1f}" for own in (traced, plan, extra)), bar]
     cells = [name, mesh.replace(",", " "), *seconds, f"{step:.2f}", f"{bound:.2f}"]
-    return "| " + " | ".join([*cells, f"{gap:.1%}", reason(found, out / "graph.json") if gap > LARGE else ""]) + " |"
+    return harness.cells(*cells, f"{gap:.1%}", reason(found, out / "graph.json") if gap > LARGE else "")
 
 
 def reason(plan: Plan, path: Path) -> str:
@@ -114,45 +105,29 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
             yield from (line(Path(folder), traced, known["start"], asked, row) for row in same)
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(dict.fromkeys(name for name, *_ in ROWS)), action="append")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    parser = harness.options(__doc__, [name for name, *_ in ROWS])
     arguments = parser.parse_args()
     compileall.compile_dir(ROOT / "autoshard", quiet=1)
     found = []
     for own in lines(row for row in ROWS if not arguments.only or row[0] in arguments.only):
         found.append(own)
         print(own, flush=True)
-    text = "\n".join([
-        BEGIN,
-        "## The whole command",
-        "",
-        "`python benchmarks/plan_seconds.py --write`",
-        "",
+    text = harness.section("plan_seconds", "The whole command", [
         "CPU seconds of one thread: `autoshard trace MODEL`, and `autoshard plan MODEL` to the written package, with",
         "an empty cache; autoshard's modules are compiled beforehand, as pip does when it installs. *beyond*: of the",
         "latter, by its own clock, all but what `trace` takes up to its capture (Python's start, imports) and the",
-        "captures of the model (as it is, and anew for what it tells of other sizes).",
-        f"Profile {HARDWARE}, bf16-mixed, load average {os.getloadavg()[0]:.1f} at the end, which adds to them.",
+        "captures of the model (as it is, and again at other sizes).",
+        f"Profile {HARDWARE}, bf16-mixed, load average {harness.load()} at the end, which adds to them.",
         "*bar*: the most that *beyond* should be. The step is simulated; no plan's step is below *bound*.",
         "Where the gap is more than 5 %, what the step waits for in turn: no resource of the bound holds all of that.",
         "",
         "| model | mesh | trace s | plan s | beyond s | bar s | step ms | bound ms | gap | waits for |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
         *found,
-        END,
     ])  # fmt: skip
     if arguments.write:
-        write(text)
+        harness.put(text)
 
 
 if __name__ == "__main__":

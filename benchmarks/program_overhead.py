@@ -1,4 +1,4 @@
-"""A step of GPT-2 in a program of one's own, by `parallelize` and by `shard`, beside the emitted package's.
+"""A step of GPT-2 in a program of one's own, by `parallelize` and by `shard`, compared with the emitted package's.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/program_overhead.py --mesh tp=2
     torchrun --standalone --nproc-per-node 2 benchmarks/program_overhead.py --mesh dp=2 --strategy fsdp
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import autoshard
 
-WARM_UP = 3
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import harness
 
 
 class Loss(nn.Module):
@@ -107,16 +107,10 @@ def main() -> None:
         "parallelize": eager_step(autoshard.parallelize(model, plan), ids),
         "shard (best plan)": eager_step(sharded, ids),
     }
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for number in range(options.rounds + WARM_UP):
-        for name in list(ways)[:: 1 if number % 2 else -1]:
-            dist.barrier()
-            wall, busy = time.perf_counter(), time.process_time()
-            ways[name]()
-            taken[name].append((time.perf_counter() - wall, time.process_time() - busy))
+    taken = harness.in_turns(ways, options.rounds)
     if dist.get_rank() == 0:
-        medians = {n: [statistics.median(t[i] for t in own[WARM_UP:]) for i in (0, 1)] for n, own in taken.items()}
-        print(f"{options.mesh}, {options.strategy}: wall and processor milliseconds a step, beside the package's")
+        print(f"{options.mesh}, {options.strategy}: wall and processor milliseconds a step, relative to the package's")
+        medians = {name: (own["wall"], own["cpu"]) for name, own in taken.items()}
         for name, (wall, busy) in medians.items():
             first = medians["package"]
             print(f"{name:18} {wall * 1e3:8.1f} {busy * 1e3:8.1f} {wall / first[0]:6.2f} {busy / first[1]:6.2f}")

@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import re
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- search_scale: written by the command below -->", "<!-- search_scale end -->"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import harness
+
 HARDWARE = "a100-80g-sxm"
-GPT2, PAIRS = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/encoder_decoders.py")
-LLAMA = str(ROOT / "benchmarks/llama.py:llama")
+PAIRS, LLAMA = (str(harness.ROOT / "benchmarks" / name) for name in ("encoder_decoders.py", "llama.py:llama"))
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
-    "gpt2-96": (GPT2, {"n_layer": 96, "batch": 256, "sequence": 1024}),
-    "gpt2-960": (GPT2, {"n_layer": 960, "batch": 256, "sequence": 1024}),
+    "gpt2-96": (harness.GPT2, {"n_layer": 96, "batch": 256, "sequence": 1024}),
+    "gpt2-960": (harness.GPT2, {"n_layer": 960, "batch": 256, "sequence": 1024}),
     "whisper": (f"{PAIRS}:whisper", {}),
     "t5": (f"{PAIRS}:t5", {}),
     "llama-8": (LLAMA, {"layers": 8}),
@@ -129,29 +124,6 @@ def width(problem: Any) -> int:
     return widest
 
 
-def captured(folder: Path, model: str) -> Path:
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.graph_json import save
-
-    path = folder / f"{model}.json"
-    if not path.exists():
-        source, sizes = MODELS[model]
-        save(capture(source, dict(sizes)), path)
-    return path
-
-
-def medians(graph_file: Path, mesh: str, repeat: int) -> dict[str, Any]:
-    """The same in `repeat` fresh processes."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--measure", str(graph_file), mesh]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    runs = []
-    for _ in range(repeat):
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-        runs.append(json.loads(done.stdout))
-    middle = {part: statistics.median(run["seconds"][part] for run in runs) for part in runs[0]["seconds"]}
-    return {**runs[0], "seconds": middle}
-
-
 def line(model: str, mesh: str, limit: float | None, found: dict[str, Any]) -> str:
     seconds = found["seconds"]
     total = sum(seconds[part] for part in PARTS)
@@ -159,31 +131,25 @@ def line(model: str, mesh: str, limit: float | None, found: dict[str, Any]) -> s
     cells += [f"{found['width']}", *(f"{seconds[part]:.2f}" for part in PARTS), f"{total:.2f}"]
     cells += [f"{limit:.0f}" if limit else "", f"{100 * found['gap']:.2g} %"]
     cells += [f"{seconds[part]:.2f}" if part in seconds else "" for part in ("lower", "simulate")]
-    return "| " + " | ".join(cells) + " |"
+    return harness.cells(*cells)
 
 
 def section(lines: list[str], ratios: list[str], repeat: int) -> str:
     runs = "one fresh process a row" if repeat == 1 else f"medians of {repeat} fresh processes"
     heads = ["model", "mesh", "nodes", "choices", "most", "width", *PARTS, "sum", "limit", "gap", "lower", "simulate"]
-    return "\n".join([
-        BEGIN,
-        "## The search on large models",
-        "",
-        "`python benchmarks/search_scale.py --write`",
-        "",
+    return harness.section("search_scale", "The search on large models", [
         "From strategies to plan, every strategy that the table offers, no memory limit; capture excluded. CPU seconds",
         f"of one thread, {runs}; {platform.machine()}, profile {HARDWARE}, load average",
-        f"{os.getloadavg()[0]:.1f} at the end. gpt2-96, gpt2-960: Hugging Face GPT-2 with that many layers, batch 256,",
+        f"{harness.load()} at the end. gpt2-96, gpt2-960: Hugging Face GPT-2 with that many layers, batch 256,",
         "sequence 1024; T5-base and Whisper small from configuration, batch 64; llama-8, llama-32: Llama with",
         "that many layers, 2048 wide, 16 heads, 4 of keys and values, batch 64. *most*: choices of one node. *width*:",
         "of the strategy graph, by min-fill. *gap*: proven. *lower* and *simulate* come after the plan.",
         "",
-        "| " + " | ".join(heads) + " |",
+        harness.cells(*heads),
         "|---|---|" + "--:|" * (len(heads) - 2),
         *lines,
         "",
         *ratios,
-        END,
     ])  # fmt: skip
 
 
@@ -198,20 +164,9 @@ def growth(results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
     return found
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text() if path.exists() else "# Benchmarks\n"
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__, sorted(MODELS), graphs=True)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", choices=sorted(MODELS), action="append")
-    parser.add_argument("--graphs", type=Path, help="a folder that keeps captured graphs for the next run")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     parser.add_argument("--measure", nargs=2, metavar=("GRAPH", "MESH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -220,13 +175,12 @@ def main() -> int:
     results: dict[tuple[str, str], dict[str, Any]] = {}
     lines: list[str] = []
     missed = False
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.graphs or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    with harness.kept(arguments.graphs) as folder:
         for model, mesh, limit in ROWS:
             if arguments.only and model not in arguments.only:
                 continue
-            found = medians(captured(folder, model), mesh, arguments.repeat)
+            graph = harness.captured(folder, model, *MODELS[model])
+            found = harness.medians(__file__, arguments.repeat, str(graph), mesh)
             results[model, mesh] = found
             lines.append(line(model, mesh, limit, found))
             missed |= limit is not None and sum(found["seconds"][part] for part in PARTS) > limit
@@ -234,7 +188,7 @@ def main() -> int:
     text = section(lines, growth(results), arguments.repeat)
     print(text)
     if arguments.write:
-        write(text)
+        harness.put(text)
     return int(missed)
 
 

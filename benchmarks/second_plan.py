@@ -8,15 +8,15 @@ model, its capture included, has a cache of its own.
 
 from __future__ import annotations
 
-import argparse
 import compileall
-import re
+import sys
 import tempfile
 from pathlib import Path
 
-from plan_seconds import HARDWARE, ROOT, ROWS, timed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import harness
+from benchmarks.plan_seconds import HARDWARE, ROWS, timed
 
-BEGIN, END = "<!-- second_plan: written by the command below -->", "<!-- second_plan end -->"
 OTHERS = (("--memory-limit", "70GiB"), ("--level", "0"), ("--level", "1"))
 
 
@@ -33,35 +33,20 @@ def line(folder: Path, name: str, model: str, arguments: dict[str, int], mesh: s
         seconds, _ = timed("plan", str(graph), *rest, *other, cache=str(folder / "cache"))
         cells.append(f"{seconds:.1f} ({seconds / whole:.0%}, {seconds / first:.0%})")
         print(cells, flush=True)
-    return "| " + " | ".join(cells) + " |"
-
-
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text(encoding="utf-8")
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
+    return harness.cells(*cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(dict.fromkeys(name for name, *_ in ROWS)), action="append")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    parser = harness.options(__doc__, [name for name, *_ in ROWS])
     arguments = parser.parse_args()
-    compileall.compile_dir(ROOT / "autoshard", quiet=1)  # as plan_seconds.py, as pip does
+    compileall.compile_dir(harness.ROOT / "autoshard", quiet=1)  # as plan_seconds.py, as pip does
     lines = []
     for name, model, given, mesh, _ in ROWS:
         if not arguments.only or name in arguments.only:
             with tempfile.TemporaryDirectory() as folder:
                 lines.append(line(Path(folder), name, model, given, mesh))
             print(lines[-1], flush=True)
-    text = "\n".join([
-        BEGIN,
-        "## The next plan of a graph",
-        "",
-        "`python benchmarks/second_plan.py --write`",
-        "",
+    text = harness.section("second_plan", "The next plan of a graph", [
         "CPU seconds of `autoshard plan` of a model and of its saved graph, each with an empty cache, then of the",
         "graph with another limit or level, and their parts of the first two. What is kept depends on neither limit",
         "nor level; a level's own problem is solved each time, and at levels 0 and 1 that is most of what they take.",
@@ -69,10 +54,9 @@ def main() -> None:
         "| model | mesh | first of the model s | of the graph s | `--memory-limit 70GiB` | `--level 0` | `--level 1` |",
         "|---|---|--:|--:|--:|--:|--:|",
         *lines,
-        END,
     ])  # fmt: skip
     if arguments.write:
-        write(text)
+        harness.put(text)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import re
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- simulation_scale: written by the command below -->", "<!-- simulation_scale end -->"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import harness
+
 HARDWARE = "a100-80g-sxm"
 SIZES: dict[str, int] = {"n_layer": 96, "batch": 1024, "sequence": 1024}
 MESHES = (  # the most CPU seconds of simulate
@@ -80,27 +76,6 @@ def measure_estimate(tp: int, pp: int, dp: int, micro_batch: int) -> dict[str, A
     return {"devices": made.run.devices, "events": len(made.placed), "simulate": time.process_time() - start}
 
 
-def medians(repeat: int, *words: str) -> dict[str, Any]:
-    """One measurement in `repeat` fresh processes."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--measure", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    runs = []
-    for _ in range(repeat):
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-        runs.append(json.loads(done.stdout))
-    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-
-
-def captured(folder: Path) -> Path:
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.graph_json import save
-
-    path = folder / "gpt2.json"
-    if not path.exists():
-        save(capture(str(ROOT / "examples/gpt2.py:build"), dict(SIZES)), path)
-    return path
-
-
 def program_line(mesh: str, limit: float | None, found: dict[str, Any]) -> str:
     shown = f"{limit:.0f}" if limit else ""
     counts = " | ".join(f"{found[key]:.0f}" for key in ("devices", "events", "collectives"))
@@ -116,14 +91,9 @@ def estimate_line(run: tuple[int, int, int, int], limit: float | None, found: di
 
 def section(programs: list[str], estimates: list[str], repeat: int) -> str:
     runs = "one fresh process a row" if repeat == 1 else f"medians of {repeat} fresh processes"
-    return "\n".join([
-        BEGIN,
-        "## Simulating a large step",
-        "",
-        "`python benchmarks/simulation_scale.py --write`",
-        "",
+    return harness.section("simulation_scale", "Simulating a large step", [
         f"CPU seconds of one thread, {runs}, nothing cached before; {platform.machine()}, profile {HARDWARE}, load",
-        f"average {os.getloadavg()[0]:.1f} at the end. The step of the best plan of Hugging Face GPT-2 with 96 layers,",
+        f"average {harness.load()} at the end. The step of the best plan of Hugging Face GPT-2 with 96 layers,",
         "captured (batch 1024, sequence 1024): forward, backward, gradients, optimizer, and the memory curve. All",
         "devices do the same, so one stands for all: what costs is the number of events. `lower` comes before.",
         "",
@@ -137,24 +107,12 @@ def section(programs: list[str], estimates: list[str], repeat: int) -> str:
         "| run | devices | slots | estimate | limit |",
         "|---|--:|--:|--:|--:|",
         *estimates,
-        END,
     ])  # fmt: skip
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text(encoding="utf-8")
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    made = pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n"
-    path.write_text(made, encoding="utf-8")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__, graphs=True)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--graphs", type=Path, help="a folder that keeps the captured graph for the next run")
-    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/README.md")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -163,16 +121,15 @@ def main() -> int:
         print(json.dumps(measure_estimate(*map(int, words)) if estimated else measure_program(*words)))
         return 0
     programs, estimates, missed = [], [], False
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.graphs or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    with harness.kept(arguments.graphs) as folder:
+        graph = harness.captured(folder, "gpt2", harness.GPT2, SIZES)
         for mesh, limit in MESHES:
-            found = medians(arguments.repeat, str(captured(folder)), mesh)
+            found = harness.medians(__file__, arguments.repeat, str(graph), mesh)
             programs.append(program_line(mesh, limit, found))
             missed |= limit is not None and found["simulate"] > limit
             print(programs[-1], flush=True)
     for run in RUNS:
-        found = medians(arguments.repeat, *map(str, run))
+        found = harness.medians(__file__, arguments.repeat, *map(str, run))
         limit = ESTIMATE_LIMIT if found["devices"] <= 1024 else None
         estimates.append(estimate_line(run, limit, found))
         missed |= limit is not None and found["simulate"] > limit
@@ -180,7 +137,7 @@ def main() -> int:
     text = section(programs, estimates, arguments.repeat)
     print(text)
     if arguments.write:
-        write(text)
+        harness.put(text)
     return int(missed)
 
 

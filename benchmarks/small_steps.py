@@ -5,8 +5,6 @@ python benchmarks/small_steps.py [--devices 4] [--write]      (--write puts the 
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -26,8 +24,8 @@ from autoshard.joint.outer_space import OuterSpace, outer_choices  # noqa: E402
 from autoshard.joint.step_costs import StepProblem  # noqa: E402
 from autoshard.simulation.step_timeline import simulate_step  # noqa: E402
 from autoshard.solvers.stages.stage_brute_force import every_plan  # noqa: E402
+from benchmarks import harness  # noqa: E402
 
-BEGIN, END = "<!-- small_steps: written by the command below -->", "<!-- small_steps end -->"
 PROFILE = "a100-80g-sxm"
 ALLOWED = 1.005  # of the best step
 FREE = 1e15  # bytes: what fits is asked of the simulated step alone
@@ -76,7 +74,7 @@ def every_step(space: OuterSpace, graph: Graph, hardware: Hardware) -> Iterator[
 def row(case: Case) -> tuple[str, bool]:
     """A line of the table, and whether the searched plan is near enough to the best."""
     sizes = {"batch": 4, "sequence": 128, "n_layer": case.layers, "n_embd": case.width, "n_head": 4, "vocabulary": 1000}
-    graph, hardware = capture(str(ROOT / "examples/gpt2.py:build"), sizes, "bf16-mixed"), load_hardware(PROFILE)
+    graph, hardware = capture(harness.GPT2, sizes, "bf16-mixed"), load_hardware(PROFILE)
     line = block_line(graph)
     space = OuterSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
     capacity = case.room * joint_search(graph, hardware, space, hardware.usable_memory_bytes).best.peak_bytes
@@ -93,12 +91,7 @@ def row(case: Case) -> tuple[str, bool]:
 
 
 def section(rows: list[str]) -> str:
-    return "\n".join([
-        BEGIN,
-        "## Whole steps against every plan",
-        "",
-        "`python benchmarks/small_steps.py --write`",
-        "",
+    return harness.section("small_steps", "Whole steps against every plan", [
         "Small GPT-2s of 128 tokens, bf16-mixed, " + PROFILE + ": every outer choice with every cut and every point of",
         "its fronts simulated by the costs of blocks. *memory*: of what the fastest step needs. *above*: the searched",
         "step above the best that fits. *bound*: how far the search's bound is below that.",
@@ -106,22 +99,12 @@ def section(rows: list[str]) -> str:
         "| model | devices | memory | plans that fit | search | chosen | step | above | bound |",
         "|---|--:|--:|--:|--:|---|--:|--:|--:|",
         *rows,
-        END,
     ])  # fmt: skip
 
 
-def write(text: str) -> None:
-    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
-    path = ROOT / "benchmarks" / "README.md"
-    old = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = harness.options(__doc__)
     parser.add_argument("--devices", type=int, help="cases of so many devices alone")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     options = parser.parse_args()
     rows, good = [], True
     for case in CASES:
@@ -131,7 +114,7 @@ def main() -> int:
             good &= near
             print(text, flush=True)
     if options.write:
-        write(section(rows))
+        harness.put(section(rows))
     return int(not good)
 
 

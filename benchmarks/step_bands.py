@@ -234,7 +234,7 @@ def tables(data: Path) -> list[str]:
     lines = [
         "## Bands of whole steps",
         "",
-        "What a prediction shows as its band, by kind of step. Of one release of a framework a half-width is",
+        "What a prediction shows as its band, by kind of step. For one release of a framework a half-width is",
         f"{SPREAD} times the mean error of its steps, within which five of six lie if they are normal or exponential,",
         f"or the rank of their errors within which {SHARE:.1%} of the next lie, where that is less. A kind has a band",
         f"where there are {FEW} steps of two releases or frameworks: the rank of its releases' widths within which",
@@ -268,8 +268,8 @@ def tables(data: Path) -> list[str]:
         *lines,
         "",
         f"{sum(one.keeps_its_word for one in kinds)} of {len(kinds)} kinds hold what they promise, {LOW:.0%} of the",
-        f"steps of a release that they were not made from. Of all their {total} steps {share:.0%} lie inside, of",
-        f"a kind {np.mean([one.inside for one in kinds]):.0%} in the mean.",
+        f"steps of a release that they were not made from. {share:.0%} of their {total} steps lie inside, and of",
+        f"a kind {np.mean([one.inside for one in kinds]):.0%} on average.",
     ]
 
 

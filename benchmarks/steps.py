@@ -341,7 +341,7 @@ def _off_line(rows: Sequence[Row]) -> Floats:
 def recomputed(rows: Sequence[Row], hardware: Hardware) -> list[str]:
     """What another sequence in a micro-batch costs a layer, where the device and not the host decides."""
     lines = [
-        "The source's configurations say that activations are computed again in the backward (its simulator does so on",
+        "The source's configurations say that activations are recomputed in the backward (its simulator does so on",
         "all stages but the last); these times do not show it, on any number of stages. Milliseconds that a layer",
         "(2048 wide) takes longer for each further sequence in a micro-batch, from 4 to 8, by least squares over",
         "layers, PP and DP:",
@@ -432,11 +432,6 @@ def host_of(hardware: Hardware, software: str = "kernels") -> Host:
     from autoshard.estimate.step import host_of as known
 
     return known(hardware, software)
-
-
-def shape_of(row: Row) -> str:
-    """The name of a model that has none."""
-    return f"{row.model.layers} layers of {row.model.hidden}"
 
 
 def is_fitted(row: Row) -> bool:

@@ -109,7 +109,7 @@ def attention(data: Path) -> list[str]:
         found += _kernel_rows(device, held, rows, 2 * batch * heads * length**2 * head, traffic, parts)
     text = (
         "Causal flash-attention in bf16, forward, without a window; half of the rows held out in each draw. The "
-        "backward was not measured in the same tables: its rate beside the forward's is a median of SimuMax's."
+        "backward was not measured in the same tables: its rate relative to the forward's is a median of SimuMax's."
     )
     return ["## Attention", "", text, "", *table(KERNEL_HEADER, found)]
 
@@ -139,7 +139,7 @@ def backward_products(data: Path) -> list[str]:
     text = (
         "Training-size products in the layouts of a forward and a backward, on an A100 PCIe and on a B200 of another "
         "host (SimuMax). Nothing was fitted to them but two ratios, from the A100: how fast each product of a backward "
-        "is beside the forward's. That B200 runs at half of its peak: calibrate yours (`autoshard calibrate`)."
+        "is relative to the forward's. That B200 runs at half of its peak: calibrate yours (`autoshard calibrate`)."
     )
     header = ("device", "product", "rows", "signed", "absolute")
     return ["## Products of a backward, other hosts", "", text, "", *table(header, found)]

@@ -1,4 +1,4 @@
-// The events as typed columns, and the rows that are drawn: modules nested, each stream, what nothing hides.
+// The events as typed columns, and the rows that are drawn: modules nested, each stream, exposed communication.
 const data = JSON.parse(by("data").textContent);
 const events = decoded(data);
 const DEPTH = 3; // rows of modules

@@ -24,7 +24,7 @@ function sliceAt(offsetX, offsetY) {
 function brief(found) {
   const { own, i } = found, n = own.event[i], from = own.start[i], took = own.end[i] - own.start[i];
   if (own.kind === "module") return `${own.text[i]}, ${data.categories[own.shade[i]]}\n${duration(took)}`;
-  if (own.kind === "exposed") return `nothing hides ${titled(n)}\nfor ${duration(took)}`;
+  if (own.kind === "exposed") return `exposed: ${titled(n)}\nfor ${duration(took)}`;
   const module = data.modules[data.module[n]];
   return `${titled(n)}${module ? `\n${module}` : ""}\n${duration(took)}, from ${duration(from)}`;
 }

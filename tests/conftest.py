@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,3 +35,11 @@ def _kept_is_not_searched() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How large everything is; tests/tiny/test_budget.py holds it below its bounds."""
+    from tests import budget
+
+    for line in budget.summary():
+        terminalreporter.write_line(line)

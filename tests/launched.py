@@ -153,12 +153,12 @@ def torchrun(
 def _ended(folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], cwd: Path | None) -> Ended:
     out, err = folder / "out", folder / "err"
     running = [fork(argv, out, err, env=env, cwd=cwd, odd=rank % 2 == 1) for rank, env in enumerate(environments)]
-    end, told = time.monotonic() + HANGS, False
+    end, stopped = time.monotonic() + HANGS, False
     while None in (codes := [process.poll() for process in running]):
-        if any(codes) and not told:
+        if any(codes) and not stopped:
             for process in running:
                 process.send(signal.SIGTERM)
-            told = True
+            stopped = True
         if time.monotonic() > end:
             for process in running:
                 process.kill()

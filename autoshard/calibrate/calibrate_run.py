@@ -116,7 +116,7 @@ def _check_nodes(request: Request, hardware: Hardware) -> None:
 
 
 def measure_here(request: Request) -> dict[str, Any]:
-    """The same on every process of torchrun, each on its own device."""
+    """Measurements on every process of torchrun, each on its own device."""
     from autoshard.calibrate.measure_worker import check_device, measured
 
     check_device(request.device)
@@ -228,7 +228,7 @@ def _network_words(found: NetworkFit) -> str:
 
 
 def as_dict(written: CalibrationFiles) -> Mapping[str, Any]:
-    """The same for `--json`."""
+    """The written files for `--json`."""
     return {
         "profile": str(written.profile),
         "costmodel": str(written.costmodel),

@@ -68,9 +68,9 @@ def calibrate(measured: Mapping[str, Any], hardware: Hardware, dtype: str, sourc
     for key in ("matmul.fill", "matmul.misaligned"):
         entries.append(Entry(key, hardware.constant(key), "default", "kept"))
     for key, value in _backward(products, by_name["matmul"], matmul).items():
-        entries.append(Entry(f"matmul.{key}", value, "measured", f"{source}: median, beside the forward"))
+        entries.append(Entry(f"matmul.{key}", value, "measured", f"{source}: median, relative to the forward"))
     relative = _attention_backward(by_name["attention"], _columns(measured["attention"]))
-    entries.append(Entry("attention.backward", relative, "measured", f"{source}: median, beside the forward"))
+    entries.append(Entry("attention.backward", relative, "measured", f"{source}: median, relative to the forward"))
     dispatch = f"{measured['dispatch_seconds'] * 1e6:.4g} us"
     entries.append(
         Entry("host.dispatch", dispatch, "measured", f"{source}: modules of 8 numbers, forward and backward")

@@ -213,7 +213,8 @@ CHAIN = 200  # operators
 
 
 def issued_seconds(device: torch.device) -> float:
-    """Of an operator on eight numbers as the emitted code has it: recorded by autograd, and issued by its engine."""
+    """Host seconds of an operator on eight numbers, as in the emitted code: recorded by autograd, and issued by its
+    engine."""
     x = torch.randn(8, device=device, requires_grad=True)
     layers = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(CHAIN)))
 

@@ -39,7 +39,7 @@ def attentions(flop_rate: float, generator: np.random.Generator) -> list[dict[st
 
 
 def message_bytes(largest: float, every: int = 1) -> list[int]:
-    """Of collectives, up to `largest`; `every`: of how many sizes one."""
+    """Message sizes of collectives up to `largest`, every `every`-th."""
     return [size for size in (SMALLEST_BYTES * 2**step for step in range(0, SIZES, every)) if size <= largest]
 
 

@@ -81,7 +81,7 @@ def summary(written: RunFiles) -> str:
 
 
 def as_dict(written: RunFiles) -> Mapping[str, Any]:
-    """The same for `--json`."""
+    """The written files for `--json`."""
     own = written.fitted
     return {
         "profile": str(written.profile),

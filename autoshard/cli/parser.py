@@ -84,9 +84,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
     loss = "module:function or file.py:function that computes the loss from the model's output (and targets or labels)"
     parser.add_argument("--loss", metavar="FUNCTION", help=loss)
-    told = "with a saved graph: a module that its package may import, for custom operators; repeatable"
+    text = "with a saved graph: a module that its package may import, for custom operators; repeatable"
     read = module("--allow-module")
-    parser.add_argument("--allow-module", action="append", type=read, default=[], metavar="NAME", help=told)
+    parser.add_argument("--allow-module", action="append", type=read, default=[], metavar="NAME", help=text)
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed"], help="default fp32")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
     parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")
@@ -145,8 +145,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_no_cache(parser: argparse.ArgumentParser) -> None:
-    told = "do not use the search cache (~/.cache/autoshard/searches, or $AUTOSHARD_CACHE)"
-    parser.add_argument("--no-cache", action="store_true", help=told)
+    text = "do not use the search cache (~/.cache/autoshard/searches, or $AUTOSHARD_CACHE)"
+    parser.add_argument("--no-cache", action="store_true", help=text)
 
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:
@@ -206,7 +206,7 @@ def _count(option: str, most: int) -> Callable[[str], int | str]:
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
-    levels = "objective: 0 ratio (least communication and repeated computation), 1 memory, 2 speed (default)"
+    levels = "objective: 0 ratio (least communication and replicated computation), 1 memory, 2 speed (default)"
     parser.add_argument("--level", default="2", help=levels)
     pin = (
         "fix a decision; repeatable: a parameter, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None); "
@@ -344,8 +344,8 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
     nodes = "number of nodes; default: as few as the profile allows"
     parser.add_argument("--nodes", type=whole("--nodes"), metavar="N", help=nodes)
     parser.add_argument("--hosts", metavar="A,B,…", help="names of the nodes, in rank order")
-    told = "options of train.py; default '--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto'"
-    parser.add_argument("--options", metavar="WORDS", help=told)
+    text = "options of train.py; default '--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto'"
+    parser.add_argument("--options", metavar="WORDS", help=text)
     parser.add_argument("--minutes", type=whole("--minutes"), metavar="N", help="time limit of the Slurm job")
     grace = "seconds between the signal and the kill (Slurm, Kubernetes), to save a checkpoint; default 120"
     parser.add_argument("--grace", type=whole("--grace"), default=120, metavar="N", help=grace)

@@ -1,1 +1,1 @@
-"""A trace of a real run beside the predicted timeline: by stream, operator and collective, and where they differ."""
+"""Compares a trace of a real run with the predicted timeline, by stream, operator and collective."""

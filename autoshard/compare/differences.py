@@ -47,7 +47,8 @@ COMPUTED, COMMUNICATED, WAITING = "computation", "communication", "no operator r
 
 
 def compare(timeline: Timeline, program: Program, graph: Graph, measured: MeasuredStep) -> Comparison:
-    """Of the same plan. Collectives of a group whose size the trace does not say are compared by kind alone."""
+    """Compares a predicted and a measured step of the same plan. Collectives of a group whose size the trace does not
+    say are compared by kind alone."""
     sized = any(item.group for item in measured.items if item.collective)
     sizes = dict(zip(program.mesh.names, program.mesh.sizes, strict=True))
     operators: dict[str, float] = defaultdict(float)

@@ -154,7 +154,7 @@ class StepRequest:
         for name, given in said.items():
             if given and not self.enable_parallel_optimizer:
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} is about the parallel optimizer", "--enable-parallel-optimizer beside it")
+                raise UsageError(f"{option} is about the parallel optimizer", "add --enable-parallel-optimizer")
         if self.enable_parallel_optimizer and self.zero is not None:
             told = f"--enable-parallel-optimizer and --zero {self.zero} both say where weights are stored"
             raise UsageError(told, "--zero 1 or 2 alone")

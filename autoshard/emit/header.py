@@ -178,7 +178,7 @@ def _axis_words(program: Program, axis: int, name: str) -> str:
         facts.append(f"cuts {len(stored) - len(gathered)} of {count} parameters where they are used")
     sums = [b for b in program.gradient_buckets if name in b.axes]
     if sums:
-        facts.append(f"sums the gradients of {sum(len(b.parameters) for b in sums)} parameters beside backward")
+        facts.append(f"sums the gradients of {sum(len(b.parameters) for b in sums)} parameters during backward")
     if facts:
         return "; ".join(facts)
     divides = any(isinstance(value.layout.placements[axis], Shard) for value in program.values)

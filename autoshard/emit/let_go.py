@@ -1,4 +1,5 @@
-"""Where a function lets go of variables: of weights gathered for one use, and of what the program says is short-lived.
+"""Where the emitted forward deletes variables early: weights gathered for one use, and what the program marks
+short-lived.
 
 A `del` stands only where its variable would hold a tensor on: not where the name is used again at once, nor where
 nothing more is made.

@@ -256,7 +256,7 @@ def facts(
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
     axes = _partial_axes(program, loss) if loss is not None else []
     again = any(isinstance(step, Compute) and step.again for step in program.instructions)
-    lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has let go")
+    lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has freed")
     lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
     lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")

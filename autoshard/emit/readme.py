@@ -89,10 +89,10 @@ def _order_of_kernels(program: Program) -> str:
     early = sum(isinstance(step, Collective) and step.early for step in program.instructions)
     if not early:
         return ""
-    both = " It may put what reduces or gathers weights beside it in a row, too: compare both on your cluster."
+    both = " It may also serialise the collectives that overlap it: compare both on your cluster."
     more = both if program.gradient_buckets or program.weight_buckets else ""
     return f"""
-{early} reductions of gradients start beside a product of weights. On GPUs before Blackwell,
+{early} reductions of gradients overlap a product of weights. On GPUs before Blackwell,
 `export CUDA_DEVICE_MAX_CONNECTIONS=1` starts kernels in the order in which they were called, so that none of these
 waits until its product has left room. It changes no number.{more}
 """

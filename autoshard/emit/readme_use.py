@@ -25,7 +25,7 @@ def make_loader():
 ```
 
 Every rank may yield the same global batch, of which it takes its part, or its local part alone: the shapes tell which,
-dim by dim. `make_loader(parts)` is told the slices of each input that its rank needs. Global shapes:
+dim by dim. `make_loader(parts)` receives the slices of each input that its rank needs. Global shapes:
 
 {_inputs(header)}
 
@@ -56,7 +56,7 @@ last checkpoint is from before. In float16, gradients that overflow under the sc
 ```
 torchrun ... train.py --weights model.safetensors            # start from the original model's weights
 torchrun ... train.py --weights folder                       # of shards with their index: each rank reads its part
-torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step; --save-async: beside training
+torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step; --save-async: during training
 torchrun ... train.py --resume checkpoints                   # also in a package planned for another mesh
 torchrun ... train.py --save checkpoints --resume auto       # go on with the last whole one there, or begin; --keep N
 python convert.py --to-original checkpoints/step-100 model.safetensors
@@ -66,7 +66,7 @@ python convert.py --to-sharded model.safetensors checkpoint
 SIGTERM or SIGINT, to one rank or all, ends a run after the step that is running: a checkpoint is saved, and all ranks
 end with exit code {STOPPED}, which says "start it again, with `--resume auto`" (torchrun ends with 1 itself, and kills
 what has not ended after 30 s). A second signal, a second or more later, ends at once. One job writes in a folder at a
-time, and only checkpoints of one run. A failure is told by the rank that knows it, in a line; `--traceback` shows more.
+time, and only checkpoints of one run. The rank that knows a failure reports it in a line; `--traceback` shows more.
 
 Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
 `train.py` and `convert.py` read them, and files of weights, as data: what would run code is refused. torch's own
@@ -160,13 +160,13 @@ _LOSS_SCALE = """## Loss scale
 Products are computed in float16, weights and sums of gradients are float32. The loss is scaled by torch's `GradScaler`:
 it begins at `--loss-scale` (65536) and halves when a gradient overflows on any rank. Such a step counts, and its batch
 is used up, but parameters and optimizer stay as they were; the first steps of a run are often left out so. The scale is
-in the checkpoints. Gradients are clipped, and their norm is told, without it.
+in the checkpoints. Gradients are clipped, and their norm is printed, without it.
 
 """
 _FLOAT8 = """## Float8
 
 `float8_linear` (`runtime/float8.py`) makes the three products of a linear layer in float8: input and weight in e4m3,
-the gradient that comes in in e5m2, each with a scale of its largest element, made anew every time; as torchao's
+the gradient that comes in in e5m2, each with a scale of its largest element, computed every time; as torchao's
 `Float8Linear` does by default. All else is as in bfloat16 mixed precision: weights are float32, and kept for backward
 is what bfloat16 keeps. A device scales the shard that it holds. Where rows or a dim of it are no multiple of 16 the
 layer multiplies in bfloat16. It needs torch's `_scaled_mm` on the device (NVIDIA from compute capability 8.9, AMD

@@ -114,7 +114,7 @@ def front_of(
     exact: Callable[[TrainingRun], float],
     simulated: Callable[[TrainingRun], Estimate],
 ) -> tuple[Estimate, ...]:
-    """Of (bound, run), the leanest first, those that are faster than all that need no more memory; fastest first.
+    """The Pareto front of step time and memory, fastest first; `runs` are (bound, run), the leanest first.
     Simulated are those whose bounds do not say that they are slower."""
     found: list[Estimate] = []
     for bound, run in runs:

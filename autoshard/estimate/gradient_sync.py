@@ -47,7 +47,7 @@ class Syncs:
 
 
 def syncs(built: BuiltTransformer, run: TrainingRun, hardware: Hardware) -> Syncs:
-    """Of the pieces of one stage's program."""
+    """Gradient reductions of one stage's program, piece by piece."""
     return Syncs(*(_sync(built, run, hardware, path) for path in (EMBEDDING, layer(LAYERS - 1), "head")))
 
 
@@ -60,7 +60,7 @@ def replica_mesh(run: TrainingRun) -> Mesh:
 
 
 def expert_mesh(run: TrainingRun) -> Mesh:
-    """The same for experts: all replicas that hold the same ones are one group, `ep` devices apart."""
+    """The mesh of experts: all replicas that hold the same ones are one group, `ep` devices apart."""
     return Mesh((("replica", 1), ("shard", run.dp // run.ep), ("ep", run.ep), ("cp", run.cp), ("tp", run.tp)))
 
 

@@ -55,7 +55,8 @@ class Pieces:
 
 @lru_cache(maxsize=1024)
 def pieces(built: BuiltTransformer, hardware: Hardware, compiled: bool = False) -> Pieces:
-    """Of the last layer of the program, the embedding and the head; the layer `compiled` by `torch.compile`, or not."""
+    """Costs of the last layer of the program, the embedding and the head; the layer `compiled` by `torch.compile`, or
+    not."""
     slot = replace(
         built.program, gradient_buckets=(), weight_buckets=()
     )  # gradients are summed once a step, beside other slots

@@ -88,8 +88,8 @@ def divisors(number: int) -> list[int]:
 
 
 def check_none(space: RunSpace, runs: Iterable[TrainingRun]) -> None:
-    """Of a space of which none of the `runs` is possible. UsageError where what is fixed does not divide the devices,
-    or something is wrong in all."""
+    """Raises if none of the `runs` of the space is possible: UsageError where what is fixed does not divide the
+    devices, or something is wrong in all."""
     told = _undivided(space) or "; ".join(_wrong_in_all(space.model, runs))
     if told:
         raise UsageError(told, "see `autoshard estimate --help`")

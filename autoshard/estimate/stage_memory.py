@@ -79,7 +79,8 @@ def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
 
 @lru_cache(maxsize=1024)
 def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> KeptBytes:
-    """Of the program's last layer, which stands for all. `gathered`: what is gathered for use is kept whole."""
+    """Bytes that the program's last layer keeps, which stands for all. `gathered`: what is gathered for use is kept
+    whole."""
     program = replace(built.program, gradient_buckets=(), weight_buckets=())
     plan = plan_memory(program, built.graph, accumulates=True)
     turn = len(program.instructions) - 1  # the last step of the forward
@@ -121,8 +122,8 @@ def _of_operators(built: BuiltTransformer, alive: Sequence[Span]) -> float:
 
 
 def span_bytes(span: Span, built: BuiltTransformer, gathered: bool) -> float:
-    """Of what is kept for backward. What is gathered for use is kept as its shard, as Megatron-LM does: its second
-    gather hides behind a product."""
+    """Bytes of what is saved for backward. What is gathered for use is kept as its shard, as Megatron-LM does: its
+    second gather hides behind a product."""
     instruction = built.program.instructions[span.start]
     if isinstance(instruction, Collective) and not gathered:
         pairs = zip(instruction.axes, instruction.before, strict=True)
@@ -149,7 +150,7 @@ STEADY = 4  # micro-batches a stage: with more, no more are in flight, but where
 
 
 def in_flight(model: Transformer, run: TrainingRun, stage: int) -> InFlight:
-    """Of a stage in the run's schedule."""
+    """Micro-batches in flight on a stage of the run's schedule."""
     micro_batches = run.micro_batches if run.schedule == "gpipe" else min(run.micro_batches, STEADY * run.pp)
     return _in_flight(run.schedule, stage, run.pp, micro_batches, layers_of(model, run, stage))
 
@@ -179,7 +180,7 @@ class _Moment:
 def stage_memory(
     built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: ParameterCounts, stage: int
 ) -> StageMemory:
-    """Of a stage, when it holds most: at the loss, or while a layer is computed again. The first stage keeps what its
+    """Peak memory of a stage: at the loss, or while a layer is recomputed. The first stage keeps what its
     embedding made, the last its head."""
     chunks = layers_of(model, run, stage)
     weights, gradients, optimizer = states(built, run, parameters, sum(chunks))

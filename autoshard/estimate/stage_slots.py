@@ -49,7 +49,7 @@ class Stages:
     beside: float = 0.0
 
     def layers(self, stage: int, chunk: int) -> int:
-        """Of one chunk of a stage."""
+        """Layers of one chunk of a stage."""
         return part_layers(self.model, self.run)[chunk * self.run.pp + stage]
 
     @property
@@ -133,7 +133,7 @@ class Stages:
         stalled = (compute + communication + again.forward_seconds) * (self.slowdown - 1)
         return (
             ("layers: compute", count * compute),
-            ("layers: computed again", count * (again.forward_seconds - again.forward_communication_seconds)),
+            ("layers: recompute", count * (again.forward_seconds - again.forward_communication_seconds)),
             (
                 "layers: tensor-parallel communication",
                 count * (communication + again.forward_communication_seconds - dispatch),

@@ -23,13 +23,13 @@ ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
 
 
 def held_weight_bytes(run: TrainingRun) -> int:
-    """Of one parameter as a device holds it."""
+    """Bytes of one parameter as a device holds it."""
     return STATE_BYTES[run.precision][0]
 
 
 def _gradient_bytes(run: TrainingRun) -> float:
-    """Of one parameter's gradient as a device holds it. Megatron's buffers are in what their gradients are summed in
-    (`grad_dtype` of megatron.core.distributed.distributed_data_parallel: float32 where grad_reduce_in_fp32, else
+    """Bytes of one parameter's gradient as a device holds it. Megatron's buffers are in what their gradients are summed
+    in (`grad_dtype` of megatron.core.distributed.distributed_data_parallel: float32 where grad_reduce_in_fp32, else
     that of the weights), if that is given."""
     own = held_bytes(run.software, run.precision).gradient
     if own is None and run.precision in MEGATRON and run.reduced:
@@ -52,7 +52,7 @@ def head_gradients(built: BuiltTransformer, model: Transformer, run: TrainingRun
 
 
 def scattering(built: BuiltTransformer, run: TrainingRun, layers: int) -> float:
-    """Of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
+    """Bytes of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
     fsdp = run.precision in SHARDED
     own = _gradient_bytes(run) + run.weight_bytes * fsdp
     return held(built, layer(LAYERS - 1)).all * layers * own * (run.zero >= 2) * (run.replicas > 1)
@@ -65,13 +65,13 @@ def gathered_weights(built: BuiltTransformer, run: TrainingRun) -> float:
 
 
 def gathered_outside(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> float:
-    """The same of what is in no layer, which FSDP's outermost module gathers."""
+    """Gathered bytes of what is in no layer, which FSDP's outermost module gathers."""
     outside = max(0, parameters.all - held(built, layer(LAYERS - 1)).all * layers)
     return float(outside * run.weight_bytes * (run.precision in SHARDED) * (run.replicas > 1))
 
 
 def layer_gradients(built: BuiltTransformer, run: TrainingRun) -> float:
-    """Of a layer, once they are reduced."""
+    """Bytes of a layer's gradients, once they are reduced."""
     return held(built, layer(LAYERS - 1)).sharded(run, run.zero >= 2) * _gradient_bytes(run)
 
 

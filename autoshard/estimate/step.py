@@ -122,7 +122,8 @@ def style_of(model: Transformer, run: TrainingRun) -> str:
 def _band(
     families: dict[str, float], rest: Sequence[Part], run: TrainingRun, hardware: Hardware, kind: StepKind
 ) -> Band:
-    """Of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's own."""
+    """The error band of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's
+    own."""
     for name, seconds in rest:
         family = "memory" if name.startswith("optimizer") else "collective"
         families[family] = families.get(family, 0.0) + seconds

@@ -101,7 +101,7 @@ def _kinds(model: Transformer, run: TrainingRun) -> list[Kind]:
 
 
 def _last_alike(model: Transformer, run: TrainingRun) -> set[int]:
-    """Of stages alike the last waits longest."""
+    """The last stage of each kind, which waits longest."""
     return set({kind: stage for stage, kind in enumerate(_kinds(model, run))}.values())
 
 

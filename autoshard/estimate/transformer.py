@@ -162,12 +162,12 @@ class TrainingRun:
 
     @property
     def weight_bytes(self) -> int:
-        """Of one parameter as it is computed with."""
+        """Bytes of one parameter as it is computed with."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one parameter's gradient as replicas sum it."""
+        """Bytes of one parameter's gradient as replicas sum it."""
         if self.reduced:
             return 4 if self.reduced == "fp32" else 2
         return 2 if self.precision in MEGATRON else 4
@@ -180,7 +180,7 @@ class TrainingRun:
 
     @property
     def activation_bytes(self) -> int:
-        """Of one element of the residual stream."""
+        """Bytes of one element of the residual stream."""
         return 2 if self.precision in HALF else 4
 
     @property
@@ -278,7 +278,7 @@ def _package(run: TrainingRun) -> list[tuple[bool, str]]:
     precisions = [name for name in PRECISIONS if name not in HALF]
     told = f"software {PACKAGES}: packages"
     return [
-        (run.recompute != "operators", f"{told} compute again selectively or in full, got recompute operators"),
+        (run.recompute != "operators", f"{told} recompute selectively or in full, got recompute operators"),
         (
             run.precision in precisions,
             f"{told} compute in precision {' or '.join(precisions)}, got {run.precision}",

@@ -71,7 +71,7 @@ def _built(
 def split_formulation(
     written: TransformerGraph, mesh: Mesh, hardware: Hardware, sequence_parallel: bool
 ) -> Formulation:
-    """Of the strategies that Megatron-LM has, each device storing what it reads."""
+    """The formulation with Megatron-LM's strategies alone; each device stores what it reads."""
     stream = "S1" if sequence_parallel else "R"
 
     def allowed(op: Op, strategy: Strategy) -> bool:

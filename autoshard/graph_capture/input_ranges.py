@@ -19,7 +19,7 @@ from autoshard.ir.graph import ColumnRanges, Graph, InputRange, Op, RecipeCall
 from autoshard.rules.operators import record
 
 LARGEST_ELEMENTS = 2**24  # of one example that is made again
-MOST_COLUMNS = 256  # whose ranges a package lists
+MOST_COLUMNS = 256  # features of tabular models; above, a last dim is a hidden size, and its list would fill a package
 _ALSO_MOVES = frozenset(f"aten.{name}" for name in ("unbind", "stack", "where", "masked_fill"))
 _CHOOSE_COLUMNS = frozenset(f"aten.{name}" for name in ("select", "slice", "narrow", "unbind", "split", "chunk"))
 

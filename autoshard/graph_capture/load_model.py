@@ -85,7 +85,7 @@ def verify_arguments(spec: str) -> dict[str, Any]:
     sizes = getattr(module, "VERIFY", {})
     if not isinstance(sizes, dict):
         raise UsageError(
-            f"VERIFY beside {spec} is {type(sizes).__name__}, expected a dict of arguments to their small values",
+            f"VERIFY next to {spec} is {type(sizes).__name__}, expected a dict of arguments to their small values",
             'VERIFY = {"n_layer": 2}',
         )
     _check_known(f"VERIFY of {spec}", find_callable(spec), sizes)

@@ -33,7 +33,7 @@ def recompute(
         raise UsageError(f"recompute() of {type(module).__name__} for the second time", "one call for each module")
     ignored = []
     if parallel_optimizer_comm_recompute is False:
-        ignored.append("parallel_optimizer_comm_recompute=False: weights of what is computed again are gathered again")
+        ignored.append("parallel_optimizer_comm_recompute=False: weights of recomputed modules are gathered again")
     object.__setattr__(module, _AGAIN, (RECOMPUTE if mp_comm_recompute else KEEPING, tuple(ignored)))
     return module
 

@@ -84,7 +84,9 @@ def _how(in_strategy: Any, out_strategy: Any, target: str | None = None) -> str:
         return memory.strip()
     if isinstance(in_strategy, str):
         if out_strategy is not None:
-            raise UsageError("a layout as in_strategy says how the result lies, beside out_strategy", "one of the two")
+            raise UsageError(
+                "a layout as in_strategy is also that of the result, and out_strategy is given", "one of the two"
+            )
         return in_strategy + memory
     _check("in_strategy", in_strategy)
     _check("out_strategy", out_strategy)

@@ -89,8 +89,9 @@ def step_parts(account: StepAccount) -> list[tuple[str, str, str]]:
 def verdict(verification: Mapping[str, Any] | None, model: str) -> dict[str, str]:
     """The strip under the title: verified, failed, or not verified, and how to."""
     if verification is None:
-        way = "run autoshard verify on its folder" if has_code(model) else f"{model} has no code, plan from the model"
-        text = f"Whether it computes what the model computes is not known yet: {way}."
+        text = (
+            "Run autoshard verify on its folder." if has_code(model) else f"{model} has no code: plan from the model."
+        )
         return {"state": "unknown", "title": "Not verified.", "text": text}
     passed = bool(verification.get("passed"))
     title = "Verified." if passed else "Verification failed."

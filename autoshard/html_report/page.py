@@ -142,7 +142,7 @@ def _chosen(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> d
 
 
 LEVELS = (
-    "level 0, the least communication and repeated work",
+    "level 0, the least communication and replicated work",
     "level 1, the least memory",
     "level 2, the fastest step",
 )
@@ -194,7 +194,7 @@ def _steps(plan: Plan) -> dict[str, Any] | None:
     if not plan.search.steps:
         return None
     rows = [step_cells(own) for own in plan.search.steps]
-    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "told": told(plan.search.steps_told)}
+    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "notes": told(plan.search.steps_told)}
 
 
 def _mesh(tried: MeshTried) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] 
         return None
     size = f"{step.samples} samples" if step.samples else "the captured batch"
     text = f"{counted(step.micro_batches, 'micro-batch')} of {size}"
-    text += f" through {step.stages} stages, in the order called {step.schedule}" if step.stages > 1 else ""
+    text += f" through {step.stages} stages, schedule {step.schedule}" if step.stages > 1 else ""
     text += "."
     return {
         "text": text,

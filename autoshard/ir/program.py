@@ -229,7 +229,7 @@ class Program(Derives):
 
     @property
     def has_backward(self) -> bool:
-        """It makes a loss, or hands on what a later part makes one of."""
+        """True if this part computes the loss, or feeds a part that does."""
         return self.loss is not None or bool(self.step.parts)
 
     def value(self, name: str) -> LocalValue:

@@ -27,9 +27,9 @@ _ROUND = 1e-12
 
 
 def dealt_anew(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
-    """Those of the least seconds on each stage that fit, by where blocks that keep most stand; empty where none fits.
-    `plan` as it is where one stage has all blocks, or where parts have other blocks than one run of equal ones with
-    something before and after it."""
+    """The plans with the least seconds on each stage that fit, by the position of the blocks that keep most; empty
+    where none fits. `plan` as it is where one stage has all blocks, or where parts have other blocks than one run of
+    equal ones with something before and after it."""
     run = problem.kinds[problem.stage_problem.run[0]]
     blocks = [[k for k in range(part.first, part.stop) if problem.kinds[k] == run] for part in plan.parts]
     front = problem.fronts[run].front

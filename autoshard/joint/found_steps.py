@@ -90,7 +90,7 @@ class JointResult:
 
     @property
     def room_bytes(self) -> float:
-        """Of a device, for a plan's own program."""
+        """Bytes of a device for a plan's own program."""
         return self.limit_bytes or self.best.problem.capacity_bytes
 
     def of_wider(self, first: JointResult) -> JointResult:
@@ -100,8 +100,8 @@ class JointResult:
 
     @property
     def gap(self) -> float:
-        """Of the simulated step to any plan in any order, both by the costs of blocks, relative to the bound; at level
-        1 of the fullest device's memory, at level 0 of what is communicated and done again."""
+        """Gap of the simulated step to any plan in any order, both by the costs of blocks, relative to the bound; at
+        level 1 of the fullest device's memory, at level 0 of what is communicated and done again."""
         if self.level == MEMORY:
             return self.best.peak_bytes / self.bound_bytes - 1
         if self.level == RATIO:
@@ -182,7 +182,7 @@ def best_stages(problem: StepProblem) -> StageSolution | None:
 
 
 def least_points(problem: StepProblem, fronts: Sequence[Front]) -> tuple[int, ...] | None:
-    """Of the plan of one stage that takes the least seconds of these `fronts`, by kind, within what that holds as it is
+    """Points of the one-stage plan with the least seconds of these `fronts`, by kind, within what that holds as it is
     simulated; None where none fits, or too many are to be followed, or there are more stages."""
     if not _is_one(problem):
         return None

@@ -61,7 +61,7 @@ class FrontStore:
         self.short = shortened(self.line)
 
     def splits(self, choice: OuterChoice) -> tuple[SplitCosts, ...]:
-        """Those of an outer choice that keep the pins. PinRefused where there are none."""
+        """Splits of an outer choice that keep the pins. PinRefused where there are none."""
         return self.costs(choice.inner, choice.micro_batch, self._left(choice))
 
     def costs(self, inner: Inner, micro_batch: int, left: Left = NOTHING_SAID) -> tuple[SplitCosts, ...]:
@@ -141,7 +141,7 @@ class FrontStore:
         return ""
 
     def sharded(self, own: SplitCosts) -> tuple[ShardedCosts, ...]:
-        """The same split with weights in shards over replicas, by kind. What shards change is measured with the first
+        """Costs of the split with weights sharded over replicas, by kind. What shards change is measured with the first
         micro-batch that is asked for: weights have no batch."""
         if own in self.sharded_made:
             return self.sharded_made[own]
@@ -164,7 +164,7 @@ class FrontStore:
 
 @dataclass
 class FrontStores:
-    """Of one graph and hardware, by replicas, pins and what else is asked: what a search has split and measured the
+    """Cost curves of one graph and hardware, by replicas, pins and request: what a search has split and measured the
     next one finds."""
 
     graph: Graph
@@ -184,6 +184,7 @@ def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
 
 
 def measured_replicas(choices: Iterable[OuterChoice]) -> int:
-    """Of those that are asked for the most up to 8: more change nothing but collectives, which are priced apart."""
+    """The largest number of replicas that is asked for, up to 8: more change nothing but collectives, which are priced
+    apart."""
     counts = {choice.replicas for choice in choices if choice.replicas > 1}
     return max((n for n in counts if n <= MEASURED), default=min(counts, default=2))

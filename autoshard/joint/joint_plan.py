@@ -71,27 +71,27 @@ def joint_plan(
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
     )  # fmt: skip
     made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
-    told = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
+    note = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
     if found.level == RATIO:
-        told += f"{format_seconds(best.rest_seconds)} of communication and repeated work per step, mean over devices "
-        told += "(cost model of blocks, without pipeline bubbles)"
+        note += f"{format_seconds(best.rest_seconds)} of communication and replicated work per step, mean over devices "
+        note += "(cost model of blocks, without pipeline bubbles)"
     elif found.level == MEMORY:
-        told += (
+        note += (
             f"{format_bytes(best.peak_bytes)} on the fullest device (cost model of blocks), at most {found.gap:.2%} "
         )
-        told += "above the lower bound for all plans searched"
+        note += "above the lower bound for all plans searched"
     else:
-        told += (
+        note += (
             f"{format_seconds(best.seconds)} (cost model of blocks), at most {found.gap:.2%} above the lower bound for "
         )
-        told += "all plans searched, whatever their schedule"
+        note += "all plans searched, whatever their schedule"
     search = replace(
         made.search,
         level=found.level,
         pins=found.pins.texts,
         notes=(
             *made.search.notes,
-            told,
+            note,
             *other_averages(line.graph, step.samples),
             *(kept_counts(line.graph, step.samples) if holds_graph(origin.model) else followed_numbers(graph, carried)),
         ),
@@ -154,7 +154,7 @@ def _parts(best: StepFound, found: JointResult) -> tuple[StagePart, ...]:
 
 
 def _kept(best: StepFound, found: JointResult) -> tuple[BlockPolicy, ...]:
-    """Of a module that stands in the line several times, the least that is kept of it anywhere."""
+    """What is kept of each block; of a module that occurs several times, the least that is kept anywhere."""
     problem, keeps = best.problem, dict[str, str]()
     for k, point in enumerate(best.plan.points):
         keep = problem.keeps[problem.kinds[k]][point]
@@ -183,8 +183,8 @@ def other_averages(graph: Graph, samples: int) -> list[str]:
 
 
 def kept_counts(graph: Graph, samples: int) -> list[str]:
-    """Of a graph without its model's code: nothing tells which numbers Python computed of the batch (`loss / len(x)`),
-    and all stay as they are. With those that may be, which are the samples or elements of an input."""
+    """Notes for a graph without its model's code: it does not show which numbers Python computed of the batch (`loss /
+    len(x)`), and all stay as they are. With those that may be, which are the samples or elements of an input."""
     own = batch_size(graph)
     if samples == own:
         return []
@@ -195,11 +195,11 @@ def kept_counts(graph: Graph, samples: int) -> list[str]:
         for name, value in op.attributes:
             if name in _NUMBERS and _number(value) in numbers:
                 found[f"{_number(value):g} of {op.target.partition('.')[2]} at {op.source or op.module}"] = None
-    told = (
+    note = (
         f"a saved graph of {own} samples, planned with {samples}, without the model's code: numbers that it computed "
     )
-    told += "of its batch are not known, and stay; plan from the model itself"
-    return [f"{told}, since these may be such: {'; '.join(found)}" if found else told]
+    note += "of its batch are not known, and stay; plan from the model itself"
+    return [f"{note}, since these may be such: {'; '.join(found)}" if found else note]
 
 
 def _counts(shape: tuple[int, ...], batch: int) -> Iterator[int]:

@@ -116,7 +116,8 @@ def joint_search(
 
 
 def _kept_splits(store: FrontStore, choice: OuterChoice, log: Divided) -> tuple[SplitCosts, ...]:
-    """Those of an outer choice that keep the pins; where there are none the log says why, by an example of each pin."""
+    """Splits of an outer choice that keep the pins; where there are none the log says why, by an example of each
+    pin."""
     try:
         return store.splits(choice)
     except PinRefused as error:
@@ -142,7 +143,7 @@ class Later:
 def _later(
     choices: list[OuterChoice], store: FrontStore, problems_of: Callable[[list[OuterChoice]], list[Problem]]
 ) -> list[Later]:
-    """Those with a second axis, where there are others to begin with: a split over two axes takes longest to find."""
+    """Choices with a second axis, if there are others to begin with: a split over two axes takes longest to find."""
     meshes = dict.fromkeys(choice.inner for choice in choices if len(choice.inner) > 1)
     if len({choice.inner for choice in choices} - meshes.keys()) == 0:
         return []
@@ -167,7 +168,7 @@ def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
 def _not_some(
     space: OuterSpace, line: BlockLine, named: set[int], problems: Iterable[tuple[StepProblem, BlockSplit | None]]
 ) -> Iterator[str]:
-    """Of each kind of block whose results can't be kept one by one, though that is asked for."""
+    """A note for each kind of block whose results can't be kept one by one, though that is asked for."""
     offered = {kind for problem, _ in problems for kind, keeps in enumerate(problem.keeps) if _has_some(keeps)}
     for kind in sorted(named - offered) if KEEP_SOME in space.keeps else ():
         block = next(block for block in line.blocks if block.kind == kind)
@@ -244,13 +245,13 @@ class _Candidate:
 
     @cached_property
     def room(self) -> RoomBound:
-        """Of every plan that fits as it is simulated."""
+        """Bound of every plan that fits as it is simulated."""
         self.roomed = True
         return RoomBound(self.problem.bounding)
 
     @cached_property
     def form_room(self) -> RoomBound:
-        """Of every plan that fits as `best_stages` counts memory."""
+        """Bound of every plan that fits as `best_stages` counts memory."""
         counted = self.room if self.problem.choice.stages == 1 else RoomBound(self.problem.stage_problem)
         return counted if np.isfinite(counted.slowest_seconds) else self.room
 
@@ -283,7 +284,7 @@ class _BestFirst:
         self.best = np.inf
 
     def hopeful(self) -> Iterator[_Candidate]:
-        """Those with a solution that may be simulated to less than the best so far."""
+        """Candidates whose simulated step may be below the best so far."""
         heap = [(own.any_order_least, number) for number, own in enumerate(self.candidates)]
         heapify(heap)
         while True:

@@ -75,8 +75,8 @@ def leanest_of(
 
 
 def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
-    """Of the plans that hold no more than the least of its outer choice. Where a stage holds more as it is simulated
-    than there is, as much less room is taken to be there."""
+    """The fastest plan that holds no more than the least of its outer choice. Where a stage holds more as it is
+    simulated than there is, as much less room is taken to be there."""
     own = problem
     for attempt in range(REPAIRS):
         room = one_stage_bytes(own)

@@ -111,8 +111,8 @@ def least_rest(problem: StepProblem, split: BlockSplit | None) -> StepFound | No
 
 
 def _plans(problem: StepProblem) -> list[StagePlan]:
-    """Of the least rest: of one stage by what it holds exactly; else of all that may fit, and of those that do by the
-    count of `stage_problem`."""
+    """Plans of the least overhead: on one stage by what it holds exactly; else of all that may fit, and of those that
+    do by the count of `stage_problem`."""
     points = least_points(problem, rest_fronts(problem))
     if points is not None:
         return [_one_stage(problem, points)]

@@ -69,7 +69,7 @@ def fastest_stored(
 
 
 def step_bytes(plan: Plan) -> float:
-    """Of the fullest device, in the whole step."""
+    """Peak bytes of the fullest device in the whole step."""
     return plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
 
 
@@ -78,8 +78,8 @@ def _leaner(plan: Plan) -> tuple[float, float]:
 
 
 def least_step(least: Plan, fastest: Plan) -> Plan:
-    """Of level 1: `least`, which holds least in a micro-batch on one stage, or `fastest` where its whole step, in which
-    gradients are added up, needs less."""
+    """The plan of level 1: `least`, which holds least in a micro-batch on one stage, or `fastest` where its whole step,
+    in which gradients are added up, needs less."""
     if _leaner(least) <= _leaner(fastest):
         return least
     certificate = without_proof(fastest.certificate, fastest.predicted_peak_bytes)

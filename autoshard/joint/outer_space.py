@@ -101,7 +101,7 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
             continue
         if stages > space.line:
             told = f"{counted(space.line, 'block')} for {stages} stages, which are cut between blocks"
-            log.no(f"{told} (--mesh beside --stages cuts inside them, too)")
+            log.no(f"{told} (--mesh with --stages shards inside them, too)")
             continue
         inner = space.devices // stages
         for tensor in space.tensor or [d for d in divisors(inner) if d <= hardware.devices_per_node]:

@@ -21,9 +21,9 @@ def unsearched(context: Sizes, expert: Sizes, offered: tuple[int, int]) -> Itera
     """The second axes that may pay and were not asked for."""
     tokens, experts = offered
     if context == (1,) and tokens >= 2 * LEAST_TOKENS:
-        yield "cp beside tp, for long sequences: --context-parallel auto searches it, too"
+        yield "cp in addition to tp, for long sequences: --context-parallel auto searches it, too"
     if expert == (1,) and len(shared_experts(experts, experts)) > 1:
-        yield "ep beside tp, for experts: --expert-parallel auto searches it, too"
+        yield "ep in addition to tp, for experts: --expert-parallel auto searches it, too"
 
 
 def _named(cp: int, ep: int) -> str:
@@ -47,7 +47,7 @@ def second_axes(
         for ep in many if expert is None else expert:
             if cp > 1 and ep > 1:
                 if context is not None and expert is not None:
-                    no(f"cp={cp} and ep={ep}: beside tp one axis shares a block")
+                    no(f"cp={cp} and ep={ep}: only one axis in addition to tp shares a block")
                 continue
             if devices % (cp * ep):
                 no(f"what stages and tp leave of the devices, {devices}, is not divided by {_named(cp, ep)}")

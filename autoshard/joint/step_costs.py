@@ -70,7 +70,7 @@ class StepProblem:
 
     @property
     def _each_micro_batch(self) -> tuple[BlockCosts, ...]:
-        """Of weights that are whole from the first forward of a step on."""
+        """Block costs with weights that are whole from the first forward of a step on."""
         zero = self.choice.zero
         return tuple(own.once[zero - 1] for own in self.sharded) if zero else self.costs
 
@@ -89,7 +89,7 @@ class StepProblem:
 
     @cached_property
     def least_seconds(self) -> float:
-        """Of one micro-batch through all blocks, each at its fastest point."""
+        """Seconds of one micro-batch through all blocks, each at its fastest point."""
         fastest = [float(own.front.seconds.min()) for own in self.fronts]
         return sum(fastest[kind] for kind in self.kinds)
 
@@ -111,7 +111,7 @@ class StepProblem:
         return total / chunks + (choice.micro_batches - 1 / chunks) * total / choice.stages
 
     def received_seconds(self, block: int) -> float:
-        """Of what enters a block, from the stage before."""
+        """Seconds to receive what enters a block from the stage before."""
         if self.choice.stages == 1:
             return 0.0
         size = self.costs[self.kinds[block]].received_bytes
@@ -170,7 +170,7 @@ class StepProblem:
 
     @property
     def _late_beside(self) -> float:
-        """Of collectives after the last backward: see `late_exposed`, which ZeRO 1 alone has."""
+        """Exposed seconds of collectives after the last backward: see `late_exposed`, which ZeRO 1 alone has."""
         if self.choice.zero != 1:
             return 0.0
         return 1.0 if takes_turns(self.mesh, self.hardware) else self.hardware.constant("overlap.slowdown")
@@ -204,8 +204,8 @@ class StepProblem:
         ]
 
     def _with_working(self, fronts: tuple[Front, ...]) -> tuple[Front, ...]:
-        """Of one chunk: what surely stands beside all that a stage keeps, with a block of the kind on it. The line's
-        last block is its stage's."""
+        """The curves of one chunk plus the working bytes that a stage surely needs with a block of the kind on it. The
+        line's last block is its stage's."""
         works, last = self._works, self.kinds[-1]
         found = of_every_part(self.kinds, works, [front.kept_bytes for front in fronts])
         own = [np.full(front.points, least) for front, least in zip(fronts, found, strict=True)]
@@ -238,9 +238,9 @@ class StepProblem:
 
     @cached_property
     def _room(self) -> Floats:
-        """Of each stage, without what stages give each other as it is fullest (an input of each micro-batch is among
-        what its blocks keep) and, on the last, the copy of shared parameters of the last block: blocks before it may
-        stand on other stages, where the simulated step counts theirs."""
+        """Bytes of each stage, without what stages give each other as it is fullest (an input of each micro-batch is
+        among what its blocks keep) and, on the last, the copy of shared parameters of the last block: blocks before it
+        may stand on other stages, where the simulated step counts theirs."""
         choice = self.choice
         room = np.full(choice.stages, self.capacity_bytes) - self.withheld_bytes
         if choice.stages > 1:
@@ -281,13 +281,13 @@ class StepProblem:
         return self.choice.micro_batches == 1
 
     def always_bytes(self, block: int) -> float:
-        """Of a block, at whatever point: what is held all through the step."""
+        """Bytes of a block at any point that are held all through the step."""
         own = self.fronts[self.kinds[block]]
         whole = own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
         return float(own.front.static_bytes[0]) - whole - self.fresh_bytes(block)
 
     def fresh_bytes(self, block: int) -> float:
-        """Of the gradients that a block's backward makes of a single micro-batch."""
+        """Bytes of the gradients that a block's backward makes in a single micro-batch."""
         held = self.fronts[self.kinds[block]].costs.held
         whole = held.gradient_share(self.choice.replicas) if self.choice.zero else held.gradient_bytes
         return whole if self._alone else 0.0
@@ -300,7 +300,7 @@ class StepProblem:
         return float(self.fronts[kind].front.working_bytes[point])
 
     def _scattered_last(self, part: Part) -> float:
-        """Of a backward under ZeRO 2: gradients that none of the part's blocks is left to hide."""
+        """Exposed seconds of a backward under ZeRO 2: gradients that no block of the part is left to hide."""
         if self.choice.zero != 2 or takes_turns(self.mesh, self.hardware):
             return 0.0
         number = min(1, part.stop - 1) if part.first == 0 else part.first

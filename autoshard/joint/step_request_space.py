@@ -62,7 +62,8 @@ def searched_step(
 
 
 def pins_of(graph: Graph, wanted: SearchRequest) -> StepPins:
-    """Of the model's own code, the file and the command, but for those of stages. UsageError where one can't be."""
+    """All operator pins: of the model's code, the file and the command. Stage pins are apart. UsageError where one
+    can't be."""
     filed = pin_file_texts(wanted.pins_file) if wanted.pins_file else ()
     said = [text for text in (*filed, *wanted.pins) if not text.startswith(STAGE_PIN)]
     return step_pins(graph, (*(f"op:{name}={how}" for name, how in graph.strategies), *said))
@@ -152,7 +153,7 @@ def _second(option: str, said: Count) -> tuple[int, ...] | None:
 
 
 def _least_stages(wanted: SearchRequest) -> int:
-    """Those that pins name, and all before them."""
+    """One more than the last stage that a pin names."""
     return 1 + max((pin.stage for pin in wanted.step.pins), default=0)
 
 

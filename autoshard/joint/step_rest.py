@@ -23,7 +23,7 @@ def rest_fronts(problem: StepProblem) -> tuple[Front, ...]:
 
 
 def with_rest(problem: StepProblem, counted: StageProblem) -> StageProblem:
-    """Of `counted`, a stage problem of the same fronts by memory: the sum of its stages is the rest."""
+    """The stage problem `counted` with overhead in place of seconds: its stages add up to the overhead of a step."""
     pairs = zip(counted.fronts, rest_fronts(problem), strict=True)
     fronts = (
         replace(
@@ -48,7 +48,7 @@ def rest_of(problem: StepProblem, plan: StagePlan) -> float:
 
 
 def mean_seconds(problem: StepProblem, each: float) -> float:
-    """Of all devices in a step, `each`: of a micro-batch on all stages together."""
+    """Mean over devices of seconds in a step; `each`: of one micro-batch, summed over stages."""
     return problem.choice.micro_batches * each / problem.choice.stages
 
 
@@ -72,8 +72,8 @@ def _rest(problem: StepProblem, kind: int, own: BlockFront) -> Front:
 
 
 def _between_replicas(problem: StepProblem, kind: int, keep: str) -> float:
-    """Of a micro-batch: weights that are gathered for it and gradients that are scattered, as the block's front has
-    them."""
+    """Seconds of a micro-batch: weights that are gathered for it and gradients that are scattered, as the block's front
+    has them."""
     zero = problem.choice.zero
     if not zero:
         return 0.0

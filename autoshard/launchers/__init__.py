@@ -1,1 +1,1 @@
-"""What a scheduler reads, written beside a package from a template, and started where that can be."""
+"""Writes the job file of a scheduler into a package from a template, and starts it where that is possible."""

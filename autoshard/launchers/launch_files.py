@@ -19,7 +19,7 @@ from autoshard.ir.plan import Plan
 from autoshard.package.output_folder import check_unedited, read_file, update_package
 
 FOLDER = "launch"
-STOPPED = 75  # the exit code of a run that was told to end and has saved; `emit/runtime/stop_signals.py` has it
+STOPPED = 75  # the exit code of a run that a signal stopped after saving; `emit/runtime/stop_signals.py` has it
 DEFAULT_OPTIONS = "--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto"
 DEVICES = {"nccl": "cuda", "hccl": "npu", "gloo": "cpu"}
 RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910", "rocm": "amd.com/gpu"}  # names in Kubernetes

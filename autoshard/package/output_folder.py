@@ -77,7 +77,7 @@ def _swapped(stage: Path, folder: Path) -> bool:
 
 
 def _replaced_in_place(folder: Path, stage: Path, files: Mapping[str, str]) -> None:
-    """The same file by file, in a folder that has to stay: whoever is in it would find himself outside."""
+    """Replaces a package file by file, in a folder that has to stay because processes work in it."""
     before = _manifest(folder) if (folder / MANIFEST).exists() else {}
     write_text(folder / MANIFEST, _manifest_text(before, _manifest(stage)))
     for name in before.keys() - files.keys():
@@ -247,7 +247,7 @@ def _manifest(folder: Path, part: str = "files") -> dict[str, str]:
 
 
 def _accepted(folder: Path) -> dict[str, set[str]]:
-    """Of each file of the package, the hashes that it may have."""
+    """For each file of the package, the hashes that it may have."""
     found: dict[str, set[str]] = {}
     for part in ("files", "coming"):
         for name, digest in _manifest(folder, part).items():

@@ -210,7 +210,7 @@ def read_verification(package: Path) -> dict[str, Any] | None:
     root = root_of(package)
     if not (root / VERIFICATION).exists():
         return None
-    hint = f"{typed('rm', root / VERIFICATION)}, or verify the package anew: {typed('autoshard', 'verify', root)}"
+    hint = f"{typed('rm', root / VERIFICATION)}, or verify the package again: {typed('autoshard', 'verify', root)}"
     result = parse_json(output_folder.read_file(root, VERIFICATION), str(root / VERIFICATION), hint)
     if not isinstance(result, dict) or not isinstance(result.get("passed"), bool):
         raise InvalidFileError(f"{root / VERIFICATION} is damaged: it does not say what passed", hint)

@@ -122,7 +122,7 @@ class _Builder:
     def _check_policies(self) -> None:
         """UsageError for a module to be computed again that is no block of the code."""
         for path in without_call(self.scopes, self.scopes.keeps):
-            told = f"{path} can't be computed again by itself: its operators don't stand together"
+            told = f"{path} can't be recomputed by itself: its operators don't stand together"
             raise UsageError(told, "a module that holds it, or one that it holds")
 
     # --- which modules get a class ---

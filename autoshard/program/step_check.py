@@ -21,13 +21,13 @@ def check_step(step: StepPlan, graph: Graph) -> None:
     for path in step.keeps:
         told = not_again(graph, path, step.micro_batches)
         if told:
-            raise UsageError(f"{path} can't be computed again: {told}", "another block, or what holds it left as it is")
+            raise UsageError(f"{path} can't be recomputed: {told}", "another block, or what holds it left as it is")
     for policy in step.recompute:
         if policy.keep not in KEEPS and not _is_some(policy.keep):
             told = f"one of {', '.join(KEEPS)}, or as in {KEEP_SOME}0 attn.c_attn, attention attn"
             raise UsageError(f"{policy.module} keeps {policy.keep!r}", told)
         if policy.module not in modules:
-            raise UsageError(f"the model has no module {policy.module} to compute again", "a path of the model's")
+            raise UsageError(f"the model has no module {policy.module} to recompute", "a path of the model's")
 
 
 def _is_some(keep: str) -> bool:

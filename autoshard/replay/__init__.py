@@ -1,1 +1,1 @@
-"""A plan that was made before: checked, carried over to other sizes, priced anew, as a command line."""
+"""A plan that was made before: checked, carried over to other sizes, priced again, as a command line."""

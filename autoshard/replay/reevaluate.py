@@ -75,7 +75,7 @@ def resimulated(plan: Plan, step_seconds: float, compiled: bool = False) -> tupl
     if _close(plan.predicted_seconds, step_seconds):
         return origin(plan)
     then = format_seconds(plan.predicted_seconds)
-    return (*origin(plan), f"simulated anew: when the plan was made, its predicted step was {then}")
+    return (*origin(plan), f"simulated again: when the plan was made, its predicted step was {then}")
 
 
 def origin(plan: Plan) -> tuple[str, ...]:

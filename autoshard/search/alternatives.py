@@ -38,7 +38,7 @@ def contenders(
     stored = _parameters(formulation)
     variants: list[tuple[str, Callable[[], tuple[Problem, Keep]]]] = [
         *((name, partial(_priced, formulation, stored, kept, rest)) for name, kept, rest in PRICES),
-        ("least communication and repeated work", lambda: (ratio_problem(formulation), {})),
+        ("least communication and replicated work", lambda: (ratio_problem(formulation), {})),
         ("only Megatron's strategies", lambda: (formulation.problem, _megatron(formulation))),
         ("only whole weights", lambda: (formulation.problem, _whole_weights(formulation))),
         (

@@ -203,7 +203,7 @@ class StepSearch:
     def others(self) -> Iterator[tuple[str, Choice]]:
         """(name, choice): the others so far that seem near the best, the least sum of costs and of a part of them, the
         best between two, and the least of the bound's weights."""
-        self._solved("least sum of costs", self.problem, _ROUNDS[1])
+        self._solved("minimum total cost", self.problem, _ROUNDS[1])
         between = self._between()
         if between is not None:
             self._take("between two of them", between)

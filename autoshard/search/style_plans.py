@@ -141,7 +141,7 @@ class _Comparison:
 
 
 def _itself(plan: Plan) -> dict[str, Plan]:
-    """A plan of one style is that style's best, and no faster than itself."""
+    """True if the plan was searched within this style: then there is nothing to compare."""
     decided = {op.decided_by for op in plan.ops}
     return {name: plan for name in decided & STYLES.keys() if len(decided) == 1 and not plan.step.parts}
 

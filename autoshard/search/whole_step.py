@@ -28,7 +28,7 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
     step = StepPlan(count, request.order, virtual, parts, recompute, zero=plan.step.zero)
     check_step(step, graph)
-    notes = [f"{path} is not computed again: {why}" for path, why in reasons.items() if why]
+    notes = [f"{path} is not recomputed: {why}" for path, why in reasons.items() if why]
     plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
     return without_torn(plan, graph)
 
@@ -82,7 +82,7 @@ def without_torn(plan: Plan, graph: Graph) -> Plan:
     if not torn:
         return plan
     recompute = tuple(policy for policy in plan.step.recompute if policy.module not in torn)
-    notes = [f"{path} is not computed again: it is called several times, by other code each time" for path in torn]
+    notes = [f"{path} is not recomputed: it is called several times, by other code each time" for path in torn]
     search = replace(plan.search, notes=(*plan.search.notes, *notes))
     return replace(plan, step=replace(plan.step, recompute=recompute), search=search)
 

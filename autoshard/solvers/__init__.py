@@ -92,7 +92,7 @@ def audited(problem: Problem, choice: tuple[int, ...], found: Solution, cut: boo
     """What a solver said of `choice`, checked against the problem's own arrays. Raises FalseProof where it is false."""
     answer = Solution(problem, choice, found.lower_bound, found.solver, found.seconds, cut)
     if abs(answer.objective - found.objective) > TOLERANCE * answer.objective:
-        raise FalseProof(f"{found.solver}: a plan of {answer.objective!r} was said to be of {found.objective!r}")
+        raise FalseProof(f"{found.solver}: a plan of {answer.objective!r}, reported as {found.objective!r}")
     if not fits(answer.peak_bytes, problem.capacity_bytes):
         raise FalseProof(f"{found.solver}: {answer.peak_bytes} bytes, with a capacity of {problem.capacity_bytes}")
     return answer

@@ -222,7 +222,7 @@ def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None
 
 
 def structure(problem: Problem) -> int:
-    """The same for problems that differ in what things cost alone."""
+    """A hash, equal for problems that differ only in costs."""
     sizes = tuple(len(node.seconds) for node in problem.nodes)
     return hash((sizes, tuple((value.producer, value.consumers, value.seconds.shape) for value in problem.values)))
 

@@ -59,7 +59,7 @@ Argument = Callable[[Problem, InfeasibleError, Clock], bool]
 
 
 def _shows(argument: Argument, problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
-    """Those that look for plans say by an error that they found that there are none."""
+    """Whether the argument confirms the claim; solvers report by an error that they found no plan."""
     try:
         return argument(problem, claim, clock)
     except InfeasibleError as error:

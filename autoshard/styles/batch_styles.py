@@ -162,7 +162,7 @@ def note(keep: dict[int, list[int]], node: int, fitting: list[int], site: Site) 
 
 
 def used_axes(formulation: Formulation) -> list[int]:
-    """Those of more than one device."""
+    """The axes of more than one device."""
     return [axis for axis, size in enumerate(formulation.mesh.sizes) if size > 1]
 
 

@@ -66,7 +66,7 @@ def _small(share: float) -> str:
 
 
 _MEASURES = (
-    "its communication and repeated work are",
+    "its communication and replicated work are",
     "by the solver's count its memory is",
     "its simulated step is",
 )

@@ -8,7 +8,7 @@ from autoshard.replay.command_line import style_of
 from autoshard.search.objectives import MEMORY, RATIO
 from autoshard.units import counted, format_seconds, signed_seconds
 
-BY_LEVEL = {RATIO: "has the least communication and repeated work", MEMORY: "needs the least memory"}
+BY_LEVEL = {RATIO: "has the least communication and replicated work", MEMORY: "needs the least memory"}
 CHOSEN, TOO_LARGE = "chosen", "too large"
 
 

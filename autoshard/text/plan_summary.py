@@ -213,7 +213,7 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     how = f"({certificate.solver}, {certificate.status}{space(plan)})"
     show = format_bytes if level == 1 else format_seconds
     step = "average micro-batch on one stage" if plan.step.micro_batches > 1 else "simulated step"
-    name = ("communication and repeated work", "least memory as the solver counts", step)[level]
+    name = ("communication and replicated work", "least memory as the solver counts", step)[level]
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     none = "no lower bound of it alone: its step was searched as a whole" if plan.search.steps else "no lower bound"
     known = none if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"

@@ -29,7 +29,7 @@ def part_words(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
 
 
 def stage_words(plan: Plan, graph: Graph, stage: int) -> str:
-    """Of all its parts, in the order of the model."""
+    """The parts of a stage in words, in the order of the model."""
     count = plan.step.stages
     parts = range(stage, len(plan.step.parts) or 1, count)
     return "; ".join(part_words(plan, graph, number)[0] for number in parts)

@@ -21,9 +21,9 @@ from autoshard.units import counted, format_bytes, format_seconds
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
 _NAMED = {
     "all": "all",
-    "expensive+communicated": "what is dear with what collectives gave",
-    "expensive": "what is dear",
-    KEEP_SOME: "some of what is dear",
+    "expensive+communicated": "expensive operators and results of collectives",
+    "expensive": "expensive operators",
+    KEEP_SOME: "some expensive operators",
     "communicated": "its input with what collectives gave",
     "input": "its input",
 }
@@ -85,7 +85,7 @@ def certainty(found: JointResult) -> list[str]:
     if found.level == RATIO:
         return [
             f"gap {found.gap:.2%} (cost model of blocks): {format_seconds(found.best.rest_seconds)} of communication, "
-            "recomputation and repeated computation per step, mean over devices; lower bound for all plans searched: "
+            "recomputation and replicated computation per step, mean over devices; lower bound for all plans searched: "
             f"{format_seconds(found.bound_rest_seconds)}. Pipeline bubbles do not count, and nothing is proved of the "
             "step's time",
             _searched(found, "", "have more of it by their bounds"),
@@ -161,7 +161,7 @@ def why_not(own: StepFound, best: StepFound, level: int = SPEED, room_bytes: flo
         return "too large"
     if level == RATIO:
         more = own.rest_seconds / best.rest_seconds - 1 if best.rest_seconds else 0.0
-        return f"{more:.1%} more communication and repeated work" if more > 0 else "not better"
+        return f"{more:.1%} more communication and replicated work" if more > 0 else "not better"
     if level == MEMORY:
         both = own.program_bytes and best.program_bytes
         more = own.program_bytes / best.program_bytes if both else own.peak_bytes / best.peak_bytes

@@ -77,7 +77,7 @@ def verify_package(
     if not quick and not changed(package.arguments, small):
         raise UsageError(
             f"{plan.model} is too large to verify here at full size, and names no smaller sizes",
-            "--verify-with n_layer=2 (arguments of the callable), a dict VERIFY beside it, or --full",
+            "--verify-with n_layer=2 (arguments of the callable), a dict VERIFY next to it, or --full",
         )
     _check_unedited(package)
     return _counterpart(package, small, backend, timeout_seconds)

@@ -1,1 +1,1 @@
-"""What published training steps say of a prediction: rates under load by software, and how sure a whole step is."""
+"""What published training steps say of a prediction: rates under load by software, and error bands of whole steps."""

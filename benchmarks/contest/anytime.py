@@ -20,7 +20,6 @@ from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import none_fits, refuse_if_short
-from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.system.garbage import seldom_searched
@@ -99,16 +98,6 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
         elif run.exhausted:
             raise none_fits(problem, True)
         state.raise_bound(run.value if run.exhausted else run.bound)
-
-
-def lightest(problem: Problem) -> Choice | None:
-    """A plan that fits, at once: every choice that uses least, and forests under prices on what overflows."""
-    of = core(pairwise(problem), problem)
-    run = _PairwiseSearch(of, Clock(), 0)
-    run.offer(run.smallest())
-    if run.best is None:
-        run.polish(run.smallest(), np.zeros(len(of.items.base)), run.clock)
-    return None if run.best is None else of.lifted(run.best)
 
 
 class _PairwiseSearch:

@@ -11,7 +11,6 @@ limit that nearly binds. No model needs it, so it is not part of autoshard.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import re
@@ -24,12 +23,14 @@ from autoshard.errors import UserError
 from autoshard.ir.problem import memory, objective
 from autoshard.solvers import Clock, Options, solve
 from autoshard.solvers.common.solver_options import Computing, interruptible
+from benchmarks import harness
 from benchmarks.contest import asplos_format
 from benchmarks.contest.contested import contested
 
-TITLE = """## The ASPLOS 2025 contest on intra-operator parallelism
-
-`python -m benchmarks.contest.run FOLDER --write`"""
+TITLE, COMMAND = (
+    "The ASPLOS 2025 contest on intra-operator parallelism",
+    "python -m benchmarks.contest.run FOLDER --write",
+)
 HEADER = (
     "| instance | nodes | choices | edges | cost | / published | bound | gap proved | wall s | CPU s | GiB |\n"
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
@@ -71,7 +72,7 @@ def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, so
         f"{time.process_time():.1f}",
         f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}",
     )
-    return f"| {' | '.join(cells)} |"
+    return harness.cells(*cells)
 
 
 def report(
@@ -87,23 +88,12 @@ def report(
         back.send(line)
 
 
-def put(head: str, rows: list[str]) -> None:
-    """Into benchmarks/README.md, in place of the last such table."""
-    path = Path(__file__).parents[1] / "README.md"
-    text = f"<!-- contest: written by the command below -->\n{TITLE}\n\n{head}\n\n{HEADER}\n" + "\n".join(rows)
-    text += "\n<!-- contest end -->"
-    pattern = re.compile(r"<!-- contest: .*?<!-- contest end -->", re.DOTALL)
-    old = path.read_text()
-    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("IOPDDL"))
     parser.add_argument("names", nargs="*", help="instances, all by default")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds instead of wall time")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     parser.add_argument("--solver", default="contest", help="or one of autoshard's own")
     arguments = parser.parse_args()
     if arguments.folder is None:
@@ -130,7 +120,8 @@ def main() -> None:
         if here.poll():
             rows.append(here.recv())
     if arguments.write:
-        put(head, rows)
+        text = [head, "", *HEADER.splitlines(), *rows]
+        harness.put(harness.section("contest", TITLE, text, COMMAND))
 
 
 if __name__ == "__main__":

@@ -236,10 +236,10 @@ WEIGHTS = [
     *(
         Row("w.json", says, text("w.json", content), ("weights",))
         for content, says in (
-            (_EMPTY_INDEX % '"../../secret.safetensors"', "expected files beside it"),
-            (_EMPTY_INDEX % '"/etc/passwd"', "expected files beside it"),
-            (_EMPTY_INDEX % "1", "expected files beside it"),
-            (_EMPTY_INDEX % '"none.safetensors"', "which is not beside it"),
+            (_EMPTY_INDEX % '"../../secret.safetensors"', "expected files in its folder"),
+            (_EMPTY_INDEX % '"/etc/passwd"', "expected files in its folder"),
+            (_EMPTY_INDEX % "1", "expected files in its folder"),
+            (_EMPTY_INDEX % '"none.safetensors"', "which is not in its folder"),
             ("[]", "is no index of safetensors files"),
             (DEEP, "is no index of safetensors files"),
         )

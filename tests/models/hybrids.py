@@ -120,7 +120,7 @@ def xlstm(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True)
 
 
 def ernie4_5_moe(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
-    """The first layer dense, then experts whose choice a bias of the statistics shifts, beside a shared one."""
+    """The first layer dense, then experts whose choice a bias of the statistics shifts, next to a shared one."""
     experts = {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_intermediate_size": 16}
     experts |= {"moe_layer_start_index": 1, "moe_layer_end_index": layers - 1}
     return _causal("Ernie4_5_Moe", layers, batch, sequence, loss, **GROUPED, **experts)

@@ -1,4 +1,4 @@
-"""Runs that are told to end, that start again, and that fail on one rank: what is saved, what is said, and by whom."""
+"""Runs that a signal stops, that start again, or that fail on one rank: what is saved, and who reports what."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_as_if_nothing_was
     until(saved / "step-9", ranks)
     second = start(own, *options, "--steps", 3)
     assert second.wait() == [2, 2]
-    told = "".join(second.said())
-    assert told.count("error") == 1 and "another job writes its checkpoints there: process " in told, told
+    errors = "".join(second.said())
+    assert errors.count("error") == 1 and "another job writes its checkpoints there: process " in errors, errors
     ranks.send(signal.SIGTERM, 1)
     step = stopped(ranks, saved)
     assert f"no checkpoint in {saved}: a fresh start" in ranks.said()[0]
@@ -195,17 +195,17 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("fault", "log_every"), [*((fault, 1) for fault in FAULTS), ("shorter", 10)])
-def test_what_fails_on_one_rank_is_told_by_the_one_that_knows(
+def test_what_fails_on_one_rank_is_reported_by_the_one_that_knows(
     tmp_path: Path, together: Path, fault: str, log_every: int
 ) -> None:
     own = together
-    told, code = FAULTS[fault]
+    message, code = FAULTS[fault]
     ranks = start(
         own, *data(own, fault), "--steps", 20, "--save", tmp_path / "saved", "--save-every", 2, "--log-every", log_every
     )
     assert ranks.wait() == [code, code], ranks.said()
     errors = [line for said in ranks.said() for line in said.splitlines() if not line.startswith(("step", "  try: "))]
-    assert len(errors) == 1 and errors[0].startswith(told), ranks.said()
+    assert len(errors) == 1 and errors[0].startswith(message), ranks.said()
     assert names(tmp_path / "saved") == ["step-2", "step-4"]
     if fault == "shorter":
         assert "this rank's loader ended before step 5, and those of other ranks did not" in errors[0]

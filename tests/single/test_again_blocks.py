@@ -96,7 +96,7 @@ def test_what_nothing_calls_is_left_out_and_what_it_holds_is_computed_again(
     graph = capture(SPEC, {"kind": kind})
     plan = forced_plan(graph, Mesh.parse("tp=2"), lambda *_: True)
     made = with_step(plan, graph, StepRequest(micro_batches=2, recompute="full"))
-    left = [f"layers.{n} is not computed again: {reason}" for n in range(2) if reason]
+    left = [f"layers.{n} is not recomputed: {reason}" for n in range(2) if reason]
     assert again(made) == wanted and [*made.search.notes[len(plan.search.notes) :]] == left
     program = lower(made, graph)
     files = emit(program, made, graph)

@@ -68,6 +68,6 @@ def test_a_damaged_outcome_is_written_anew(
         Path("o/verification.json").write_text(content)
         capsys.readouterr()
         assert commands.main(["report", "o"]) == 5
-        assert "verify the package anew: autoshard verify o" in capsys.readouterr().err
+        assert "verify the package again: autoshard verify o" in capsys.readouterr().err
     assert commands.main(["verify", "o", "--backend", "lockstep"]) == 0
     assert commands.main(["report", "o"]) == 0

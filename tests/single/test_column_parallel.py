@@ -171,7 +171,7 @@ def test_packages_compute_what_the_model_does(spec: str, mesh: str, style: str, 
     code = files["model_parallel.py"]
     early = len(early_linears(program.instructions))
     assert early >= 4 and call in code
-    told = f"{early} reductions of gradients start beside a product of weights"
+    told = f"{early} reductions of gradients overlap a product of weights"
     assert told in files["README.md"] and "CUDA_DEVICE_MAX_CONNECTIONS=1" in files["README.md"]
     assert ("compare both on your cluster" in files["README.md"]) == (style != "megatron")
     proof = check_files(make_case(spec, {"batch": 6}, graph), program, files)

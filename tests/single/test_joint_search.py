@@ -319,8 +319,8 @@ def test_the_command_takes_the_least_memory_of_whole_steps(tmp_path: Path, capsy
     made = {}
     for level in ("memory", "speed"):
         assert main([*asked, "--level", level, "--out", str(tmp_path / level)]) == 0
-        told = " ".join(capsys.readouterr().out.split())
-        assert ("the fullest device holds" in told) == (level == "memory")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("the fullest device holds" in printed) == (level == "memory")
         made[level] = load(tmp_path / level / "plan.json")
     assert made["memory"].search.level == 1
     assert made["memory"].step.predicted_peak_bytes < made["speed"].step.predicted_peak_bytes

@@ -32,10 +32,10 @@ def test_the_state_of_a_loader_is_that_of_its_batch(start: Start, tmp_path: Path
     options = ("--steps", 5, "--prefetch", 4, "--save-every", 2, "--save")
     for state, saved in (("[0]", "saved"), ("[fractions.Fraction(1)]", "other")):
         (tmp_path / "live.py").write_text(LIVE.format(state=state))
-        code, _, told = start(*options, tmp_path / saved, "--data", f"{tmp_path / 'live.py'}:make")
-        assert code == (0 if state == "[0]" else 2), told
+        code, _, errors = start(*options, tmp_path / saved, "--data", f"{tmp_path / 'live.py'}:make")
+        assert code == (0 if state == "[0]" else 2), errors
     assert torch.load(tmp_path / "saved/step-2/loader-0.pt") == {"ranks": 1, "state": [2]}
-    assert "could not be read back" in told and "fractions.Fraction" in told
+    assert "could not be read back" in errors and "fractions.Fraction" in errors
 
 
 ENDING = """

@@ -160,7 +160,7 @@ def test_blocks_are_computed_again() -> None:
     assert one.assumed == untouched().assumed and loads(dumps(one)) == one
     plain = graph_of(lambda tower: autoshard.recompute(tower.blocks[2], parallel_optimizer_comm_recompute=False))
     assert [(own.module, own.keep) for own in step_of(plain).recompute] == [("blocks.2", "input")]
-    assert "parallel_optimizer_comm_recompute=False: weights of what is computed again are" in plain.assumed[-1]
+    assert "parallel_optimizer_comm_recompute=False: weights of recomputed modules are" in plain.assumed[-1]
     assert step_of(one, recompute="none").recompute == ()
     both = graph_of(lambda tower: (autoshard.recompute(tower.blocks), autoshard.recompute(tower.blocks[0])))
     assert both.module_requests == (("blocks", "recompute"),)  # what holds it goes before

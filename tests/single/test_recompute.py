@@ -173,12 +173,12 @@ def test_no_collective_is_on_the_list_of_what_is_kept() -> None:
 def test_what_can_not_be_computed_again_is_refused() -> None:
     graph = capture(f"{__file__}:build_normed", {})
     plan = forced_plan(graph, Mesh.parse("dp=2"), lambda *_: True)
-    with pytest.raises(UsageError, match=r"layers.0 can't be computed again: it would change layers.0.1.running_mean"):
+    with pytest.raises(UsageError, match=r"layers.0 can't be recomputed: it would change layers.0.1.running_mean"):
         from autoshard.program.step_check import check_step
 
         check_step(StepPlan(recompute=(BlockPolicy("layers.0", "input"),)), graph)
     torn = replace(plan, step=StepPlan(recompute=(BlockPolicy("layers", "input"),)))
-    with pytest.raises(UsageError, match="layers can't be computed again by itself"):
+    with pytest.raises(UsageError, match="layers can't be recomputed by itself"):
         module_tree(lower(torn, graph))
 
 

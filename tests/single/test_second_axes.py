@@ -91,7 +91,7 @@ def test_where_a_second_axis_is_offered() -> None:
     assert offered((2,), (2,)) == []
     assert said == [
         "what stages and tp leave of the devices, 8, is not divided by ep=3",
-        "cp=2 and ep=2: beside tp one axis shares a block",
+        "cp=2 and ep=2: only one axis in addition to tp shares a block",
     ]
 
 
@@ -230,7 +230,7 @@ def test_what_is_said_of_a_second_axis() -> None:
 
     assert found(small(), expert_parallel=2).best.problem.choice.expert == 2
     assert found(small(), context_parallel="2").best.problem.choice.context == 2
-    with pytest.raises(InfeasibleError, match="beside tp one axis shares a block"):
+    with pytest.raises(InfeasibleError, match="only one axis in addition to tp shares a block"):
         found(small(), context_parallel=2, expert_parallel=2)
     with pytest.raises(InfeasibleError, match="of the devices, 4, is not divided by ep=3"):
         found(small(), expert_parallel=3)
@@ -239,7 +239,7 @@ def test_what_is_said_of_a_second_axis() -> None:
     with pytest.raises(UsageError, match="--context-parallel 0: expected auto, or numbers from 1 on"):
         found(small(), context_parallel="0")
     plain, every = found(small()), found(small(), expert_parallel="auto")
-    told = "ep beside tp, for experts: --expert-parallel auto searches it, too"
+    told = "ep in addition to tp, for experts: --expert-parallel auto searches it, too"
     assert (told, 1) in plain.undivided and told not in dict(every.undivided)
     assert plain.best.problem.choice.expert == 1 and every.considered > plain.considered
-    assert any("cp beside tp" in reason for reason, _ in found(long()).undivided)
+    assert any("cp in addition to tp" in reason for reason, _ in found(long()).undivided)

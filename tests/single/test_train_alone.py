@@ -461,7 +461,7 @@ def test_hugging_face_shards_are_read_in_part(start: Start, tmp_path: Path) -> N
     assert found[0] and all(own == found[0] for own in found)
     (tmp_path / "hub" / "b.safetensors").unlink()
     code, _, told = start("--steps", 2, "--weights", tmp_path / "hub")
-    assert code == 2 and "names b.safetensors, which is not beside it" in told
+    assert code == 2 and "names b.safetensors, which is not in its folder" in told
 
 
 @pytest.mark.filterwarnings("ignore:`load_state_dict` is deprecated:FutureWarning")

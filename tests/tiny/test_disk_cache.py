@@ -1,4 +1,4 @@
-"""What searches found, kept on disk: the same plans with it and without, whatever became of its files."""
+"""The search cache on disk, and programs kept within a process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,26 @@ from autoshard.cluster.hardware import load_hardware, parse_hardware
 from autoshard.formulation import formulation_store
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir import graph_json
+from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.package.package_files import build
+from autoshard.program.lower import lower
 from autoshard.search import search_task
+from autoshard.search.build_plan import priced
+from autoshard.search.fixed_styles import random_plan
 from autoshard.search.kept import kept_search
 from autoshard.search.kept.kept_search import KeptAnswers, answers_of
 from autoshard.search.kept.kept_steps import KeptSteps
 from autoshard.search.step_search import StepSearch
+from autoshard.simulation import simulate
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.system import disk_cache
 from autoshard.system.disk_cache import DiskCache, default_folder, key_of
 from tests.graphs import mlp_graph
+
+# --- what searches found, kept on disk: the same plans with it and without, whatever became of its files ---
+
 
 KEY = "0" * 40
 HARDWARE = load_hardware("a100-80g-sxm")
@@ -375,3 +385,30 @@ def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
 
     assert not asked(Clock(3600.0)).new
     assert set(asked(Clock()).new) == {"first of a step", "others of a step"}
+
+
+# --- programs kept within a process ---
+
+
+def is_its_own(plan: Plan, graph: Graph) -> bool:
+    made = build(plan, graph, HARDWARE)
+    program = lower(plan, graph)
+    return made.program == program and made.timeline == simulate(program, graph, HARDWARE)
+
+
+def test_a_kept_program_is_that_of_the_plan() -> None:
+    graph = mlp_graph(2)
+    plans = [priced(random_plan(graph, MESH, HARDWARE, seed), graph, HARDWARE) for seed in range(6)]
+    assert all(is_its_own(plan, graph) for plan in plans)
+    fastest = min(plans, key=lambda plan: plan.predicted_seconds)
+    kept = build(fastest, graph, HARDWARE).program
+    assert build(replace(fastest, capacity_bytes=1.0), graph, HARDWARE).program is kept  # what is said of it alone
+    others = [
+        replace(fastest, precision="bf16-mixed"),
+        replace(fastest, step=replace(fastest.step, micro_batches=2)),
+        replace(fastest, step=replace(fastest.step, zero=1)),
+    ]
+    for other in others:
+        assert is_its_own(other, graph) and build(other, graph, HARDWARE).program is not kept
+    slower = replace(HARDWARE, launch_seconds=1.0)
+    assert build(fastest, graph, slower).timeline.step_seconds > build(fastest, graph, HARDWARE).timeline.step_seconds

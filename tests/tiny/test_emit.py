@@ -20,8 +20,9 @@ from autoshard.emit.code_lines import broken, split_commas, statement
 from autoshard.emit.header import Input, integer_bound, strategy_words
 from autoshard.emit.model_file import model_file
 from autoshard.emit.spelling import Speller
+from autoshard.emit.user_operators import copied_files, module_names, readme_section, registering_lines
 from autoshard.graph_capture.training.precision import apply_precision
-from autoshard.ir.graph import FreeSize, Graph, Op, Parameter, Tensor
+from autoshard.ir.graph import FreeSize, Graph, Op, Parameter, Registration, Tensor
 from autoshard.ir.layout import AxisShard, LocalSize, Replicate
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import GradientBucket, Program
@@ -32,6 +33,9 @@ from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
 from tests.programs import Maker, residual_model
+
+# --- the emitted package as text: a golden model, the linter, and what each part of a program turns into ---
+
 
 GOLDEN = Path(__file__).with_name("emitted_residual.py.txt")
 
@@ -344,3 +348,76 @@ def test_broken_lines_mean_the_same_and_are_short(target: str, call: str, width:
 def test_commas_in_quotes_and_brackets_do_not_split() -> None:
     assert split_commas('a, f(b, c), "d, e", [1, 2]') == ["a", "f(b, c)", '"d, e"', "[1, 2]"]
     assert broken("x" * 200, 100) == ["x" * 200]
+
+
+# --- a package is the same text in every process, whatever order sets of names have there ---
+
+
+EMITTED = """
+import hashlib
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.estimate.transformer import Transformer
+from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.ir.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+
+graph = transformer_graph(Transformer(1, 64, 4, 16, 128), 8, "bf16-mixed", "adamw").graph
+for level in (0, 1):
+    request = SearchRequest(Mesh.parse("dp=4"), strategy="fsdp", level=level)
+    plan = search(graph, load_hardware("a100-80g-sxm"), request)
+    text = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
+    assert "del " in text
+    print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+def emitted(seed: int) -> str:
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": root, "AUTOSHARD_CACHE": "off"}
+    done = subprocess.run([sys.executable, "-c", EMITTED], env=environment, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def test_the_order_of_sets_does_not_show() -> None:
+    assert len({emitted(seed) for seed in range(3)}) == 1
+
+
+# --- copies of the user's files in a package: their names, and the statements that import them ---
+
+
+FILES = (
+    Registration("", ("a.unknown",)),
+    Registration("kernels.fused", ("b.one", "b.two")),
+    Registration("my-model", ("c.one",), "import torch\n"),
+    Registration("my_model", ("d.one",), "import math\n"),
+)
+
+
+def test_files_get_names_that_can_be_imported() -> None:
+    assert module_names(FILES) == ["", "kernels.fused", "user_operators.my_model", "user_operators.my_model2"]
+    files = copied_files(FILES)
+    assert files.pop("user_operators/__init__.py").startswith('"""')
+    assert files == {"user_operators/my_model.py": "import torch\n", "user_operators/my_model2.py": "import math\n"}
+    assert [module_names([Registration(name, (), "x")])[0] for name in ("2b", "class", "__init__")] == [
+        "user_operators._2b", "user_operators.class_", "user_operators._init__"
+    ]  # fmt: skip
+
+
+def test_nothing_is_copied_where_names_do() -> None:
+    assert copied_files(FILES[:2]) == {} and copied_files(()) == {}
+    assert registering_lines(()) == [] and readme_section(()) == ""
+
+
+def test_the_model_file_imports_each() -> None:
+    assert registering_lines(FILES) == [
+        "",
+        'register_operators("", "a.unknown")',
+        'register_operators("kernels.fused", "b.one", "b.two")',
+        'register_operators("user_operators.my_model", "c.one")',
+        'register_operators("user_operators.my_model2", "d.one")',
+    ]
+    text = readme_section(FILES)
+    assert "`b.one`, `b.two`: `import kernels.fused`, which must be installed or on `PYTHONPATH`" in text

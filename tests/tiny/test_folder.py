@@ -1,13 +1,26 @@
-"""The output folder: whole or absent, and never anybody else's."""
+"""The output folder: whole or absent, also where a process was killed, and never anybody else's."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from autoshard.emit.runtime import put_in_place
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.package import output_folder
+from autoshard.package.output_folder import MANIFEST, recover, update_package, write_package
+
+# --- the output folder: whole or absent, and never anybody else's ---
+
 
 FILES = {"train.py": "print()\n", "plan.json": "{}\n"}
 
@@ -90,3 +103,158 @@ def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
     (tmp_path / output_folder.MANIFEST).write_text(text, encoding="utf-8")
     with pytest.raises(InvalidFileError, match=r"manifest\.json is (damaged|not JSON)"):
         output_folder.check_target(tmp_path)
+
+
+# --- a checkpoint's folder appears whole, and what stood there before is whole until then ---
+
+
+class Killed(BaseException):
+    pass
+
+
+def _write(folder: Path, word: str) -> None:
+    folder.mkdir()
+    (folder / "one").write_text(word)
+
+
+def test_a_folder_replaces_an_older_one(tmp_path: Path) -> None:
+    _write(tmp_path / "step-2", "old")
+    _write(tmp_path / "step-2.partial", "new")
+    put_in_place(tmp_path / "step-2")
+    assert [(path.name, (path / "one").read_text()) for path in tmp_path.iterdir()] == [("step-2", "new")]
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_killed_in_between_both_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
+    _write(tmp_path / "step-2", "old")
+    _write(tmp_path / "step-2.partial", "new")
+    done, rename = [], os.replace
+
+    def replace(source: object, target: object) -> None:
+        if len(done) == renames:
+            raise Killed
+        done.append(target)
+        rename(str(source), str(target))
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(Killed):
+        put_in_place(tmp_path / "step-2")
+    assert sorted((path / "one").read_text() for path in tmp_path.iterdir()) == ["new", "old"]
+    monkeypatch.undo()
+    put_in_place(tmp_path / "step-2")
+    assert [(path.name, (path / "one").read_text()) for path in tmp_path.iterdir()] == [("step-2", "new")]
+
+
+# --- a process that is killed while it writes a package: what it leaves can be read, and written over ---
+
+
+KILLS = 20
+WRITER = """
+import itertools, sys
+from pathlib import Path
+from autoshard.package.output_folder import update_package, write_package
+folder = Path(sys.argv[1])
+print("begun", flush=True)
+for n in itertools.count():
+    files = {f"runtime/f{i}.py": f"{n}\\n" * 200 for i in range(20)} | {"plan.json": f"{n}\\n" * 200}
+    write_package(folder, files | {f"only{n % 2}.py": "x\\n"})
+    update_package(folder, {"report.html": f"{n}\\n", "verification.json": f"{n}\\n"})
+"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _is_consistent(folder: Path) -> None:
+    digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    for name, digest in digests["files"].items():
+        found = hashlib.sha256((folder / name).read_bytes()).hexdigest() if (folder / name).exists() else ""
+        assert found in {digest, digests.get("coming", {}).get(name)}, name
+    texts = {path.read_text(encoding="utf-8") for path in (folder / "runtime").iterdir()}
+    assert texts == {(folder / "plan.json").read_text(encoding="utf-8")}
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert there - {"mine.txt", "checkpoints/step-1/data"} <= {MANIFEST, *digests["files"], *digests.get("coming", {})}
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    folder, moments = tmp_path / "out", random.Random(0)
+    write_package(folder, {"plan.json": "0\n"})
+    (folder / "mine.txt").write_text("mine", encoding="utf-8")
+    (folder / "checkpoints" / "step-1").mkdir(parents=True)
+    (folder / "checkpoints" / "step-1" / "data").write_text("mine", encoding="utf-8")
+    for _ in range(KILLS):
+        given = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, env=given) as writer:
+            assert writer.stdout is not None and writer.stdout.readline()
+            time.sleep(0.02 + 0.05 * moments.random())
+            writer.send_signal(signal.SIGKILL)
+        recover(folder)
+        _is_consistent(folder)
+        output_folder.check_target(folder)
+        assert (folder / "mine.txt").read_text(encoding="utf-8") == "mine"
+        assert (folder / "checkpoints" / "step-1" / "data").read_text(encoding="utf-8") == "mine"
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("renames", range(5))
+def test_killed_between_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
+    """Without a chance to clean up, which a kill does not give."""
+    folder, done, rename = tmp_path / "out", [], Path.rename
+    write_package(folder, {"plan.json": "old\n"})
+    (folder / "mine.txt").write_text("mine", encoding="utf-8")
+
+    def killing(self: Path, target: Path) -> Path:
+        if len(done) >= renames:
+            raise Killed
+        done.append(target)
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killing)
+        patched.setattr(output_folder.shutil, "rmtree", lambda *_, **__: None)
+        patched.setattr(output_folder.os, "getpid", lambda: 2**22 + 7)  # no process has it
+        if renames < 4:
+            with pytest.raises(Killed):
+                write_package(folder, {"plan.json": "new\n"})
+        else:
+            write_package(folder, {"plan.json": "new\n"})
+    output_folder.check_target(folder)
+    assert (folder / "plan.json").read_text(encoding="utf-8") == ("old\n" if renames == 0 else "new\n")
+    assert (folder / "mine.txt").read_text(encoding="utf-8") == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_killed_between_an_updates_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for written in range(4):
+        folder, done, write = tmp_path / str(written), [], output_folder.write_text
+        write_package(folder, {"plan.json": "{}\n", "report.html": "old"})
+
+        def killing(path: Path, text: str) -> None:
+            if len(done) == written:  # noqa: B023
+                raise Killed
+            done.append(path)  # noqa: B023
+            write(path, text)  # noqa: B023
+
+        with monkeypatch.context() as patched:
+            patched.setattr(output_folder, "write_text", killing)
+            with pytest.raises(Killed):
+                update_package(folder, {"report.html": "new", "verification.json": "{}\n"})
+        output_folder.check_target(folder)
+        update_package(folder, {"report.html": "newer"})
+        output_folder.check_target(folder)
+
+
+def test_from_within_the_folder_it_stays_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(tmp_path / "out", {"plan.json": "old\n", "old.py": ""})
+    monkeypatch.chdir(tmp_path / "out")
+    write_package(Path("."), {"plan.json": "new\n"})
+    assert sorted(os.listdir()) == [MANIFEST, "plan.json"] and Path("plan.json").read_text("utf-8") == "new\n"
+    output_folder.check_target(Path("."))
+
+
+def test_what_others_put_beside_a_package_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(tmp_path / "out", {"plan.json": "{}\n"})
+    planted = tmp_path / f".out.older-{2**22 + 7}-1"
+    planted.mkdir()
+    (planted / "typing.py").write_text("", encoding="utf-8")
+    monkeypatch.setattr(output_folder.os, "geteuid", lambda: os.getuid() + 1)
+    recover(tmp_path / "out")
+    assert not (tmp_path / "out" / "typing.py").exists()

@@ -1,4 +1,4 @@
-"""Collectives that go together as a user says: in the program, the simulated step, the command and the summary."""
+"""Fused collectives as the user asks: in the program, the step and the summary, and their counts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import bucket_bytes
+from autoshard.simulation.timeline import Event, Timeline
 from autoshard.text.critical_path import waits
-from autoshard.text.plan_summary import collective_counts, collective_words, summary
+from autoshard.text.plan_summary import CollectiveCount, collective_counts, collective_words, summary
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
+
+# --- as the user asks ---
+
 
 HARDWARE = load_hardware("a100-80g-sxm")
 
@@ -174,3 +178,23 @@ def test_all_at_once_and_a_plan_of_before() -> None:
     assert plan_json.loads(text) == plan
     old = plan_json.dumps(replace(plan, fusion=())).replace('"schema_version": 8', '"schema_version": 5')
     assert plan_json.loads(old.replace(',\n "fusion": []', "")) == replace(plan, fusion=())
+
+
+# --- how many collectives a simulated step has, over how many groups, of how many sizes ---
+
+
+def event(kind: str, axes: tuple[str, ...], size: float) -> Event:
+    return Event("e", "communication x" if kind else "compute", 0.0, 1.0, "forward", size, "", "", None, (), kind, axes)
+
+
+def test_equal_kinds_over_one_group_are_counted_together() -> None:
+    events = (
+        event("all_reduce", ("tp",), 8.0), event("", (), 100.0), event("all_reduce", ("tp",), 8.0),
+        event("all_reduce", ("tp",), 4.0), event("all_gather", ("tp",), 8.0), event("all_reduce", ("dp", "tp"), 8.0),
+    )  # fmt: skip
+    timeline = Timeline(events, 6.0, (), (), 0.0, 0.0, (), 0.0)
+    assert collective_counts(timeline) == {
+        ("all_reduce", ("tp",)): CollectiveCount(3, 2, 20.0),
+        ("all_gather", ("tp",)): CollectiveCount(1, 1, 8.0),
+        ("all_reduce", ("dp", "tp")): CollectiveCount(1, 1, 8.0),
+    }

@@ -46,10 +46,10 @@ def launched(*words: str) -> int:
 def test_the_file_of_each(package: Path, capsys: pytest.CaptureFixture[str], on: str) -> None:
     hosts = ["--hosts", "n1,n2"] if on == "ssh" else []
     assert launched("--on", on, *hosts, "--options", "--steps 3 --save 'my $checkpoints'", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     file = package / "launch" / ON[on]
     text = file.read_text(encoding="utf-8")
-    assert told["file"] == str(file) and "--steps" in text and "{{" not in text
+    assert printed["file"] == str(file) and "--steps" in text and "{{" not in text
     if on == "kubernetes":
         job = yaml.safe_load(text)
         trainer = job["spec"]["trainer"]
@@ -80,8 +80,8 @@ def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monk
         ("--on", "slurm", "--start"): "there is no sbatch on this machine",
         ("--on", "torchrun", "--start"): "torchrun is started on each node by itself",
     }
-    for words, told in refused.items():
-        assert launched(*words) == 2 and told in capsys.readouterr().err, words
+    for words, message in refused.items():
+        assert launched(*words) == 2 and message in capsys.readouterr().err, words
     (package / "launch" / "slurm.sbatch").write_text("edited")
     assert launched("--on", "slurm") == 5 and "was edited since" in capsys.readouterr().err
 

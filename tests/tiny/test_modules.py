@@ -1,4 +1,4 @@
-"""The module tree calls exactly the flat program, and has the structure a user would write."""
+"""Modules of the emitted code, and calls nested in statements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.emit.nested_calls import nested_calls
+from autoshard.emit.nested_calls import nested_calls, with_brackets
 from autoshard.emit.variable_names import Naming, name_values, reads
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
@@ -17,6 +17,9 @@ from autoshard.program.flatten import canonical, flatten
 from autoshard.program.module_scopes import results_of
 from autoshard.program.module_tree import Definition, Loop, ModuleCall, module_tree
 from tests.programs import Maker, residual_model
+
+# --- the module tree calls exactly the flat program, and has the structure a user would write ---
+
 
 SHAPE = (4, 8)
 
@@ -203,3 +206,36 @@ def test_a_stray_instruction_moves_to_the_parent_and_leaves_the_block_whole() ->
 @pytest.mark.parametrize("reserved", [frozenset({"Block"}), frozenset({"Net", "Block"})])
 def test_reserved_names_are_avoided(reserved: frozenset[str]) -> None:
     assert not {d.name for d in module_tree(residual_model(2), reserved).definitions} & reserved
+
+
+# --- statements that take in what the model's code does not name, and the brackets that keep them what they were ---
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "wanted"),
+    [
+        ("a + b", {"a": "x + y", "b": "z"}, "x + y + z"),
+        ("a + b", {"a": "x", "b": "y + z"}, "x + (y + z)"),  # sums of floats are not associative
+        ("a + b", {"a": "x * y", "b": "z / w"}, "x * y + z / w"),
+        ("a * b", {"a": "x + y", "b": "z - w"}, "(x + y) * (z - w)"),
+        ("a * b", {"a": "x * y", "b": "z * w"}, "x * y * (z * w)"),
+        ("a @ b", {"a": "x @ y", "b": "-z"}, "x @ y @ (-z)"),
+        ("a**2", {"a": "x * y"}, "(x * y)**2"),
+        ("a**2", {"a": "-x"}, "(-x)**2"),
+        ("a**b", {"a": "x**y", "b": "z"}, "(x**y)**z"),
+        ("a | b", {"a": "x & y", "b": "z"}, "(x & y) | z"),
+        ("-a", {"a": "x + y"}, "-(x + y)"),
+        ("a.reshape(4, b)", {"a": "x + y", "b": "z + w"}, "(x + y).reshape(4, z + w)"),
+        ("a[:, 1:]", {"a": "x + y"}, "(x + y)[:, 1:]"),
+        ("F.linear(a, b)", {"a": "x * y", "b": "-z"}, "F.linear(x * y, -z)"),
+        ("a > b", {"a": "x > y", "b": "z"}, "(x > y) > z"),
+        ("ä + a", {"a": "x * y"}, "ä + x * y"),
+    ],
+)
+def test_brackets(outer: str, inner: dict[str, str], wanted: str) -> None:
+    made = with_brackets(outer, inner)
+    assert made == wanted
+    names = {"x": 3.5, "y": 5.25, "z": 7.0, "w": 11.0}
+    if not any(part in outer for part in "@F[|ä") and "reshape" not in outer:
+        values = {name: eval(text, {}, names) for name, text in inner.items()}
+        assert eval(made, {}, names) == eval(outer, {}, {**names, **values})

@@ -360,14 +360,14 @@ def test_what_a_step_waits_for_adds_up_to_it_and_stands_beside_a_large_gap() -> 
     simulated = " ".join(timeline_summary(made.timeline, made.plan, made.graph).split())
     assert f"critical path: {next(iter(parts))} " in simulated
     seconds = made.plan.predicted_seconds
-    for share, told in ((0.02, False), (0.2, True)):
+    for share, shown in ((0.02, False), (0.2, True)):
         own = replace(made.plan.certificate, level_objective=seconds, level_bound=(1 - share) * seconds)
         plan = replace(made.plan, certificate=own, search=replace(made.plan.search, level=2))
-        assert bool(left_open(plan, made.timeline)) == told
+        assert bool(left_open(plan, made.timeline)) == shown
         flat = " ".join(summary(plan, made.graph, timeline=made.timeline).split())
-        assert ("left open critical path of the step: the host" in flat) == told
+        assert ("left open critical path of the step: the host" in flat) == shown
         page = render(plan, made.graph, made.program, made.hardware, made.timeline)
-        assert ("Left open: critical path of the step: the host" in page) == told
+        assert ("Left open: critical path of the step: the host" in page) == shown
 
 
 def test_an_event_waits_for_a_stream_for_another_event_or_for_the_host() -> None:

@@ -1,7 +1,10 @@
-"""What the caching allocator reserves: its rules by hand, and the unrolled layers of an estimate beside the program."""
+"""Memory that allocators reserve: torch's by its rules, and the C library's in a process of its own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,6 +18,9 @@ from autoshard.estimate.step import estimate
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.simulation.memory_curve import plan_memory
+
+# --- the caching allocator ---
+
 
 MIB = 2**20
 A100 = load_hardware("a100-80g-sxm")
@@ -79,3 +85,38 @@ def test_an_estimate_tells_what_is_reserved() -> None:
     assert as_dict(stages, A100)["reserved_bytes"] is None and "reserved" not in text(stages, A100)
     assert reserved_memory(replace(MODEL, layers=MOST_LAYERS + 1), run, A100) is None
     assert reserved_memory(replace(MODEL, layers=1), run, A100) is not None
+
+
+# --- freed memory that stays: in a process of its own, for it holds to its end ---
+
+
+_RELEASED = """
+import ctypes, resource, sys
+from autoshard.system.allocator import freed_is_kept
+if not freed_is_kept():
+    sys.exit("not taken")
+def touched():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytearray(200 << 20)
+    del block
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+first, second = touched(), touched()
+assert second < 0.1 * first + 20, (first, second)
+"""
+
+
+def run(**said: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    return subprocess.run([sys.executable, "-c", _RELEASED], capture_output=True, text=True, env=own | said)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_what_is_freed_is_there_for_the_next_table() -> None:
+    done = run()
+    if "not taken" in done.stderr:
+        pytest.skip("another C library")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_environment_says_goes_before() -> None:
+    assert "not taken" in run(MALLOC_ARENA_MAX="2").stderr

@@ -1,4 +1,4 @@
-"""The dp solver against brute force, below its budget and above it."""
+"""Exact min-plus elimination against brute force."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError, UsageError
+from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import portfolio, solve
 from autoshard.solvers.common.result import Solution
@@ -19,9 +23,14 @@ from autoshard.solvers.elimination import elimination_order, min_plus
 from autoshard.solvers.elimination.cost_tables import Contents, Store
 from autoshard.solvers.elimination.dominance import _Comparisons, finite, reduce, reduce_nearby
 from autoshard.solvers.elimination.factor_encoding import Style, encode
+from autoshard.solvers.elimination.min_plus import TableView
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.heuristics import brute_force
+from tests.graphs import mlp_graph
 from tests.random_problems import random_problem
+
+# --- the dp solver against brute force, below its budget and above it ---
+
 
 SEEDS = st.integers(0, 10**9)
 
@@ -279,3 +288,96 @@ def test_refusals() -> None:
 
 def test_an_empty_problem() -> None:
     assert portfolio.solve(Problem((), ())).choice == () == solve(Problem((), ()), "exhaustive").choice
+
+
+# --- min-plus products in parts ---
+
+
+MIN_PLUS_PARTS_SEEDS = range(30)
+
+
+@pytest.mark.parametrize("seed", MIN_PLUS_PARTS_SEEDS)
+def test_parts_added_once_make_the_same_table(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(1, 9, rng.integers(1, 4)))
+    parts, total = [TableView(rng.random((shape[0], *(1 for _ in shape[1:]))), _rows(shape, {0}, rng))], np.zeros(shape)
+    for _ in range(int(rng.integers(1, 6))):
+        axes = {a for a in range(len(shape)) if rng.random() < 0.6}
+        rows = _rows(shape, axes, rng)
+        lengths = [1 if own is None else shape[a] for a, own in enumerate(rows)]
+        parts.append(TableView(rng.random(lengths), rows))
+    for part in parts:
+        total = total + part.array()
+    for slab, deep in ((1, 256), (7, 256), (1 << 17, 256), (1, 1), (7, 3), (1, 7)):
+        monkeypatch.setattr(min_plus, "_SLAB", slab)
+        monkeypatch.setattr(min_plus, "_DEEP", deep)
+        assert np.allclose(min_plus.min_plus(parts, shape), total.min(axis=0), rtol=1e-14, atol=0)
+
+
+def _rows(shape: tuple[int, ...], axes: set[int], rng: np.random.Generator) -> tuple[slice | np.ndarray | None, ...]:
+    return tuple(
+        None if a not in axes else rng.integers(0, n, n) if rng.random() < 0.5 else slice(None)
+        for a, n in enumerate(shape)
+    )
+
+
+def test_what_two_parts_say_of_the_same_axes_is_added_once() -> None:
+    every, n = slice(None), 40
+    rng = np.random.default_rng(0)
+    own, first, second, third = (
+        rng.random((n, 1, 1)),
+        rng.random((n, n, 1)),
+        rng.random((n, 1, n)),
+        rng.random((n, 1, n)),
+    )
+    parts = [
+        TableView(own, (every, None, None)),
+        TableView(first, (every, every, None)),
+        TableView(second, (np.arange(n), None, every)),
+        TableView(third, (every, None, every)),
+    ]
+    joined = min_plus._joined(parts, (n, n, n))
+    assert sorted(sorted(part.axes) for part in joined) == [[0, 1], [0, 2]]
+    assert np.allclose(sum(part.array() for part in joined), own + first + second + third)
+
+
+# --- a formulation with fewer choices costs what the whole one does, and forbids what it should ---
+
+
+WHOLE = formulate(mlp_graph(3, 64, 64), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm"), math.inf)
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=60, deadline=None)
+def test_the_same_choice_costs_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [len(node.seconds) for node in WHOLE.problem.nodes]
+    some = [n for n in range(len(sizes)) if rng.random() < 0.4]
+    keep = {n: sorted(rng.choice(sizes[n], int(rng.integers(1, sizes[n] + 1)), replace=False).tolist()) for n in some}
+    small = narrowed(WHOLE, keep)
+    choice = [int(rng.integers(len(node.seconds))) for node in small.problem.nodes]
+    same = [keep[n][s] if n in keep else s for n, s in enumerate(choice)]
+    assert objective(small.problem, choice) == objective(WHOLE.problem, same)
+    assert np.array_equal(memory(small.problem, choice), memory(WHOLE.problem, same))
+    for n, site in enumerate(small.sites):
+        own, whole = (s.strategies or s.layouts for s in (site, WHOLE.sites[n]))
+        assert own[choice[n]] == whole[same[n]]
+
+
+def test_equal_layers_go_on_sharing_arrays() -> None:
+    linears = [n for n, site in enumerate(WHOLE.sites) if site.name in ("linear_1", "linear_2")]
+    small = narrowed(WHOLE, {n: [0, 2] for n in linears})
+    one, other = (small.problem.nodes[n].seconds for n in linears)
+    before = [WHOLE.problem.nodes[n].seconds for n in linears]
+    assert (one is other) == (before[0] is before[1])
+    assert before[0] is before[1]
+    assert small.sites[linears[0]].strategies is small.sites[linears[1]].strategies
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_target_that_is_not_taken_is_forbidden(kept: int) -> None:
+    v = next(v for v, site in enumerate(WHOLE.values) if site.tensor == "linear_0")
+    small = narrowed(WHOLE, {}, {v: [kept]})
+    seconds = small.problem.values[v].seconds
+    assert np.isinf(np.delete(seconds, kept, axis=1)).all()
+    assert np.array_equal(seconds[:, kept], WHOLE.problem.values[v].seconds[:, kept])

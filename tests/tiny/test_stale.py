@@ -88,7 +88,7 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
     assert "costs have changed since this plan was made (objective" in said and "no lower bound" in said
     assert "gap" not in said
     built = package_files.build(plan, GRAPH, HARDWARE)
-    assert "simulated anew: when the plan was made, its predicted step was" in plan_summary.timeline_summary(
+    assert "simulated again: when the plan was made, its predicted step was" in plan_summary.timeline_summary(
         built.timeline, plan, GRAPH
     )
 
@@ -96,7 +96,7 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
 def test_a_timeline_of_compiled_blocks_is_not_laid_beside_eager_ones_unsaid(old: Plan) -> None:
     compiled = package_files.build(old, GRAPH, HARDWARE, compiled=True).timeline
     told = plan_summary.timeline_summary(compiled, old, GRAPH, compiled=True)
-    assert "note: with eager blocks the predicted step is" in told and "simulated anew" not in told
+    assert "note: with eager blocks the predicted step is" in told and "simulated again" not in told
     again = replace(old, step=replace(old.step, predicted_seconds=1.0))
     told = plan_summary.timeline_summary(compiled, again, GRAPH, compiled=True)
     assert "the step of all of eager blocks takes 1 s" in told

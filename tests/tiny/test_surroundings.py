@@ -1,18 +1,28 @@
-"""Streams that are closed or full, no home, files that may not grow, missing packages: real processes."""
+"""Real processes: closed streams, full disks, missing packages, Ctrl-C; the garbage collector is as before."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from autoshard.ir import graph_json
+from autoshard import solvers
+from autoshard.cli import commands
+from autoshard.ir import graph_json, plan_json
+from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.system.garbage import seldom_searched
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
+
+# --- streams that are closed or full, no home, files that may not grow, missing packages: real processes ---
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = "plan mlp.graph.json --mesh dp=2 --hardware cpu-local --out o"
@@ -100,3 +110,95 @@ def test_a_package_that_is_not_installed(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=BARE, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("autoshard: torch can't be imported")
+
+
+# --- ctrl-C: the best plan so far where there is one, else the end at once; the handler is as before ---
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mlp.graph.json"
+    path.write_text(graph_json.dumps(mlp_graph(2, 64, 128)), encoding="utf-8")
+    return path
+
+
+def words(graph: Path, out: Path) -> list[str]:
+    return ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(out)]
+
+
+def run(typed: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = commands.main(typed)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.mark.parametrize(
+    ("solver", "place"),
+    [
+        ("dp", "autoshard.search.search_task.solvers.solve"),
+        ("auto", "autoshard.solvers.relax.reader_shares.ReaderShares.search"),
+    ],
+)
+def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
+    solver: str,
+    place: str,
+    graph_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    solve = {"dp": solvers.solve, "auto": ReaderShares.search}[solver]
+    calls: list[object] = []
+
+    def interrupted(*arguments: object, **also: object) -> object:
+        if not calls:
+            signal.raise_signal(signal.SIGINT)
+        calls.append(arguments)
+        return solve(*arguments, **also)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(place, interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        code, out, _ = run([*words(graph_file, tmp_path / "out"), "--solver", solver], capsys)
+        after = signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 0
+    assert "search stopped early; this is the best plan so far" in " ".join(out.split())
+    assert plan_json.load(tmp_path / "out" / "plan.json").search.cut_short
+    assert len(calls) <= 2  # the optimum, and at most the plan that was under way
+    assert after is signal.default_int_handler
+
+
+def test_ctrl_c_before_there_is_a_plan_ends_at_once(
+    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*arguments: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr("autoshard.search.kept.kept_search.formulate", pressed)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, out, err = run(words(graph_file, tmp_path / "out"), capsys)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, out, err) == (130, "", "autoshard: interrupted\n")
+    assert not (tmp_path / "out").exists()
+
+
+# --- the search for cycles is as it was, however a plan ends ---
+
+
+def test_the_thresholds_are_given_back() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyboardInterrupt), seldom_searched():
+        assert gc.get_threshold()[0] > before[0]
+        raise KeyboardInterrupt
+    assert gc.get_threshold() == before
+    first, second = ExitStack(), ExitStack()  # two threads: the one that began first ends first
+    first.enter_context(seldom_searched())
+    second.enter_context(seldom_searched())
+    first.close()
+    second.close()
+    assert gc.get_threshold() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -44,3 +45,28 @@ def test_no_test_depends_on_how_fast_a_machine_is() -> None:
 
 def _seconds(node: ast.expr) -> float:
     return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else HANGS
+
+
+def test_what_scripts_import_of_this_repository_is_there() -> None:
+    """mypy reads autoshard/ alone: a renamed module would be missed by a benchmark that no test runs."""
+    gone = []
+    for folder in ("benchmarks", "docs", "examples", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                module = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+                if isinstance(node, ast.ImportFrom) and module.split(".")[0] in (
+                    "autoshard",
+                    "benchmarks",
+                    "docs",
+                    "tests",
+                ):
+                    names = [alias.name for alias in node.names if not _is_there(module, alias.name)]
+                    gone += [f"{path.relative_to(ROOT)}:{node.lineno}: {module}.{name}" for name in names]
+    assert not gone
+
+
+def _is_there(module: str, name: str) -> bool:
+    folder = ROOT / module.replace(".", "/")
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    own = re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) if file.exists() else None
+    return bool(own) or (folder / f"{name}.py").exists() or (folder / name).is_dir()

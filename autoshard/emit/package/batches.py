@@ -263,7 +263,7 @@ def loader_batches(
     The function gets those of the keywords `mesh`, `rank`, `seed`, `inputs` and `parts` that it takes. A loader with
     `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader, goes on from the `state` that a checkpoint
     has of it; of others the batches before `start` are read and thrown away. `saved_after`: the batches, counted from
-    1, after which the state is wanted. Beside each stands how often the loader has ended, from batch `start` on.
+    1, after which the state is wanted. With each batch comes how often the loader has ended since batch `start`.
     """
     make_loader = load_function(spec, option)
     offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS, "parts": parts(mesh)}

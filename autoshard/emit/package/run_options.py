@@ -31,7 +31,7 @@ def parse_arguments(argv: Sequence[str] | None = None, description: str = "") ->
     _add_optimizer(parser.add_argument_group("optimizer"))
     _add_data(parser.add_argument_group("data"))
     _add_state(parser.add_argument_group("weights and checkpoints"))
-    _add_log(parser.add_argument_group("what is told"))
+    _add_log(parser.add_argument_group("log"))
     return parser.parse_args(argv)
 
 

@@ -76,8 +76,8 @@ def _lock(folder: str, path: Path) -> int:
             other = os.read(held, 200).decode(errors="replace").strip()
             os.close(held)
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                told = f"--save {folder}: another job writes its checkpoints there: {other or 'it starts just now'}"
-                raise UserError(f"{told}\n  try: another folder, or when that job has ended") from None
+                message = f"--save {folder}: another job writes its checkpoints there: {other or 'it starts just now'}"
+                raise UserError(f"{message}\n  try: another folder, or when that job has ended") from None
             print(f"note: --save {folder} can't be locked ({error.strerror}): only one job may write there", flush=True)
             return os.open(os.devnull, os.O_RDONLY)
         if path.exists() and os.path.samestat(os.fstat(held), os.stat(path)):
@@ -135,8 +135,8 @@ class Saving:
             for path in there[: -self.options.keep]:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def told(self) -> str:
-        """Of a run that was stopped."""
+    def stop_report(self) -> str:
+        """What a stopped run has saved, as the end of a sentence."""
         if not self.options.save:
             return ", and nothing is saved, without --save"
         return f" after step {self.last}, which is saved in {self.options.save}: --resume auto goes on"

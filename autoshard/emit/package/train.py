@@ -355,7 +355,7 @@ def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, s
     if stopped:
         if first:
             heard = stop.name or "a signal to another rank"
-            print(f"{heard}: stopped{saving.told()}; exit code {EXIT_STOPPED}", flush=True)
+            print(f"{heard}: stopped{saving.stop_report()}; exit code {EXIT_STOPPED}", flush=True)
         ends_anywhere(mesh, True)  # all have saved: signals from here on are of a launcher that ends the others
     return stopped
 
@@ -454,12 +454,12 @@ def main() -> int:
             failures.watch()
             check_nodes(mesh)
             code = run(options, mesh, stop)
-        except NonFinite:  # which `run` has told
+        except NonFinite:  # which `run` has reported
             code = EXIT_CODE
         except UserError as error:
             knows = isinstance(error, BatchError) or (not failures.rank and not isinstance(error, ElsewhereError))
             return failures.end(str(error), 2, knows)
-        except Exception as error:  # noqa: BLE001 (it is told, by the rank that knows)
+        except Exception as error:  # noqa: BLE001 (the rank that knows reports it)
             if options.traceback:
                 traceback.print_exc()
             return failures.end(f"{described(error)}; --traceback shows more", 1, knows=True)

@@ -156,11 +156,11 @@ def _together(partial: Path, fault: str) -> None:
     """A barrier. SaveError on all ranks where one of them has a fault; the folder is removed then."""
     faults: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)
-    told = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
-    if told:
+    reports = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
+    if reports:
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        raise SaveError(f"{partial.with_suffix('')} could not be written, by {told[0]}")
+        raise SaveError(f"{partial.with_suffix('')} could not be written, by {reports[0]}")
 
 
 _SAVING: list[tuple[Any, Path, str]] = []  # what is written in the background: at most one

@@ -1,4 +1,4 @@
-"""A failure is told once, by the rank that knows it. The others hear of it, and end without a word."""
+"""The rank that knows a failure reports it, once. The other ranks read its exit code and end silently."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from .start_variables import tell_left
 
-POLL_SECONDS = 0.25
-PATIENCE_SECONDS = 5.0  # in which rank 0 can say what is wrong with all
+POLL_SECONDS = 0.25  # a run ends within a second of a failure, and the store answers 4 small requests a second a rank
+PATIENCE_SECONDS = 5.0  # rank 0 checks its own batch and reports within a second: five leave room for a busy machine
 _COUNT, _CODE = "train/failures", "train/failure"
 
 
 class Failures:
-    """Of one run. A thread ends this process when another has told of a failure, whatever this one waits for."""
+    """Of one run. A thread ends this process when another reports a failure, whatever this one waits for."""
 
     def __init__(self) -> None:
         self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -46,12 +46,12 @@ class Failures:
     def _watch(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the process that had it
             while not self.closed.wait(POLL_SECONDS):
-                if (code := self._told()) is not None:
+                if (code := self._reported()) is not None:
                     tell_left()
                     os._exit(code)
 
-    def _told(self) -> int | None:
-        """The exit code of a rank that has told."""
+    def _reported(self) -> int | None:
+        """The exit code that a failed rank has reported."""
         return int(self.store.get(_CODE)) if self.store is not None and self.store.check([_CODE]) else None
 
     def end(self, text: str, code: int, knows: bool) -> int:
@@ -60,7 +60,7 @@ class Failures:
         Of several processes it does not return, so that none waits for what will not come.
         """
         self.closed.set()
-        first = knows or not self._another_tells()
+        first = knows or not self._another_reports()
         if first and self.store is not None:
             try:
                 first = self.store.add(_COUNT, 1) == 1
@@ -73,19 +73,19 @@ class Failures:
         with contextlib.suppress(RuntimeError):
             if first:
                 self.store.set(_CODE, str(code))
-            self._another_tells()
-            code = code if (told := self._told()) is None else told
+            self._another_reports()
+            code = code if (reported := self._reported()) is None else reported
         time.sleep(4 * POLL_SECONDS)  # while the others read it, as the store may be this process's
         sys.stdout.flush()
         with contextlib.suppress(RuntimeError):
             tell_left()
         os._exit(code)
 
-    def _another_tells(self) -> bool:
+    def _another_reports(self) -> bool:
         end = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < end:
             with contextlib.suppress(RuntimeError):
-                if self._told() is not None:
+                if self._reported() is not None:
                     return True
             time.sleep(POLL_SECONDS)
         return False

@@ -50,7 +50,7 @@ class Sharding:
     @cached_property
     def held(self) -> list[Tensor]:
         """Along each dim of `shape`, the indices that this device holds, rising."""
-        if 0 in self.shape:  # no dim can be told from another by its length
+        if 0 in self.shape:  # its length does not tell one dim from another
             return self._split_held if self.split_shape == self.shape else [torch.arange(size) for size in self.shape]
         found, split = [], list(zip(self.split_shape, self._split_held, strict=True))
         for size in self.shape:

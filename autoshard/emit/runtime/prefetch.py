@@ -62,9 +62,9 @@ class Prefetched(Iterator[list[Tensor]]):
         try:
             if self.pins:  # which device is the current one is a thread's own matter, and a loader may use it
                 torch.get_device_module(self.device).set_device(self.device)
-            for batch, *told in self.reading:
+            for batch, *state in self.reading:
                 pinned = [x.pin_memory() if self.pins and x.device.type == "cpu" else x for x in batch]
-                read.put(cast(Read, (pinned, *told)))
+                read.put(cast(Read, (pinned, *state)))
                 if self.closed.is_set():
                     return
             read.put(StopIteration())

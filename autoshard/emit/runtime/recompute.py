@@ -77,7 +77,7 @@ class _Chosen:
 
 @contextlib.contextmanager
 def _at(random: Random, moment: Moment) -> Iterator[None]:
-    """In the backward of one micro-batch another may be running forward."""
+    """Restores the RNG while recomputing: another micro-batch may have advanced it meanwhile."""
     before, random.moment = random.moment, moment
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a process is told of its rank, by whatever started it: all of it in torchrun's variables from then on.
+"""Reads the rank from the variables of whatever started this process, and sets torchrun's variables to it.
 
 Known are Slurm's srun, Open MPI and other MPIs, rank tables of Ascend, and the variables that MindSpore documents for
 a start without any launcher: MS_WORKER_NUM, MS_SCHED_HOST, MS_SCHED_PORT, and MS_ROLE, of which MS_SCHED is the process
@@ -20,7 +20,8 @@ from typing import Any
 import torch.distributed as dist
 
 PORT = "29500"
-_JOIN_SECONDS, _LEAVE_SECONDS = 1800.0, 60.0
+_JOIN_SECONDS = 1800.0  # torch's default for a process group: nodes may become free half an hour apart
+_LEAVE_SECONDS = 60.0  # a rank that ends well leaves within the time of one collective; killed ranks never say so
 # rank, processes, rank on this node, processes on this node; the first that are all set count
 _NAMES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -88,8 +89,8 @@ def _join(environment: MutableMapping[str, str]) -> bool:
     workers, role = environment["MS_WORKER_NUM"], environment.get("MS_ROLE", "MS_WORKER")
     host, port = environment.get("MS_SCHED_HOST", "127.0.0.1"), environment.get("MS_SCHED_PORT", PORT)
     if not workers.isdecimal() or not int(workers) or not port.isdecimal() or role not in ("MS_WORKER", "MS_SCHED"):
-        told = f"MS_ROLE={role}, MS_WORKER_NUM={workers}, MS_SCHED_PORT={port}"
-        raise StartError(f"{told}: expected MS_WORKER or MS_SCHED, a number of workers and a port")
+        given = f"MS_ROLE={role}, MS_WORKER_NUM={workers}, MS_SCHED_PORT={port}"
+        raise StartError(f"{given}: expected MS_WORKER or MS_SCHED, a number of workers and a port")
     store, has_it = _store(host, int(port))
     if role == "MS_SCHED":
         store.add("ms/others", 1)

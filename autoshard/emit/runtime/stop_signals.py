@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, start it again; what a scheduler requeues
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-SAME_SECONDS = 1.0  # a launcher forwards what the scheduler has sent to all processes: both are one signal
+SAME_SECONDS = 1.0  # a launcher forwards within milliseconds what the scheduler sends to all: both are one signal
 
 
 class StopSignals:
@@ -49,11 +49,11 @@ def listening() -> Iterator[StopSignals]:
     if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
         yield stop
         return
-    heard, told = socket.socketpair()
-    told.setblocking(False)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
     handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-    descriptor = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=stop.listen, args=(heard,), daemon=True)
+    descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=stop.listen, args=(reader,), daemon=True)
     thread.start()
     if not _HOOKS:
         os.register_at_fork(after_in_child=_forget)
@@ -66,9 +66,9 @@ def listening() -> Iterator[StopSignals]:
         signal.set_wakeup_fd(descriptor)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        told.close()  # which ends the thread
+        writer.close()  # which ends the thread
         thread.join()
-        heard.close()
+        reader.close()
 
 
 _HERE: list[int] = []  # the process that listens

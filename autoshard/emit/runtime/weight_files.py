@@ -68,10 +68,10 @@ def files_of(path: Path) -> list[Path]:
         raise ValueError(f"{path.name} is no index of safetensors files") from None
     outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if outside:
-        raise ValueError(f"{path.name} names {outside[0]!r}, expected files beside it")
+        raise ValueError(f"{path.name} names {outside[0]!r}, expected files in its folder")
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
-        raise ValueError(f"{path.name} names {missing[0]}, which is not beside it")
+        raise ValueError(f"{path.name} names {missing[0]}, which is not in its folder")
     return [path.parent / name for name in names]
 
 

@@ -35,7 +35,7 @@ BATCH = 2  # of the graph that is written; other sizes follow from it
 
 @dataclass
 class MegatronStore(FrontStore):
-    """Of one split alone for each (tensor-parallel size, micro-batch)."""
+    """A store of one split for each (tensor-parallel size, micro-batch)."""
 
     written: TransformerGraph | None = None
     sequence_parallel: bool = False
@@ -54,7 +54,7 @@ class MegatronStore(FrontStore):
         return str(own.split.mesh), own.split.name
 
     def _plan(self, tensor: int, micro_batch: int) -> Plan:
-        """Of one micro-batch as of another: the strategies are said. Rules leave out dims of one sample."""
+        """The plan of one micro-batch, with the given strategies. Rules leave out dims of one sample."""
         key = tensor, micro_batch == 1
         if key not in self.plans:
             assert self.written is not None

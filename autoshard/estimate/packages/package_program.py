@@ -49,8 +49,8 @@ def package_costs(model: Transformer, run: TrainingRun, parts: Sequence[Layers],
 def _mixed(
     model: Transformer, run: TrainingRun, layers: Layers, built: int, role: int, hardware: Hardware
 ) -> PartMeasure:
-    """Of layers that keep different things: each adds what it does among its like, the fullest moment is the fullest of
-    any."""
+    """The measure of layers that keep different things: each adds what it does among its like, the fullest moment is
+    the fullest of any."""
     total = sum(layers.values())
     keeps = [keep for keep, count in layers.items() if count] or ["all"]
     alike = {keep: _of_layers(model, run, total, keep, built, role, hardware) for keep in keeps}
@@ -88,7 +88,7 @@ class _Asked:
 
 
 def _asked(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: int) -> _Asked:
-    """Steps of which the same programs are asked are one key."""
+    """Cache key: equal for runs that need the same programs."""
     several = min(run.micro_batches, 2)
     same = replace(
         run, batch=run.dp * run.micro_batch * several, schedule="1f1b", interleave=1, recompute="none", stage_layers=(),
@@ -119,7 +119,7 @@ def _measured_program(asked: _Asked, hardware: Hardware) -> tuple[Program, Measu
 
 @lru_cache(maxsize=64)
 def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
-    """Of the same splits that a search by blocks has."""
+    """The plan with the splits that a search by blocks has."""
     model, run = asked.model, asked.run
     store = store_of(model, run, hardware)
     split = store.costs(((TENSOR, run.tp),), run.micro_batch)[0].split
@@ -135,7 +135,7 @@ def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
 
 
 def _sum(parts: Sequence[tuple[float, PartMeasure]]) -> PartMeasure:
-    """Of each so much; nothing is below 0."""
+    """The weighted sum of the parts; nothing is below 0."""
 
     def added(owns: Sequence[tuple[float, Any]], names: Sequence[str]) -> dict[str, float]:
         return {name: max(0.0, sum(times * float(getattr(own, name)) for times, own in owns)) for name in names}

@@ -33,7 +33,7 @@ def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardwar
 
 
 def layers_of_parts(model: Transformer, run: TrainingRun) -> tuple[Layers, ...]:
-    """Of each part of the model, all of which keep what `run` says."""
+    """The layers of each part of the model; all keep what `run` says."""
     return tuple({RECOMPUTE[run.recompute]: count} for count in part_layers(model, run))
 
 
@@ -60,7 +60,7 @@ def step_parts(made: StepTimeline) -> tuple[Part, ...]:
     waits = made.stage_seconds[stage] - busy - sum(seconds for _, seconds in tail)
     return (
         ("forward", forward),
-        ("backward, with what it computes again", backward),
+        ("backward, with recompute", backward),
         ("sends to other stages", busy - forward - backward),
         ("pipeline bubble", waits),
         *tail,
@@ -70,7 +70,7 @@ def step_parts(made: StepTimeline) -> tuple[Part, ...]:
 def step_memory(
     model: Transformer, run: TrainingRun, parts: Sequence[Layers], made: StepTimeline, hardware: Hardware
 ) -> StageMemory:
-    """Of the fullest device."""
+    """Memory of the fullest device."""
     stage = max(range(made.stages), key=made.peak_bytes.__getitem__)
     static, peak = made.costs.stages[stage].static_bytes, made.peak_bytes[stage]
     own = _held(model, run, parts, stage, hardware)
@@ -85,7 +85,7 @@ def step_memory(
 def _held(
     model: Transformer, run: TrainingRun, parts: Sequence[Layers], stage: int, hardware: Hardware
 ) -> HeldParameters:
-    """Of the parameters of a stage, with its copies of what another one holds too."""
+    """Bytes of the parameters of a stage, with its copies of what another one holds too."""
     costs, found = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].costs, HeldParameters()
     for number in range(stage, len(parts), run.pp):
         kinds = [FIRST] * (number == 0) + [LAYER] * sum(parts[number].values()) + [LAST] * (number == len(parts) - 1)

@@ -79,7 +79,7 @@ def _again(made: Estimate) -> str:
 def _first(made: Estimate) -> list[str]:
     """How many layers of the first row compute what again, where they differ, and how many are where."""
     counts = ", ".join(f"{word} of {count}" for word, count in made.again)
-    recomputed = [f"layers of the first computed again: {counts}"] if made.again else []
+    recomputed = [f"layers of the first recomputed: {counts}"] if made.again else []
     uneven = ", ".join(map(str, made.run.stage_layers))
     return [*recomputed, *([f"layers of its parts: {uneven}"] if uneven else [])]
 

@@ -42,7 +42,7 @@ class _AllocatorBlock:
 
 @dataclass
 class CachingAllocator:
-    """Of one stream."""
+    """The caching allocator of one stream."""
 
     reserved_bytes: int = 0
     _free: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {True: [], False: []})  # by `small`

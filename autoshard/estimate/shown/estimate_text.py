@@ -58,7 +58,7 @@ def _reserved(made: Estimate, hardware: Hardware) -> list[str]:
 
 
 def _reserved_bytes(made: Estimate, hardware: Hardware) -> float | None:
-    """Of packages it is not told."""
+    """Reserved bytes; None for packages, whose simulation has none."""
     return None if made.run.software == PACKAGES else reserved_memory(made.model, made.run, hardware)
 
 

@@ -64,7 +64,7 @@ class _UnrolledStep:
         return next(i for i, module in enumerate(self.modules) if module == path or module.startswith(f"{path}."))
 
     def at(self, step: int, copy: int) -> int:
-        """Of a step of the program, in that copy of a layer where it is one of a layer."""
+        """The time of a step of the program, in that copy of a layer where it is one of a layer."""
         if step >= 2 * self.count:
             return 2 * self.forward + step - 2 * self.count
         if step >= self.count:
@@ -90,7 +90,7 @@ class _UnrolledStep:
         return weights, outermost, gradients * self.run.keeps_gradients, optimizer * (not self.run.offload)
 
     def lives(self) -> Iterator[Life]:
-        """Of one micro-batch."""
+        """The lives of tensors in one micro-batch."""
         yield from self._weights()
         spans = plan_memory(self.program, self.built.graph).spans
         if self.run.recompute == "operators":
@@ -168,7 +168,7 @@ class _UnrolledStep:
         return inside[-1] if step in inside else None
 
     def _pieces(self, span: Span) -> int:
-        """Of a kernel's working memory: as large as its largest tensor in float32."""
+        """Pieces of a kernel's working memory: each as large as its largest tensor in float32."""
         position = min(span.start, 2 * self.count - 1 - span.start)
         instruction = self.program.instructions[position]
         named = (*(instruction.operands if isinstance(instruction, Compute) else ()), *results_of(instruction))

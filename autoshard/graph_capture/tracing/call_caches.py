@@ -165,7 +165,7 @@ def _draws(node: fx.Node) -> bool:
 def attributes_put_back(model: Module) -> Iterator[None]:
     """Attributes of every module as they are, with what stands in their containers: no cache outlives the context.
 
-    Functions of the model's files that have tensors in a `functools.lru_cache` compute them anew, within and after it.
+    Functions of the model's files that have tensors in a `functools.lru_cache` compute them again, within and after it.
     """
     own = [(module, dict(module.__dict__)) for module in model.modules()]
     held = [value for _, found in own for value in found.values() if type(value) in _CONTAINERS]

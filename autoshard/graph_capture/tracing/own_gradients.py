@@ -30,7 +30,7 @@ CLOSE = 1e-4  # of gradients computed in float64, by code that may cast to float
 _LARGEST_ELEMENTS = 1 << 25  # of the arguments that a Function's backward is tried with
 _HINT = "a gradient that autograd makes from the forward; an own one must be elementwise and linear in its argument"
 _AGAIN_HINT = (
-    "what computes again in backward as torch.utils.checkpoint, or not at all (a model's own switch, as "
+    "what recomputes in backward as torch.utils.checkpoint, or not at all (a model's own switch, as "
     "use_checkpoint=False): a plan computes blocks again by --recompute"
 )
 _HOOK_HINT = "a hook that scales or masks its gradient, or none: clip and log gradients in the training loop"

@@ -120,7 +120,7 @@ def _title_lines(box: FlowBox) -> list[str]:
 
 
 def _label(words: str, room: float) -> str:
-    """Of `from MODULE` the module's end."""
+    """The label, cut to its room; of `from MODULE` the end of the module's name stays."""
     first, space, rest = words.partition(" ")
     return first + space + svg.ending(rest, room - svg.width_of(first + space, 10), 10)
 

@@ -92,5 +92,5 @@ def shape_text(x: float, y: float, shape: Sequence[int], layout: Layout, mesh: M
 
 
 def words(shape: Sequence[int], layout: Layout, mesh: Mesh) -> str:
-    """The same as plain text: `4 × 256 × 768, dim 0 cut over dp, copied over tp`."""
+    """The layout as plain text: `4 × 256 × 768, dim 0 cut over dp, copied over tp`."""
     return f"{' × '.join(map(str, shape)) or 'scalar'}, {placement_words(layout, mesh)}"

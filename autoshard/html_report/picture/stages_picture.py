@@ -95,7 +95,7 @@ def _slots(slots: tuple[Placed, ...], y: float, bar: float, scale: float) -> lis
 
 
 def _numbers(timeline: StepTimeline, stage: int, y: float, bar: float, scale: float) -> list[str]:
-    """Of micro-batches, with several parts a stage `3.1`, where a slot has room for it."""
+    """Numbers of micro-batches (`3.1` with several parts a stage) in slots that have room for them."""
     found = []
     for placed in timeline.by_stage[stage]:
         chunk = f".{placed.slot.chunk}" if timeline.costs.chunks > 1 else ""

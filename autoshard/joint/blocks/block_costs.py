@@ -10,7 +10,7 @@ INNER = "inner"  # of HeldParameters, no number
 
 @dataclass(frozen=True)
 class InnerSums:
-    """Of the parameters on one device, those whose gradients are sums over the `summed` axes of a replica, and whose
+    """The parameters on one device whose gradients are sums over the `summed` axes of a replica, and whose
     shards over the replicas (ZeRO) are cut over its `cut` axes, too, in `times` parts: positions among the axes of a
     replica. `stored_bytes`: of weights, gradients and optimizer state, as they are used."""
 
@@ -67,9 +67,9 @@ class Move:
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """Of one micro-batch. `again_seconds[keep]`: what backward computes again; `kept_bytes[keep]` until backward;
-    `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what enters from the blocks before.
-    `held`: of the parameters that the block reads first; `shared`: that a block before reads too. `moves`: what
+    """Costs of a block for one micro-batch. `again_seconds[keep]`: what backward recomputes; `kept_bytes[keep]` until
+    backward; `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what enters from the blocks
+    before. `held`: of the parameters that the block reads first; `shared`: that a block before reads too. `moves`: what
     replicas exchange of weights in shards, which takes none of the seconds here. `rest_seconds`: what devices of a
     replica communicate, and compute as others do, in both directions, each by itself. `free_seconds`: of (forward,
     backward) before the first collective inside a replica, which waits for what is on its link."""
@@ -127,7 +127,7 @@ def held_together(a: HeldParameters, b: HeldParameters) -> HeldParameters:
 
 
 def inner_together(parts: Iterable[InnerSums]) -> tuple[InnerSums, ...]:
-    """Those of the same axes as one."""
+    """Parts of the same axes as one."""
     found: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[InnerSums]] = {}
     for own in parts:
         found.setdefault((own.summed, own.cut, own.times), []).append(own)

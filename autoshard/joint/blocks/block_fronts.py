@@ -67,7 +67,7 @@ def with_replicas(inner: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def moved(moves: Sequence[Move], mesh: Mesh, hardware: Hardware) -> Moved:
-    """Between the replicas of one stage of `mesh`."""
+    """Seconds of the collectives between the replicas of one stage of `mesh`."""
     found = Moved()
     for move in moves:
         seconds = joint_seconds(hardware, mesh, with_replicas(move.inner), move.primitive, move.bytes)
@@ -93,7 +93,7 @@ def ends_seconds(second: Moved | None, before: Moved | None, first_backward: flo
 def block_front(
     costs: BlockCosts, zero: int, mesh: Mesh, hardware: Hardware, keeps: tuple[str, ...], alone: bool
 ) -> BlockFront:
-    """Of weights that every replica has whole, from the first forward of a step on. Points in the order of `keeps`.
+    """Cost curve of a block whose weights every replica holds whole during a step. Points in the order of `keeps`.
     `alone`: it is the only block of its kind and the line's first: what its collectives once a step take beyond its
     backward counts, and nothing hides its others."""
     replicas, slow = mesh.sizes[REPLICAS], hardware.constant("overlap.slowdown")
@@ -133,7 +133,8 @@ def block_front(
 def sharded_front(
     costs: ShardedCosts, mesh: Mesh, hardware: Hardware, keeps: tuple[str, ...], first: bool
 ) -> BlockFront:
-    """Of weights in shards. `first`: of the line's first block, which has nothing before it to be hidden beside."""
+    """Cost curve of a block with sharded weights. `first`: of the line's first block, which has nothing before it to be
+    hidden beside."""
     slow = hardware.constant("overlap.slowdown")
     points = [
         _together(costs.together, mesh, hardware, slow, first)
@@ -225,7 +226,7 @@ def gathered_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hard
 
 
 def static_bytes(held: HeldParameters, zero: int, replicas: int) -> float:
-    """Of parameters under a stage of ZeRO: what is in shards, and what is whole beside them through the step."""
+    """Bytes of parameters at a level of ZeRO: shards, and what is whole in addition through the step."""
     stored = held.stored_share(replicas) if zero else held.weights_bytes + held.gradient_bytes + held.optimizer_bytes
     whole = held.moved_bytes if zero in (1, 2) else 0.0
     return stored + whole + (held.gradient_bytes if zero == 1 else 0.0) + held.buffer_bytes
@@ -241,7 +242,7 @@ def takes_turns(mesh: Mesh, hardware: Hardware) -> bool:
 
 
 def _free(costs: BlockCosts, keep: str, mesh: Mesh) -> float:
-    """Of a backward that shares its link with others: seconds before computation waits for the link. What is computed
+    """Seconds of a backward that shares its link before computation waits for the link. What is computed
     again comes first. None beside a second axis of a replica, over which weights are exchanged, too: programs hide
     less there."""
     if len(mesh.sizes) > INNER + 1:

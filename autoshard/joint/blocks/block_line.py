@@ -129,7 +129,7 @@ class ShortGraph:
 
 
 def shortened(line: BlockLine) -> ShortGraph:
-    """The same blocks, fewer of each: who read a result of one that is left out reads that of the last one kept."""
+    """The line with fewer equal blocks: who read a result of one that is left out reads that of the last one kept."""
     kept: list[int] = []
     renamed: dict[str, str] = {}
     for run in line.runs():

@@ -44,7 +44,7 @@ PHASES = ("forward", "backward")
 
 
 def block_costs(short: ShortGraph, split: BlockSplit, hardware: Hardware) -> tuple[BlockCosts, ...]:
-    """Of every block of the short line."""
+    """Costs of every block of the short line."""
     measured = _Measured(short, split.program, split.graph, hardware)
     return tuple(measured.block(number) for number in range(len(short.line.blocks)))
 
@@ -131,7 +131,7 @@ class _Measured:
 
     @cached_property
     def working(self) -> list[float]:
-        """Of each block, the most that is held while it runs beside what lasts."""
+        """Most bytes of each block while it runs, without what outlives it."""
         lasting = {id(span) for _, span in self.kept}
         steps = len(self.memory.bytes)
         rest = [
@@ -177,7 +177,7 @@ class _Measured:
 
     @cached_property
     def _rest(self) -> list[float]:
-        """Of each block: collectives with what is copied for them, and of what computes the share that others do."""
+        """Overhead seconds of each block: collectives with their copies, and replicated computation."""
         steps, found = self.program.instructions, [0.0] * len(self.short.line.blocks)
         for event in self.timeline.events:
             if event.instruction is not None:
@@ -198,12 +198,12 @@ class _Measured:
         return [tuple(own) for own in found]
 
     def _inner_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """Of these axes the ones of a replica, by their position among those."""
+        """Which of these axes are of a replica, by their position among those."""
         own = [name for name in self.program.mesh.names if name not in self.apart]
         return tuple(own.index(name) for name in axes if name in own)
 
     def inner(self, number: int, used: Program, cuts: Mapping[str, tuple[int, ...]]) -> tuple[InnerSums, ...]:
-        """Of the parameters that the block reads first, those whose gradients are sums inside a replica, or whose
+        """The parameters that the block reads first whose gradients are sums inside a replica, or whose
         shards are cut there: `used` on its mesh alone, `cuts` by path."""
         parameters, paths = {p.tensor: p for p in self.graph.parameters}, {p.path: p for p in used.parameters}
         found = []
@@ -222,8 +222,8 @@ class _Measured:
         return inner_together(found)
 
     def moved_bytes(self, number: int, used: Program) -> int:
-        """Of the parameters that the block reads first, as this program gathers them, in the layouts of `used`: shards
-        whose cast would leave a sum to it are gathered before it."""
+        """Bytes of the parameters that the block reads first, as this program gathers them, in the layouts of `used`:
+        shards whose cast would leave a sum to it are gathered before it."""
         layouts = {p.path: p.layout for p in used.parameters}
         return sum(
             math.prod(largest_shape(stored.shape, layouts[stored.path], used.mesh)) * self._moved_bytes(stored, number)
@@ -265,7 +265,7 @@ class _Measured:
         return found
 
     def _run_again(self, number: int, own: list[int]) -> list[int]:
-        """Of a block's instructions, those that run in backward where nothing but inputs is kept. In a list of modules
+        """The instructions of a block that run again in backward if only inputs are kept. In a list of modules
         each stops by itself."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
         called = called_modules(self.graph, path) if path else ()
@@ -277,13 +277,13 @@ class _Measured:
         return [*found, *sorted(left)]
 
     def _seconds(self, own: list[int], cheap: bool = False) -> float:
-        """Of the forward of these instructions; of all but what is dear."""
+        """Forward seconds of these instructions; `cheap`: without the expensive ones."""
         starts, steps = self.timeline.starts, self.program.instructions
         dear = {i for i in own if cheap and isinstance(step := steps[i], Compute) and is_expensive(step.target)}
         return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
 
     def _given(self, number: int, run: list[int]) -> set[int]:
-        """Of what runs again, the collectives whose results may be kept."""
+        """The collectives among what runs again whose results may be kept."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
         called = called_modules(self.graph, path) if path else ()
         ways = self.program.once(weight_ways)
@@ -318,11 +318,12 @@ class _Measured:
         return first[-1] if step.target in LINEAR else second[-2]
 
     def _dear_bytes(self, number: int) -> float:
-        """Of what is dear in a block: all results, whether a backward reads them or not, and what it keeps beside."""
+        """Bytes of the expensive operators of a block: all results, whether a backward reads them or not, and what it
+        keeps beside."""
         return self._made_bytes({i for i in range(self.count) if self.block_of[i] == number and self._is_dear(i)})
 
     def _made_bytes(self, made: set[int]) -> float:
-        """Of the results of these instructions, and of what they keep beside."""
+        """Bytes of the results of these instructions, and of what else they keep."""
         spans = (span for span in self.memory.spans if span.held.kind in ("activation", "extra") and span.start in made)
         return sum(span.held.bytes for span in spans)
 
@@ -356,7 +357,7 @@ class _Measured:
         )
 
     def _handed_inside(self, number: int) -> float:
-        """Of a block that is a list of modules: bytes of what one of these reads that the block made outside it."""
+        """For a block that is a list of modules: bytes that one of these reads and the block made outside it."""
         path = self.short.line.blocks[number].module
         called = called_modules(self.graph, path)
         if called == (path,):
@@ -382,7 +383,7 @@ class _Measured:
         )
 
     def _moved_bytes(self, stored: ProgramParameter, number: int) -> int:
-        """Of a number of a weight that is gathered for a block: where it is only cast, in what it is cast to."""
+        """Bytes of an element of a weight gathered for a block: where it is only cast, of the target type."""
         readers = [
             step
             for i, step in enumerate(self.program.instructions)
@@ -393,7 +394,7 @@ class _Measured:
         return max(DTYPE_BYTES[self.program.value(reader.results[0]).dtype] for reader in readers)
 
     def _held(self, number: int) -> tuple[HeldParameters, HeldParameters]:
-        """Of the parameters, and of those shared with a block before."""
+        """Held parameters: the block's first uses, and those shared with a block before."""
         graph, mesh, program = self.graph, self.program.mesh, self.program
         parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
         buffers = {b.value for b in program.buffers}

@@ -144,8 +144,8 @@ class StepPins:
         hardware: Hardware,
         all_to_all: bool = True,
     ) -> Left:
-        """Of `small`, a graph of one replica's samples on its mesh `inner`; `wide` has those of all replicas on `mesh`,
-        which cut dim `batch[tensor]`. PinRefused where a pin leaves nothing."""
+        """Choices that the pins leave in `small`, a graph of one replica's samples on its mesh `inner`; `wide` has
+        those of all replicas on `mesh`, which cut dim `batch[tensor]`. PinRefused where a pin leaves nothing."""
         pins, there = self.on(mesh), sites_of(wide, mesh, hardware, self.everything, all_to_all)
         inside = sites_of(small, inner, hardware, {own for own in there if own[0] == "op"}, all_to_all)
         whole = Formulation(wide, mesh, hardware, Problem((), (), float("inf"), 0), (), ())

@@ -52,10 +52,10 @@ def replicated_split(
     micro_batches: int = 1,
     pins: Sequence[Pin] = (),
 ) -> tuple[Formulation, Solution]:
-    """Of the graph of `line`, which has the samples of all `replicas`: `captured` carried there, whose batch is known
-    (another dim may have the size of the carried one); `short` is what was split. `sharded`: parameters in shards over
-    the replicas, where they can be. `micro_batches`: of a step, over which what runs once a step is shared out. `pins`
-    are held to as those of any plan."""
+    """The split for the graph of `line`, which has the samples of all `replicas`: `captured` carried there, whose batch
+    is known (another dim may have the size of the carried one); `short` is what was split. `sharded`: parameters in
+    shards over the replicas, where they can be. `micro_batches`: of a step, over which what runs once a step is shared
+    out. `pins` are held to as those of any plan."""
     mesh = Mesh(((REPLICAS, replicas), *split.mesh.axes))
     batch = batch_dims(captured) if replicas > 1 else {}  # of one sample alone it could not be followed
     wanted = _wanted(line, short, split)
@@ -72,7 +72,7 @@ def replicated_split(
 
 
 def _wanted(line: BlockLine, short: ShortGraph, split: BlockSplit) -> dict[str, Strategy]:
-    """Of every operator of the line, on the axes of a replica."""
+    """The strategy of every operator of the line, on the axes of a replica."""
     chosen = chosen_strategies(split.plan, split.graph)
     wanted: dict[str, Strategy] = {}
     for block in line.blocks:

@@ -21,7 +21,7 @@ EXPERTS = "autoshard.experts"
 
 
 def longest_tokens(graph: Graph) -> int:
-    """Of the sequences that attend, the most; 0 without attention."""
+    """The longest sequence that attends, in tokens; 0 without attention."""
     return max((_tokens(graph, op) for op in graph.ops if _attends(op)), default=0)
 
 

@@ -36,7 +36,7 @@ def _alike(one: Placement, other: Placement) -> bool:
 
 
 def in_space(op: Op, strategy: Strategy, batch: Mapping[str, int]) -> bool:
-    """Of a stage's mesh: is every operand and result that has the batch cut there over the replicas, and nothing else?
+    """On a stage's mesh: do replicas shard every operand and result that has the batch along it, and nothing else?
     What has none, such as a cast of a weight, may be done on shards."""
     if batch.keys().isdisjoint((*op.operands, *op.results)):
         return True

@@ -41,13 +41,13 @@ def is_whole(uses: Sequence[Layout], axis: int) -> bool:
 
 
 def placements_on(uses: Sequence[Layout], axis: int) -> set[Placement]:
-    """What the uses have on an axis."""
+    """Placements of a weight on one mesh axis, over all its uses."""
     found = {use.placements[axis] for use in uses}
     return {REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in found}
 
 
 def may_cast(op: Op, strategy: Strategy, weights: set[str]) -> bool | None:
-    """Of the cast of a weight: whether it leaves what is to be summed to others, for shards may be cast, and gathered
+    """Whether the cast of a weight leaves the sum of its gradient to others, for shards may be cast, and gathered
     after that. None of any other operator."""
     if op.target != CAST or op.operands[0] not in weights:
         return None

@@ -35,7 +35,7 @@ class Incumbent:
         return (self.value - self.bound) / self.value if 0 < self.value < math.inf else 0.0 if self.closed else math.inf
 
     def failed(self, error: InfeasibleError) -> None:
-        """A step found nothing. Raises the error where it is proven that there is nothing."""
+        """Records that a method found no plan; re-raises the error if infeasibility is proved."""
         if error.proven:
             raise error
         self.error = error

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """Of each node: the values it produces, and those it consumes with its position among their consumers."""
+    """For each node: the values it produces, and those it consumes with its position among their consumers."""
 
     produced: tuple[tuple[Value, ...], ...]
     consumed: tuple[tuple[tuple[Value, int], ...], ...]
@@ -100,7 +100,7 @@ def options(problem: Problem, linked: Links, choice: Sequence[int], n: int) -> F
 
 
 def to_readers(problem: Problem, linked: Links, choice: Sequence[int], n: int) -> Floats:
-    """The same of what it costs itself and on the way to its readers: what it reads is left out."""
+    """Costs of the choices of a node, without those of the values that it reads."""
     total = problem.nodes[n].seconds.copy()
     for value in linked.produced[n]:
         needed = sorted({int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)})

@@ -11,7 +11,7 @@ from autoshard.ir.problem import Integers, Problem, Value
 
 
 def restricted(problem: Problem, pinned: Mapping[int, int]) -> Problem:
-    """The same problem with one choice, numbered 0, for each pinned node."""
+    """The problem with one choice, numbered 0, for each pinned node."""
     if not pinned:
         return problem
     nodes = list(problem.nodes)

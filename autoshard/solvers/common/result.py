@@ -62,7 +62,7 @@ def status(value: float, bound: float, cut: bool) -> str:
 
 
 def without_proof(certificate: Certificate, objective: float, seconds: float | None = None) -> Certificate:
-    """Of a plan of which nothing is proved, or no more: what its level minimises is `objective`, its sum of costs
+    """The certificate of a plan without a proof: what its level minimises is `objective`, its sum of costs
     `seconds` (None: as before)."""
     proved(objective, 0.0)
     total = certificate.objective_seconds if seconds is None else seconds

@@ -84,7 +84,8 @@ def solve_folded(sum_: Additive, contents: Contents, budget: int) -> Folded | No
 
 
 def _rounds(sum_: Additive, contents: Contents) -> tuple[int, ...]:
-    """Of a reduction beforehand, in the order in which they are tried: prices change little of what tables take."""
+    """Rounds of the reduction beforehand, in the order in which they are tried: prices change little of what tables
+    take."""
     if _largest(sum_) > _SMALL:
         return (ROUNDS,)
     return (ROUNDS, 0) if contents.wide else (0, ROUNDS)

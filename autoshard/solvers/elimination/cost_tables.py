@@ -50,7 +50,7 @@ class TableRecipe(NamedTuple):
 
 
 class Cases(NamedTuple):
-    """The same for a gate: of each of its values the (table, axes) that count then; the least of their sums."""
+    """Tables of a gate: for each of its values the (table, axes) that count then; the least of their sums."""
 
     values: tuple[tuple[tuple[int, tuple[tuple[int, int], ...]], ...], ...]
     out: tuple[int, ...]
@@ -133,7 +133,7 @@ class Store:
 
 
 def distinct(numbers: Integers) -> tuple[Integers, Integers]:
-    """Of small numbers from 0 on the different ones, ascending, and the place of each of `numbers` among them: what
+    """The distinct small numbers from 0 on, ascending, and the place of each of `numbers` among them: what
     `np.unique` sorts for."""
     most = int(numbers.max(initial=-1)) + 1
     if most > _FEW_NUMBERS:

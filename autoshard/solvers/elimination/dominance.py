@@ -113,7 +113,7 @@ class _Comparisons:
         self.kept: dict[tuple[int, ...], Integers] = {}
 
     def same(self, kept: Integers) -> Integers:
-        """Of equal arrays the first."""
+        """The first of equal arrays."""
         return self.arrays.setdefault((kept.dtype.str, kept.tobytes()), kept)
 
     def layouts(self, of: Integers, kept: Integers) -> Integers:
@@ -149,7 +149,7 @@ class _Comparisons:
         return self.answers[key]
 
     def as_producer(self, value: Value, kept: Sequence[Integers]) -> _EndExcess:
-        """Of the layouts that the producer leaves."""
+        """Excess costs of the layouts that the producer leaves."""
         ends = [(id(t), id(kept[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
         known = (id(value.seconds), id(value.source), id(kept[value.producer]), *ends)
         if known not in self.parts:
@@ -164,7 +164,7 @@ class _Comparisons:
         return self.parts[known]
 
     def as_consumer(self, value: Value, i: int, kept: Sequence[Integers]) -> _EndExcess:
-        """Of the target layouts of consumer i."""
+        """Excess costs of the target layouts of consumer i."""
         targets, mine = value.targets[i], kept[value.consumers[i]]
         shared = len(value.consumers) > 1
         per_byte = charge(self.sum, hull(value) if shared else value.intervals[i])

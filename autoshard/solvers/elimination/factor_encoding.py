@@ -150,7 +150,7 @@ class _Encoder:
             self.add_relaxed(v, ends)
 
     def alike(self, value: Value) -> tuple[object, ...]:
-        """The same of values of which the same is known: by the arrays themselves, which are kept alive."""
+        """A key, equal for values of which the same is known: by the arrays themselves, which are kept alive."""
         ends = [(id(t), id(self.kept[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
         prices = (id(value.seconds), id(value.bytes), self.charges(value))
         return (*prices, id(value.source), id(self.kept[value.producer]), *ends)

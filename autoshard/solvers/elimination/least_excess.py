@@ -24,8 +24,8 @@ _PIECE = 1 << 15  # of the bounds of all pairs
 
 
 class LeastExcess:
-    """Of one value, or of several consumers of one: the sum over `tables`, each rows x columns. `clipped`: only what a
-    row costs less counts. `given`: the least itself, in place of tables."""
+    """The least excess of one value, or of several consumers of one: the sum over `tables`, each rows x columns.
+    `clipped`: only what a row costs less counts. `given`: the least itself, in place of tables."""
 
     def __init__(self, tables: Sequence[Floats], given: Floats | None = None, *, clipped: bool = False) -> None:
         self.tables = [_told_apart(table) for table in tables]

@@ -114,7 +114,7 @@ class TableView(NamedTuple):
 
     @property
     def axes(self) -> frozenset[int]:
-        """Those that the table depends on."""
+        """The axes that the table depends on."""
         return frozenset(axis for axis, rows in enumerate(self.rows) if rows is not None)
 
     def length(self, shape: Sequence[int]) -> int:
@@ -122,7 +122,7 @@ class TableView(NamedTuple):
         return math.prod(n for n, rows in zip(shape, self.rows, strict=True) if rows is not None)
 
     def whole(self, shape: Sequence[int]) -> TableView:
-        """The same with its table written out, where that is small. `shape`: of all axes."""
+        """The view with its table written out, where that is small. `shape`: of all axes."""
         if self.length(shape) > _MOST_COPIED or not any(isinstance(rows, np.ndarray) for rows in self.rows):
             return self
         return self.with_table(self.array())

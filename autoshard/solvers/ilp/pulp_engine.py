@@ -1,7 +1,7 @@
-"""The same linear program through PuLP, for people who bring their own solver: `--ilp-engine pulp:CBC`, `pulp:GUROBI`.
+"""The linear program through PuLP, for users with a solver of their own: `--ilp-engine pulp:CBC`, `pulp:GUROBI`.
 
-PuLP's `status` says "Optimal" where a time limit stopped a solver; `sol_status` tells the two apart and is read here. A
-solver's own bound does not come back through PuLP: unless it says that its solution is optimal, the bound reported is
+PuLP's `status` says "Optimal" where a time limit stopped a solver; `sol_status` distinguishes the two, and is read.
+A solver's own bound does not come back through PuLP: unless it says that its solution is optimal, the bound reported is
 that of dp's start.
 """
 

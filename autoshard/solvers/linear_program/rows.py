@@ -188,7 +188,7 @@ def _ends(value: Value, kept: Sequence[Integers]) -> _EndClasses:
 
 
 def _equal_rows(table: Floats) -> Integers:
-    """Of each row the first one that is equal to it."""
+    """For each row the first one that is equal to it."""
     seen: dict[bytes, int] = {}
     return np.array([seen.setdefault(row.tobytes(), i) for i, row in enumerate(np.ascontiguousarray(table))])
 

@@ -46,7 +46,7 @@ def least_of_few(problem: Problem, budget_entries: int, count: int = _FEW) -> Ne
 
 
 def few_ranked(problem: Problem, count: int, prices: Floats | None = None) -> list[Integers] | None:
-    """Of each node `count` choices at most, the same of nodes that are alike; None where nothing repeats.
+    """At most `count` choices of each node, the same for nodes that are alike; None where nothing repeats.
 
     `prices`: seconds that a byte costs, over time."""
     short = shortened(additive(problem, prices), Contents(problem), rounds=0)  # no domain is reduced here
@@ -64,7 +64,7 @@ def few_ranked(problem: Problem, count: int, prices: Floats | None = None) -> li
 
 
 def _stand_ins(short: Short) -> Integers:
-    """Of each node of the whole problem the one of the short problem that stands for it."""
+    """For each node of the whole problem the one of the short problem that stands for it."""
     at = np.full(len(short.line.nodes), -1)
     at[short.positions] = np.arange(len(short.positions))
     for fold in short.folds:

@@ -50,7 +50,7 @@ class Column:
 
 
 def condensed(problem: Problem) -> Problem:
-    """The same problem on the times where a peak can be: just before a stop that follows a start."""
+    """The problem on the times where a peak can be: just before a stop that follows a start."""
     spans = [node.interval for node in problem.nodes] + [s for value in problem.values for s in value.intervals]
     starts = np.unique([start for start, stop in spans if start < stop])
     stops = np.unique([stop for start, stop in spans if start < stop])
@@ -144,7 +144,7 @@ class _LeastPeak:
         return prices
 
     def spread(self) -> Floats:
-        """The same, a little of them for every time."""
+        """The prices, smoothed: every time has at least a small one."""
         return (1 - _EVEN) * self.master() + _EVEN / self.problem.horizon
 
     def round(self, prices: Floats) -> bool:

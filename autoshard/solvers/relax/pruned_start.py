@@ -101,7 +101,7 @@ def ranking(problem: Problem, beliefs: Beliefs) -> list[Integers]:
 
 
 def kinds(problem: Problem) -> list[Hashable]:
-    """Of each node what it shares with its like: its costs, and the tables of its values."""
+    """For each node what it shares with its like: its costs, and the tables of its values."""
     ends: list[list[tuple[int, int, int]]] = [[] for _ in problem.nodes]
     for value in problem.values:
         ends[value.producer].append((id(value.seconds), -1, id(value.source)))

@@ -60,7 +60,7 @@ def many(problem: Problem) -> tuple[frozenset[int], tuple[int, ...]]:
 
 
 def kinds(problem: Problem) -> list[int]:
-    """Of each value a number, the same of values that are alike."""
+    """A number for each value, equal for values that are alike."""
     numbers: dict[Hashable, int] = {}
     keys = [(id(value.seconds), id(value.source), *map(id, value.targets)) for value in problem.values]
     return [numbers.setdefault(key, len(numbers)) for key in keys]

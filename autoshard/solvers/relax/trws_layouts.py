@@ -173,7 +173,8 @@ def _shared_out(pay: Floats, penalty: float, shares: Floats) -> Floats:
 
 
 def _weights(sum_: Additive, value: Value) -> Floats:
-    """Of each consumer: who keeps a target for longest pays most of it, so that together they pay what is charged."""
+    """Weights of the consumers: who keeps a target for longest pays most of it, so that together they pay what is
+    charged."""
     charges = np.array([charge(sum_, interval) for interval in value.intervals])
     return charges + _OTHERS * charges.max() if charges.any() else np.ones(len(charges))
 

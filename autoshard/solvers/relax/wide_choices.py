@@ -64,7 +64,7 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, cl
 
 
 def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock: Clock) -> None:
-    """Beside hubs, without a limit, no exact tables fit: more rounds raise the bound, and what they rank first gives
+    """Without a limit no exact tables fit next to hubs: more rounds raise the bound, and what they rank first gives
     better plans."""
     climb(state, beliefs, 0.0, _ROUNDS, loose)
     if state.gap > loose:
@@ -77,7 +77,7 @@ def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock
 
 
 class WideChoices:
-    """Of a plan that overflows, `state.near`: those that fit. `problem`: that of `state` on condensed times."""
+    """Plans that fit, near one that overflows (`state.near`). `problem`: that of `state` on condensed times."""
 
     def __init__(self, state: Incumbent, problem: Problem, shares: ReaderShares, budget: int, loose: float) -> None:
         assert state.near is not None, "there is a plan that overflows"

@@ -20,9 +20,10 @@ _NOTHING = Sum(np.zeros(1), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.i
 
 
 class BlockSums:
-    """Of one stage. `seconds[kind]` and `bytes[kind]` are of the kind's points, `working[kind]` what one of them needs
-    while it runs: the most over the blocks of the stage counts once. `dealt`: the kind that is dealt out onto chunks,
-    and for each of these, ascending, by what bytes beyond those of the kind's leanest point are multiplied there."""
+    """Sums over the blocks of one stage. `seconds[kind]` and `bytes[kind]` are of the kind's points, `working[kind]`
+    what one of them needs while it runs: the most over the blocks of the stage counts once. `dealt`: the kind that is
+    dealt out onto chunks, and for each of these, ascending, by what bytes beyond those of the kind's leanest point are
+    multiplied there."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class BlockSums:
         return self.least_and_room(counts)[0]
 
     def least_and_room(self, counts: Integers) -> tuple[Floats, Integers]:
-        """And the room where they take that."""
+        """The least seconds, and the room in which they are reached."""
         if not self.rooms:
             return np.full(len(counts), _INF), np.full(len(counts), -1)
         found = np.array([room.least(counts) for room in self.rooms])
@@ -51,7 +52,7 @@ class BlockSums:
         return found[best, np.arange(len(counts))], best
 
     def points(self, counts: Integers, room: int) -> list[list[int]]:
-        """Of each kind, the points of its blocks in the least way, ascending. `counts` by kind, of what fits in the
+        """For each kind, the points of its blocks in the least way, ascending. `counts` by kind, of what fits in the
         `room` that `least_and_room` says."""
         return self.rooms[room].chosen(counts)
 
@@ -127,7 +128,7 @@ class _Room:
         return mixed(self.points[kind], blocks, room, self.ratios if kind == self.dealt else np.ones(1))
 
     def total(self, counts: Counts) -> Sum:
-        """Of the last kind that counts has, one block is added to the sum of the others."""
+        """The sum for `counts`: one block of its last kind is added to the sum of the others."""
         if counts not in self.known:
             made: list[Counts] = []
             while counts not in self.known and any(counts):

@@ -44,7 +44,7 @@ class IdleBound:
         return found
 
     def _least(self, stage: int, numbers: Integers, seconds: Floats, later: Floats) -> Floats:
-        """Of ranges that take `seconds` as the schedule has it, with `later` in the stages after."""
+        """Least step for ranges that take `seconds` as the schedule has it, with `later` in the stages after."""
         count = self.problem.micro_batches
         shortest, longest = (self.costs.ranges.counts[numbers] @ each for each in self.forward)
         sent = self.problem.send_seconds * self.problem.sends(stage)[0]

@@ -13,8 +13,8 @@ _INF = float("inf")
 
 
 def least_bytes(problem: StageProblem, beside: Floats) -> float:
-    """Of the fullest stage, whatever its capacity; `beside[stage]` comes to its blocks' own. Infinite where no cut is
-    allowed. Exact for `bytes_of` (stage_problem)."""
+    """Least bytes of the fullest stage, whatever its capacity; `beside[stage]` comes to its blocks' own. Infinite where
+    no cut is allowed. Exact for `bytes_of` (stage_problem)."""
     places = cut_places(problem)
     counts = block_counts(problem.line, len(problem.fronts))[places]
     longer = np.arange(len(places))[:, None] > np.arange(len(places))[None, :]

@@ -54,7 +54,7 @@ def least_held(problem: StageProblem, values: Sequence[Live], working: Floats) -
 
 
 def _always(front: Front, live: int) -> Front:
-    """Of a block whose chunk is known: what `live` micro-batches keep is there."""
+    """The curve of a block whose chunk is known: what `live` micro-batches keep is there."""
     nothing = np.zeros(front.points)
     return replace(
         front,
@@ -65,7 +65,8 @@ def _always(front: Front, live: int) -> Front:
 
 
 def least_working(part: Sequence[int], works: Sequence[Floats], kept: Sequence[Floats]) -> float:
-    """Of a part that ends in these kinds of blocks. `works` and `kept`: bytes of each point, by kind."""
+    """Lower bound on the working bytes of a part that ends in these kinds of blocks. `works` and `kept`: bytes of each
+    point, by kind."""
     most = after = 0.0
     for kind in reversed(part):
         most = max(most, float(works[kind].min()) - after)

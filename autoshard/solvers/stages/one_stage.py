@@ -35,7 +35,7 @@ class _Followed(NamedTuple):
 
 
 def least_peak(blocks: Sequence[RunningBlock]) -> float:
-    """Of the plan that holds least as its fullest block runs; infinite where too many are to be followed."""
+    """Peak of the plan that holds least as its fullest block runs; infinite where too many are to be followed."""
     peak, kept = np.zeros(1), np.zeros(1)
     for block in blocks:
         after = np.add.outer(kept, block.kept)
@@ -48,7 +48,7 @@ def least_peak(blocks: Sequence[RunningBlock]) -> float:
 
 
 def fastest_points(blocks: Sequence[RunningBlock], room: float) -> tuple[int, ...] | None:
-    """Of the fastest plan that never holds more; None where there is none, or too many are to be followed."""
+    """Points of the fastest plan that never holds more; None where there is none, or too many are to be followed."""
     nothing = np.zeros(1, np.int64)
     steps = [_Followed(np.zeros(1), np.zeros(1), nothing, nothing)]
     for block in blocks:

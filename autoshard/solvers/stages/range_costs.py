@@ -16,7 +16,8 @@ _INF = float("inf")
 
 
 class RangeCosts:
-    """Of one way to count a point: `share` of its micro-batch's seconds and sends, and `tail` times its tail.
+    """Costs of ranges of blocks, for one way to count a point: `share` of its micro-batch's seconds and sends, and
+    `tail` times its tail.
 
     Ranges begin and end where cuts may be (`places`, positions in the line, first and last with them); on each stage
     they are tables by (place of the end, how many places it is long).
@@ -51,7 +52,7 @@ class RangeCosts:
         return np.where(allowed, self._costs(0, self.ranges.numbers[:, 0]), _INF)
 
     def points(self, stage: int, begin: int, end: int) -> list[list[int]]:
-        """Of the blocks between two places, a range of a table that was made."""
+        """Points of the blocks between two places, a range of a table that was made."""
         number = self.ranges.numbers[end, begin]
         return self.sums(stage).points(self.ranges.counts[number], int(self.rooms[stage][number]))
 

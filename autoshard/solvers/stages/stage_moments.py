@@ -48,7 +48,8 @@ def fullest_moments(schedule: str, stage: int, stages: int, micro_batches: int, 
 
 
 def _undominated(rows: Integers, some: Integers, chunks: int) -> Integers:
-    """Of `some`, in their order: what is sent only grows, so of equal ones in flight the last is enough."""
+    """The undominated ones of `some`, in their order: what is sent only grows, so of equal ones in flight the last is
+    enough."""
     backwards = some[::-1]
     _, first = np.unique(rows[backwards, :chunks], axis=0, return_index=True)
     some = backwards[np.sort(first)]

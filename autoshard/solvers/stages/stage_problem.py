@@ -93,14 +93,15 @@ class StageProblem:
         return [point_bytes(front, live, more) for front in self.fronts]
 
     def chunk_ratios(self, stage: int) -> Floats | None:
-        """Of each chunk, what a point's bytes are beyond the leanest's in place of those of `point_bytes`."""
+        """For each chunk, what a point's bytes are beyond the leanest's in place of those of `point_bytes`."""
         if self.chunk_live is None or self.chunk_live[stage].min() <= 0:
             return None
         found: Floats = self.chunk_live[stage] / self.chunk_live[stage].min()
         return found
 
     def held_room(self, stage: int, held: int) -> float:
-        """Of a stage that holds `held` micro-batches, at least as many as its schedule has live. One chunk only."""
+        """Free bytes of a stage that holds `held` micro-batches, at least as many as its schedule has live. One chunk
+        only."""
         more = held - float(self.live[stage])
         handed, of_order = (np.broadcast_to(own, self.stages) for own in (self.handed_bytes, self.of_order_bytes))
         return float(self.capacity_bytes[stage] + (of_order[stage] if more > 0 else 0.0) - more * handed[stage])
@@ -133,7 +134,7 @@ class StagePlan:
 
 
 def point_bytes(front: Front, live: float, more: float | None = None) -> Floats:
-    """Of each point, with `live` micro-batches kept; `more` of them hold what it keeps beyond the leanest."""
+    """Bytes of each point, with `live` micro-batches kept; `more` of them hold what it keeps beyond the leanest."""
     if more is None or more == live:
         return front.static_bytes + live * front.kept_bytes
     least = float(front.kept_bytes.min())

@@ -32,7 +32,7 @@ class StageValues(NamedTuple):
 
 @lru_cache(maxsize=256)
 def stage_values(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[StageValues, ...]:
-    """Of each stage."""
+    """The values of each stage."""
     return tuple(_of_stage(schedule, stage, stages, micro_batches, chunks) for stage in range(stages))
 
 

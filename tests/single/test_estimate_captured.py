@@ -1,4 +1,4 @@
-"""`estimate` from numbers and `simulate` of the captured Mixtral agree, with experts whole, shared and cut."""
+"""An estimate from numbers agrees with the simulation of the captured model: GPT-2 and Mixtral."""
 
 from __future__ import annotations
 
@@ -20,25 +20,70 @@ from autoshard.rules import Strategy
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.simulation import simulate
+from autoshard.workflow import ModelRequest, read_graph
 from tests.forced import data_parallel, forced_plan
 from tests.small_models import spec
 
+# --- `estimate` from numbers and `simulate` of the captured model agree at the same TP x DP ---
+
+
 A100 = load_hardware("a100-80g-sxm")
-HIDDEN, INNER, SEQUENCE, EXPERTS, WORDS = 1024, 2048, 1024, 4, 8000
+LAYERS, SEQUENCE, MICRO_BATCH = 4, 512, 4
+GPT2 = Transformer(LAYERS, 768, 12, SEQUENCE, 50257)  # capture folds its GELU into one operator
+
+
+def captured(batch: int) -> Graph:
+    arguments = {"batch": batch, "sequence": SEQUENCE, "n_layer": LAYERS, "dropout": 0.0}
+    return read_graph(ModelRequest("examples/gpt2.py:build", arguments))
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+def test_gpt2(dp: int, tp: int) -> None:
+    plan = search(captured(MICRO_BATCH * dp), A100, SearchRequest(Mesh((("dp", dp), ("tp", tp))), strategy="megatron"))
+    runs = (
+        TrainingRun(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut, overlap=True)
+        for cut in (False, True)
+    )
+    made = [estimate(GPT2, run, A100) for run in runs]  # the search may cut the norms' sequence, too
+    nearest = min(made, key=lambda one: one.step_seconds)
+    assert nearest.step_seconds == pytest.approx(plan.predicted_seconds, rel=0.01)
+    peaks = [one.memory.peak for one in made]
+    assert min(peaks, key=lambda peak: abs(peak / plan.predicted_peak_bytes - 1)) == pytest.approx(
+        plan.predicted_peak_bytes, rel=0.01
+    )
+
+
+# --- `estimate` from numbers and `simulate` of the captured Mixtral agree, with experts whole, shared and cut ---
+
+
+HIDDEN, INNER, LENGTH, EXPERTS, WORDS = 1024, 2048, 1024, 4, 8000
 NUMBERS = Transformer(
-    1, HIDDEN, 8, SEQUENCE, WORDS, 2, INNER, "swiglu", "flash", "rotary", "rms_norm", False, False, experts=EXPERTS
+    1,
+    HIDDEN,
+    8,
+    LENGTH,
+    WORDS,
+    2,
+    INNER,
+    "swiglu",
+    "flash",
+    "rotary",
+    "rms_norm",
+    False,
+    False,
+    experts=EXPERTS,
 )
 
 
 @cache
-def captured(batch: int) -> Graph:
+def mixtral(batch: int) -> Graph:
     sizes = {"hidden": HIDDEN, "inner": INNER, "heads": 8, "kv_heads": 2, "vocabulary": WORDS}
-    given = {"form": "grouped_mm", "experts": EXPERTS, "batch": batch, "sequence": SEQUENCE, **sizes}
+    given = {"form": "grouped_mm", "experts": EXPERTS, "batch": batch, "sequence": LENGTH, **sizes}
     return capture(spec("mixtral"), given)
 
 
 def test_time_and_memory() -> None:
-    plan = search(captured(4), A100, SearchRequest(Mesh((("dp", 1), ("tp", 1))), strategy="megatron"))
+    plan = search(mixtral(4), A100, SearchRequest(Mesh((("dp", 1), ("tp", 1))), strategy="megatron"))
     made = estimate(NUMBERS, TrainingRun(4, 4, precision="fp32"), A100)
     assert made.step_seconds == pytest.approx(plan.predicted_seconds, rel=0.01)
     assert made.memory.peak == pytest.approx(plan.predicted_peak_bytes, rel=0.01)
@@ -55,7 +100,7 @@ def around_experts(program: Program, graph: Graph) -> list[tuple[str, str, float
 @pytest.mark.parametrize(("axis", "choice", "count"), [("ep", "t+e", 3), ("tp", "f", 1)])
 def test_experts_cut(axis: str, choice: str, count: int) -> None:
     """The same products and messages: tokens to their experts and back, or every expert's inner dim cut."""
-    graph = captured(4)
+    graph = mixtral(4)
     others = data_parallel(graph)
 
     def allowed(op: Op, strategy: Strategy) -> bool:

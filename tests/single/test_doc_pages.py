@@ -1,7 +1,8 @@
-"""The guide is followed: its blocks add an operator to the table, which proves it and plans with it."""
+"""Pages that run: the API's examples, the guide for contributors, the rules of the table."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -20,11 +21,57 @@ from autoshard.rules.cases import ALL
 from autoshard.rules.proof.case_words import case, floats
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from autoshard.verification.rule_page import page, with_rest
 from autoshard.verification.rule_table import prove_case
+from tests import launched
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-FILES = re.findall(r"`((?:autoshard|benchmarks|hardware_profiles|costmodels|tests)/[\w/.]*)`", PAGE)
+# --- the examples of docs/api.md run, each by itself, as they stand there ---
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+SCRIPTS = [(ROOT / "examples" / f"{name}.py").read_text("utf-8") for name in ("shard_function", "operator_strategies")]
+
+
+@pytest.mark.parametrize("text", [*EXAMPLES, *SCRIPTS], ids=range(len(EXAMPLES) + len(SCRIPTS)))
+def test_example(text: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(text, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = launched.run(["example.py"], cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+# --- docs/rules.md says what the table says ---
+
+
+RULES_PAGE_PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    old = RULES_PAGE_PAGE.read_text(encoding="utf-8")
+    assert old == with_rest(old, page()), "python -m autoshard.verification.rule_page --write"
+
+
+def test_every_operator_is_on_the_page() -> None:
+    text = page()
+    ruled = {target for target, known in OPERATORS.items() if known.rule is not None}
+    assert not {target for target in ruled if f"`{target.removeprefix('aten.')}`" not in text}
+    assert "`... m, n m, +n? -> ... n` | `m` |" in text
+
+
+def test_what_others_wrote_below_the_table_stays() -> None:
+    assert with_rest(page() + "\n## More\n", page()).endswith("\n\n## More\n")
+
+
+# --- the guide is followed: its blocks add an operator to the table, which proves it and plans with it ---
+
+
+CONTRIBUTING_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", CONTRIBUTING_PAGE, re.DOTALL | re.MULTILINE)
+FILES = re.findall(r"`((?:autoshard|benchmarks|hardware_profiles|costmodels|tests)/[\w/.]*)`", CONTRIBUTING_PAGE)
 TARGET = "aten.hypot"
 
 

@@ -1,27 +1,17 @@
-"""Speed of the dp solver on synthetic transformer-like problems: `python benchmarks/solver_speed.py`.
+"""Synthetic transformer-like problems.
 
 A block is ten operators in GPT-2's shape, with two residual values that two consumers share. Layouts are products of
 per-axis placements (S0, S1, S2, R, R+, P), a strategy is a product of per-axis choices, and a redistribution pays per
-axis, with jitter. `chain` is a block of five nodes with one residual. Prints one line per problem, and with
---memory also a memory-limited solve.
+axis, with jitter. `chain` is a block of five nodes with one residual.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import resource
-import time
-from dataclasses import replace
 
 import numpy as np
 
 from autoshard.ir.problem import Node, Problem, Value
-from autoshard.solvers import portfolio
-from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.dominance import reduce
-from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.lean_plans import minimum_memory_bound
 
 PLACEMENTS = 6
 # one line per op of a block: name, operands (names before it; "in" is the block's input), compute weight
@@ -104,43 +94,3 @@ def _moves(rng: np.random.Generator, axes: int) -> np.ndarray:
     layouts = list(itertools.product(range(PLACEMENTS), repeat=axes))
     total = np.array([[sum(step[a, b] for a, b in zip(x, y, strict=True)) for y in layouts] for x in layouts])
     return total * (1.0 + 0.02 * rng.random(total.shape))
-
-
-def line(kind: str, layers: int, strategies: int, axes: int, limited: bool) -> str:
-    problem = model(kind, layers, strategies, axes)
-    kept = [len(some) for some in reduce(additive(problem), Contents(problem))]
-    start = time.process_time()
-    solution = portfolio.solve(problem)
-    text = (
-        f"{kind:6} {layers:6} {len(problem.nodes):6} {strategies:6} {np.mean(kept):6.1f} "
-        f"{time.process_time() - start:9.2f} {solution.status:9} {solution.objective:12.6f} {_gap(solution):8.1e}"
-    )
-    if limited:
-        floor = minimum_memory_bound(problem)
-        for share in (0.5, 0.2):
-            capacity = floor + share * (solution.peak_bytes - floor)
-            start = time.process_time()
-            fit = portfolio.solve(replace(problem, capacity_bytes=capacity))
-            text += f" | {share:.1f}: {time.process_time() - start:7.2f} s gap {_gap(fit):7.1e}"
-    return text + f" | {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
-
-
-def _gap(solution: portfolio.Solution) -> float:
-    return solution.objective / solution.lower_bound - 1 if solution.lower_bound else 0.0
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", action="store_true", help="also with half and a fifth of the free memory")
-    parser.add_argument("--kind", choices=sorted(BLOCKS), action="append")
-    parser.add_argument("--most", type=int, default=216, help="skip problems with more strategies than this")
-    arguments = parser.parse_args()
-    print("kind   layers  nodes      k   kept CPU-seconds status     objective      gap | peak RSS so far")
-    for kind in arguments.kind or sorted(BLOCKS):
-        for layers, strategies, axes in ((1, 36, 2), (12, 36, 2), (48, 36, 2), (96, 36, 2), (96, 100, 3), (48, 216, 3)):
-            if strategies <= arguments.most:
-                print(line(kind, layers, strategies, axes, arguments.memory), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,153 @@
+"""What the benchmarks share: options, fresh processes, captured graphs, and sections of a page between two marks."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WARM_UP = 3  # rounds of steps that do not count
+README = ROOT / "benchmarks" / "README.md"
+GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/llama.py:sized")
+LLAMA_8B = {
+    "hidden": 4096, "inner": 14336, "heads": 32, "heads_of_keys": 8, "words": 128256, "layers": 32, "batch": 16,
+}  # fmt: skip
+
+
+def options(doc: str | None, only: Sequence[str] | None = None, graphs: bool = False) -> argparse.ArgumentParser:
+    """--write, and where they are asked for --only NAME (repeatable) and --graphs FOLDER."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into its page")
+    if only is not None:
+        parser.add_argument("--only", choices=list(dict.fromkeys(only)), action="append")
+    if graphs:
+        parser.add_argument("--graphs", type=Path, help="a folder that keeps captured graphs for the next run")
+    return parser
+
+
+def load() -> str:
+    """The load average of the last minute."""
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+def cells(*values: object) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def section(name: str, title: str, lines: Sequence[str], command: str = "") -> str:
+    """A section of a page that `put` can replace. `command`: what writes it, by default the script of that name."""
+    begin, end = f"<!-- {name}: written by the command below -->", f"<!-- {name} end -->"
+    shown = command or f"python benchmarks/{name}.py --write"
+    return "\n".join([begin, f"## {title}", "", f"`{shown}`", "", *lines, end])
+
+
+def put(text: str, page: Path = README) -> None:
+    """Replaces the section of the same marks, or adds it."""
+    begin, _, end = text.split("\n", 1)[0], *text.rpartition("\n")[1:]
+    old = page.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    made = pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n"
+    page.write_text(made, encoding="utf-8")
+
+
+def fresh(*words: str, environment: Mapping[str, str] | None = None, cache: str = "off") -> str:
+    """What a fresh interpreter prints, on one thread, with this clone's autoshard."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "AUTOSHARD_CACHE": cache, **(environment or {})}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def measured(script: str, *words: str) -> Any:
+    """What a script measures in a fresh process, as the JSON of the last line that it prints."""
+    return json.loads(fresh("-W", "ignore", script, "--measure", *words).splitlines()[-1])
+
+
+def medians(script: str, repeat: int, *words: str) -> dict[str, Any]:
+    """One measurement in `repeat` fresh processes: the median of every number, also of those in a table below."""
+    runs = [measured(script, *words) for _ in range(repeat)]
+    found = dict(runs[0])
+    for key, value in runs[0].items():
+        if isinstance(value, dict):
+            found[key] = {part: statistics.median(run[key][part] for run in runs) for part in value}
+        elif isinstance(value, int | float):
+            found[key] = statistics.median(run[key] for run in runs)
+    return found
+
+
+def ranks(script: str, count: int, *words: str, seconds: float = 900.0) -> Any:
+    """What rank 0 of a script's `count` processes under torchrun prints last, as JSON."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    made = subprocess.run([*command, script, *words], cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    if made.returncode:
+        raise SystemExit(made.stderr)
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def captured(folder: Path, name: str, source: str, sizes: Mapping[str, int], precision: str = "fp32") -> Path:
+    """The graph of a model, captured where the folder has none."""
+    from autoshard.graph_capture.capture import capture
+    from autoshard.ir.graph_json import save
+
+    path = folder / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+    if not path.exists():
+        save(capture(source, dict(sizes), precision), path)
+    return path
+
+
+def in_turns(
+    steps: Mapping[str, Callable[[], object]], rounds: int, of_all: bool = False
+) -> dict[str, dict[str, float]]:
+    """Median seconds of each step in a process group, wall and processor, run in turns after three rounds that do not
+    count. `of_all`: processor seconds of all ranks together, else of this one."""
+    import torch
+    import torch.distributed as dist
+
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for number in range(WARM_UP + rounds):
+        for name, step in steps.items():
+            dist.barrier()
+            wall, processor = time.perf_counter(), time.process_time()
+            step()
+            taken = time.perf_counter() - wall
+            spent = torch.tensor([time.process_time() - processor], dtype=torch.float64)
+            if of_all:
+                dist.all_reduce(spent)
+            if number >= WARM_UP:
+                seconds[name].append((taken, float(spent)))
+    return {
+        name: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
+        for name, own in seconds.items()
+    }
+
+
+def write_package(folder: Path, plan: Any, graph: Any) -> None:
+    """The files of a plan's package that its train.py needs."""
+    from autoshard.emit import emit
+    from autoshard.program.lower import lower
+
+    for name, text in emit(lower(plan, graph), plan, graph).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def kept(folder: Path | None) -> Iterator[Path]:
+    """The folder, made where it is not there, or else a temporary one."""
+    with tempfile.TemporaryDirectory() as temporary:
+        own = folder or Path(temporary)
+        own.mkdir(parents=True, exist_ok=True)
+        yield own
