@@ -288,7 +288,7 @@ def _shares_storage(node: fx.Node) -> bool:
 
 
 def _storage(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
+    return int(x.untyped_storage()._cdata)
 
 
 @contextlib.contextmanager
