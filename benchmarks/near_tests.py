@@ -57,7 +57,7 @@ BEFORE = {  # of one file, before those of its folder
     "emit/variable_names.py": ("single/test_variable_names.py", "tiny/test_modules.py"),
     "emit/nested_calls.py": ("tiny/test_nested_calls.py",),
     "emit/runtime/checkpoint.py": ("single/test_train_alone.py",),
-    "emit/runtime/start_variables.py": ("single/test_variables.py",),
+    "emit/runtime/start_variables.py": ("multi/test_launched.py",),
     "emit/runtime/float8.py": ("single/test_float8.py",),
     "emit/runtime/attention.py": ("single/test_variant_runtime.py", "single/test_compiled_randomness.py"),
     "emit/runtime/ring.py": ("single/test_variant_runtime.py",),
