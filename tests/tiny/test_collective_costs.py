@@ -115,6 +115,7 @@ def test_the_switch_reduces_for_large_groups_only():
         2 * 7 / 8 / (link * of_kind(h200, "all_reduce", 8) * gain)
     )
     assert seconds_per_byte(h200, "tp=8", "all_gather") == pytest.approx(7 / 8 / (link * of_kind(h200, "ring", 8)))
+    assert seconds_per_byte(h200, "pp=8", "send_receive") == pytest.approx(1 / (link * of_kind(h200, "exchange", 8)))
 
 
 def with_link(hardware: Hardware, level: int, **changes: object) -> Hardware:
