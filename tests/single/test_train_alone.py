@@ -161,7 +161,7 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
         assert found.keys() == model.state_dict().keys()
         assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
     for _ in range(2):  # the second replaces the first
-        assert convert.to_sharded(tmp_path / "weights.pt", tmp_path / "sharded") == []
+        assert convert.to_sharded(tmp_path / "weights.pt", str(tmp_path / "sharded")) == []
     resumed = start("--steps", 1, "--lr", 0, "--data", data, "--resume", tmp_path / "sharded")[1]
     assert steps(resumed)[1] == steps(said)[1]
     with pytest.raises(ValueError, match=r"expected .safetensors, .pt or .bin, got 'back.txt'"):
