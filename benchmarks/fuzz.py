@@ -40,6 +40,7 @@ BATCH = 25  # models a process
 LIMIT_SECONDS = 240  # of the processor, so that other jobs beside it do not count
 HANG_SECONDS = 3600
 PAGE = ROOT / "docs" / "fuzzing.md"
+STEPS_HEAD = "## Whole steps"
 RIGHT, REFUSED, WRONG, CRASH = "right", "refused", "wrong", "crash"
 
 
@@ -206,6 +207,27 @@ Largest error {largest:.1e}; {len(targets)} different operators ran.
     )
 
 
+def steps_section(first: int, ends: Counter[str], failures: Sequence[Row] = ()) -> str:
+    """What docs/fuzzing.md says of whole steps."""
+    count = sum(ends.values())
+    listed = "\n".join(f"- seed {row.seed} on `{row.mesh}`: {row.end}, {row.reason}" for row in failures)
+    return (
+        f"""{STEPS_HEAD}
+
+{count} whole steps (seeds {first} to {first + count - 1}), {ends[RIGHT]} right, {ends[REFUSED]} refused at capture,
+{ends[WRONG]} wrong, {ends[CRASH]} crashed. Written by
+`python benchmarks/fuzz.py --steps --first {first} --models {count} --write`.
+
+Buffers that are read and rewritten, losses over labels in larger expressions, tensors without elements and without
+dims, frozen parts, micro-batches and recomputation (`tests/random_steps.py`), under random plans on 2 to 4 devices;
+every 25th on two stages, in processes. `autoshard verify` runs each over two steps, `tests/differential.py` one of a
+single micro-batch. A step of which nothing is trained is refused.
+{listed}
+""".rstrip()
+        + "\n"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", type=int, default=2000)
@@ -234,8 +256,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if row.end != RIGHT:
                     print(f"seed {row.seed} {row.mesh}: {row.end} {row.reason}", flush=True)
             print(f"{len(rows)} of {len(seeds)}: {dict(Counter(row.end for row in rows))}", flush=True)
-    if given.write and not given.steps:
-        PAGE.write_text(page(rows), encoding="utf-8")
+    if given.write:
+        operators, head, steps = PAGE.read_text(encoding="utf-8").partition(STEPS_HEAD)
+        if given.steps:
+            failed = [row for row in rows if row.end in (WRONG, CRASH)]
+            steps = steps_section(given.first, Counter(row.end for row in rows), failed)
+            PAGE.write_text(f"{operators.rstrip()}\n\n{steps}", encoding="utf-8")
+        else:
+            PAGE.write_text(page(rows) + (f"\n{head}{steps}" if head else ""), encoding="utf-8")
     return 0 if all(row.end in (RIGHT, REFUSED) for row in rows) else 6
 
 

@@ -59,7 +59,7 @@ torchrun ... train.py --weights folder                       # of shards with th
 torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step; --save-async: during training
 torchrun ... train.py --resume checkpoints                   # also in a package planned for another mesh
 torchrun ... train.py --save checkpoints --resume auto       # go on with the last whole one there, or begin; --keep N
-python convert.py --to-original checkpoints/step-100 model.safetensors
+python convert.py --to-original checkpoints model.safetensors    # of the last whole one there, or checkpoints/step-100
 python convert.py --to-sharded model.safetensors checkpoint
 ```
 
@@ -131,7 +131,7 @@ with whole outputs, and with gradients unless it was `--eval`.
 ## Weights
 
 ```
-python convert.py --to-original checkpoints/step-100 model.safetensors    # by the convert.py of a package that trained
+python convert.py --to-original checkpoints model.safetensors    # by the convert.py of a package that trained
 ```
 
 Names and shapes outside are those of the original model.

@@ -74,3 +74,24 @@ def test_the_good_checkpoint_is_read(good: Path, start: Start, convert: Start, t
     """What the rows damage."""
     assert start("--steps", 2, "--resume", good)[0] == 0
     assert convert("--to-original", good, tmp_path / "out.pt")[0] == 0
+
+
+def test_of_a_folder_of_checkpoints_the_last_whole_one_is_taken(
+    good: Path,
+    convert: Start,
+    tmp_path: Path,
+) -> None:
+    """What is half written, or damaged, is no checkpoint; a line says which one was taken."""
+    saved = tmp_path / "saved"
+    for number in (2, 10, 11):
+        shutil.copytree(good, saved / f"step-{number}")
+    shutil.copytree(good, saved / "step-12.partial")
+    (saved / "step-11" / ".metadata").write_bytes(b"no index")
+    code, told, _ = convert("--to-original", saved, tmp_path / "out.pt")
+    assert code == 0 and (tmp_path / "out.pt").exists()
+    assert f"taken from {saved / 'step-10'}\n" in told and f"{saved / 'step-11'} is left out: " in told
+    for number in (2, 10):
+        (saved / f"step-{number}" / "training.json").unlink()
+    code, _, said = convert("--to-original", saved, tmp_path / "none.pt")
+    assert code == 2 and said == f"error: {saved} has no checkpoint that can be read\n"
+    assert not (tmp_path / "none.pt").exists()

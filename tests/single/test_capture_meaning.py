@@ -50,6 +50,22 @@ KEPT = {
         "h = self.a(x)\nn = h[1:].shape[0] + 1\nwith torch.autocast('cuda', enabled=False):\n"
         f"    s, c = x.sum() * n, h[1:].new_ones(8)\nh = h * s + c\n{END}",
     ),
+    "a write in place after a cast to what it is": (
+        "",
+        "h = self.a(x)\nh.to(torch.float32).mul_(torch.empty_like(h).uniform_(0.9, 1.1))\n"
+        f"g = h.float()\ng[1:] += 1\nh.type(dtype=torch.float32).tanh_()\n{END}",
+    ),
+    "a write in place after a cast that copies": (
+        "",
+        "h = self.a(x)\nc = h.to(torch.float32, copy=True).mul_(2)\nb = h.bfloat16()\nb += 100\n"
+        f"h = h + c + self.a(x).to(torch.int64).float().add_(1)\n{END}",
+    ),
+    "writes in place into what is a view by its strides": (
+        "",
+        "h = self.a(x)\nh[:, ::2].reshape(4, 2, 2).mul_(2)\nh[:, 1:].reshape(-1).mul_(3)\nh.t().contiguous().mul_(5)\n"
+        f"h.type_as(x).add_(1)\nh.t().ravel().add_(7)\nF.dropout(h, 0.5, False).exp_()\n"
+        f"h.view(4, 2, 2, 2).contiguous(memory_format=torch.channels_last).mul_(2)\n{END}",
+    ),
     "tensors made in others": (
         "",
         "e = torch.eye(*x.shape, out=torch.empty_like(x))\nr = torch.arange(6, out=torch.empty(6))\n"

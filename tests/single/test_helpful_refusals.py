@@ -50,7 +50,7 @@ def mixtral_set():
 def switch():
     config = SwitchTransformersConfig(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2,
         num_heads=4, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, dropout_rate=0.0,
-        decoder_start_token_id=0, router_jitter_noise=0.0)
+        decoder_start_token_id=0)
     return Trained(SwitchTransformersForConditionalGeneration(config)), (torch.randint(1, 90, (4, 8)),)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
@@ -156,6 +157,17 @@ def test_masks_and_inputs_are_not_handed_on() -> None:
     for part in stage_programs(whole, cut)[1:]:
         values = [part.value(name) for name in handed_to(part, whole)]
         assert values and all(value.requires_grad for value in values), [v.name for v in values]
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_each_part_is_a_class_of_its_name(left_out: int) -> None:
+    """Also of an exported program whose modules do not name the root."""
+    graph, plan = planned("build_resnet")
+    graph = replace(graph, modules=graph.modules[left_out:])
+    cut = with_parts(plan, balanced_parts(plan, graph, 2, 1))
+    files = emit(lower(cut, graph), cut, graph)
+    for number in (0, 1):
+        assert f"\nclass Part{number}(" in files[f"part_{number}.py"]
 
 
 def test_a_plan_of_one_stage_is_the_program_itself() -> None:

@@ -161,7 +161,7 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
         assert found.keys() == model.state_dict().keys()
         assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
     for _ in range(2):  # the second replaces the first
-        assert convert.to_sharded(tmp_path / "weights.pt", tmp_path / "sharded") == []
+        assert convert.to_sharded(tmp_path / "weights.pt", str(tmp_path / "sharded")) == []
     resumed = start("--steps", 1, "--lr", 0, "--data", data, "--resume", tmp_path / "sharded")[1]
     assert steps(resumed)[1] == steps(said)[1]
     with pytest.raises(ValueError, match=r"expected .safetensors, .pt or .bin, got 'back.txt'"):
@@ -174,6 +174,21 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
     torch.save(state, tmp_path / "lacking.pt")
     code, _, said = start("--weights", tmp_path / "lacking.pt")
     assert code == 2 and f"error: --weights {tmp_path / 'lacking.pt'}: " in said and "free" in said
+
+
+def test_only_a_buffer_that_no_state_dict_holds_is_made_anew(package: LoadedPackage) -> None:
+    """What a state dict holds has its value by then: of the weights, or of a start."""
+    import start_state  # type: ignore[import-not-found]  # the package's own
+
+    mesh = package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
+    model = torch.nn.Module()
+    for name, saved in (("saved", True), ("unsaved", False)):
+        held = package.runtime.shard_buffer(name, (3,), "R", mesh, init=("constant", 1.0))
+        model.register_buffer(name, held, persistent=saved)
+        package.runtime.assign(held, torch.full((3,), 5.0))
+    start_state.fill_unsaved(model, {}, 0)
+    found = {name: package.runtime.local(held).tolist() for name, held in model.named_buffers()}
+    assert found == {"saved": [5.0] * 3, "unsaved": [1.0] * 3}
 
 
 def test_weights_as_training_scripts_save_them_are_found_or_the_message_says_what_is_there(

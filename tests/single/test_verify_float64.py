@@ -94,6 +94,30 @@ def test_numbers_in_the_code_are_those_of_the_model() -> None:
     assert y[1] == torch.tensor(0.3, dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("literal", "cast", "same"),
+    [
+        (torch.float32, lambda x: x.to(torch.float32), True),
+        (torch.float32, lambda x: x.to("cpu", dtype=torch.float32), True),
+        (torch.float32, lambda x: x.float(), True),
+        (torch.float32, lambda x: x.type(torch.float32), True),
+        (torch.float32, lambda x: x.to(torch.float32, copy=True), False),
+        (torch.float32, lambda x: x.bfloat16(), False),
+        (torch.bfloat16, lambda x: x.bfloat16(), True),
+        (torch.bfloat16, lambda x: x.float(), False),
+    ],
+)
+def test_a_cast_to_the_dtype_of_the_model_is_the_tensor_itself(
+    literal: torch.dtype, cast: Callable[[torch.Tensor], torch.Tensor], same: bool
+) -> None:
+    """So a write in place after it is seen before it, as in the model. Under autocast nobody knows: it is a copy."""
+    for aliases in (True, False):
+        x = torch.zeros(2, dtype=torch.float64)
+        with exact_precision(literal, aliases):
+            cast(x).add_(1)
+        assert x.dtype == torch.float64 and bool(x.all()) is (same and aliases)
+
+
 def test_in_threads() -> None:
     failures: list[BaseException] = []
 

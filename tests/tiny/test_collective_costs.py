@@ -23,6 +23,11 @@ HCCS, PCIE, ROCE = 90e9 * 0.7, 32e9 * 0.7, 12.5e9 * 0.7
 MESH8, V100_LINK = 196e9 * 0.7, 25e9 * 0.9
 
 
+def near(value: float, rel: float = 1e-6) -> object:
+    """pytest.approx takes 1e-12 for nothing: seconds of a byte are not much more."""
+    return pytest.approx(value, rel=rel, abs=0)
+
+
 def link(hardware: Hardware, mesh: str, axis: str):
     parsed = Mesh.parse(mesh)
     return axis_link(hardware, parsed, parsed.index(axis))
@@ -61,12 +66,12 @@ def link(hardware: Hardware, mesh: str, axis: str):
 )
 def test_the_real_link(hardware, mesh, axis, name, bandwidth):
     found = link(hardware, mesh, axis)
-    assert (found.name, found.ring_bandwidth) == (name, pytest.approx(bandwidth))
+    assert (found.name, found.ring_bandwidth) == (name, near(bandwidth))
 
 
 def test_latency_is_that_of_the_slowest_level_crossed():
-    assert link(A100, "dp=2,tp=8", "dp").latency_seconds == pytest.approx(4e-6)
-    assert link(A100, "dp=2,tp=8", "tp").latency_seconds == pytest.approx(1e-6)
+    assert link(A100, "dp=2,tp=8", "dp").latency_seconds == near(4e-6)
+    assert link(A100, "dp=2,tp=8", "tp").latency_seconds == near(1e-6)
 
 
 def seconds_per_byte(hardware: Hardware, mesh: str, kind: str) -> float:
@@ -86,21 +91,21 @@ def of_kind(hardware: Hardware, kind: str, members: int) -> float:
 
 def test_an_exchange_sends_over_its_own_port_only():
     inside = NVLINK * of_kind(A100, "exchange", 8)
-    assert seconds_per_byte(A100, "ep=8", "all_to_all") == pytest.approx(7 / 8 / inside)
-    assert seconds_per_byte(A100, "ep=16", "all_to_all") == pytest.approx(8 / 16 / PORT)  # half the peers are far
+    assert seconds_per_byte(A100, "ep=8", "all_to_all") == near(7 / 8 / inside)
+    assert seconds_per_byte(A100, "ep=16", "all_to_all") == near(8 / 16 / PORT)  # half the peers are far
 
 
 def test_across_nodes_phases_overlap_in_part():
     inside = 2 * 7 / 8 / (NVLINK * of_kind(A100, "all_reduce", 8))
     across = 2 * 1 / 2 / (8 * PORT)
     assert inside > across
-    assert seconds_per_byte(A100, "dp=16", "all_reduce") == pytest.approx(inside + across / 2)
-    assert seconds_per_byte(A100, "dp=2,tp=8", "all_reduce") == pytest.approx(2 * 1 / 2 / PORT)
+    assert seconds_per_byte(A100, "dp=16", "all_reduce") == near(inside + across / 2)
+    assert seconds_per_byte(A100, "dp=2,tp=8", "all_reduce") == near(2 * 1 / 2 / PORT)
 
 
 def test_devices_that_share_a_port_have_half_of_it():
     shared = load_hardware("a100-80g-sxm-4hdr")
-    assert seconds_per_byte(shared, "dp=2,tp=8", "all_gather") == pytest.approx(1 / 2 / (PORT / 2))
+    assert seconds_per_byte(shared, "dp=2,tp=8", "all_gather") == near(1 / 2 / (PORT / 2))
 
 
 def test_the_switch_reduces_for_large_groups_only():
@@ -108,13 +113,12 @@ def test_the_switch_reduces_for_large_groups_only():
     gain = h200.constant("collective.all_reduce.in_network")
     link = 450e9 * 0.8
     assert gain > 1.2
-    assert seconds_per_byte(h200, "tp=4", "all_reduce") == pytest.approx(
-        2 * 3 / 4 / (link * of_kind(h200, "all_reduce", 4))
-    )
-    assert seconds_per_byte(h200, "tp=8", "all_reduce") == pytest.approx(
+    assert seconds_per_byte(h200, "tp=4", "all_reduce") == near(2 * 3 / 4 / (link * of_kind(h200, "all_reduce", 4)))
+    assert seconds_per_byte(h200, "tp=8", "all_reduce") == near(
         2 * 7 / 8 / (link * of_kind(h200, "all_reduce", 8) * gain)
     )
-    assert seconds_per_byte(h200, "tp=8", "all_gather") == pytest.approx(7 / 8 / (link * of_kind(h200, "ring", 8)))
+    assert seconds_per_byte(h200, "tp=8", "all_gather") == near(7 / 8 / (link * of_kind(h200, "ring", 8)))
+    assert seconds_per_byte(h200, "pp=8", "send_receive") == near(1 / (link * of_kind(h200, "exchange", 8)))
 
 
 def with_link(hardware: Hardware, level: int, **changes: object) -> Hardware:
@@ -124,18 +128,18 @@ def with_link(hardware: Hardware, level: int, **changes: object) -> Hardware:
 
 def test_oversubscription_spares_rails():
     slow = with_link(A100, 1, oversubscription=4.0)
-    assert seconds_per_byte(slow, "dp=2,tp=8", "all_gather") == pytest.approx(1 / 2 / PORT)
+    assert seconds_per_byte(slow, "dp=2,tp=8", "all_gather") == near(1 / 2 / PORT)
     plain = with_link(slow, 1, rails=False)
-    assert seconds_per_byte(plain, "dp=2,tp=8", "all_gather") == pytest.approx(1 / 2 / (PORT / 4))
-    assert seconds_per_byte(slow, "ep=16", "all_to_all") == pytest.approx(8 / 16 / (PORT / 4))
+    assert seconds_per_byte(plain, "dp=2,tp=8", "all_gather") == near(1 / 2 / (PORT / 4))
+    assert seconds_per_byte(slow, "ep=16", "all_to_all") == near(8 / 16 / (PORT / 4))
 
 
 def test_sending_to_the_next_and_broadcasting():
     exchange = of_kind(A100, "exchange", 8)
-    assert seconds_per_byte(A100, "pp=8", "send_receive") == pytest.approx(1 / (NVLINK * exchange))
-    assert seconds_per_byte(A100, "pp=2,tp=8", "send_receive") == pytest.approx(1 / PORT)
-    assert seconds_per_byte(A100, "pp=8", "broadcast") == pytest.approx(1 / (NVLINK * of_kind(A100, "ring", 8)))
-    assert seconds_per_byte(V100, "pp=2,tp=4", "send_receive") == pytest.approx(1 / V100_LINK)
+    assert seconds_per_byte(A100, "pp=8", "send_receive") == near(1 / (NVLINK * exchange))
+    assert seconds_per_byte(A100, "pp=2,tp=8", "send_receive") == near(1 / PORT)
+    assert seconds_per_byte(A100, "pp=8", "broadcast") == near(1 / (NVLINK * of_kind(A100, "ring", 8)))
+    assert seconds_per_byte(V100, "pp=2,tp=4", "send_receive") == near(1 / (V100_LINK * of_kind(V100, "exchange", 2)))
 
 
 def test_joined_axes_are_one_group():
@@ -176,7 +180,7 @@ def test_equal_to_a_ring_by_steps(size, full_bytes):
     mesh = Mesh((("tp", size),))
     for kind, passes in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
         expected = ring_by_steps(A100, "all_reduce" if passes == 2 else "ring", size, full_bytes, passes)
-        assert collective_seconds(A100, mesh, 0, kind, full_bytes) == pytest.approx(expected, rel=1e-9)
+        assert collective_seconds(A100, mesh, 0, kind, full_bytes) == near(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,7 +190,7 @@ def test_arrays_of_sizes_give_arrays(kind):
         mesh = Mesh.parse(text)
         many = collective_seconds(A100, mesh, 0, kind, sizes)
         assert many.shape == sizes.shape
-        assert many.tolist() == pytest.approx([collective_seconds(A100, mesh, 0, kind, float(s)) for s in sizes])
+        assert many.tolist() == near([collective_seconds(A100, mesh, 0, kind, float(s)) for s in sizes])
         assert collective_seconds(A100, mesh, 0, kind, 7) == collective_seconds(A100, mesh, 0, kind, 7.0)
 
 
@@ -217,4 +221,4 @@ def test_memory_of_prices_knows_the_hardware():
     before = collective_seconds(A100, mesh, 0, "all_gather", 1e9)
     constants = tuple((k, v * 2 if k == "collective.launch" else v) for k, v in A100.constants)
     after = collective_seconds(replace(A100, constants=constants), mesh, 0, "all_gather", 1e9)
-    assert after == pytest.approx(before + A100.constant("collective.launch"))
+    assert after == near(before + A100.constant("collective.launch"))

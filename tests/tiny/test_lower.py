@@ -63,6 +63,21 @@ def test_every_strategy_lowers_to_a_sound_program():
         checked(plan)
 
 
+def test_a_weight_of_two_uses_whose_gradients_lie_differently():
+    """Of one use the gradient is summed over devices, of the other each has the whole: only the first is deferred."""
+    own = {"w1": "w0", "b1": "b0"}
+    ops = tuple(replace(op, operands=tuple(own.get(name, name) for name in op.operands)) for op in GRAPH.ops)
+    left = tuple(parameter for parameter in GRAPH.parameters if parameter.tensor not in own)
+    tensors = tuple(tensor for tensor in GRAPH.tensors if tensor.name not in own)
+    graph, mixed = replace(GRAPH, ops=ops, parameters=left, tensors=tensors), 0
+    for seed in range(40):
+        plan = random_plan(graph, Mesh.parse("dp=2"), HARDWARE, seed)
+        strategies = chosen_strategies(plan, graph)
+        mixed += {str(strategies[op].operands[1]) for op in ("linear_0", "linear_1")} == {"R", "R+"}
+        check(lower(plan, graph), graph, strategies)
+    assert mixed
+
+
 def test_a_partial_gradient_is_reduced_once_in_a_bucket(monkeypatch: pytest.MonkeyPatch):
     plan = _data_parallel(monkeypatch)
     program = lower(plan, GRAPH)

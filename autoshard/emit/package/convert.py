@@ -3,7 +3,8 @@
 """Weights between the original model and this package; one process, no torchrun.
 
     python convert.py --to-sharded model.safetensors checkpoint/        then: train.py --resume checkpoint/
-    python convert.py --to-original checkpoint/step-100 model.safetensors
+    python convert.py --to-original checkpoints/step-100 model.safetensors
+    python convert.py --to-original checkpoints model.safetensors       the last whole one there
 
 Weight files are .safetensors, .pt or .bin (a state dict with the original names and shapes).
 """
@@ -29,7 +30,8 @@ from torch import Tensor, nn
 
 from initial import INITIAL
 from model_parallel import MESH, STAGES, VIRTUAL_STAGES, build_model
-from runtime import ParallelMesh, Sharding, Stages, fault_of, load_tensors, put_in_place, read_index, sharding
+from runtime import ParallelMesh, Sharding, Stages, fault_of, load_tensors, newest_whole, put_in_place
+from runtime import read_index, sharding, step_folders
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -133,7 +135,9 @@ def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
 
 
 def to_original(folder: str | Path, target: str | Path) -> None:
-    """Writes the state dict of the original model from a checkpoint of any mesh."""
+    """Writes the state dict of the original model from a checkpoint of any mesh; of a folder of --save from the last
+    whole one there, which a line names."""
+    folder = _checkpoint(Path(folder))
     saved = read_index(folder).state_dict_metadata
     state: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
@@ -151,6 +155,17 @@ def to_original(folder: str | Path, target: str | Path) -> None:
     write_state_dict(target, state, ties)
 
 
+def _checkpoint(folder: Path) -> Path:
+    """ValueError where there are checkpoints, and none of them is whole."""
+    if (folder / ".metadata").exists() or not step_folders(folder):
+        return folder
+    found = newest_whole(folder)
+    if found is None:
+        raise ValueError(f"{folder} has no checkpoint that can be read")
+    print(f"taken from {found}", flush=True)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     direction = parser.add_mutually_exclusive_group(required=True)
@@ -158,7 +173,10 @@ def main() -> int:
         "--to-sharded", nargs=2, metavar=("WEIGHTS", "FOLDER"), help="original weights to a checkpoint"
     )
     direction.add_argument(
-        "--to-original", nargs=2, metavar=("FOLDER", "WEIGHTS"), help="a checkpoint to original weights"
+        "--to-original",
+        nargs=2,
+        metavar=("FOLDER", "WEIGHTS"),
+        help="a checkpoint, or the last of its folder, to weights",
     )
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is meant

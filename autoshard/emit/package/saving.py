@@ -27,7 +27,7 @@ from torch import nn
 
 from batches import UserError
 from run_options import AUTO
-from runtime import LossScaler, SaveError, read_index, save_checkpoint
+from runtime import LossScaler, SaveError, newest_whole, save_checkpoint, step_folders
 from start_state import last_checkpoint
 
 LOCK = ".lock"
@@ -37,12 +37,6 @@ def saves(options: argparse.Namespace, step: int, stopped: bool) -> bool:
     """After this step?"""
     every = options.save_every and step % options.save_every == 0
     return bool(options.save) and bool(step == options.steps or every or stopped)
-
-
-def checkpoints(folder: str | Path) -> list[Path]:
-    """Those that are there, by step."""
-    found = [path for path in Path(folder).glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 # --- one job at a time ---
@@ -109,7 +103,7 @@ class Saving:
         """UserError where the folder has checkpoints of another run."""
         self.options, self.first, self.last = options, rank == 0, 0
         self.run = run_of(last_checkpoint(options.resume)) if options.resume else secrets.token_hex(4)
-        there = checkpoints(options.save) if options.save and self.first else []
+        there = step_folders(options.save) if options.save and self.first else []
         others = [path for path in there if run_of(path) not in (None, self.run)]
         if others:
             raise UserError(
@@ -131,7 +125,7 @@ class Saving:
     def remove_older(self) -> None:
         """Those that --keep does not keep. What is still written in the background does not count."""
         if self.first and self.options.keep is not None and self.last:
-            there = [own for own in checkpoints(self.options.save) if int(own.name[5:]) <= self.last]
+            there = [own for own in step_folders(self.options.save) if int(own.name[5:]) <= self.last]
             for path in there[: -self.options.keep]:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -156,7 +150,7 @@ def failing(options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except SaveError as error:
-        whole = [path.name for path in checkpoints(options.save)]
+        whole = [path.name for path in step_folders(options.save)]
         last = f"the last one that is whole is {whole[-1]}" if whole else "there is none that is whole"
         raise UserError(f"--save {options.save}: {error}; {last}\n  try: free space, --keep 2") from None
 
@@ -172,21 +166,9 @@ def resumed_from(options: argparse.Namespace, rank: int) -> str | None:
     store = dist.distributed_c10d._get_default_store() if several else None
     if rank and store is not None:
         return store.get("train/resume").decode() or None
-    found = _last_whole(options.save)
+    found = newest_whole(options.save, "--resume auto: ")
     if found is None:
         print(f"--resume auto: no checkpoint in {options.save}: a fresh start", flush=True)
     if store is not None:
         store.set("train/resume", str(found or ""))
     return found and str(found)
-
-
-def _last_whole(folder: str) -> Path | None:
-    for path in reversed(checkpoints(folder)):
-        try:
-            read_index(path)
-            json.loads((path / "training.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            print(f"--resume auto: {path} is left out: {error}", flush=True)
-        else:
-            return path
-    return None

@@ -22,7 +22,7 @@ from .checkpoint import (
     put_in_place,
     save_checkpoint,
 )
-from .checkpoint_index import fault_of, load_tensors, read_index
+from .checkpoint_index import fault_of, load_tensors, newest_whole, read_index, step_folders
 from .column_parallel import column_parallel, shared_column_parallel
 from .compiling import compile_blocks
 from .convolution import (
@@ -167,6 +167,7 @@ __all__ = [
     "local",
     "make_schedule",
     "mask",
+    "newest_whole",
     "node_name",
     "parallel_attention",
     "parallel_cross_entropy",
@@ -214,6 +215,7 @@ __all__ = [
     "shared_column_parallel",
     "slice_shard",
     "start_loss_sum",
+    "step_folders",
     "synchronised_batch_norm",
     "take_start",
     "tell_left",

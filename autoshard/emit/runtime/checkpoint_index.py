@@ -7,6 +7,7 @@ classes are made of what the records hold once all of it was checked.
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -83,6 +84,25 @@ def read_index(folder: str | Path) -> Metadata:
         told = f"its .metadata is damaged: {str(error).partition(chr(10))[0] or type(error).__name__}"
         raise ValueError(f"the checkpoint {folder} can't be read: {told}") from None
     return made
+
+
+def step_folders(folder: str | Path) -> list[Path]:
+    """The checkpoints in a folder of --save, by step."""
+    found = [path for path in Path(folder).glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
+
+
+def newest_whole(folder: str | Path, told: str = "") -> Path | None:
+    """The last checkpoint there that can be read; a line says of each later one why it is left out."""
+    for path in reversed(step_folders(folder)):
+        try:
+            read_index(path)
+            json.loads((path / "training.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            print(f"{told}{path} is left out: {error}", flush=True)
+        else:
+            return path
+    return None
 
 
 _UNREADABLE = (

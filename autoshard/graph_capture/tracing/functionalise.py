@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.tracing.fills import draws, fill_value, full, op_name
@@ -25,8 +26,10 @@ _SCATTERS = {
     "diagonal": aten.diagonal_scatter.default,
 }  # fmt: skip
 _OUT = "the form of it that returns a new tensor"
-_SAME = ("alias", "detach", "contiguous", "to", "lift_fresh")
-_RESHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as")
+_SAME = ("alias", "detach", "contiguous", "to", "type_as", "lift_fresh", "dropout", "alpha_dropout", "feature_dropout")
+_RESHAPES = (
+    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as", "ravel",
+)  # fmt: skip
 
 
 def functionalise(graph: fx.Graph, parameters: Set[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -41,6 +44,8 @@ class _Functionaliser:
     def __init__(self, graph: fx.Graph, parameters: Set[fx.Node]) -> None:
         self.graph = graph
         self.differentiable = dict.fromkeys(parameters, True)
+        named = [node for node in graph.nodes if op_name(node)]
+        self.writes = any(node.target._schema.is_mutable or op_name(node) == "batch_norm" for node in named)
         self.parent: dict[fx.Node, fx.Node] = {}  # view -> what it is a view of
         self.current: dict[fx.Node, fx.Node] = {}  # a written tensor (not a view) -> its value now
         self.version: dict[fx.Node, int] = {}
@@ -62,6 +67,7 @@ class _Functionaliser:
     def _step(self, node: fx.Node) -> None:
         before = {n: self._identify(n) for n in node.all_input_nodes}
         out = node.kwargs.get("out")
+        is_view = bool(before) and self._is_view(node, next(iter(before.values())))
         node.args = fx.map_arg(node.args, lambda n: self._read(before[n]))
         node.kwargs = fx.map_arg(node.kwargs, lambda n: self._read(before[n]))
         name = op_name(node)
@@ -71,8 +77,13 @@ class _Functionaliser:
             self._rename(node, next(iter(before)))
         elif name and node.target._schema.is_mutable:
             self._write_op(node, name, before[out] if isinstance(out, fx.Node) else next(iter(before.values())))
-        elif before and _is_view(node):
+        elif is_view:
             self.parent[node] = next(iter(before.values()))
+
+    def _is_view(self, node: fx.Node, operand: fx.Node) -> bool:
+        if node.target is operator.getitem:
+            return operand in self.parent
+        return self.writes and _shares_storage(node)
 
     def _identify(self, node: fx.Node) -> fx.Node:
         while node in self.identity:
@@ -260,20 +271,24 @@ def _said(overload: Any) -> list[tuple[str, str]]:
     return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name not in _OPTIONS]
 
 
-def _is_view(node: fx.Node) -> bool:
-    """Does the (first) result share its first operand's storage?"""
-    if node.target is operator.getitem:
-        return _is_view(node.args[0])
-    name = op_name(node)
-    if not name or not any(r.alias_info is not None for r in node.target._schema.returns):
+def _shares_storage(node: fx.Node) -> bool:
+    """Does a result share the first operand's storage? torch says: what an operator returns may be a view or a copy, by
+    dtypes, strides and arguments, and not all that return their operand say so in their schema."""
+    target, operand = node.target, node.all_input_nodes[0].meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or not isinstance(operand, FakeTensor):
         return False
-    value, operand = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
-    value = value[0] if isinstance(value, list | tuple) and value else value
-    if not isinstance(value, torch.Tensor) or not isinstance(operand, torch.Tensor):
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    if target._schema.is_mutable or not (composite or any(r.alias_info for r in target._schema.returns)):
         return False
-    if name in ("reshape", "contiguous", "flatten"):
-        return bool(operand.is_contiguous())
-    return name != "to" or value.dtype == operand.dtype
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+    with operand.fake_mode, torch.no_grad():
+        results = tree_leaves(target(*args, **kwargs))
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    return any(_storage(result) == _storage(operand) for result in tensors)
+
+
+def _storage(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 @contextlib.contextmanager

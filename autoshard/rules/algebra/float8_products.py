@@ -57,8 +57,7 @@ def holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results:
     if not fits(x, weight):
         return Temporary()
     inputs, weights, gradient = (float(tensor.numel) for tensor in (x, weight, result))
-    turned = weights * (op.target in IN_OUT)
-    forward = max(3 * inputs, inputs + 3 * weights, inputs + weights + turned)
+    forward = max(3 * inputs, inputs + 3 * weights)
     of_input = (gradient + 3 * weights) * x.requires_grad
     of_weight = max(gradient + 3 * inputs, 2 * (gradient + inputs)) * weight.requires_grad
     return Temporary(forward, max(3 * gradient, of_input, of_weight))

@@ -19,6 +19,9 @@ _WIDE = {
 _REINTERPRETS = {torch.ops.aten.view.dtype}  # a dtype here names the bits, not a precision
 _FROM_PYTHON_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+_CAST_BY_NAME = {
+    torch.float32: torch.Tensor.float, torch.float16: torch.Tensor.half, torch.bfloat16: torch.Tensor.bfloat16,
+}  # fmt: skip
 
 
 def widen(value: Any) -> Any:
@@ -71,17 +74,22 @@ class _WidenData(TorchFunctionMode):
     """Numbers written in the code become tensors of the model's own dtype before any operator runs: only seen here.
 
     A capture holds them so rounded, so they are rounded here too, and widened then. `literal` is the dtype where they
-    follow the tensor beside them.
+    follow the tensor beside them. A cast to it makes no copy: a write in place into what it gives is seen in what was
+    cast, as it is in the model.
     """
 
-    def __init__(self, literal: torch.dtype) -> None:
+    def __init__(self, literal: torch.dtype, aliases: bool = True) -> None:
         super().__init__()
-        self.literal = literal
+        self.literal, self.aliases = literal, aliases
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.__setitem__ and isinstance(args[2], float):
             return func(*args[:2], _rounded(torch.tensor(args[2]), self.literal).item())
+        if self.aliases and func is _CAST_BY_NAME.get(self.literal):
+            return torch.Tensor.double(*args, **kwargs)
+        if self.aliases and func in (torch.Tensor.to, torch.Tensor.type):
+            return func(*map(self._cast, args), **{key: self._cast(value) for key, value in kwargs.items()})
         if func not in _FROM_PYTHON_DATA:
             return func(*args, **kwargs)
         made = func(*args, **widen(kwargs))
@@ -89,6 +97,9 @@ class _WidenData(TorchFunctionMode):
         if not isinstance(data, bool | int | float | complex | list | tuple) or made.dtype not in _NARROW:
             return made
         return _rounded(made, self._own_dtype(func, kwargs.get("dtype"), made.dtype))
+
+    def _cast(self, value: Any) -> Any:
+        return torch.float64 if value is self.literal else value
 
     def _own_dtype(self, func: Any, given: torch.dtype | None, wide: torch.dtype) -> torch.dtype:
         """The dtype without widening. float64 is what `dtype=x.dtype` gives here."""
@@ -129,17 +140,18 @@ _DEFAULT = _DefaultDtype()
 
 
 @contextmanager
-def exact_precision(literal: torch.dtype = torch.float32) -> Iterator[None]:
+def exact_precision(literal: torch.dtype = torch.float32, aliases: bool = True) -> Iterator[None]:
     """Everything run inside, by this thread, is float64: floating casts, creations and `dtype` arguments are rewritten.
 
-    `literal`: what the model computes in where the code does not say.
+    `literal`: what the model computes in where the code does not say. `aliases`: a cast to it is no copy. Under
+    autocast nobody knows: what is cast may be in another dtype there.
 
     Tensors made before must be widened by the caller (`widened`, `module.double()`). Modes belong to a thread: enter it
     in each one. Backward on CPU runs in the calling thread, so it is covered.
     """
     _DEFAULT.enter()
     try:
-        with _WidenData(literal), _WidenOperators():
+        with _WidenData(literal, aliases), _WidenOperators():
             yield
     finally:
         _DEFAULT.leave()

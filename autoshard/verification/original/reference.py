@@ -105,7 +105,7 @@ def _evaluation(
     try:
         with (
             attributes_put_back(module),
-            exact_precision(literal),
+            exact_precision(literal, graph.precision == "fp32"),
             limits_of(literal),
             exact_dropout(seed, 0) as drawing,
         ):
@@ -136,7 +136,7 @@ def trained(
         module.train(graph.training)
     trainable = [p for p in module.parameters() if p.requires_grad]
     first = _buffers(module)
-    with exact_precision(literal):
+    with exact_precision(literal, graph.precision == "fp32"):
         optimizer = make_optimizer(trainable) if graph.loss is not None else None
         for number, batch in enumerate(batches):
             module.zero_grad(set_to_none=True)
