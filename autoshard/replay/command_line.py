@@ -16,9 +16,9 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 
 
-def command(plan: Plan, graph: Graph) -> str:
-    """`graph`: the plan's. What ended the search early, a clock or Ctrl-C, is in no
-    command."""
+def command(plan: Plan, graph: Graph | None = None) -> str:
+    """`graph`: the plan's, which may be one of evaluation, have dynamic sizes, or name modules. What ended the search
+    early, a clock or Ctrl-C, is in no command."""
     parts = ["autoshard plan", typed(Path(plan.model)) if plan.model else "MODEL"]
     given = dict(plan.model_arguments)
     loss = given.pop(LOSS, None)
@@ -31,11 +31,12 @@ def command(plan: Plan, graph: Graph) -> str:
     points = [SizePoint(own.sizes, own.weight) for own in plan.search.sizes]
     parts += [f"--sizes {typed(histogram_text(points))}"] * bool(points)
     if not plan.model.endswith(".json"):
-        parts += [f"--dynamic {typed(dynamic_text(graph))}"] * bool(graph.dynamic)
+        parts += [f"--dynamic {typed(dynamic_text(graph))}"] if graph and graph.dynamic else []
         parts += [f"--precision {typed(plan.precision)}", f"--optimizer {typed(plan.optimizer)}"]
-        parts += ["--eval"] * (not graph.training)
+        parts += ["--eval"] * bool(graph and not graph.training)
     else:
-        parts += [f"--allow-module {typed(item.module)}" for item in graph.registrations if item.module]
+        registered = graph.registrations if graph else ()
+        parts += [f"--allow-module {typed(item.module)}" for item in registered if item.module]
     parts += [plan.search.step_options] if plan.search.step_options else _step_options(plan)
     deciders = {style_of(op) for op in plan.ops} - {""}
     parts += [f"--strategy {typed(name)}" for name in sorted(deciders)]

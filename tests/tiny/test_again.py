@@ -42,7 +42,7 @@ def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     given = ["plan", "my model.graph.json", "--mesh", "dp=2,tp=2", "--hardware", "cpu-local", "--out", "one"]
     assert commands.main([*given, *ASKED[name]]) == 0
     plan, graph, hardware = read_package(Path("one"))
-    said = shlex.split(command(plan, graph.training))
+    said = shlex.split(command(plan, graph))
     assert said[0] == "autoshard"
     assert commands.main([*said[1:], "--out", "other"]) == 0
     assert plan_json.dumps(plan_json.load("other/plan.json")) == plan_json.dumps(plan)
@@ -84,7 +84,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def test_inference_and_arguments(plan: Plan) -> None:
     named = replace(plan, model="net.py:build", model_arguments=(("name", "a b"), ("n", 2)))
     assert "--with 'name=a b' n=2 " in command(named)
-    assert command(named, training=False).count("--eval") == 1
+    assert command(named, replace(mlp_graph(2, 64, 256), training=False)).count("--eval") == 1
     assert "--eval" not in command(named)
 
 
