@@ -23,9 +23,8 @@ __all__ = ["Header", "emit", "header_of", "package"]
 
 _HERE = Path(__file__).parent
 _LINTER = "line-length = 120\n"
-_LINT_MARK = (
-    "# mypy: ignore-errors\n# ruff: noqa: I001\n"  # these files import what only stands beside the emitted copies
-)
+_TYPE_MARK = "# mypy: ignore-errors\n"
+_LINT_MARK = _TYPE_MARK + "# ruff: noqa: I001\n"  # these files import what only stands beside the emitted copies
 
 
 def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
@@ -49,7 +48,7 @@ def package(program: Program, header: Header, parts: Mapping[str, str] | None = 
         if name.endswith(".py"):
             _check_python(name, text)
     for path in sorted((_HERE / "package").glob("*.py")):  # autoshard's own
-        files[path.name] = path.read_text(encoding="utf-8").replace(_LINT_MARK, "", 1)
+        files[path.name] = path.read_text(encoding="utf-8").removeprefix(_LINT_MARK).removeprefix(_TYPE_MARK)
     for path in sorted((_HERE / "runtime").glob("*.py")):
         files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")
     return files

@@ -30,8 +30,18 @@ from torch import Tensor, nn
 
 from initial import INITIAL
 from model_parallel import MESH, STAGES, VIRTUAL_STAGES, build_model
-from runtime import ParallelMesh, Sharding, Stages, fault_of, load_tensors, newest_whole, put_in_place
-from runtime import read_index, sharding, step_folders
+from runtime import (
+    ParallelMesh,
+    Sharding,
+    Stages,
+    fault_of,
+    load_tensors,
+    newest_whole,
+    put_in_place,
+    read_index,
+    sharding,
+    step_folders,
+)
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:

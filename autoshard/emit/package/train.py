@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
-from dynamic_sizes import agree, elements, step_sizes
+from dynamic_sizes import DYNAMIC_SIZES, agree, elements, step_sizes
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
@@ -305,9 +305,10 @@ def run(options: argparse.Namespace, mesh: ParallelMesh, stop: StopSignals | Non
             describe(model, mesh)
         return 0
     if options.compile is not None:
-        count = compile_blocks(model, options.compile)
+        count = compile_blocks(model, options.compile, bool(DYNAMIC_SIZES))
         if first:
-            print(f"compiled at its first call, by {options.compile}: each of {count} blocks", flush=True)
+            once = ", once for all dynamic sizes" if DYNAMIC_SIZES else ""
+            print(f"compiled at its first call, by {options.compile}: each of {count} blocks{once}", flush=True)
     with locked(options.save if first else None):
         stopped = trained(options, mesh, model, stop or StopSignals())
     tell_unused_buffers(options, mesh)

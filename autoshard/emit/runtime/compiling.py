@@ -6,17 +6,18 @@ import torch
 from torch import nn
 
 
-def compile_blocks(model: nn.Module, backend: str = "inductor") -> int:
+def compile_blocks(model: nn.Module, backend: str = "inductor", sized: bool = False) -> int:
     """Compiles every item of every `nn.ModuleList` at its first call, and says how many these are.
 
-    What stands outside of them stays as it is; a model without any is one block.
+    What stands outside of them stays as it is; a model without any is one block. `sized`: sizes of the inputs differ
+    from step to step, and each block is compiled once for all of them.
     """
     torch._dynamo.config.capture_scalar_outputs = True  # how many rows an expert has is known as it runs
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
     inner = {id(part) for items in lists(model) for block in items for part in lists(block)}
     blocks = [block for items in lists(model) if id(items) not in inner for block in items] or [model]
     for block in blocks:
-        block.forward = torch.compile(block.forward, fullgraph=True, backend=backend)
+        block.forward = torch.compile(block.forward, fullgraph=True, backend=backend, dynamic=sized or None)
     return len(blocks)
 
 
