@@ -50,7 +50,8 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 |---|---|
 | {_model_files(program)}: local tensors, every collective a visible call with its mesh axis and its reason |
 | `train.py` | {_TRAINS if program.loss is not None else _DOES_NOT_TRAIN} |
-| `run_options.py`, `batches.py`, `dynamic_sizes.py`, `start_state.py`, `run_start.py`, `user_errors.py` | its options; its batches and their sizes; what it starts from; its errors |
+| `run_options.py`, `run_start.py`, `start_state.py`, `user_errors.py` | its options; what it starts from; its errors |
+| `batches.py`, `dynamic_sizes.py` | its batches, and sizes of them that differ from step to step |
 | `saving.py` | the folder of checkpoints: one job at a time, of one run, the last whole one |
 | `evaluation.py` | the loss of batches that are not trained on |
 | `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |
