@@ -253,6 +253,9 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     completed = partial(_with_step, graph=graph, hardware=hardware, wanted=alone.of_one_stage())
 
     def known() -> tuple[StylePlan, ...]:
+        """None at levels at which no size is searched by itself."""
+        if len(searched) == 1:
+            return ()
         return expected_styles(made[id(graph)].styles, [made[id(at)].styles for at in searched[1:]], points)
 
     def styles(bar: float) -> Iterator[Plan]:

@@ -16,14 +16,14 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.size_histogram import SizePoint
-from autoshard.errors import InfeasibleError, UserError
+from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.formulation.formulate import Formulation
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, SizeStep
 from autoshard.ir.problem import Node, Problem, Value, changed
 from autoshard.replay.resize import reapply
-from autoshard.search.objectives import SPEED
+from autoshard.search.objectives import RATIO, SPEED, ratio_problem
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import prepare
 from autoshard.search.style_plans import StylePlan
@@ -65,20 +65,27 @@ def expected_plan(
     """The plan with the least expected step at `points`, of those that fit at the largest sizes of `graph`.
 
     `search` plans a graph at one size; `completed` gives a plan of a mesh the whole step that is asked for; `styles`
-    are plans of known styles that may be expected to take less than so many seconds. At levels 0
-    and 1 the plan is that of the largest sizes, by their objective. InfeasibleError where none fits there.
+    are plans of known styles that may be expected to take less than so many seconds. At level 0
+    what is minimised is the mean of communication and repeated work, at level 1 the memory at the largest sizes.
+    InfeasibleError where none fits there.
     """
     graphs = [resized(graph, dict(point.sizes)) for point in points]
     largest = search(graph).plan
+    if wanted.level != SPEED:
+        plan = largest
+        if wanted.level == RATIO:
+            plan = _least_ratio(largest, graphs, graph, hardware, wanted, points)
+        steps = _steps(plan, graph, graphs, hardware)
+        rows = tuple(SizeStep(p.sizes, p.weight, step, step, 0.0) for p, step in zip(points, steps, strict=True))
+        return replace(plan, search=replace(largest.search, sizes=rows))
     own = [search(at).plan for at in graphs]
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     found = [Sized("the largest sizes", largest, _steps(largest, graph, graphs, hardware))]
-    if wanted.level == SPEED:
-        found += _carried(own, graphs, graph, hardware, points, limit)
-        found += _weighted(largest, graphs, graph, hardware, wanted, points, limit, completed)
-        for plan in styles(min(one.expected(points) for one in found)):
-            if fits(plan.step_peak_bytes, limit):
-                found.append(Sized("a known style", plan, _steps(plan, graph, graphs, hardware)))
+    found += _carried(own, graphs, graph, hardware, points, limit)
+    found += _weighted(largest, graphs, graph, hardware, wanted, points, limit, completed)
+    for plan in styles(min(one.expected(points) for one in found)):
+        if fits(plan.step_peak_bytes, limit):
+            found.append(Sized("a known style", plan, _steps(plan, graph, graphs, hardware)))
     best = min(found, key=lambda one: one.expected(points))
     bounds = [_bound(plan) for plan in own]
     rows = tuple(
@@ -86,12 +93,9 @@ def expected_plan(
         for point, step, plan, bound in zip(points, best.seconds, own, bounds, strict=True)
     )
     expected, cut = best.expected(points), any(plan.search.cut_short for plan in (largest, *own))
-    certificate = best.plan.certificate
-    if wanted.level == SPEED:
-        bound = proved(expected, sum(row.weight * row.bound_seconds for row in rows))
-        certificate = replace(
-            certificate, level_objective=expected, level_bound=bound, status=status(expected, bound, cut)
-        )
+    bound = proved(expected, sum(row.weight * row.bound_seconds for row in rows))
+    outcome = status(expected, bound, cut)
+    certificate = replace(best.plan.certificate, level_objective=expected, level_bound=bound, status=outcome)
     notes = (*largest.search.notes, *_notes(found, best, points))
     record = replace(largest.search, sizes=rows, notes=notes, cut_short=cut)
     return replace(best.plan, certificate=certificate, search=record)
@@ -108,6 +112,35 @@ def expected_styles(
         seconds = sum(point.weight * one.predicted_seconds for point, one in zip(points, own, strict=True))
         made.append(replace(style, predicted_seconds=seconds) if known else style)
     return tuple(made)
+
+
+def _least_ratio(
+    largest: Plan,
+    graphs: Sequence[Graph],
+    graph: Graph,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    points: Sequence[SizePoint],
+) -> Plan:
+    """Of level 0: the optimum of the weighted problem, of communication and repeated work alone."""
+    request = replace(wanted, mesh=largest.mesh, devices=None)
+    task = prepare(graph, largest.mesh, hardware, request)
+    own = [prepare(at, largest.mesh, hardware, request).formulation for at in graphs]
+    ratios = [replace(one, problem=ratio_problem(one)) for one in own]
+    problem = weighted(replace(task.formulation, problem=ratio_problem(task.formulation)), ratios, _weights(points))
+    if problem is None:
+        told = "the choices at the sizes of the histogram differ, so that level 0 has no mean over them"
+        raise UsageError(told, "--level 2, or no --sizes")
+    found = task.solve(problem)
+    plan = task.plan(Solution(task.formulation.problem, found.choice, 0.0, found.solver))
+    bound = proved(found.objective, found.lower_bound)
+    outcome = status(found.objective, bound, found.cut)
+    certificate = replace(plan.certificate, level_objective=found.objective, level_bound=bound, status=outcome)
+    return replace(plan, certificate=certificate)
+
+
+def _weights(points: Sequence[SizePoint]) -> list[float]:
+    return [point.weight for point in points]
 
 
 def _notes(found: Sequence[Sized], best: Sized, points: Sequence[SizePoint]) -> Iterator[str]:
@@ -169,7 +202,7 @@ def _weighted(
     request = replace(wanted, mesh=largest.mesh, devices=None)
     task = prepare(graph, largest.mesh, hardware, request)
     others = [prepare(at, largest.mesh, hardware, request).formulation for at in graphs]
-    problem = weighted(task.formulation, others, [point.weight for point in points])
+    problem = weighted(task.formulation, others, _weights(points))
     if problem is None:
         return
     try:

@@ -22,10 +22,9 @@ def expected_rows(plan: Plan) -> list[tuple[str, str]]:
         return []
     expected, best = plan.search.expected_seconds, sum(own.weight * own.best_seconds for own in rows)
     lost = expected / best - 1 if best else 0.0
-    return [
-        ("expected step", f"{format_seconds(expected)} over {len(rows)} sizes"),
-        ("one plan for all", f"{lost:.1%} slower than a plan for each size" if lost >= 5e-4 else "best at every size"),
-    ]
+    found = [("expected step", f"{format_seconds(expected)} over {len(rows)} sizes")]
+    words = f"{lost:.1%} slower than a plan for each size" if lost >= 5e-4 else "best at every size"
+    return found + [("one plan for all", words)] * (plan.search.level == 2)
 
 
 def open_sizes(graph: Graph) -> list[str]:
@@ -39,6 +38,7 @@ def open_sizes(graph: Graph) -> list[str]:
 def size_table(plan: Plan) -> list[Sequence[str]]:
     """Share, step, the best plan's step there, and the lower bound, by size."""
     rows: list[Sequence[str]] = [("sizes", "share", "step", "best plan there", "lower bound")]
+    shown = 5 if plan.search.level == 2 else 3  # at other levels nothing is compared by time
     for own in plan.search.sizes:
         names = [name for name, _ in own.sizes]
         rows.append(
@@ -50,7 +50,7 @@ def size_table(plan: Plan) -> list[Sequence[str]]:
                 format_seconds(own.bound_seconds) if own.bound_seconds else "none",
             )
         )
-    return rows
+    return [row[:shown] for row in rows]
 
 
 def size_words(graph: Graph) -> str:

@@ -25,7 +25,7 @@ from autoshard.verification.comparison.compare import RankResult, compare_stages
 from autoshard.verification.comparison.error_measure import Error, first_failure, summarise
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.comparison.rounding_noise import Noise, amplified, measure_noise
-from autoshard.verification.original.batches import at_batch, at_shapes, given_inputs, varied_micro_batches
+from autoshard.verification.original.batches import at_batch, at_shapes, given_inputs, varied_micro_batch
 from autoshard.verification.original.float64 import literal_dtype
 from autoshard.verification.original.optimizers import make_optimizer
 from autoshard.verification.original.plain_run import fault_of_model
@@ -104,12 +104,15 @@ def case_of(
     tie(module, graph)
     literal = literal_dtype(module)
     own = {name: value.clone() for name, value in _state(module)}
-    varied, given = [], []
-    for number, own_sizes in enumerate(sizes or [{}] * steps):
-        at = resized(graph, own_sizes) if own_sizes else graph
-        shown = at_batch(at, at_shapes(at, [x.detach() for x in examples]))
-        varied.append(varied_micro_batches(at, shown, seed + number, micro_batches))
-        given.append(given_inputs(shown) * micro_batches)
+    every = [resized(graph, own) for own in sizes] or [graph]
+    shown = [at_batch(at, at_shapes(at, [x.detach() for x in examples])) for at in every]
+    varied: list[list[torch.Tensor]] = []
+    given: list[list[torch.Tensor]] = []
+    for step in range(len(sizes) or steps):
+        places = [(step + number) % len(every) for number in range(micro_batches)]  # each of another size
+        pairs = [varied_micro_batch(every[n], shown[n], seed + step, m) for m, n in enumerate(places)]
+        varied.append([x for own in pairs for x in own])
+        given.append([x for n in places for x in given_inputs(shown[n])])
     tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (
         (varied, False, ()),
         (given, False, ("the example inputs as they are: the model takes no others",)),

@@ -202,3 +202,22 @@ def test_a_histogram_is_in_the_plan_and_its_command(tmp_path: Path) -> None:
     assert "--sizes" in text and "--dynamic" in text
     page = (tmp_path / "package" / "report.html").read_text()
     assert "Dynamic sizes" in page and "Steps of the histogram" in page
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_other_levels_minimise_what_they_say(level: int) -> None:
+    graph, mesh = graph_of("declared"), Mesh.parse("dp=2,tp=2")
+    histogram = read_histogram("batch=4:9;batch=64:1")
+    plan = make_plan(graph, HARDWARE, SearchRequest(mesh, level=level, sizes=histogram)).plan
+    certificate = plan.certificate
+    assert certificate.level_bound <= certificate.level_objective and len(plan.search.sizes) == 2
+    largest = make_plan(graph, HARDWARE, SearchRequest(mesh, level=level)).plan
+    if level == 1:
+        assert plan.predicted_peak_bytes == largest.predicted_peak_bytes
+        return
+    assert certificate.status == "optimal"
+    alone = [
+        make_plan(resized(graph, {"batch": size}), HARDWARE, SearchRequest(mesh, level=0)).plan for size in (4, 64)
+    ]
+    best = sum(w * own.certificate.level_objective for w, own in zip((0.9, 0.1), alone, strict=True))
+    assert certificate.level_objective >= best * (1 - 1e-9)

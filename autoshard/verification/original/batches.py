@@ -80,18 +80,15 @@ def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> 
     ]
 
 
-def varied_micro_batches(graph: Graph, examples: Sequence[torch.Tensor], seed: int, count: int) -> list[torch.Tensor]:
-    """The inputs of `count` micro-batches, one after another, of which each has other labels ignored than the last."""
+def varied_micro_batch(graph: Graph, examples: Sequence[torch.Tensor], seed: int, number: int) -> list[torch.Tensor]:
+    """The inputs of micro-batch `number` of a step, of which each has other labels ignored than the last."""
     ranges = integer_ranges(graph)
-    made: list[torch.Tensor] = []
-    for number in range(count):
-        own = varied_inputs(graph, examples, seed + 1000 * number)
-        for position, name in enumerate(graph.inputs):
-            ignored = ranges[name].ignored if name in ranges else None
-            if ignored is not None and number:
-                own[position] = _with_fewer(own[position], ignored, number)
-        made += own
-    return made
+    own = varied_inputs(graph, examples, seed + 1000 * number)
+    for position, name in enumerate(graph.inputs):
+        ignored = ranges[name].ignored if name in ranges else None
+        if ignored is not None and number:
+            own[position] = _with_fewer(own[position], ignored, number)
+    return own
 
 
 def _with_fewer(labels: torch.Tensor, ignored: int, number: int) -> torch.Tensor:
