@@ -111,6 +111,22 @@ def branching() -> Built:
     return Branching(), (torch.randn(4, 8),)
 
 
+class Comparing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if x.shape[0] > x.shape[1]:
+            x = x * 2
+        return x.sum()
+
+
+def comparing() -> Built:
+    return Comparing(), (torch.randn(4, 6, 8),)
+
+
 class Fixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -22,6 +22,7 @@ from autoshard.workflow import make_plan
 from tests.dynamic_models import spec
 from tests.launched import torchrun
 
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = "batch=4..32/4,sequence=8..64/8"
 LOADER = """
 import torch
@@ -131,3 +132,13 @@ def test_stages_compute_the_shapes_of_what_is_handed_on(stages: int) -> None:
     case = make_case(spec("words"), {}, graph, micro_batches=3, sizes=step_sizes(graph))
     proof = check_files(case, program, files, "gloo")
     assert proof.passed, proof.failure
+
+
+def test_the_documented_example() -> None:
+    """On 8 processes, another batch in each step, each loss that of one process."""
+    ended = torchrun(ROOT / "examples" / "dynamic_shapes.py", 8)
+    assert ended.returncode == 0, ended.stderr
+    found = re.findall(r"batch (\d+), loss (\S+), of one process (\S+)", ended.stdout)
+    assert len(found) == 5 and len({batch for batch, *_ in found}) > 3
+    for _, split, alone in found:
+        assert float(split) == pytest.approx(float(alone), rel=1e-5)

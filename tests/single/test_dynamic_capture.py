@@ -75,7 +75,8 @@ def test_the_models_own_code_declares_sizes() -> None:
 
 
 REFUSED = [
-    ("branching", "batch=8..512/8", r"over all of its range: with 104 .* `if x.shape\[0\] > self.most:`"),
+    ("branching", "batch=8..512/8", r"over the whole range: with batch 104 .* `if x.shape\[0\] > self.most:`"),
+    ("comparing", "rows=2..32@x.0,columns=2..32@x.1", r"columns and rows can't be .* `if x.shape"),
     ("fixed", "batch=2..8,sequence=6..24/6", r"sequence can't be dynamic at .*`return .* must match the size"),
     ("halving", "batch=2..8,height=9..65@x.2", r"conv2d \(aten.conv2d\) at .* does not follow the dynamic sizes"),
     ("words", "batch=2..8,sequence=2..128", r"sequence can't be dynamic|64 positions"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -199,20 +200,28 @@ def check_guards(dims: DynamicDims, guards: Guards) -> None:
     declared = {symbol: by_place[place] for symbol, place in guards.sources.items() if place in by_place}
     for guard, line in guards.asked:
         symbols = sorted(guard.free_symbols, key=str)
-        known = [declared[str(symbol)] for symbol in symbols if str(symbol) in declared]
-        if len(known) != len(symbols) or not symbols or len({own.name for own in known}) > 1:
+        known = {declared[str(symbol)].name: declared[str(symbol)] for symbol in symbols if str(symbol) in declared}
+        if not symbols or any(str(symbol) not in declared for symbol in symbols):
             continue
-        (own,) = {own.name: own for own in known}.values()
-        every = list(_sizes(own))
-        # Torch's own conditions, without a line, are of dims of 1: the least size may make one, and is verified.
-        asked = every if line else every[1:]
-        bad = next((size for size in asked if not _holds(guard, dict.fromkeys(symbols, size))), 0)
-        if bad:
-            where = f" at {line}" if line else ""
-            told = f"{own.name} can't be dynamic over all of its range: with {bad} the model takes another way{where}"
-            raise CaptureError(told, f"a range of {own.name} that stays on one side; or a plan for each side")
+        # Torch's own conditions, without a line, are of dims of 1: the least sizes may make one, and are verified.
+        ranges = [[*_sizes(own)][0 if line else 1 :] for own in known.values()]
+        each = ranges if len(ranges) == 1 else [_spread(own) for own in ranges]
+        for sizes in product(*each):
+            at = dict(zip(known, sizes, strict=True))
+            if not _holds(guard, {symbol: at[declared[str(symbol)].name] for symbol in symbols}):
+                where = f" at {line}" if line else ""
+                listed = ", ".join(f"{name} {size}" for name, size in at.items())
+                told = f"{' and '.join(known)} can't be dynamic over the whole range: with {listed} the model takes"
+                raise CaptureError(f"{told} another way{where}", _SIDES)
 
 
+def _spread(sizes: list[int]) -> list[int]:
+    """A few, with both ends: of several symbols all combinations are tried."""
+    return sorted({sizes[n * (len(sizes) - 1) // _COMBINED] for n in range(_COMBINED + 1)}) if sizes else []
+
+
+_COMBINED = 6  # parts of a range whose ends are combined with those of other ranges
+_SIDES = "ranges that stay on one side; or a plan for each side"
 _MOST_CHECKED = 4096  # sizes of a range; of longer ones as many, evenly spread, with both ends
 
 

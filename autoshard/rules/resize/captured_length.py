@@ -6,17 +6,19 @@ A second capture tells. Where it is the same graph but for its numbers, each of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from autoshard.errors import UsageError
+from autoshard.graph_capture.dynamic.graph_numbers import numbers_of
+from autoshard.graph_capture.dynamic.numbers import ends_of, kind_of, plain
 from autoshard.graph_capture.dynamic.sequence_inputs import sequence_dims
 from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.training.saved_tensors import note_saved
-from autoshard.ir.graph import Attribute, Following, FreeSize, Graph, Op, Tensor
+from autoshard.ir.graph import Following, FreeSize, Graph, Op
 from autoshard.rules.op_words import line_of, short
 
 SEQUENCE = "sequence"
@@ -36,7 +38,7 @@ def slopes_between(graph: Graph, carried: Graph, captured: Graph, length: int) -
     """
     own = own_length(graph)
     _check_kinds(carried, captured, own, length)
-    mine, theirs, there = _numbers(graph), _numbers(carried), _numbers(captured)
+    mine, theirs, there = numbers_of(graph), numbers_of(carried), numbers_of(captured)
     found = {}
     for place, number in there.items():
         grown = Fraction(number) * mine[place] / theirs[place] if theirs[place] else Fraction(number)
@@ -56,7 +58,7 @@ def check_same(carried: Graph, captured: Graph, own: int) -> None:
         carried = rename(drop_noops(carried))
     length = own_length(captured)
     _check_kinds(carried, captured, own, length)
-    mine, there = _numbers(carried), _numbers(captured)
+    mine, there = numbers_of(carried), numbers_of(captured)
     for place, number in there.items():
         if mine[place] != number:
             raise _number(captured, own, length, place, number, mine[place])
@@ -65,12 +67,12 @@ def check_same(carried: Graph, captured: Graph, own: int) -> None:
 def _check_kinds(carried: Graph, captured: Graph, own: int, length: int) -> None:
     """All but whole numbers is the same."""
     for before, op in zip(carried.ops, captured.ops, strict=False):
-        if _kind_of(carried, before) != _kind_of(captured, op):
+        if kind_of(carried, before) != kind_of(captured, op):
             there, here = _differing(captured, op, carried, before)
             raise _other(own, length, there, here)
-    if len(carried.ops) != len(captured.ops) or _ends(carried) != _ends(captured):
+    if len(carried.ops) != len(captured.ops) or ends_of(carried) != ends_of(captured):
         raise _other(own, length, "other operators, outputs or stored tensors", "its own")
-    if _numbers(carried).keys() != _numbers(captured).keys():
+    if numbers_of(carried).keys() != numbers_of(captured).keys():
         raise _other(own, length, "other tensors", "its own")
 
 
@@ -106,7 +108,7 @@ def follows_of(slopes: Mapping[str, Fraction]) -> tuple[Following, ...]:
 
 def at_another_batch(size: FreeSize, graph: Graph, made: Graph) -> FreeSize:
     """`size` of `graph` as it is of `made`, the same at another batch: what follows both grows with it."""
-    mine, theirs = _numbers(graph), _numbers(made)
+    mine, theirs = numbers_of(graph), numbers_of(made)
     slopes = {p: s * theirs[p] / mine[p] if mine[p] else s for p, s in slopes_of(size).items()}
     return replace(size, follows=follows_of(slopes))
 
@@ -123,51 +125,12 @@ def _grown(place: str, value: Any, grown: Mapping[str, Fraction], length: int) -
     return int(made)
 
 
-def _numbers(graph: Graph) -> dict[str, int]:
-    """Each whole number of the graph, by its place."""
-    found = {f"{t.name} {dim}": size for t in graph.tensors for dim, size in enumerate(t.shape)}
-    for op in graph.ops:
-        for name, value in op.attributes:
-            found.update(_of_attribute(f"{op.name} {name}", value))
-    return found
-
-
-def _of_attribute(place: str, value: Attribute) -> Iterator[tuple[str, int]]:
-    if isinstance(value, tuple):
-        for i, part in enumerate(value):
-            yield from _of_attribute(f"{place} {i}", part)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        yield place, value
-
-
-def _kind_of(graph: Graph, op: Op) -> tuple[object, ...]:
-    """All of an operator but its whole numbers."""
-    tensors = [None if name is None else _kind(graph.tensor(name)) for name in (*op.operands, *op.results)]
-    attributes = [(name, _plain(value)) for name, value in op.attributes]
-    return op.name, op.target, op.operands, op.results, op.module, attributes, tensors
-
-
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.name, len(tensor.shape), tensor.dtype, tensor.requires_grad
-
-
-def _plain(value: Attribute) -> object:
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return 0 if isinstance(value, int) and not isinstance(value, bool) else repr(value)
-
-
-def _ends(graph: Graph) -> tuple[object, ...]:
-    stored = [(p.tensor, p.path, graph.tensor(p.tensor)) for p in (*graph.parameters, *graph.buffers)]
-    return graph.inputs, graph.outputs, graph.loss, graph.buffer_updates, stored
-
-
 def _differing(graph: Graph, op: Op, other: Graph, before: Op) -> tuple[str, str]:
     """Two operators in words, or the argument in which one differs from the same before."""
     if (op.target, op.operands) == (before.target, before.operands):
         own = dict(before.attributes)
         for name, value in op.attributes:
-            if name in own and _plain(value) != _plain(own[name]):
+            if name in own and plain(value) != plain(own[name]):
                 return f"{name} of {_told(graph, op)} is {short(value)}", short(own[name])
     return _told(graph, op), _told(other, before)
 
