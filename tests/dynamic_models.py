@@ -21,8 +21,9 @@ def spec(name: str) -> str:
 class Words(nn.Module):
     """A decoder: positions by a table, causal attention, labels shifted by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
+        self.dropout = dropout
         self.table, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(64, WIDTH)
         self.blocks = nn.ModuleList(nn.ModuleDict({"qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH)})
                                     for _ in range(2))  # fmt: skip
@@ -34,14 +35,14 @@ class Words(nn.Module):
         for block in self.blocks:
             q, k, v = block["qkv"](x).reshape(batch, length, 3, 4, 4).permute(2, 0, 3, 1, 4).unbind()
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, WIDTH)
-            x = x + F.dropout(block["out"](y), 0.1, self.training)
+            x = x + F.dropout(block["out"](y), self.dropout, self.training)
         logits = self.head(x)[:, :-1]
         return F.cross_entropy(logits.reshape(batch * (length - 1), WORDS), labels[:, 1:].reshape(-1))
 
 
-def words(batch: int = 4, length: int = 8) -> Built:
+def words(batch: int = 4, length: int = 8, dropout: float = 0.1) -> Built:
     ids = torch.randint(0, WORDS, (batch, length))
-    return Words(), (ids, ids.clone())
+    return Words(dropout), (ids, ids.clone())
 
 
 class Image(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autoshard.cluster.hardware import parse_hardware
@@ -12,6 +13,7 @@ from autoshard.ir.graph import SAME, FreeSize, Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
+from autoshard.program.padding import padding_of
 from autoshard.replay.command_line import command
 from autoshard.replay.free_sizes import told_of
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
@@ -49,6 +51,9 @@ class Header:
     others: OtherSizes = field(default_factory=OtherSizes)
     free_sizes: tuple[FreeSize, ...] = ()
     dynamic: tuple[DynamicSize, ...] = ()
+    padding: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # dynamic sizes that batches are padded along
     evaluation: str = ""  # why the forward of training, without dropout, is not that of evaluation
 
 
@@ -68,6 +73,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         others=at_other_sizes(program, plan, graph),
         free_sizes=told_of(graph),
         dynamic=graph.dynamic,
+        padding=padding_of(graph),
         evaluation="" if graph.evaluation == SAME else printable(graph.evaluation or _UNKNOWN),
     )
 

@@ -39,12 +39,10 @@ RUNTIME_NAMES = frozenset({
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS",
-    "HOST_TABLES",
-    "Holder", "DEVICES_PER_NODE",
-    "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION",
-    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
-    "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
-    "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
+    "HOST_TABLES", "Holder", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION", "MESH",
+    "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS",
+    "VIRTUAL_STAGES", "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
+    "build_pipeline", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
 _NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _ZERO = {
@@ -315,7 +313,16 @@ def _dynamic_lines(header: Header) -> list[str]:
         limits = f"{size.least}, {size.most}, {size.divisor}, {size.remainder}"
         rows += statement(f"{quoted(size.name)}: ({limits}, {{{held}}}),", 1)
     kind = "dict[str, tuple[int, int, int, int, dict[str, tuple[int, ...]]]]"
-    return [said, f"DYNAMIC_SIZES: {kind} = {{", *rows, "}"] if rows else []
+    lines = [said, f"DYNAMIC_SIZES: {kind} = {{", *rows, "}"] if rows else []
+    if header.padding:
+        lines.append("# Of these, --pad pads batches along: rows of which these inputs have labels that do not count.")
+        padded = ", ".join(f"{quoted(name)}: {_labels_text(own)}" for name, own in header.padding.items())
+        lines += statement(f"PADDING = {{{padded}}}", 0)
+    return lines
+
+
+def _labels_text(labels: Mapping[str, int]) -> str:
+    return "{" + ", ".join(f"{quoted(name)}: {ignored}" for name, ignored in labels.items()) + "}"
 
 
 def gradient_buckets(program: Program) -> list[str]:

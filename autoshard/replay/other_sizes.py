@@ -171,7 +171,19 @@ _MOST_TRIED = 64  # points among which those are that tell the terms apart
 def terms_of(graph: Graph) -> tuple[Powers, ...]:
     """The products of sizes that numbers of the graph are made of, and so those of each device; 1 among them."""
     found = {term.powers for follows in graph.follows for term in follows.terms}
+    known = {place: follows.polynomial() for follows in graph.follows for place in follows.places}
+    for op in graph.ops:  # a mean of parts divides by how many numbers there are in all
+        if all(graph.tensor(name).numel == 1 for name in op.results):
+            for name in filter(None, op.operands):
+                dims = range(len(graph.tensor(name).shape))
+                found.update(_numbers_of([known[place] for dim in dims if (place := f"{name} {dim}") in known]))
     return tuple(sorted({*found, (0,) * len(graph.dynamic)}, key=lambda own: (sum(own), own)))
+
+
+def _numbers_of(dims: Sequence[Polynomial]) -> set[Powers]:
+    """The products of sizes in the number of elements of a tensor with these dynamic dims."""
+    every = [[*own] for own in dims]
+    return {tuple(map(sum, zip(*chosen, strict=True))) for chosen in product(*every)} if every else set()
 
 
 def _apart(points: Sequence[Point], terms: Sequence[Powers]) -> bool:

@@ -58,6 +58,9 @@ def apart():
 def large():
     yield batch(64, 8)
 
+def odd():
+    yield from (batch(rows, 8 * (1 + rows % 3)) for rows in (6, 4, 14, 2, 30))
+
 def rows():
     yield batch(8, 8)[0][0], batch(8, 8)[1]
 """
@@ -65,10 +68,13 @@ def rows():
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = capture(spec("words"), {}, dynamic=(WORDS,))
+    return written(tmp_path_factory.mktemp("dynamic") / "package", WORDS)
+
+
+def written(folder: Path, sizes: str, dropout: float = 0.1) -> Path:
+    graph = capture(spec("words"), {"dropout": dropout}, dynamic=(sizes,))
     wanted = SearchRequest(Mesh.parse("dp=2"), strategy="fsdp")
     plan = make_plan(graph, load_hardware("cpu-local"), wanted).plan
-    folder = tmp_path_factory.mktemp("dynamic") / "package"
     write_package(folder, emit(lower(plan, graph), plan, graph))
     (folder.parent / "data.py").write_text(LOADER)
     return folder
@@ -86,6 +92,16 @@ def losses(package: Path, loader: str, *options: object, steps: int = 10) -> lis
 def test_ten_sizes_in_ten_steps_whole_or_in_parts(package: Path) -> None:
     whole = losses(package, "growing")
     assert len(whole) == 10 and losses(package, "parts", "--own-parts") == pytest.approx(whole, rel=1e-5)
+
+
+def test_padding_leaves_losses_and_gradients_as_they_are(tmp_path: Path) -> None:
+    """Of batches that no multiple of 4 holds, compared with a plan that takes them as they are; trained on, too."""
+    package = written(tmp_path / "one" / "package", WORDS, dropout=0.0)
+    free = written(tmp_path / "two" / "package", WORDS.replace("4..32/4", "2..32/2"), dropout=0.0)
+    assert losses(package, "odd", "--pad", steps=5) == pytest.approx(losses(free, "odd", steps=5), rel=1e-5)
+    parts = ("--backend", "gloo", "--pad", "--own-parts", "--data", f"{package.parent}/data.py:odd")
+    ended = torchrun(package / "train.py", 2, *parts)
+    assert ended.returncode == 2 and "no rank knows the whole batch" in ended.stderr
 
 
 @pytest.mark.parametrize(

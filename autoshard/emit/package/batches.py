@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamic_sizes import DYNAMIC_SIZES, SET, check_sizes, drawn_sizes, shape_at, sizes_of
+from dynamic_sizes import DYNAMIC_SIZES, SET, check_sizes, drawn_sizes, padded, shape_at, sizes_of
 from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS
 from runtime import ParallelMesh, Read, held_indices
 from user_errors import BatchError, ElsewhereError, UserError
@@ -110,10 +110,11 @@ def _by_column(
     return low + torch.randint(0, 2**62, shape, generator=generator) % (high - low)
 
 
-def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False) -> list[Tensor]:
+def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False, pad: bool = False) -> list[Tensor]:
     """The local tensors of a loader's batch, where they are. Raises BatchError that says what was expected.
 
-    `own_parts`: dims of dynamic sizes are this rank's part; else they are global on every rank.
+    `own_parts`: dims of dynamic sizes are this rank's part; else they are global on every rank. `pad`: they are made up
+    to the next allowed size.
     """
     names = list(INPUTS)
     if isinstance(batch, Mapping):
@@ -129,6 +130,7 @@ def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False) -> list[Ten
     for name, x in zip(names, batch, strict=True):
         if not isinstance(x, Tensor):
             raise BatchError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
+    batch = padded(batch) if pad else batch
     sizes = sizes_of(batch, mesh, own_parts)
     return [_checked_tensor(name, x, mesh, sizes) for name, x in zip(names, batch, strict=True)]
 
@@ -257,6 +259,7 @@ def loader_batches(
     option: str = "--data",
     once: bool = False,
     own_parts: bool = False,
+    pad: bool = False,
 ) -> Iterator[Read]:
     """Batches of a user's loader, from batch `start` on; an ended loader begins again, unless it is read `once`.
 
@@ -286,7 +289,11 @@ def loader_batches(
             position += 1
             if position > start:
                 wanted = keeps_state and saved_after(position)
-                yield checked(batch, mesh, own_parts), state_now(loader, f"{option} {spec}") if wanted else None, ends
+                yield (
+                    checked(batch, mesh, own_parts, pad),
+                    state_now(loader, f"{option} {spec}") if wanted else None,
+                    ends,
+                )
         if position == before and state is None:
             raise UserError(f"{option} {spec}: the loader yields no batch")
         if once:

@@ -17,6 +17,8 @@ from runtime import ParallelMesh
 from user_errors import BatchError, UserError
 
 DYNAMIC_SIZES = getattr(model_parallel, "DYNAMIC_SIZES", {})  # of a plan that has none, none are written
+PADDING = getattr(model_parallel, "PADDING", {})
+
 SET: dict[str, int] = {}  # those that the command line fixes, of synthetic batches
 
 
@@ -37,10 +39,29 @@ def check_sizes(sizes: Mapping[str, int], where: str = "") -> None:
             kind = f"a multiple of {divisor} " * (divisor > 1) + f"plus {remainder} " * bool(remainder)
             allowed = f"{kind}from {least} " + (f"to {most}" if most else "on")
             of = ", ".join(f"dim {dim} of {own}" for own, held in dims.items() for dim in held)
+            pad = "--pad; or " if name in PADDING else ""
             raise BatchError(
                 f"{where}{name} of {size} ({of}): expected {allowed}, over all devices\n"
-                "  try: batches padded or cut to it; or a plan for other sizes (--dynamic)"
+                f"  try: {pad}batches padded or cut to it; or a plan for other sizes (--dynamic)"
             )
+
+
+def padded(batch: Sequence[Tensor]) -> list[Tensor]:
+    """A global batch, made up to the next allowed sizes by its first row with labels that do not count: the loss stays
+    as it is, and no row holds what the model does not take."""
+    made = dict(zip(INPUTS, batch, strict=True))
+    for size, labels in PADDING.items():
+        least, _, divisor, remainder, dims = DYNAMIC_SIZES[size]
+        for name, held in dims.items():
+            for dim in held if made[name].dim() > max(held) and made[name].numel() else ():
+                own = made[name].shape[dim]
+                more = max(least, -(-(own - remainder) // divisor) * divisor + remainder) - own
+                if more > 0:
+                    shape = (*made[name].shape[:dim], more, *made[name].shape[dim + 1 :])
+                    rows = made[name].narrow(dim, 0, 1).expand(shape)
+                    rows = torch.full_like(rows, labels[name]) if name in labels else rows
+                    made[name] = torch.cat([made[name], rows], dim)
+    return list(made.values())
 
 
 def parts_of(name: str, dim: int, mesh: ParallelMesh) -> int:
@@ -61,7 +82,8 @@ def sizes_of(batch: Sequence[Tensor], mesh: ParallelMesh, local: bool) -> dict[s
             x = given[name]
             if x.dim() != len(INPUTS[name][0]):
                 raise BatchError(
-                    f"input {name!r}: expected {len(INPUTS[name][0])} dims, got the shape {tuple(x.shape)}"
+                    f"input {name!r}: expected {len(INPUTS[name][0])} dims, got the shape {tuple(x.shape)}\n"
+                    "  try: batches as in INPUTS of model_parallel.py"
                 )
             seen[f"dim {dim} of {name}"] = x.shape[dim] * (parts_of(name, dim, mesh) if local else 1)
         if len({*seen.values()}) > 1:

@@ -48,7 +48,7 @@ def evaluates(options: argparse.Namespace, step: int) -> bool:
 def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) -> float:
     """The mean loss of the first batches of --eval-data; of all, where these are fewer."""
     reading = loader_batches(
-        options.eval_data, mesh, 0, 0, option="--eval-data", once=True, own_parts=options.own_parts
+        options.eval_data, mesh, 0, 0, option="--eval-data", once=True, own_parts=options.own_parts, pad=options.pad
     )
     batches = Prefetched(reading, mesh.device, 0)
     losses = []

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from batches import UserError, set_size
-from dynamic_sizes import parsed
+from dynamic_sizes import PADDING, parsed
 from model_parallel import MESH, PRECISION, STAGES
 from runtime import SHAPES, ParallelMesh
 
@@ -80,6 +80,8 @@ def _add_data(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--sizes", metavar="NAME=N,…", help=sizes)
     parts = "batches of --data hold this rank's own part of what dynamic sizes cut, not the global batch"
     parser.add_argument("--own-parts", action="store_true", help=parts)
+    pad = "make batches of --data up to the next allowed size, by samples whose labels do not count"
+    parser.add_argument("--pad", action="store_true", help=pad)
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
     parser.add_argument("--eval-data", metavar="FILE:FUNCTION", help="a function that yields batches to evaluate on")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
@@ -117,6 +119,13 @@ def take_options(options: argparse.Namespace) -> None:
             set_size(name, size)
     for name, size in parsed(options.sizes) if options.sizes else ():
         set_size(name, size)
+    if options.pad and (options.own_parts or not PADDING):
+        why = (
+            "with --own-parts no rank knows the whole batch"
+            if PADDING
+            else "of this plan no padding leaves the loss as it is"
+        )
+        raise UserError(f"--pad: {why}\n  try: batches of an allowed size")
     if options.data and options.sizes:
         raise UserError("--sizes is of synthetic batches\n  try: --data or --sizes; a loader's batches have their own")
     for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):

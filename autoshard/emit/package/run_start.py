@@ -86,7 +86,7 @@ def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int)
         return bool(options.save) and number % MICRO_BATCHES == 0
 
     reading = loader_batches(
-        options.data, mesh, mesh.random.seed, start, state, saved_after, own_parts=options.own_parts
+        options.data, mesh, mesh.random.seed, start, state, saved_after, own_parts=options.own_parts, pad=options.pad
     )
     return Prefetched(reading, mesh.device, options.prefetch)
 

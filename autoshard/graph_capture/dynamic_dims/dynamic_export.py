@@ -19,7 +19,7 @@ from autoshard.graph_capture.dynamic_dims.other_samples import resized
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, is_visible, quote
 from autoshard.ir.dynamic import DynamicSize
 
-_HINT = "leave this size out of the dynamic ones, or compute from sizes what this line fixes"
+_HINT = "x.shape[0] in place of len(x), as a size; or leave this size out of the dynamic ones"
 
 
 @dataclass(frozen=True)
