@@ -13,10 +13,10 @@ from autoshard.ir.graph import SAME, FreeSize, Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
-from autoshard.program.padding import padding_of
 from autoshard.replay.command_line import command
 from autoshard.replay.free_sizes import told_of
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
+from autoshard.replay.padding import padding_of
 from autoshard.rules.operators import record
 
 

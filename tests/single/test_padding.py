@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.graph_capture.capture import capture
-from autoshard.program.padding import padding_of
+from autoshard.replay.padding import padding_of
 from tests.dynamic_models import image, spec, words
 from tests.single.test_dynamic_capture import IMAGE, TWO, WORDS
 
