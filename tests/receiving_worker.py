@@ -60,9 +60,9 @@ class Counted(ReceivingStage):
     def get_bwd_send_ops(self, *args: Any) -> Any:
         return self._sent(super().get_bwd_send_ops(*args))
 
-    def _make(self, micro_batch: int, received: Any) -> None:
+    def _make(self, micro_batch: int, received: Any, kind: int) -> None:
         received = list(received)
-        super()._make(micro_batch, received)
+        super()._make(micro_batch, received, kind)
         kind = "F" if received and received[0] is self.args_recv_info[micro_batch][0] else "B"
         tensors = [one.buffer for one in received if getattr(one, "buffer", None) is not None]
         self.storages += [(kind, weakref.ref(tensor.untyped_storage())) for tensor in tensors]

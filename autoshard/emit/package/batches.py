@@ -51,10 +51,11 @@ def local_shape(name: str, mesh: ParallelMesh, sizes: Mapping[str, int] | None =
     return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape_at(name, sizes or {})))
 
 
-def local_part(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int]) -> Tensor:
-    """This rank's part of an input, of which each dim is global or local already. `sizes`: the dynamic ones."""
+def local_part(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> Tensor:
+    """This rank's part of an input, of which each dim is global or local already; as planned, or at these dynamic
+    sizes."""
     layout = INPUTS[name][2]
-    for dim, size in enumerate(shape_at(name, sizes)):
+    for dim, size in enumerate(shape_at(name, sizes or {})):
         held = held_indices(size, dim, layout, mesh)
         if len(held) < size == x.shape[dim]:
             x = x.index_select(dim, held.to(x.device))
