@@ -27,7 +27,7 @@ from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.verification.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.coverage import only_at_full_size
-from autoshard.verification.sizing.dynamic_steps import size_words, step_sizes
+from autoshard.verification.sizing.dynamic_steps import size_words, sizes_to_verify, step_sizes
 from autoshard.verification.sizing.reduced_sizes import changed, heads_per_device, is_quick, reduced_arguments
 from autoshard.verification.sizing.shorter_axes import Counterpart, counterpart
 
@@ -72,7 +72,7 @@ def verify_package(
     sized = resized(graph, step_sizes(graph)[0]) if graph.dynamic else graph
     quick = not given and (full or is_quick(plan, sized, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
     if full or (quick and plan.mesh.size <= MOST_RANKS):
-        return _at_full_size(package, backend, timeout_seconds)
+        return _at_full_size(package, backend, timeout_seconds, full)
     small = package.arguments if quick else reduced_arguments(package.arguments, verify_arguments(plan.model), given)
     if not quick and not changed(package.arguments, small):
         raise UsageError(
@@ -91,8 +91,8 @@ def planned_arguments(plan: Plan) -> dict[str, Any]:
     return {p.name: p.default for p in signature if p.default is not p.empty} | dict(plan.model_arguments)
 
 
-def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float) -> Proof:
-    count, sizes = package.plan.step.micro_batches, step_sizes(package.graph)
+def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float, full: bool) -> Proof:
+    count, sizes = package.plan.step.micro_batches, _sizes(package.plan, package.graph, backend, full)
     case = make_case(package.plan.model, package.arguments, package.graph, micro_batches=count, sizes=sizes)
     proof = check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
     return replace(proof, sizes=size_words(package.graph, sizes))
@@ -107,7 +107,7 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
     if found.lost and plan.mesh.size <= MOST_RANKS:
         more = f" (and {len(found.lost) - 1} more)" if len(found.lost) > 1 else ""
         raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
-    count, sizes = plan.step.micro_batches, step_sizes(small_graph)
+    count, sizes = plan.step.micro_batches, _sizes(found.plan, small_graph, backend)
     case = make_case(plan.model, small_arguments, small_graph, micro_batches=count, sizes=sizes)
     files = emit(found.program, found.plan, small_graph)
     proof = check_files(case, found.program, files, backend, timeout_seconds, own_precision=True)
@@ -115,6 +115,12 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
     unverified = (*proof.unverified, *_uncovered(package, found, small_graph))
     words = size_words(small_graph, sizes)
     return replace(proof, reduced=smaller, planned_mesh=planned, unverified=unverified, sizes=words)
+
+
+def _sizes(plan: Plan, graph: Graph, backend: Backend, full: bool = False) -> list[dict[str, int]]:
+    """Dynamic ones, of each step."""
+    ranks = min(plan.mesh.size, MOST_RANKS)
+    return sizes_to_verify(plan, graph, load_hardware(THIS_MACHINE), ranks, backend == "lockstep", full)
 
 
 def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.graph_capture.dynamic.graph_numbers import words
+from autoshard.cluster.hardware import Hardware
+from autoshard.graph_capture.dynamic.graph_numbers import sizes_of, words
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.verification.sizing.reduced_sizes import is_quick, predicted_seconds
 
 # Units above the least, in each step: from a least of one unit 3, 1, 5 and 2, which have no divisor in common.
 STEPS = (2, 0, 4, 1)
+MOST_SECONDS = 15.0  # predicted, of the step at the largest sizes: as long as the other steps and a start take
 
 
 def step_sizes(graph: Graph) -> list[dict[str, int]]:
@@ -22,6 +26,21 @@ def step_sizes(graph: Graph) -> list[dict[str, int]]:
         shifted = [units if step == 1 else STEPS[(step + 2 * n) % len(STEPS)] for n in range(len(graph.dynamic))]
         made.append({own.name: _size(own, n) for own, n in zip(graph.dynamic, shifted, strict=True)})
     return made
+
+
+def sizes_to_verify(
+    plan: Plan, graph: Graph, machine: Hardware, ranks: int, in_turns: bool, full: bool = False
+) -> list[dict[str, int]]:
+    """The same, and at the end the largest of all, where a step there is quick on this machine, or `full`."""
+    sizes = step_sizes(graph)
+    largest = sizes_of(graph)
+    where = machine, ranks, in_turns
+    quick = (
+        bool(sizes) and is_quick(plan, graph, 1, *where) and predicted_seconds(plan, graph, 1, *where) < MOST_SECONDS
+    )
+    if sizes and largest not in sizes and (full or quick):
+        sizes.append(largest)
+    return sizes
 
 
 def _size(own: DynamicSize, units: int) -> int:
