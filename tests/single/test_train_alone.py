@@ -231,7 +231,7 @@ def test_batches_are_checked(package: LoadedPackage, start: Start) -> None:
 
 
 def test_the_rate_counts_tokens(package: LoadedPackage) -> None:
-    assert package.train.rate(2.0) == "12 tokens/s"
+    assert package.train.rate(2.0, [[]], None) == "12 tokens/s"
     for kind, shape, words in (
         ("float32", (6, 5), "3 samples/s"),
         ("int64", (6,), "3 samples/s"),
@@ -239,7 +239,7 @@ def test_the_rate_counts_tokens(package: LoadedPackage) -> None:
     ):
         package.train.INPUTS.clear()
         package.train.INPUTS["x"] = (shape, kind, "R", 0, 1)
-        assert package.train.rate(2.0).startswith(words)
+        assert package.train.rate(2.0, [[]], None).startswith(words)
 
 
 def test_the_rate_rises_falls_and_goes_on_where_it_was(start: Start, tmp_path: Path) -> None:
