@@ -132,7 +132,13 @@ def check_followed(dynamic: Sequence[DynamicSize], others: OtherSizes) -> None:
     lost = [own.name for own in dynamic if own.name not in others.names]
     if lost:
         told = f"the plan's code does not follow {' and '.join(lost)}: it comes out differently at other sizes"
-        raise UsageError(told, "another mesh or strategy, or the size left out of the dynamic ones")
+        most = [own.most for own in dynamic]
+        equal = " and ".join(own.name for own in dynamic if most.count(own.most) > 1)
+        hint = (
+            f"largest sizes that differ: of {equal} code that follows one can't be told from the other's; or "
+            * bool(equal)
+        )
+        raise UsageError(told, f"{hint}another mesh or strategy, or the size left out of the dynamic ones")
 
 
 def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
