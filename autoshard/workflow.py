@@ -235,7 +235,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
 
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
-    """Of the largest sizes what is beside the plan: styles, the front, the log."""
+    """The front and the log are those of the largest sizes."""
     from autoshard.constraints.size_histogram import points_for
     from autoshard.replay.expected_step import expected_plan, expected_styles
     from autoshard.styles.known_styles import STYLES

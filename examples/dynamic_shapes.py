@@ -70,8 +70,8 @@ def main() -> None:
             optimizer.step()
             losses.append(float(loss.detach()))
         if torch.distributed.get_rank() == 0:
-            told = f"step {step}: batch {len(batch[0])}, loss {losses[0]:.6f}, of one process {losses[1]:.6f}"
-            print(told, flush=True)
+            message = f"step {step}: batch {len(batch[0])}, loss {losses[0]:.6f}, of one process {losses[1]:.6f}"
+            print(message, flush=True)
 
 
 if __name__ == "__main__":

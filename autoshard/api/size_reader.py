@@ -43,8 +43,8 @@ def _up(declared: Declared, size: int) -> int:
     own = declared.symbol
     made = max(own.least, -(-(size - own.remainder) // own.divisor) * own.divisor + own.remainder)
     if own.most and made > own.most:
-        told = f"a batch has a {declared.name} of {size}, above the largest, {own.most}"
-        raise UsageError(told, f"a larger range of {declared.name}")
+        message = f"a batch has a {declared.name} of {size}, above the largest, {own.most}"
+        raise UsageError(message, f"a larger range of {declared.name}")
     return made
 
 

@@ -22,7 +22,5 @@ def sizes(options: argparse.Namespace) -> int:
     else:
         count = sum(row["weight"] for row in rows)
         print(f"{options.output}: {count} batches of {len(rows)} different sizes")
-        print(
-            f"next: autoshard plan MODEL --dynamic {typed(','.join(options.dynamic))} --sizes {typed(options.output)} …"
-        )
+        print(f"for autoshard plan: --dynamic {typed(','.join(options.dynamic))} --sizes {typed(options.output)}")
     return 0

@@ -98,12 +98,12 @@ def points_for(histogram: Iterable[SizePoint], dynamic: Sequence[DynamicSize]) -
     for point in histogram:
         given = dict(point.sizes)
         if given.keys() != known.keys():
-            told = f"--sizes: {point.words()}: expected a value for each of {', '.join(known)}"
-            raise UsageError(told, _EXAMPLE)
+            message = f"--sizes: {point.words()}: expected a value for each of {', '.join(known)}"
+            raise UsageError(message, _EXAMPLE)
         for name, size in given.items():
             if not known[name].allows(size):
-                told = f"--sizes: {name} of {size}: expected {known[name].words()}"
-                raise UsageError(told, "the sizes that steps have, padded; or another --dynamic")
+                message = f"--sizes: {name} of {size}: expected {known[name].words()}"
+                raise UsageError(message, "the sizes that steps have, padded; or another --dynamic")
         made.append(SizePoint(tuple((name, given[name]) for name in known), point.weight))
     return tuple(_grouped(made, known))
 

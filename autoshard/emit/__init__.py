@@ -24,7 +24,7 @@ __all__ = ["Header", "emit", "header_of", "package"]
 _HERE = Path(__file__).parent
 _LINTER = "line-length = 120\n"
 _TYPE_MARK = "# mypy: ignore-errors\n"
-_LINT_MARK = _TYPE_MARK + "# ruff: noqa: I001\n"  # these files import what only stands beside the emitted copies
+_LINT_MARK = _TYPE_MARK + "# ruff: noqa: I001\n"  # these files import what stands next to the emitted copies alone
 
 
 def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:

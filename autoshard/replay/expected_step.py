@@ -74,7 +74,7 @@ def expected_plan(
     if wanted.level != SPEED:
         plan = largest
         if wanted.level == RATIO:
-            plan = _least_ratio(largest, graphs, graph, hardware, wanted, points)
+            plan = completed(_least_ratio(largest, graphs, graph, hardware, wanted, points))
         steps = _steps(plan, graph, graphs, hardware)
         rows = tuple(SizeStep(p.sizes, p.weight, step, step, 0.0) for p, step in zip(points, steps, strict=True))
         return replace(plan, search=replace(largest.search, sizes=rows))
@@ -89,7 +89,7 @@ def expected_plan(
     best = min(found, key=lambda one: one.expected(points))
     bounds = [_bound(plan) for plan in own]
     rows = tuple(
-        SizeStep(point.sizes, point.weight, step, min(step, plan.step_seconds), min(bound, step))
+        SizeStep(point.sizes, point.weight, step, min(step, plan.step_seconds), proved(step, bound))
         for point, step, plan, bound in zip(points, best.seconds, own, bounds, strict=True)
     )
     expected, cut = best.expected(points), any(plan.search.cut_short for plan in (largest, *own))
@@ -129,8 +129,8 @@ def _least_ratio(
     ratios = [replace(one, problem=ratio_problem(one)) for one in own]
     problem = weighted(replace(task.formulation, problem=ratio_problem(task.formulation)), ratios, _weights(points))
     if problem is None:
-        told = "the choices at the sizes of the histogram differ, so that level 0 has no mean over them"
-        raise UsageError(told, "--level 2, or no --sizes")
+        message = "the choices at the sizes of the histogram differ, so that level 0 has no mean over them"
+        raise UsageError(message, "--level 2, or no --sizes")
     found = task.solve(problem)
     plan = task.plan(Solution(task.formulation.problem, found.choice, 0.0, found.solver))
     bound = proved(found.objective, found.lower_bound)

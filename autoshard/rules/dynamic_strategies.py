@@ -76,8 +76,8 @@ def needs_divisor(graph: Graph, name: str, dim: int, shards: int) -> str:
     if not graph.dynamic or not any(f"{name} {dim}" in own.places for own in graph.follows):
         return ""
     what, multiple = known_multiple(graph, name, dim)
-    told = f"{what} is only known to be a multiple of {multiple}; {shards} shards need a divisor of {shards}"
-    return told if multiple % shards else ""
+    message = f"{what} is only known to be a multiple of {multiple}; {shards} shards need a divisor of {shards}"
+    return message if multiple % shards else ""
 
 
 def known_multiple(graph: Graph, name: str, dim: int) -> tuple[str, int]:

@@ -105,7 +105,7 @@ def test_padding_leaves_losses_and_gradients_as_they_are(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("loader", "told"),
+    ("loader", "message"),
     [
         ("alone", r"on rank 1: batch of 6 \(dim 0 of ids, dim 0 of labels\): expected a multiple of 4 from 4 to 32"),
         ("unequal", r"--data: step 3: ranks got batches of different sizes: batch from 8 to 12"),
@@ -114,12 +114,12 @@ def test_padding_leaves_losses_and_gradients_as_they_are(tmp_path: Path) -> None
         ("rows", r"input 'ids': expected 2 dims, got the shape \(8,\)"),
     ],
 )  # fmt: skip
-def test_a_size_that_can_t_be_ends_all_ranks_with_one_sentence(package: Path, loader: str, told: str) -> None:
+def test_a_size_that_can_t_be_ends_all_ranks_with_one_sentence(package: Path, loader: str, message: str) -> None:
     options = ("--backend", "gloo", "--steps", 4, "--data", f"{package.parent}/data.py:{loader}")
     ended = torchrun(package / "train.py", 2, *options)
     assert ended.returncode == 2
     said = [line for line in ended.stderr.splitlines() if line.startswith("error")]
-    assert len(said) == 1 and re.search(told, said[0]), ended.stderr
+    assert len(said) == 1 and re.search(message, said[0]), ended.stderr
     assert "try:" in ended.stderr
 
 

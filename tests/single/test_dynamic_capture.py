@@ -87,10 +87,10 @@ REFUSED = [
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_a_model_that_fixes_a_size_is_refused_with_its_line(number: int) -> None:
-    name, text, told = REFUSED[number]
+    name, text, message = REFUSED[number]
     with pytest.raises(UserError) as caught:
         capture(spec(name), {}, dynamic=(text,))
-    assert re.search(told, caught.value.message), caught.value.message
+    assert re.search(message, caught.value.message), caught.value.message
 
 
 def test_a_branch_that_stays_on_one_side_is_none() -> None:

@@ -115,9 +115,9 @@ def test_only_what_divides_every_size_is_offered() -> None:
     known = rules.candidates(graph, mesh)
     offered = {str(own) for own in rules.strategies(graph, op, mesh, known)}
     reasons = dict(rules.explain(graph, op, mesh, known))
-    told = "batch is only known to be a multiple of 4; 8 shards need a divisor of 8"
-    assert any(reason == told for reason in reasons.values()), reasons
-    assert not offered & {choice for choice, reason in reasons.items() if reason == told}
+    message = "batch is only known to be a multiple of 4; 8 shards need a divisor of 8"
+    assert any(reason == message for reason in reasons.values()), reasons
+    assert not offered & {choice for choice, reason in reasons.items() if reason == message}
     plain = capture(spec("words"), {"batch": 32, "length": 64})
     every = {str(own) for own in rules.strategies(plain, plain.by_op[op.name], mesh, rules.candidates(plain, mesh))}
     assert offered < every

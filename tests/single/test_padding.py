@@ -35,7 +35,7 @@ class Squared(nn.Module):
 
 
 class Balanced(nn.Module):
-    """A term of all samples beside the loss."""
+    """A term of all samples, added to the loss."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -80,10 +80,10 @@ INVALID: tuple[tuple[Callable[[], Any], str], ...] = (
 
 @pytest.mark.parametrize("number", range(len(INVALID)))
 def test_every_mistake_has_a_sentence(number: int) -> None:
-    call, told = INVALID[number]
+    call, message = INVALID[number]
     with pytest.raises(UserError) as caught:
         call()
-    assert told in caught.value.message and caught.value.hint
+    assert message in caught.value.message and caught.value.hint
 
 
 def test_errors_of_symbols_are_those_of_python() -> None:

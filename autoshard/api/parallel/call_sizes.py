@@ -19,23 +19,23 @@ def call_sizes(graph: Graph, inputs: Mapping[str, Tensor], mesh: ParallelMesh) -
     any of them, where inputs differ in one, or where ranks do."""
     if not graph.dynamic:
         return {}
-    told = ""
+    message = ""
     found: dict[str, int] = {}
     for own in graph.dynamic:
         seen = {f"dim {dim} of {name}": _size(inputs[name], dim) for name, dim in own.dims}
         found[own.name] = next(iter(seen.values()))
         if len({*seen.values()}) > 1:
-            told = told or f"{own.name}: " + ", ".join(f"{place} is {size}" for place, size in seen.items())
+            message = message or f"{own.name}: " + ", ".join(f"{place} is {size}" for place, size in seen.items())
         elif not own.allows(found[own.name]):
-            told = told or f"{own.name} of {found[own.name]}: expected {own.words()}"
+            message = message or f"{own.name} of {found[own.name]}: expected {own.words()}"
     sizes = torch.tensor(
-        [float(bool(told)), *(s for size in found.values() for s in (size, -size))], dtype=torch.float64
+        [float(bool(message)), *(s for size in found.values() for s in (size, -size))], dtype=torch.float64
     )
     sizes = sizes.to(mesh.device)
     mesh.joint(tuple(mesh.axes)).transport.all_reduce(sizes, "max")()
     wrong, *limits = sizes.tolist()
-    if told:
-        raise UsageError(told, _GLOBAL)
+    if message:
+        raise UsageError(message, _GLOBAL)
     if wrong:
         raise UsageError("another rank was called with sizes that the plan does not allow, and says which", _GLOBAL)
     for name, most, least in zip(found, limits[::2], limits[1::2], strict=True):

@@ -87,8 +87,8 @@ def sizes_of(batch: Sequence[Tensor], mesh: ParallelMesh, local: bool) -> dict[s
                 )
             seen[f"dim {dim} of {name}"] = x.shape[dim] * (parts_of(name, dim, mesh) if local else 1)
         if len({*seen.values()}) > 1:
-            told = ", ".join(f"{place} is {own}" for place, own in seen.items())
-            raise BatchError(f"{size}: the inputs of a batch disagree: {told}\n  try: one {size} for all of them")
+            message = ", ".join(f"{place} is {own}" for place, own in seen.items())
+            raise BatchError(f"{size}: the inputs of a batch disagree: {message}\n  try: one {size} for all of them")
         found[size] = next(iter(seen.values()))
     check_sizes(found)
     return found

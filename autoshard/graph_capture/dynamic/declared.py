@@ -45,8 +45,8 @@ def parse(texts: Iterable[str]) -> tuple[Declared, ...]:
     for text in (part.strip() for option in texts for part in option.split(",")):
         match = _ONE.fullmatch(text)
         if match is None:
-            told = f"--dynamic {text!r}: expected NAME=MIN..MAX/DIVISOR+REMAINDER, and @INPUT.DIM for other dims"
-            raise UsageError(told, _EXAMPLE)
+            message = f"--dynamic {text!r}: expected NAME=MIN..MAX/DIVISOR+REMAINDER, and @INPUT.DIM for other dims"
+            raise UsageError(message, _EXAMPLE)
         name = match["name"]
         if name in found or not name.isidentifier():
             raise UsageError(
@@ -61,8 +61,8 @@ def parse(texts: Iterable[str]) -> tuple[Declared, ...]:
             (place.rpartition(".")[0], int(place.rpartition(".")[2])) for place in match["dims"].split("@")[1:]
         )
         if not dims and name not in (BATCH, SEQUENCE):
-            told = f"--dynamic {text}: no dims are named, and {name} is neither {BATCH} nor {SEQUENCE}"
-            raise UsageError(told, f"--dynamic {text}@INPUT.DIM, such as {name}=32..256/32@0.2")
+            message = f"--dynamic {text}: no dims are named, and {name} is neither {BATCH} nor {SEQUENCE}"
+            raise UsageError(message, f"--dynamic {text}@INPUT.DIM, such as {name}=32..256/32@0.2")
         found[name] = Declared(name, symbol, dims)
     return tuple(found.values())
 
@@ -76,12 +76,12 @@ def set_inputs(model: Any, *inputs: Any) -> Any:
     for number, one in enumerate(inputs):
         shape = getattr(one, "shape", one)
         if not isinstance(shape, Sequence) or isinstance(shape, str):
-            told = f"set_inputs: input {number} is {type(one).__name__}, expected a shape of ints, None and Symbols"
-            raise UsageError(told, "set_inputs(model, (Symbol(divisor=8), 784))")
+            message = f"set_inputs: input {number} is {type(one).__name__}, expected a shape of ints, None and Symbols"
+            raise UsageError(message, "set_inputs(model, (Symbol(divisor=8), 784))")
         for size in shape:
             if size is not None and not isinstance(size, Symbol) and type(size) is not int:
-                told = f"set_inputs: input {number} has the size {size!r}, expected an int, None or a Symbol"
-                raise UsageError(told, "set_inputs(model, (Symbol(divisor=8), 784))")
+                message = f"set_inputs: input {number} has the size {size!r}, expected an int, None or a Symbol"
+                raise UsageError(message, "set_inputs(model, (Symbol(divisor=8), 784))")
     object.__setattr__(model, _INPUTS, tuple(tuple(getattr(one, "shape", one)) for one in inputs))
     return model
 
@@ -92,16 +92,16 @@ def of_model(model: Any, shapes: Sequence[Shape]) -> tuple[Declared, ...]:
     if given is None:
         return ()
     if len(given) != len(shapes):
-        told = f"set_inputs was given {len(given)} inputs, and the model is called with {len(shapes)}"
-        raise UsageError(told, f"one shape for each of {', '.join(own.name for own in shapes)}")
+        message = f"set_inputs was given {len(given)} inputs, and the model is called with {len(shapes)}"
+        raise UsageError(message, f"one shape for each of {', '.join(own.name for own in shapes)}")
     symbols: dict[int, tuple[Symbol, list[tuple[str, int]]]] = {}
     for number, (sizes, own) in enumerate(zip(given, shapes, strict=True)):
         if len(sizes) != len(own.sizes):
             raise UsageError(f"set_inputs: {own.name} has {len(own.sizes)} dims, got {len(sizes)}", f"{own.sizes}")
         for dim, (size, example) in enumerate(zip(sizes, own.sizes, strict=True)):
             if type(size) is int and size != example:
-                told = f"set_inputs: dim {dim} of {own.name} is {example} in the example input, got {size}"
-                raise UsageError(told, "a Symbol for a size that changes")
+                message = f"set_inputs: dim {dim} of {own.name} is {example} in the example input, got {size}"
+                raise UsageError(message, "a Symbol for a size that changes")
             symbol = Symbol() if size is None else size
             if isinstance(symbol, Symbol):
                 symbols.setdefault(id(symbol), (symbol, []))[1].append((str(number), dim))
@@ -138,6 +138,6 @@ def dims_of(declared: Declared, shapes: Sequence[Shape]) -> tuple[tuple[int, int
         _, every = sequence_dims([own.sizes for own in shapes], [own.floats for own in shapes])
         dims = tuple((n, dim) for n, own in enumerate(every) for dim in own)
     if not dims:
-        told = f"--dynamic {declared.name}: no input has a dim that is known to be its {declared.name}"
-        raise UsageError(told, f"name the dims: --dynamic {declared.name}=…@INPUT.DIM")
+        message = f"--dynamic {declared.name}: no input has a dim that is known to be its {declared.name}"
+        raise UsageError(message, f"name the dims: --dynamic {declared.name}=…@INPUT.DIM")
     return dims

@@ -56,8 +56,8 @@ def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     for follows in graph.follows:
         made = value_at(follows.polynomial(), point)
         if made.denominator != 1:
-            told = f"{place_words(graph, follows.places[0])} would be {float(made):g}"
-            raise UsageError(f"at {words([own.name for own in graph.dynamic], point)} {told}", "another size")
+            message = f"{place_words(graph, follows.places[0])} would be {float(made):g}"
+            raise UsageError(f"at {words([own.name for own in graph.dynamic], point)} {message}", "another size")
         numbers |= dict.fromkeys(follows.places, int(made))
     return with_numbers(graph, numbers)
 

@@ -58,8 +58,8 @@ def follows_of(graphs: Sequence[Graph], points: Sequence[Point], names: Sequence
             sizes = " and ".join(
                 f"{value} at {words(names, point)}" for value, point in zip(values, points, strict=True)
             )
-            told = f"{place_words(first, own[0])} does not follow the dynamic sizes evenly: {sizes}"
-            raise CaptureError(told, "a divisor with which it does, as /32 for an image that is halved five times")
+            message = f"{place_words(first, own[0])} does not follow the dynamic sizes evenly: {sizes}"
+            raise CaptureError(message, "a divisor with which it does, as /32 for an image that is halved five times")
         found.append(Follows(terms_of(polynomial), tuple(own)))
     return tuple(found)
 
@@ -67,12 +67,14 @@ def follows_of(graphs: Sequence[Graph], points: Sequence[Point], names: Sequence
 def _check_alike(graph: Graph, other: Graph, point: Point, there: Point, names: Sequence[str]) -> None:
     for own, theirs in zip(graph.ops, other.ops, strict=False):
         if kind_of(graph, own) != kind_of(other, theirs):
-            told = f"at {words(names, there)} the model computes something else than at {words(names, point)}: "
-            told += f"{theirs.name} ({theirs.target}) at {theirs.source or 'an unknown line'} in place of {own.name}"
-            raise CaptureError(told, "a smaller range of sizes")
+            message = f"at {words(names, there)} the model computes something else than at {words(names, point)}: "
+            message += f"{theirs.name} ({theirs.target}) at {theirs.source or 'an unknown line'} in place of {own.name}"
+            raise CaptureError(message, "a smaller range of sizes")
     if len(graph.ops) != len(other.ops) or ends_of(graph) != ends_of(other):
-        told = f"at {words(names, there)} the model has other operators or stored tensors than at {words(names, point)}"
-        raise CaptureError(told, "a smaller range of sizes")
+        message = (
+            f"at {words(names, there)} the model has other operators or stored tensors than at {words(names, point)}"
+        )
+        raise CaptureError(message, "a smaller range of sizes")
 
 
 def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:

@@ -45,8 +45,8 @@ class Symbol:
         if divisor < 1:
             raise SymbolValueError(f"Symbol(divisor={divisor}): expected 1 or more", "divisor=8")
         if not 0 <= remainder < divisor:
-            told = f"Symbol(remainder={remainder}, divisor={divisor}): expected 0 to {divisor - 1}"
-            raise SymbolValueError(told, "a remainder below the divisor")
+            message = f"Symbol(remainder={remainder}, divisor={divisor}): expected 0 to {divisor - 1}"
+            raise SymbolValueError(message, "a remainder below the divisor")
         if max < 0 or (max and max <= min):
             raise SymbolValueError(f"Symbol(max={max}, min={min}): expected max above min", "max=0 for no upper limit")
         self.divisor, self.remainder, self.unique, self.name = divisor, remainder, unique, name
@@ -55,8 +55,8 @@ class Symbol:
         if max and self.most <= self.least:
             kind = f"{divisor} * n + {remainder}" if remainder else f"a multiple of {divisor}"
             found = f"only {self.least}" if self.most == self.least else "no number"
-            told = f"Symbol: {found} from {min} to {max} is {kind}"
-            raise SymbolValueError(told, "a wider range, or a fixed size")
+            message = f"Symbol: {found} from {min} to {max} is {kind}"
+            raise SymbolValueError(message, "a wider range, or a fixed size")
 
     def __repr__(self) -> str:
         name = f", name={self.name!r}" if self.name else ""

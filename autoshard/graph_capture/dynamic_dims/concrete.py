@@ -63,8 +63,8 @@ def _values(graph: fx.Graph, dims: Mapping[str, tuple[tuple[str, int], int]]) ->
         shown = nodes[placeholder].meta["val"].shape[dim]
         symbols = list(shown.node.expr.free_symbols) if isinstance(shown, torch.SymInt) else []
         if not symbols:
-            told = f"{name} can't be dynamic: the model fixes dim {dim} of {placeholder} to {shown}"
-            raise CaptureError(told, "leave this size out of the dynamic ones")
+            message = f"{name} can't be dynamic: the model fixes dim {dim} of {placeholder} to {shown}"
+            raise CaptureError(message, "leave this size out of the dynamic ones")
         (symbol,), expression = symbols, shown.node.expr
         slope, rest = expression.expand().coeff(symbol, 1), expression.subs(symbol, 0)
         found[symbol] = (size - int(rest)) // int(slope)

@@ -106,8 +106,8 @@ def dynamic_dims(model: torch.nn.Module, inputs: Sequence[torch.Tensor], texts: 
     for own, dims in sizes:
         for place in dims:
             if place in seen:
-                told = f"dim {place[1]} of {shapes[place[0]].name} is both {seen[place]} and {own.name}"
-                raise UsageError(told, "one size for a dim: NAME=…@INPUT.DIM")
+                message = f"dim {place[1]} of {shapes[place[0]].name} is both {seen[place]} and {own.name}"
+                raise UsageError(message, "one size for a dim: NAME=…@INPUT.DIM")
             seen[place] = own.name
         found = {shapes[number].sizes[dim] for number, dim in dims}
         if len(found) > 1:
@@ -186,12 +186,12 @@ def fixed_size(error: BaseException, dims: DynamicDims, guards: Guards) -> Captu
         return CaptureError(f"{name} can't be dynamic: {why}", _HINT)
     if not used:
         return None
-    told = headline(error)
+    message = headline(error)
     for symbol in used:
-        told = re.sub(rf"\b{symbol}\b", names[symbol], told)
+        message = re.sub(rf"\b{symbol}\b", names[symbol], message)
     place = culprit(error)
     at = f" at {place}" if place else ""
-    return CaptureError(f"{names[used[0]]} can't be dynamic{at}: {told}", _HINT)
+    return CaptureError(f"{names[used[0]]} can't be dynamic{at}: {message}", _HINT)
 
 
 def check_guards(dims: DynamicDims, guards: Guards) -> None:
@@ -211,8 +211,8 @@ def check_guards(dims: DynamicDims, guards: Guards) -> None:
             if not _holds(guard, {symbol: at[declared[str(symbol)].name] for symbol in symbols}):
                 where = f" at {line}" if line else ""
                 listed = ", ".join(f"{name} {size}" for name, size in at.items())
-                told = f"{' and '.join(known)} can't be dynamic over the whole range: with {listed} the model takes"
-                raise CaptureError(f"{told} another way{where}", _SIDES)
+                message = f"{' and '.join(known)} can't be dynamic over the whole range: with {listed} the model takes"
+                raise CaptureError(f"{message} another way{where}", _SIDES)
 
 
 def _spread(sizes: list[int]) -> list[int]:
