@@ -16,7 +16,7 @@ from itertools import product
 from autoshard.errors import UserError
 from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
 from autoshard.graph_capture.dynamic.points import points_of
-from autoshard.graph_capture.dynamic.polynomials import Point
+from autoshard.graph_capture.dynamic.polynomials import Point, reduced
 from autoshard.ir.dynamic import Polynomial, Powers, monomial
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import LocalSize
@@ -62,9 +62,11 @@ class OtherSizes:
     @cached_property
     def inverse(self) -> list[list[Fraction]]:
         """Of the matrix of terms at all points: times the values of a number, its coefficients."""
-        found = _inverse([[monomial(own, point) for own in self.terms] for point in self._every])
-        assert found is not None, "points are chosen to tell the terms apart"
-        return found
+        count = len(self.terms)
+        rows = [[monomial(own, point) for own in self.terms] for point in self._every]
+        found, rank = reduced([[*row, *(int(n == i) for i in range(count))] for n, row in enumerate(rows)], count)
+        assert rank == count, "points are chosen to tell the terms apart"
+        return [row[count:] for row in found]
 
     @property
     def _every(self) -> list[Point]:
@@ -105,22 +107,6 @@ class SizeNumber(int):
         found = (sum(own * value for own, value in zip(row, values, strict=True)) for row in others.inverse)
         made.polynomial = {powers: own for powers, own in zip(others.terms, found, strict=True) if own}
         return made
-
-
-def _inverse(rows: Sequence[Sequence[int]]) -> list[list[Fraction]] | None:
-    """Of a square matrix; None of a singular one."""
-    count = len(rows)
-    work = [[*map(Fraction, row), *(Fraction(n == i) for i in range(count))] for n, row in enumerate(rows)]
-    for column in range(count):
-        pivot = next((n for n in range(column, count) if work[n][column]), None)
-        if pivot is None:
-            return None
-        work[column], work[pivot] = work[pivot], work[column]
-        work[column] = [own / work[column][column] for own in work[column]]
-        for n in range(count):
-            if n != column and work[n][column]:
-                work[n] = [own - work[n][column] * lead for own, lead in zip(work[n], work[column], strict=True)]
-    return [row[count:] for row in work]
 
 
 def at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
@@ -188,18 +174,7 @@ def _numbers_of(dims: Sequence[Polynomial]) -> set[Powers]:
 
 def _apart(points: Sequence[Point], terms: Sequence[Powers]) -> bool:
     """Are the rows of terms at these points independent?"""
-    rows = [[Fraction(monomial(own, point)) for own in terms] for point in points]
-    rank = 0
-    for column in range(len(terms)):
-        pivot = next((n for n in range(rank, len(rows)) if rows[n][column]), None)
-        if pivot is None:
-            continue
-        rows[rank], rows[pivot] = rows[pivot], rows[rank]
-        for n in range(rank + 1, len(rows)):
-            share = rows[n][column] / rows[rank][column]
-            rows[n] = [own - share * lead for own, lead in zip(rows[n], rows[rank], strict=True)]
-        rank += 1
-    return rank == len(rows)
+    return reduced([[monomial(own, point) for own in terms] for point in points], len(terms))[1] == len(points)
 
 
 def _at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:

@@ -44,23 +44,26 @@ def _candidates(count: int) -> Iterator[tuple[Powers, ...]]:
 def _solved(basis: Sequence[Powers], values: Sequence[int], points: Sequence[Point]) -> Polynomial | None:
     """The combination of these products that all points bear out."""
     pairs = list(zip(points, values, strict=True))
-    rows = [[*(Fraction(monomial(powers, point)) for powers in basis), Fraction(value)] for point, value in pairs]
-    found = _elimination(rows, len(basis))
-    if found is None:
+    rows = [[*(monomial(powers, point) for powers in basis), value] for point, value in pairs]
+    found, independent = reduced(rows, len(basis))
+    if independent < len(basis):  # the points are too much alike
         return None
-    made = {powers: own for powers, own in zip(basis, found, strict=True) if own}
+    made = {powers: row[-1] for powers, row in zip(basis, found, strict=False) if row[-1]}
     return made if all(value_at(made, point) == value for point, value in pairs) else None
 
 
-def _elimination(rows: list[list[Fraction]], unknowns: int) -> list[Fraction] | None:
-    """Gauss: of the first rows that determine them; None where the points are too much alike."""
-    for column in range(unknowns):
-        pivot = next((n for n in range(column, len(rows)) if rows[n][column]), None)
+def reduced(rows: Sequence[Sequence[int | Fraction]], columns: int) -> tuple[list[list[Fraction]], int]:
+    """The rows after Gauss-Jordan elimination of their first `columns` columns, exactly; and the rank of these."""
+    work = [[Fraction(number) for number in row] for row in rows]
+    rank_ = 0
+    for column in range(columns):
+        pivot = next((n for n in range(rank_, len(work)) if work[n][column]), None)
         if pivot is None:
-            return None
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        rows[column] = [own / rows[column][column] for own in rows[column]]
-        for n, row in enumerate(rows):
-            if n != column and row[column]:
-                rows[n] = [own - row[column] * first for own, first in zip(row, rows[column], strict=True)]
-    return [rows[n][-1] for n in range(unknowns)]
+            continue
+        work[rank_], work[pivot] = work[pivot], work[rank_]
+        lead = work[rank_] = [own / work[rank_][column] for own in work[rank_]]
+        for n, row in enumerate(work):
+            if n != rank_ and row[column]:
+                work[n] = [own - row[column] * first for own, first in zip(row, lead, strict=True)]
+        rank_ += 1
+    return work, rank_
