@@ -20,12 +20,13 @@ from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.formulation.formulate import Formulation
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, SizeStep
 from autoshard.ir.problem import Node, Problem, Value, changed
 from autoshard.replay.resize import reapply
 from autoshard.search.objectives import RATIO, SPEED, ratio_problem
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.search_task import prepare
+from autoshard.search.search_task import SearchTask, prepare
 from autoshard.search.style_plans import StylePlan
 from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.result import Solution, fits, proved, status
@@ -38,6 +39,41 @@ class Planned(Protocol):
 
     @property
     def plan(self) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is planned: `graph` at its largest sizes, and `graphs` at those of `points`."""
+
+    graph: Graph
+    hardware: Hardware
+    wanted: SearchRequest
+    points: Sequence[SizePoint]
+    graphs: Sequence[Graph]
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the points."""
+        return [point.weight for point in self.points]
+
+    def holds(self, plan: Plan) -> bool:
+        """Does its step at the largest sizes fit the memory?"""
+        limit = self.wanted.memory_limit_bytes
+        return fits(plan.step_peak_bytes, self.hardware.usable_memory_bytes if limit is None else limit)
+
+    def steps(self, plan: Plan) -> tuple[float, ...]:
+        """Of a plan of `graph`, at each point."""
+        return tuple(self.at(plan, self.graph, other).step_seconds for other in self.graphs)
+
+    def at(self, plan: Plan, graph: Graph, other: Graph) -> Plan:
+        """`plan` of `graph`, priced on the same graph at other sizes."""
+        return plan if other is graph else predicted(reapply(plan, graph, other, self.hardware), other)
+
+    def formulated(self, mesh: Mesh) -> tuple[SearchTask, list[Formulation]]:
+        """The search at the largest sizes, and the problem at each point."""
+        request = replace(self.wanted, mesh=mesh, devices=None)
+        every = [prepare(at, mesh, self.hardware, request) for at in (self.graph, *self.graphs)]
+        return every[0], [task.formulation for task in every[1:]]
 
 
 @dataclass(frozen=True)
@@ -69,23 +105,22 @@ def expected_plan(
     what is minimised is the mean of communication and repeated work, at level 1 the memory at the largest sizes.
     InfeasibleError where none fits there.
     """
-    graphs = [resized(graph, dict(point.sizes)) for point in points]
+    asked = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
     largest = search(graph).plan
     if wanted.level != SPEED:
         plan = largest
         if wanted.level == RATIO:
-            plan = completed(_least_ratio(largest, graphs, graph, hardware, wanted, points))
-        steps = _steps(plan, graph, graphs, hardware)
-        rows = tuple(SizeStep(p.sizes, p.weight, step, step, 0.0) for p, step in zip(points, steps, strict=True))
+            plan = completed(_least_ratio(largest, asked))
+        pairs = zip(points, asked.steps(plan), strict=True)
+        rows = tuple(SizeStep(point.sizes, point.weight, step, step, 0.0) for point, step in pairs)
         return replace(plan, search=replace(largest.search, sizes=rows))
-    own = [search(at).plan for at in graphs]
-    limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
-    found = [Sized("the largest sizes", largest, _steps(largest, graph, graphs, hardware))]
-    found += _carried(own, graphs, graph, hardware, points, limit)
-    found += _weighted(largest, graphs, graph, hardware, wanted, points, limit, completed)
+    own = [search(at).plan for at in asked.graphs]
+    found = [Sized("the largest sizes", largest, asked.steps(largest))]
+    found += _carried(own, asked)
+    found += _weighted(largest, asked, completed)
     for plan in styles(min(one.expected(points) for one in found)):
-        if fits(plan.step_peak_bytes, limit):
-            found.append(Sized("a known style", plan, _steps(plan, graph, graphs, hardware)))
+        if asked.holds(plan):
+            found.append(Sized("a known style", plan, asked.steps(plan)))
     best = min(found, key=lambda one: one.expected(points))
     bounds = [_bound(plan) for plan in own]
     rows = tuple(
@@ -114,20 +149,11 @@ def expected_styles(
     return tuple(made)
 
 
-def _least_ratio(
-    largest: Plan,
-    graphs: Sequence[Graph],
-    graph: Graph,
-    hardware: Hardware,
-    wanted: SearchRequest,
-    points: Sequence[SizePoint],
-) -> Plan:
+def _least_ratio(largest: Plan, asked: Asked) -> Plan:
     """Of level 0: the optimum of the weighted problem, of communication and repeated work alone."""
-    request = replace(wanted, mesh=largest.mesh, devices=None)
-    task = prepare(graph, largest.mesh, hardware, request)
-    own = [prepare(at, largest.mesh, hardware, request).formulation for at in graphs]
+    task, own = asked.formulated(largest.mesh)
     ratios = [replace(one, problem=ratio_problem(one)) for one in own]
-    problem = weighted(replace(task.formulation, problem=ratio_problem(task.formulation)), ratios, _weights(points))
+    problem = weighted(replace(task.formulation, problem=ratio_problem(task.formulation)), ratios, asked.weights)
     if problem is None:
         message = "the choices at the sizes of the histogram differ, so that level 0 has no mean over them"
         raise UsageError(message, "--level 2, or no --sizes")
@@ -137,10 +163,6 @@ def _least_ratio(
     outcome = status(found.objective, bound, found.cut)
     certificate = replace(plan.certificate, level_objective=found.objective, level_bound=bound, status=outcome)
     return replace(plan, certificate=certificate)
-
-
-def _weights(points: Sequence[SizePoint]) -> list[float]:
-    return [point.weight for point in points]
 
 
 def _notes(found: Sequence[Sized], best: Sized, points: Sequence[SizePoint]) -> Iterator[str]:
@@ -156,53 +178,26 @@ def _bound(plan: Plan) -> float:
     return 0.0 if plan.step.is_whole or plan.search.meshes else plan.certificate.level_bound
 
 
-def _steps(plan: Plan, graph: Graph, graphs: Sequence[Graph], hardware: Hardware) -> tuple[float, ...]:
-    return tuple(_at(plan, graph, at, hardware).step_seconds for at in graphs)
-
-
-def _at(plan: Plan, graph: Graph, other: Graph, hardware: Hardware) -> Plan:
-    """`plan` of `graph`, priced on the same graph at other sizes."""
-    return plan if other is graph else predicted(reapply(plan, graph, other, hardware), other)
-
-
-def _carried(
-    plans: Sequence[Plan],
-    graphs: Sequence[Graph],
-    graph: Graph,
-    hardware: Hardware,
-    points: Sequence[SizePoint],
-    limit: float,
-) -> Iterator[Sized]:
+def _carried(plans: Sequence[Plan], asked: Asked) -> Iterator[Sized]:
     """The plans of single sizes that fit at the largest."""
     seen: set[tuple[object, ...]] = set()
-    for plan, at, point in zip(plans, graphs, points, strict=True):
+    for plan, at, point in zip(plans, asked.graphs, asked.points, strict=True):
         decided = (plan.mesh, plan.step.parts, tuple(op.strategy for op in plan.ops), plan.parameters)
         if decided in seen:
             continue
         seen.add(decided)
         try:
-            carried = _at(plan, at, graph, hardware)
-            if fits(carried.step_peak_bytes, limit):
-                yield Sized(point.words(), carried, _steps(carried, graph, graphs, hardware))
+            carried = asked.at(plan, at, asked.graph)
+            if asked.holds(carried):
+                yield Sized(point.words(), carried, asked.steps(carried))
         except UserError:  # a redistribution that is another one there
             continue
 
 
-def _weighted(
-    largest: Plan,
-    graphs: Sequence[Graph],
-    graph: Graph,
-    hardware: Hardware,
-    wanted: SearchRequest,
-    points: Sequence[SizePoint],
-    limit: float,
-    completed: Callable[[Plan], Plan],
-) -> Iterator[Sized]:
+def _weighted(largest: Plan, asked: Asked, completed: Callable[[Plan], Plan]) -> Iterator[Sized]:
     """The plan with the least expected sum of costs, on the mesh of `largest`."""
-    request = replace(wanted, mesh=largest.mesh, devices=None)
-    task = prepare(graph, largest.mesh, hardware, request)
-    others = [prepare(at, largest.mesh, hardware, request).formulation for at in graphs]
-    problem = weighted(task.formulation, others, _weights(points))
+    task, others = asked.formulated(largest.mesh)
+    problem = weighted(task.formulation, others, asked.weights)
     if problem is None:
         return
     try:
@@ -210,9 +205,8 @@ def _weighted(
     except InfeasibleError:
         return
     plan = completed(task.plan(Solution(task.formulation.problem, choice, 0.0, "auto")))
-    if fits(plan.step_peak_bytes, limit):
-        record = replace(plan, search=largest.search)
-        yield Sized("the expected sum of costs", record, _steps(record, graph, graphs, hardware))
+    if asked.holds(plan):
+        yield Sized("the expected sum of costs", plan, asked.steps(plan))
 
 
 def weighted(base: Formulation, others: Sequence[Formulation], weights: Sequence[float]) -> Problem | None:
