@@ -123,7 +123,7 @@ def take_options(options: argparse.Namespace) -> None:
         why = (
             "with --own-parts no rank knows the whole batch"
             if PADDING
-            else "of this plan no padding leaves the loss as it is"
+            else "it is not known that padding leaves this model's loss as it is"
         )
         raise UserError(f"--pad: {why}\n  try: batches of an allowed size")
     if options.data and options.sizes:
