@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
     from autoshard.graph_capture.dynamic.declared import set_inputs
     from autoshard.graph_capture.dynamic.symbol import Symbol
-    from autoshard.graph_capture.module_requests import recompute
+    from autoshard.graph_capture.module_requests import place, recompute
     from autoshard.graph_capture.operator_strategies import operator, strategy
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "operator_strategies",
     "parallelize",
     "parameter_layouts",
+    "place",
     "plan",
     "recompute",
     "report",
@@ -41,7 +42,7 @@ _PLACES = {
     **dict.fromkeys(("capture", "load_plan", "plan", "report", "simulate", "verify", "write"), _VERBS),
     "parallelize": "autoshard.api.parallel.parallel_module",
     "shard": "autoshard.api.parallel.sharded",
-    "recompute": "autoshard.graph_capture.module_requests",
+    **dict.fromkeys(("place", "recompute"), "autoshard.graph_capture.module_requests"),
     "Symbol": "autoshard.graph_capture.dynamic.symbol",
     "set_inputs": "autoshard.graph_capture.dynamic.declared",
     **dict.fromkeys(("operator_strategies", "parameter_layouts", "strategies_text"), "autoshard.api.plan_tables"),

@@ -14,7 +14,7 @@ from autoshard.constraints import size_histogram
 from autoshard.constraints.axis_names import check_axis_names
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import pin_file_texts
-from autoshard.constraints.step_request import StepRequest, read_stage_pins
+from autoshard.constraints.step_request import PINNED, PLACE_PIN, StepRequest, read_stage_pins
 from autoshard.constraints.verify_request import Backend, VerifyRequest
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
@@ -24,7 +24,7 @@ from autoshard.styles.parallel_mode import BEST, of_mode, read_mode
 from autoshard.units import parse_quantity
 
 FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse", "sizes")
-STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name != "pins")
+STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name not in PINNED)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def sizes(given: Any) -> tuple[size_histogram.SizePoint, ...]:
 
 def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | None = None) -> StepRequest:
     """`said`: fields of STEP; `file`: further pins."""
-    return StepRequest(**said, pins=read_stage_pins((*(pin_file_texts(file) if file else ()), *pins)))
+    texts = (*(pin_file_texts(file) if file else ()), *pins)
+    return StepRequest(**said, pins=read_stage_pins(texts), places=read_stage_pins(texts, PLACE_PIN))
 
 
 def verify_request(

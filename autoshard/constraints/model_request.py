@@ -18,7 +18,11 @@ def with_requests(request: StepRequest, graph: Graph, searched: bool = False) ->
     `searched`: see `StepRequest.check`."""
     said = {pin.path for pin in request.pins}
     own = tuple(StagePin(path, int(n)) for path, n in _values(graph, "stage") if path not in said)
+    known = {pin.path for pin in request.places}
+    places = (*request.places, *(StagePin(path, int(n)) for path, n in _values(graph, "place") if path not in known))
     stages = request.stages
+    if places and stages is None:
+        stages = 1 + max(pin.stage for pin in places)
     if own and stages is None:
         stages = 1 + max(pin.stage for pin in (*request.pins, *own))
     if stages == 1 and all(pin.stage == 0 for pin in own):
@@ -27,7 +31,7 @@ def with_requests(request: StepRequest, graph: Graph, searched: bool = False) ->
     count = request.micro_batches
     if counts and count is None and request.global_batch is None:
         count = counts[0]
-    made = replace(request, pins=(*request.pins, *own), stages=stages, micro_batches=count)
+    made = replace(request, pins=(*request.pins, *own), places=places, stages=stages, micro_batches=count)
     if made != request:
         made.check(searched)
     return made

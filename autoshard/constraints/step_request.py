@@ -23,6 +23,8 @@ RECOMPUTE = {
 SEARCHED = ("none", "selective", "full")  # where nothing is said; with more a search takes up to a fifth longer
 TENSORS = "tensors"  # in a search: what some of the results are kept of, tensor by tensor (ir.plan.KEEP_SOME)
 STAGE_PIN = "stage:"
+PLACE_PIN = "place:"
+PINNED = ("pins", "places")  # fields of a StepRequest that pins say
 Count = int | str | None  # AUTO, numbers with commas, or None where nothing was said
 THRESHOLD_KB = 64  # MindSpore's: parameters of no more stay whole under its parallel optimizer
 ZERO_LEVELS = (0, 1, 2, 3)
@@ -30,7 +32,7 @@ ZERO_LEVELS = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class StagePin:
-    """Modules at `path`, and all inside them, are on `stage`."""
+    """Modules at `path`, and all inside them, are on `stage`, or on the place with that number."""
 
     path: str
     stage: int
@@ -52,6 +54,7 @@ class StepRequest:
     schedule: str | None = None
     recompute: str | None = None
     pins: tuple[StagePin, ...] = ()
+    places: tuple[StagePin, ...] = ()
     micro_batch: Count = None
     zero: Count = None
     enable_parallel_optimizer: bool = False
@@ -83,11 +86,12 @@ class StepRequest:
     @property
     def text(self) -> str:
         """The options that say this, as typed."""
-        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "pins"]
+        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name not in PINNED]
         flags = [f"--{name.replace('_', '-')}" for name, value in named if value is True]
         said = [(name, value) for name, value in named if value is not None and not isinstance(value, bool)]
         options = [f"--{name.replace('_', '-')} {typed(str(value))}" for name, value in said]
-        pins = [f"--pin {typed(text)}" for text in pin_texts(self.pins)]
+        texts = (*pin_texts(self.pins), *pin_texts(self.places, PLACE_PIN))
+        pins = [f"--pin {typed(text)}" for text in texts]
         return " ".join([*options, *flags, *pins])
 
     @property
@@ -111,6 +115,8 @@ class StepRequest:
         return self.schedule or ("1f1b" if self.virtual_stages in (None, 1) else "interleaved")
 
     def fixed_stages(self) -> int:
+        if self.stages is None and self.places:
+            return 1 + max(pin.stage for pin in self.places)
         return self.stages if isinstance(self.stages, int) else 1
 
     def check(self, searched: bool = False) -> None:
@@ -127,6 +133,9 @@ class StepRequest:
                 known = " or ".join((*RECOMPUTE, TENSORS))
                 raise UsageError(f"unknown recomputation {name!r}", f"--recompute {known}")
         if self.open_:
+            return
+        if self.places:
+            self._check_places(searched)
             return
         one = self.fixed_stages() == 1 and not (searched and self.stages is None)
         said = {"--virtual-stages": self.virtual_stages, "--schedule": self.schedule, "--pin stage": self.pins or None}
@@ -145,6 +154,21 @@ class StepRequest:
         if self.micro_batches is not None:
             parts = self.virtual_stages if isinstance(self.virtual_stages, int) else 1
             check_counts(self.micro_batches, self.fixed_stages(), parts, self.order)
+
+    def _check_places(self, searched: bool) -> None:
+        workers = 1 + max(pin.stage for pin in self.places)
+        said = {"--virtual-stages": self.virtual_stages, "--pin stage": self.pins or None}
+        for option, value in said.items():
+            if value is not None:
+                raise UsageError(
+                    f"{option} and places both say which device runs a module", f"no {option}, or no place"
+                )
+        if self.stages not in (None, workers):
+            told = f"a module is placed on worker {workers - 1}, and there are {self.fixed_stages()} workers"
+            raise UsageError(f"{told}, one a stage", f"--stages {workers}, or no --stages")
+        if searched:
+            told = "places are for a mesh that is given: each place has one of its own"
+            raise UsageError(told, "--mesh dp=1, and --micro-batches instead of --global-batch")
 
     def _check_shards(self) -> None:
         said = {
@@ -165,7 +189,7 @@ class StepRequest:
         assert self.zero_levels is not None  # it says what is wrong
 
 
-def pin_texts(pins: Iterable[StagePin]) -> list[str]:
+def pin_texts(pins: Iterable[StagePin], kind: str = STAGE_PIN) -> list[str]:
     """As typed; items of one list in a row on one stage are one pin: `stage:model.layers.0-15=0`."""
     found: list[tuple[str, int, int, int]] = []  # before the number, first, last, stage; without a number both are -1
     for pin in pins:
@@ -176,25 +200,25 @@ def pin_texts(pins: Iterable[StagePin]) -> list[str]:
             first = found.pop()[1]
         found.append((before, first, number, pin.stage))
     numbers = [("" if first < 0 else str(first) if first == last else f"{first}-{last}") for _, first, last, _ in found]
-    return [f"{STAGE_PIN}{own[0]}{number}={own[3]}" for own, number in zip(found, numbers, strict=True)]
+    return [f"{kind}{own[0]}{number}={own[3]}" for own, number in zip(found, numbers, strict=True)]
 
 
-def read_stage_pins(texts: tuple[str, ...]) -> tuple[StagePin, ...]:
-    """Those of `--pin` that begin with `stage:`; `stage:model.layers.0-15=0` is a pin of each of the sixteen."""
+def read_stage_pins(texts: tuple[str, ...], kind: str = STAGE_PIN) -> tuple[StagePin, ...]:
+    """Those of `--pin` that begin with `stage:`, or `place:`; `stage:model.layers.0-15=0` is a pin of each of sixteen."""
     found: list[StagePin] = []
     for text in texts:
-        if not text.startswith(STAGE_PIN):
+        if not text.startswith(kind):
             continue
-        what, _, stage = text.removeprefix(STAGE_PIN).rpartition("=")
+        what, _, stage = text.removeprefix(kind).rpartition("=")
         if not what or not stage.strip().isdecimal():
-            raise UsageError(f"pin {text!r}: expected stage:MODULE=NUMBER", "--pin stage:model.layers.0-15=0")
+            raise UsageError(f"pin {text!r}: expected {kind}MODULE=NUMBER", f"--pin {kind}model.layers.0-15=0")
         series = re.fullmatch(r"(.*?)(\d+)-(\d+)", what.strip())
         paths = [what.strip()]
         if series:
             first, last = int(series[2]), int(series[3])
             if last < first:
                 raise UsageError(
-                    f"pin {text!r}: {first} to {last} is empty", f"stage:{series[1]}{last}-{first}={stage}"
+                    f"pin {text!r}: {first} to {last} is empty", f"{kind}{series[1]}{last}-{first}={stage}"
                 )
             paths = [f"{series[1]}{number}" for number in range(first, last + 1)]
         found += [StagePin(path, int(stage)) for path in paths]

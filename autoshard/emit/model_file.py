@@ -30,7 +30,7 @@ from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
-    "Handed", "ParallelMesh", "Pipeline", "all_gather", "all_reduce", "all_to_all", "copy", "exchange",
+    "Handed", "ParallelMesh", "Pipeline", "Places", "all_gather", "all_reduce", "all_to_all", "copy", "exchange",
     "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather",
     "regather_before", "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer",
     "shard_parameter", "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss",
@@ -41,7 +41,7 @@ _RESERVED = RUNTIME_NAMES | {
     "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS",
     "HOST_TABLES", "Holder", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION", "MESH",
     "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS",
-    "VIRTUAL_STAGES", "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
+    "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
     "build_pipeline", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
 _NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
@@ -271,7 +271,8 @@ def facts(
     lines += ["# Parameters that several stages hold: their gradients are summed over these."]
     pairs = [f"{quoted(path)}: {stages}" for path, stages in (shared or {}).items()]
     lines += statement(f"SHARED: dict[str, tuple[int, ...]] = {{{', '.join(pairs)}}}", 0)
-    lines.append(f"STAGES, VIRTUAL_STAGES = {program.step.stages}, {program.step.virtual_stages}")
+    lines.append(f"STAGES = {program.step.stages}")
+    lines += statement(f"PART_STAGES = {program.step.part_stages}", 0, "of each part of the model")
     lines.append("# Losses that are means over labels: the axes that cut these, and the label that does not count.")
     counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)
     lines.append(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = [{counts}]")

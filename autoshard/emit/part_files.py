@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
 from autoshard.code_text import quoted
 from autoshard.emit.classes import class_texts
-from autoshard.emit.code_lines import docstring, statement
+from autoshard.emit.code_lines import WIDTH, docstring, statement
 from autoshard.emit.header import Header
 from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.model_file import (
@@ -27,7 +28,8 @@ from autoshard.emit.user_operators import registering_lines
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import LocalValue, Program
-from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
+from autoshard.program.place_order import placed_order
+from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
 from autoshard.replay.size_texts import sum_text
 
@@ -36,18 +38,28 @@ def part_files(program: Program, plan: Plan, header: Header) -> dict[str, str]:
     """File name -> text."""
     parts = stage_programs(program, plan)
     files = {"model_parallel.py": _common_file(program, parts, header)}
+    sources = handed_from(parts, program) if program.step.placed else ()
     others = [header.others.each(lambda own, n=n: stage_programs(own, plan)[n]) for n in range(len(parts))]  # type: ignore[misc]
     for number, part in enumerate(parts):
-        files[f"part_{number}.py"] = _part_file(part, others[number], program, number, len(parts), header)
+        given = _source_lines(sources[number]) if sources else []
+        files[f"part_{number}.py"] = _part_file(part, others[number], program, number, len(parts), header, given)
     return files
 
 
-def _part_file(part: Program, others: OtherSizes, whole: Program, number: int, count: int, header: Header) -> str:
+def _source_lines(sources: Sequence[tuple[int, int]]) -> list[str]:
+    pairs = ", ".join(map(str, sources))
+    told = "# Of each: the part that gives it, and its place among what that one gives."
+    return [told, *statement(f"SOURCES: list[tuple[int, int]] = [{pairs}]", 0)]
+
+
+def _part_file(
+    part: Program, others: OtherSizes, whole: Program, number: int, count: int, header: Header, given: Sequence[str]
+) -> str:
     name = f"Part{number}"
-    stage = number % whole.step.stages
+    stage = whole.step.part_stages[number]
     modules = tuple((path, name if path == "" else kind) for path, kind in part.modules)
     modules = modules if "" in dict(modules) else (("", name), *modules)
-    title = f"Part {number} of {count} of {whole.name}, on stage {stage}."
+    title = f"Part {number} of {count} of {whole.name}, on {'place' if whole.step.placed else 'stage'} {stage}."
     sized = others.each(lambda own: replace(own, modules=modules))
     package = with_sizes(replace(part, modules=modules), sized, title=title)
     check_followed(header.dynamic, package.others)
@@ -60,11 +72,13 @@ def _part_file(part: Program, others: OtherSizes, whole: Program, number: int, c
         for v in handed_to(part, whole)
     ]
     taken = [part.value(v).tensor for v in part.inputs if v in whole.inputs]
+    giver = "earlier parts give" if whole.step.placed else "the part before hands on"
     losses = [str(whole.label_counts.index(count)) for count in part.label_counts]
     lines = [
         "",
-        "# What the part before hands on, in order: global shape, dtype, layout, and if it carries a gradient.",
+        f"# What {giver}, in order: global shape, dtype, layout, and if it carries a gradient.",
         *(["HANDED = [", *handed, "]"] if handed else ["HANDED: list[Handed] = []"]),
+        *given,
         *statement(f"INPUTS: list[str] = [{', '.join(map(quoted, taken))}]  # of the model's, after these", 0),
         *statement(f"LABELS: list[int] = [{', '.join(losses)}]  # its losses in LABEL_COUNTS", 0),
     ]
@@ -77,6 +91,23 @@ def _part_file(part: Program, others: OtherSizes, whole: Program, number: int, c
     whole_text = "\n\n\n".join(text) + "\n"
     check_markers(whole_text, [package])
     return whole_text
+
+
+_PIPELINE = ("    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs, labels, ReceivingStage)",)
+_PLACES = (
+    "    sources = [part.SOURCES for part in PARTS]",
+    "    return Places(model, mesh, SLOTS, PART_STAGES, LOSS_PART, handed, sources, inputs, labels)",
+)
+
+
+def _slot_lines(program: Program, parts: Sequence[Program]) -> list[str]:
+    """In which order the places run what, see `program.place_order`."""
+    step, last = program.step, next(number for number, part in enumerate(parts) if part.loss)
+    sources = handed_from(parts, program)
+    order = placed_order(step.schedule, step.part_stages, sources, last, step.micro_batches)
+    rows = textwrap.wrap(" ".join(map(str, order)), WIDTH - 8)
+    told = "# Forwards (F) and backwards (B) as micro-batch.part, in the order that all places keep to."
+    return [f"LOSS_PART = {last}", told, 'SLOTS = """', *(f"    {row}" for row in rows), '"""']
 
 
 def _at_sizes(value: LocalValue, part: Program, others: OtherSizes) -> str:
@@ -101,15 +132,16 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     count = len(parts)
     modules = [f"import part_{number}" for number in range(count)]
-    first = imports(names_in(code) | {"Pipeline"})
+    placed = program.step.placed
+    first = imports(names_in(code) | {"Places" if placed else "Pipeline"})
     at = next(i for i, line in enumerate(first) if line.startswith("from runtime"))
-    shared = shared_parameters(parts, program.step.stages)
-    first.append("from runtime.receive_buffers import ReceivingStage")
+    shared = shared_parameters(parts, program.step)
+    first += [] if placed else ["from runtime.receive_buffers import ReceivingStage"]
     head = [head_lines(program, header), [*first[:at], *modules, *first[at:]], facts(program, header, shared=shared)]
     names = ", ".join(f"part_{number}" for number in range(count))
     lines = [
         f"SCHEDULE = {quoted(program.step.schedule)}",
-        "# Part n is on stage n mod STAGES.",
+        *(_slot_lines(program, parts) if placed else ()),
         *statement(f"PARTS = ({names})", 0),
         "GRADIENT_BUCKETS = [part.GRADIENT_BUCKETS for part in PARTS]",
         "WEIGHT_BUCKETS = [part.WEIGHT_BUCKETS for part in PARTS]",
@@ -121,12 +153,12 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
         "    return nn.ModuleList([PARTS[number].build_part(mesh) for number in mesh.stages.parts])",
         "",
         "",
-        "def build_pipeline(model: nn.ModuleList, mesh: ParallelMesh) -> Pipeline:",
-        '    """What runs the micro-batches of a step through the stages."""',
+        f"def build_pipeline(model: nn.ModuleList, mesh: ParallelMesh) -> {'Places' if placed else 'Pipeline'}:",
+        f'    """What runs the micro-batches of a step through the {"places" if placed else "stages"}."""',
         "    handed = [part.HANDED for part in PARTS]",
         "    inputs = [[list(INPUTS).index(name) for name in part.INPUTS] for part in PARTS]",
         "    labels = [part.LABELS for part in PARTS]",
-        "    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs, labels, ReceivingStage)",
+        *(_PLACES if placed else _PIPELINE),
         "",
         "",
         *build_labels(labels),

@@ -1,13 +1,13 @@
 """What a model says of its training step on its own modules, in MindSpore's words: `block.pipeline_stage = 1`,
-`model.micro_size = 8`, `block.comm_fusion = 2`, `recompute(block)`.
+`model.micro_size = 8`, `block.comm_fusion = 2`, `recompute(block)`, `place(block, "worker", 1)`.
 
 They do nothing where the model runs alone. A capture reads them; options of the command line go before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -16,7 +16,8 @@ from autoshard.ir.graph import FUSION
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _AGAIN = "_autoshard_recompute"
-STAGE, COUNT, RECOMPUTE = "stage", "micro_batches", "recompute"  # FUSION is the graph's
+_PLACE = "_autoshard_place"
+STAGE, PLACE, COUNT, RECOMPUTE = "stage", "place", "micro_batches", "recompute"  # FUSION is the graph's
 KEEPING = f"{RECOMPUTE}:communicated"
 
 
@@ -36,6 +37,37 @@ def recompute(
         ignored.append("parallel_optimizer_comm_recompute=False: weights of recomputed modules are gathered again")
     object.__setattr__(module, _AGAIN, (RECOMPUTE if mp_comm_recompute else KEEPING, tuple(ignored)))
     return module
+
+
+class PlacedFunction(nn.Module):
+    """A function as a module, so that what it runs can have a place."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        return self.function(*arguments, **options)
+
+
+def place(what: Any, role: str, rank: int) -> Any:
+    """`what`, a module, all of which worker `rank` runs; of a function, a module that calls it.
+
+    As `Cell.place` and `Primitive.place` of MindSpore: the innermost place around an operator counts, and what has none
+    goes where its inputs are. It does nothing where the model runs alone: a plan cuts the model by it. UsageError for a
+    role other than "worker" (or MS_WORKER) and a rank that is no number from 0 on.
+    """
+    if role not in ("worker", "MS_WORKER"):
+        raise UsageError(f"place: role is {role!r}, expected 'worker' (or MindSpore's 'MS_WORKER')", "'worker'")
+    if type(rank) is not int or rank < 0:
+        raise UsageError(f"place: rank is {rank!r}, expected an int from 0 on", 'place(module, "worker", 0)')
+    if not isinstance(what, nn.Module):
+        if not callable(what):
+            told = f"place of {type(what).__name__}: expected a module or a function"
+            raise UsageError(told, 'place(model.fc1, "worker", 0)')
+        what = PlacedFunction(what)
+    object.__setattr__(what, _PLACE, rank)
+    return what
 
 
 def module_requests(model: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -58,6 +90,8 @@ def _requests(model: nn.Module) -> Iterator[tuple[str, str]]:
         stage = vars(module).get("pipeline_stage")
         if stage is not None:
             yield path, f"{STAGE}:{_number(stage, f'pipeline_stage of {path}', 0)}"
+        if hasattr(module, _PLACE):
+            yield path, f"{PLACE}:{getattr(module, _PLACE)}"
         together = vars(module).get("comm_fusion")
         if together is not None:
             yield path, f"{FUSION}:{_number(together, f'comm_fusion of {path}', 0)}"

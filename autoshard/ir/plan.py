@@ -206,11 +206,16 @@ class Search:
 
 @dataclass(frozen=True)
 class StagePart:
-    """Part `chunk * stages + stage` of the model: from operator `first_op` on, in the graph's order, to the next."""
+    """Part `chunk * stages + stage` of the model: from operator `first_op` on, in the graph's order, to the next.
+
+    Of a placed model: part `chunk` of place `stage`, which has the operators `ops`, in the graph's order; a part reads
+    nothing of a later one.
+    """
 
     stage: int
     chunk: int
     first_op: str
+    ops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -256,6 +261,21 @@ class StepPlan:
     predicted_peak_bytes: float = 0.0
     samples: int = 0
     zero: int = 3
+    places: tuple[tuple[str, int], ...] = ()  # module -> the place that a user gave it
+
+    @property
+    def placed(self) -> bool:
+        """Are the stages places: parts of a graph that need not be a chain?"""
+        return any(part.ops for part in self.parts)
+
+    @property
+    def part_stages(self) -> tuple[int, ...]:
+        """The stage of each part."""
+        return tuple(part.stage for part in self.parts) or (0,)
+
+    def parts_of(self, stage: int) -> tuple[int, ...]:
+        """The numbers of the parts on a stage, in the order of the model."""
+        return tuple(number for number, own in enumerate(self.part_stages) if own == stage)
 
     @property
     def keeps(self) -> dict[str, str]:

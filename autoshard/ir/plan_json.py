@@ -12,7 +12,7 @@ from autoshard.errors import InvalidFileError
 from autoshard.ir.codec import decode, encode
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import computed
-from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, StepPlan, TensorPlan
+from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, StagePart, StepPlan, TensorPlan
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
@@ -43,6 +43,8 @@ def loads(text: str, where: str = "plan") -> Plan:
     own = {name: data.get(name, {}) for name in ("step", "search")}
     if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
         data = data | {"search": {"sizes": []} | own["search"]}
+    if isinstance(own["step"], dict):  # of plans before there were places
+        data = data | {"step": _without_places(own["step"])}
     if type(found) is int and OLDEST <= found < SCHEMA_VERSION and all(isinstance(part, dict) for part in own.values()):
         own = {"step": encode(StepPlan()) | own["step"], "search": encode(Search()) | _on_one_axis(own["search"])}
         data, found = {"fusion": []} | data | own, SCHEMA_VERSION
@@ -57,6 +59,12 @@ def loads(text: str, where: str = "plan") -> Plan:
     except ValueError as error:
         raise InvalidFileError(f"{where} is damaged: {error}", _AGAIN) from None
     return plan
+
+
+def _without_places(step: dict[str, Any]) -> dict[str, Any]:
+    parts = step.get("parts")
+    known = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
+    return {"places": []} | step | ({"parts": [{"ops": []} | part for part in parts or ()]} if known else {})
 
 
 def _on_one_axis(search: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +103,7 @@ DECISIONS: dict[type, tuple[str, ...]] = {
     OpPlan: ("op", "strategy", "variant"),
     RedistributionPlan: ("tensor", "source", "target", "consumers", "steps"),
     StepPlan: ("micro_batches", "schedule", "virtual_stages", "parts", "recompute", "samples", "zero"),
+    StagePart: ("stage", "chunk", "first_op", "ops"),
 }
 
 

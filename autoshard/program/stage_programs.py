@@ -1,8 +1,9 @@
 """The program of a micro-batch cut into the parts of a pipeline, each a program of its own on the mesh of its stage.
 
-What one part makes and a later one reads is handed on from part to part. What takes only the model's inputs, constants
-and stored weights (masks, tables of positions, a weight that is gathered) is made again where it is read: every stage
-has the inputs of the micro-batch. A part gives nothing but what is handed on, the last one the loss.
+What one part makes and a later one reads is handed on from part to part; of a placed model, straight to each part that
+reads it. What takes only the model's inputs, constants and stored weights (masks, tables of positions, a weight that is
+gathered) is made again where it is read: every stage has the inputs of the micro-batch. A part gives nothing but what
+is handed on, the one that makes it the loss.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoshard.errors import UsageError
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import Plan, StagePart, StepPlan
 from autoshard.ir.program import Collective, Compute, Instruction, Program
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.module_scopes import random_index, reads_of, results_of
@@ -30,37 +31,49 @@ def stage_programs(program: Program, plan: Plan | None = None) -> tuple[Program,
     if not step.parts:
         return (program,)
     assert program.loss is not None, "check_step"
-    cut = _Cut(program, [part.first_op for part in step.parts])
+    cut = _Cut(program, step)
     parts = tuple(cut.part(number) for number in range(len(step.parts)))
-    _check_buffers(program, parts)
-    _check_weights(parts, step.stages)
+    _check_buffers(program, parts, step)
+    _check_weights(parts, step)
     return parts
 
 
 def handed_to(part: Program, whole: Program) -> tuple[str, ...]:
-    """The values that a part gets from the one before it."""
+    """The values that a part gets from earlier ones."""
     return tuple(name for name in part.inputs if name not in whole.inputs)
 
 
-def shared_parameters(parts: Sequence[Program], stages: int) -> dict[str, tuple[int, ...]]:
+def handed_from(parts: Sequence[Program], whole: Program) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Of each part's `handed_to`, (the part that gives the value, its position among that one's outputs)."""
+    given: dict[str, tuple[int, int]] = {}
+    found = []
+    for number, part in enumerate(parts):
+        found.append(tuple(given[name] for name in handed_to(part, whole)))
+        given |= {name: (number, position) for position, name in enumerate(part.outputs)}
+    return tuple(found)
+
+
+def shared_parameters(parts: Sequence[Program], step: StepPlan) -> dict[str, tuple[int, ...]]:
     """Path -> its stages, of each parameter that several stages hold: their gradients are summed."""
     held: dict[str, dict[int, None]] = {}
-    for number, part in enumerate(parts):
+    for stage, part in zip(step.part_stages, parts, strict=True):
         for parameter in part.parameters:
-            held.setdefault(parameter.path, {})[number % stages] = None
+            held.setdefault(parameter.path, {})[stage] = None
     return {path: tuple(sorted(own)) for path, own in held.items() if len(own) > 1}
 
 
 class _Cut:
-    def __init__(self, program: Program, first_ops: Sequence[str]) -> None:
-        self.program, self.values = program, program.by_name
-        self.starts = [*_starts(program.instructions, first_ops), len(program.instructions)]
-        self.part_of = _parts_of(program.instructions, self.starts)
+    def __init__(self, program: Program, step: StepPlan) -> None:
+        self.program, self.count, self.relays = program, len(step.parts), not step.placed
+        if step.placed:
+            self.part_of = _placed_parts_of(program, step.parts)
+        else:
+            self.part_of = _parts_of(program.instructions, _starts(program.instructions, step.parts))
         self.maker = {name: i for i, step in enumerate(program.instructions) for name in results_of(step)}
         self.stored = {p.value for p in (*program.parameters, *program.buffers)}
         self.again = _made_again(program)
-        self.steps = [self._instructions(number) for number in range(len(first_ops))]
-        self.handed = self._handed()
+        self.steps = [self._instructions(number) for number in range(self.count)]
+        self.handed, self.given = self._handed()
 
     def part(self, number: int) -> Program:
         program, steps = self.program, self.steps[number]
@@ -72,7 +85,6 @@ class _Cut:
         if number == 0:  # what nobody reads is kept for checkpoints
             read |= self.stored - {name for step in program.instructions for name in filter(None, reads_of(step))}
         parameters = tuple(p for p in program.parameters if p.value in read)
-        last = number == len(self.steps) - 1
         inputs = (*self.handed[number], *(name for name in program.inputs if name in read))
         known = made | {*inputs} | {name for name in self.stored if name in read}
         values = tuple(value for value in program.values if value.name in known)
@@ -87,8 +99,8 @@ class _Cut:
             parameters=parameters,
             buffers=tuple(b for b in program.buffers if b.value in read),
             instructions=instructions,
-            outputs=(program.loss or "",) if last else self.handed[number + 1],
-            loss=program.loss if last else None,
+            outputs=self.given[number],
+            loss=program.loss if program.loss in made and number == self.loss_part else None,
             buffer_updates=updates,
             gradient_buckets=gradient_buckets(
                 parameters, instructions, named, program.mesh, given_at(together), program.fusion
@@ -110,15 +122,23 @@ class _Cut:
                 wanted += filter(None, reads_of(self.program.instructions[made]))
         return [*sorted(needed), *own]
 
-    def _handed(self) -> list[tuple[str, ...]]:
-        """To each part: what an earlier one made, and it or a later one reads. What nobody reads is dropped."""
+    @property
+    def loss_part(self) -> int:
+        return self.part_of[self.maker[self.program.loss or ""]]
+
+    def _handed(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """To each part, and by it: what an earlier one made, and it reads, or where values are relayed a later one.
+        What nobody reads is dropped."""
         handed: list[tuple[str, ...]] = [()] * len(self.steps)
+        given: list[tuple[str, ...]] = [()] * len(self.steps)
         wanted = dict.fromkeys([self.program.loss or ""])
         for number in reversed(range(len(self.steps))):
             kept = []
             here = {name for i in self.steps[number] for name in results_of(self.program.instructions[i])}
             ends = {new for _, new in self.program.buffer_updates if new in here and not self._remade(new, number)}
-            live = {**wanted, **dict.fromkeys(ends)}
+            asked = wanted if self.relays else {name: None for name in wanted if self._made_by(name) == number}
+            given[number] = tuple(asked)
+            live = {**asked, **dict.fromkeys(ends)}
             for i in reversed(self.steps[number]):
                 step = self.program.instructions[i]
                 if not live.keys().isdisjoint(results_of(step)):
@@ -126,22 +146,30 @@ class _Cut:
                     live |= dict.fromkeys(filter(None, reads_of(step)))
             self.steps[number] = kept[::-1]
             outside = {*here, *self.stored, *self.program.inputs}
-            wanted = dict.fromkeys(sorted((n for n in live if n not in outside), key=lambda n: self.maker[n]))
-            handed[number] = tuple(wanted)
-        assert not handed[0], handed[0]
-        return handed
+            read = {n for n in live if n not in outside}
+            handed[number] = self._in_order(read)
+            wanted = dict.fromkeys(handed[number] if self.relays else self._in_order({*wanted, *read} - {*asked}))
+        assert not handed[0] and not wanted, (handed[0], wanted)
+        return handed, given
+
+    def _in_order(self, names: set[str]) -> tuple[str, ...]:
+        """As they are made; before all the loss."""
+        return tuple(sorted(names, key=lambda name: -1 if name == self.program.loss else self.maker[name]))
+
+    def _made_by(self, name: str) -> int:
+        return self.part_of[self.maker[name]]
 
     def _remade(self, name: str, number: int) -> bool:
         """Made in an earlier part, too, which is the one that writes it back."""
-        return self.part_of[self.maker[name]] < number
+        return self._made_by(name) < number
 
 
-def _starts(instructions: Sequence[Instruction], first_ops: Sequence[str]) -> list[int]:
+def _starts(instructions: Sequence[Instruction], parts: Sequence[StagePart]) -> list[int]:
     """Where parts begin: with the redistributions made for their first operator."""
     at = {step.op: i for i, step in enumerate(instructions) if isinstance(step, Compute)}
     starts = []
-    for op in first_ops:
-        start = at[op]
+    for part in parts:
+        start = at[part.first_op]
         while start > 0 and isinstance(instructions[start - 1], Collective):
             start -= 1
         starts.append(start)
@@ -151,6 +179,7 @@ def _starts(instructions: Sequence[Instruction], first_ops: Sequence[str]) -> li
 def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> list[int]:
     """Of each instruction. Redistributions after the last operator, for outputs and buffers, go with what they move."""
     last = max(i for i, step in enumerate(instructions) if isinstance(step, Compute))
+    starts = [*starts, len(instructions)]
     parts: list[int] = []
     made: dict[str, int] = {}
     for i, step in enumerate(instructions):
@@ -160,6 +189,26 @@ def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> lis
         parts.append(number)
         made |= dict.fromkeys(results_of(step), number)
     return parts
+
+
+def _placed_parts_of(program: Program, parts: Sequence[StagePart]) -> list[int]:
+    """Of each instruction. A redistribution goes with the first part that reads its result, or with what it moves."""
+    part_of_op = {op: number for number, part in enumerate(parts) for op in part.ops}
+    found = [part_of_op[step.op] if isinstance(step, Compute) else -1 for step in program.instructions]
+    reader: dict[str, int] = {}
+    for i in reversed(range(len(found))):
+        step = program.instructions[i]
+        if isinstance(step, Collective):
+            found[i] = reader.get(step.result, -1)
+        for name in filter(None, reads_of(step)) if found[i] >= 0 else ():
+            reader[name] = min(reader.get(name, found[i]), found[i])
+    made: dict[str, int] = {}
+    for i, step in enumerate(program.instructions):
+        if found[i] < 0:
+            assert isinstance(step, Collective)
+            found[i] = made.get(step.operand, 0)
+        made |= dict.fromkeys(results_of(step), found[i])
+    return found
 
 
 def _made_again(program: Program) -> set[int]:
@@ -177,27 +226,31 @@ def _made_again(program: Program) -> set[int]:
     return found
 
 
-def _check_buffers(program: Program, parts: Sequence[Program]) -> None:
+def _check_buffers(program: Program, parts: Sequence[Program], step: StepPlan) -> None:
     """A buffer that changes must be where it changes alone."""
     paths = {b.value: b.path for b in program.buffers}
     for buffer, _ in program.buffer_updates:
         holders = [number for number, part in enumerate(parts) if buffer in {b.value for b in part.buffers}]
         if len(holders) > 1:
+            word = "place" if step.placed else "stage"
             raise UsageError(
-                f"{paths[buffer]} changes in part {holders[0]} of the pipeline and is read in part {holders[-1]}",
-                f"--pin stage:{_module(paths[buffer])}=0, which keeps the module that holds it on one stage",
+                f"{paths[buffer]} changes in part {holders[0]} of the {'model' if step.placed else 'pipeline'} and is "
+                f"read in part {holders[-1]}",
+                f"--pin {word}:{_module(paths[buffer])}=0, which keeps the module that holds it on one {word}",
             )
 
 
-def _check_weights(parts: Sequence[Program], stages: int) -> None:
+def _check_weights(parts: Sequence[Program], step: StepPlan) -> None:
     """Two parts of one stage would hold a weight twice."""
-    for number, part in enumerate(parts):
-        later = {p.path for other in parts[number + stages :: stages] for p in other.parameters}
+    for number, (stage, part) in enumerate(zip(step.part_stages, parts, strict=True)):
+        later = {p.path for other in step.parts_of(stage) if other > number for p in parts[other].parameters}
         for parameter in part.parameters:
             if parameter.path in later and parameter.trainable:
                 raise UsageError(
-                    f"two parts of stage {number % stages} read {parameter.path}",
-                    "another --virtual-stages or --stages",
+                    f"two parts of {'place' if step.placed else 'stage'} {stage} read {parameter.path}",
+                    "all modules that read it on one place, with nothing of another in between"
+                    if step.placed
+                    else "another --virtual-stages or --stages",
                 )
 
 

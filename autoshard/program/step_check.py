@@ -46,16 +46,23 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
         raise UsageError(f"unknown schedule {step.schedule!r}", " or ".join(SCHEDULES))
     if graph.loss is None and step != StepPlan():
         raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
-    check_counts(step.micro_batches, step.stages, step.virtual_stages, step.schedule)
+    if step.placed:
+        check_passes(step.micro_batches, len(step.parts))
+    else:
+        check_counts(step.micro_batches, step.stages, step.virtual_stages, step.schedule)
+
+
+def check_passes(count: int, parts: int) -> None:
+    """UsageError where `count` micro-batches through so many parts are more than can be simulated and shown."""
+    if count * parts > MOST_PASSES:
+        told = f"{counted(count, 'micro-batch')} through {counted(parts, 'part')} of the model"
+        near = max(1, MOST_PASSES // parts)
+        raise UsageError(f"{told}: expected at most {MOST_PASSES} passes in a step", f"--micro-batches {near}")
 
 
 def check_counts(count: int, stages: int, virtual: int, schedule: str) -> None:
-    """UsageError where a schedule has no order for `count` micro-batches on stages of `virtual` parts, or they are more
-    than can be simulated and shown."""
-    if count * stages * virtual > MOST_PASSES:
-        told = f"{counted(count, 'micro-batch')} through {counted(stages * virtual, 'part')} of the model"
-        near = max(1, MOST_PASSES // (stages * virtual))
-        raise UsageError(f"{told}: expected at most {MOST_PASSES} passes in a step", f"--micro-batches {near}")
+    """UsageError where a schedule has no order for `count` micro-batches on stages of `virtual` parts."""
+    check_passes(count, stages * virtual)
     if count < stages:
         raise UsageError(
             f"{counted(count, 'micro-batch')} for {stages} stages: some stage would always wait",
@@ -95,6 +102,9 @@ def _check_parts(step: StepPlan, graph: Graph) -> None:
     for stage, found in enumerate(used):
         if stage != found:
             raise UsageError(f"stage {stage} is not used: no operator is on it", f"stages 0 to {stages - 1}")
+    if step.placed:
+        _check_placed(step, graph)
+        return
     if len(step.parts) != stages * step.virtual_stages:
         told = f"{len(step.parts)} parts for {stages} stages of {step.virtual_stages}"
         raise UsageError(told, f"{stages * step.virtual_stages} parts, each beginning at an operator of its own")
@@ -117,6 +127,20 @@ def _check_parts(step: StepPlan, graph: Graph) -> None:
         before = positions[part.first_op]
     if positions[step.parts[0].first_op] != 0:
         raise UsageError(f"the first part begins with {step.parts[0].first_op}", graph.ops[0].name)
+
+
+def _check_placed(step: StepPlan, graph: Graph) -> None:
+    part_of = {op: number for number, part in enumerate(step.parts) for op in part.ops}
+    missing = {op.name for op in graph.ops} ^ part_of.keys()
+    if missing or sum(len(part.ops) for part in step.parts) != len(part_of):
+        told = f"the parts of the places have not each operator of the model once ({min(missing, default='')})"
+        raise UsageError(told, "the plan made again")
+    made = {name: part_of[op.name] for op in graph.ops for name in op.results}
+    for op in graph.ops:
+        late = next((name for name in op.operands if name in made and made[name] > part_of[op.name]), None)
+        if late is not None:
+            told = f"{op.name} of part {part_of[op.name]} reads {late}, which part {made[late]} makes"
+            raise UsageError(f"{told}: parts that wait for each other", "the plan made again")
 
 
 def micro_batches_of(graph: Graph, global_batch: int) -> int:

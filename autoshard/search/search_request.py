@@ -10,7 +10,7 @@ from pathlib import Path
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import Pin, read_pins
 from autoshard.constraints.size_histogram import SizePoint
-from autoshard.constraints.step_request import STAGE_PIN, StepRequest
+from autoshard.constraints.step_request import PLACE_PIN, STAGE_PIN, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -78,7 +78,7 @@ class SearchRequest:
 
     def pins_on(self, mesh: Mesh) -> tuple[Pin, ...]:
         """The pins in the words of `mesh`. UsageError where one names an axis or a layout that there is not."""
-        texts = tuple(text for text in self.pins if not text.startswith(STAGE_PIN))
+        texts = tuple(text for text in self.pins if not text.startswith((STAGE_PIN, PLACE_PIN)))
         return read_pins(texts, self.pins_file, mesh)
 
     def origin_of(self, graph: Graph) -> Origin:

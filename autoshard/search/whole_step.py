@@ -12,6 +12,7 @@ from autoshard.constraints.step_request import RECOMPUTE, TENSORS, StagePin, Ste
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.program.placement import placed_parts
 from autoshard.program.step_check import check_counts, check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
 
@@ -25,8 +26,12 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
     assert isinstance(virtual, int)
     recompute, reasons = _policies(graph, request.recompute, count)
-    parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
-    step = StepPlan(count, request.order, virtual, parts, recompute, zero=plan.step.zero)
+    places = tuple((pin.path, pin.stage) for pin in request.places)
+    if places and stages > 1:
+        parts = placed_parts(graph, places)
+    else:
+        parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
+    step = StepPlan(count, request.order, virtual, parts, recompute, zero=plan.step.zero, places=places)
     check_step(step, graph)
     notes = [f"{path} is not recomputed: {why}" for path, why in reasons.items() if why]
     plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
@@ -50,8 +55,11 @@ def check_request(graph: Graph, request: StepRequest) -> int:
     count = request.micro_batches or 1
     if request.global_batch is not None:
         count = micro_batches_of(graph, request.global_batch)
-    elif request.micro_batches is None and stages > 1:
+    elif request.micro_batches is None and stages > 1 and not request.places:
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
+    if request.places:
+        placed_parts(graph, [(pin.path, pin.stage) for pin in request.places])
+        return count
     check_counts(count, stages, virtual, request.order)
     if virtual == 1:
         check_order(graph, request.pins, stages)

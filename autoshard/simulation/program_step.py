@@ -17,14 +17,16 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import BlockPolicy, Plan
+from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.ir.program import Program
 from autoshard.program.instruction_storage import found_again, run_again
 from autoshard.program.module_scopes import called_in, reads_of
-from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
+from autoshard.program.place_order import Sources
+from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.program.weights import weight_ways
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
+from autoshard.simulation.placed_step import PlacedCosts, PlacedMessage, simulate_places
 from autoshard.simulation.step_account import (
     BUBBLE,
     COMPUTED,
@@ -49,7 +51,7 @@ STAGE_AXIS = "pp"
 
 def simulate_plan_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepTimeline:
     """The predicted step of a plan, of which `program` is the lowered micro-batch."""
-    return simulate_step(step_costs(plan, program, graph, hardware))
+    return _simulated(step_costs(plan, program, graph, hardware))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +66,14 @@ def accounted_step(plan: Plan, program: Program, graph: Graph, hardware: Hardwar
     """The step that a plan predicts. `once`: of its program, simulated."""
     if not plan.step.is_whole:
         return AccountedStep(one_stage(once))
-    stages = plan.step.stages
-    measured = MeasuredProgram(plan, program, graph, hardware, stages)
-    parts = measured.keeping(plan.step.recompute)
-    whole = tuple(stage_costs(parts[stage::stages]) for stage in range(stages))
-    costs = StepCosts(plan.step.schedule, plan.step.micro_batches, tuple(own.costs for own in parts), whole)
-    timeline = simulate_step(costs)
-    splits = measured.splits(plan.step.recompute)
-    accounts = tuple(_stage_account(timeline, stage, splits[stage::stages]) for stage in range(stages))
+    step = plan.step
+    measured = MeasuredProgram(plan, program, graph, hardware, step.stages)
+    timeline = _simulated(_step_costs(measured, step))
+    splits = measured.splits(step.recompute)
+    accounts = tuple(
+        _stage_account(timeline, stage, [splits[number] for number in step.parts_of(stage)])
+        for stage in range(step.stages)
+    )
     return AccountedStep(StepAccount(timeline.step_seconds, accounts), timeline)
 
 
@@ -80,7 +82,7 @@ def _stage_account(timeline: StepTimeline, stage: int, splits: Sequence[PartSpli
     costs = timeline.costs
     found: list[Seconds] = [splits[0].late, *(own.once for own in splits)]
     for placed in timeline.by_stage[stage]:
-        number, own = placed.slot.chunk * timeline.stages + stage, splits[placed.slot.chunk]
+        number, own = costs.number(stage, placed.slot.chunk), splits[placed.slot.chunk]
         part = costs.parts[number]
         if placed.slot.kind == "B":
             found += [own.backward, {SENDS: part.receive_seconds * (number > 0)}]
@@ -95,10 +97,25 @@ def _stage_account(timeline: StepTimeline, stage: int, splits: Sequence[PartSpli
 
 def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepCosts:
     """Of the parts that the plan cuts its program into."""
-    stages = plan.step.stages
-    measured = measured_parts(plan, program, graph, hardware, stages)
-    whole = tuple(stage_costs(measured[stage::stages]) for stage in range(stages))
-    return StepCosts(plan.step.schedule, plan.step.micro_batches, tuple(own.costs for own in measured), whole)
+    return _step_costs(MeasuredProgram(plan, program, graph, hardware, plan.step.stages), plan.step)
+
+
+def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
+    own = measured.keeping(step.recompute)
+    whole = tuple(stage_costs([own[number] for number in step.parts_of(stage)]) for stage in range(step.stages))
+    parts = tuple(part.costs for part in own)
+    if not step.placed:
+        return StepCosts(step.schedule, step.micro_batches, parts, whole)
+    parts = tuple(
+        replace(part, kept_bytes=part.kept_bytes + part.received_bytes, receive_seconds=0.0) for part in parts
+    )
+    last = next(number for number, part in enumerate(measured.programs) if part.loss)
+    between = (step.part_stages, measured.sources, measured.messages, last)
+    return PlacedCosts(step.schedule, step.micro_batches, parts, whole, *between)
+
+
+def _simulated(costs: StepCosts) -> StepTimeline:
+    return simulate_places(costs) if isinstance(costs, PlacedCosts) else simulate_step(costs)
 
 
 @dataclass(frozen=True)
@@ -134,12 +151,13 @@ class MeasuredProgram:
     """The parts that a plan cuts its program into, each simulated, whatever is computed again."""
 
     def __init__(self, plan: Plan, program: Program, graph: Graph, hardware: Hardware, stages: int) -> None:
-        parts = stage_programs(program, plan)
+        parts = self.programs = stage_programs(program, plan)
         wide = Mesh(((STAGE_AXIS, stages), *program.mesh.axes))
-        tied = _tied_seconds(parts, plan.step.stages, wide, hardware)
-        self.tied = [
-            tied.get(number % plan.step.stages, 0.0) * (number < plan.step.stages) for number in range(len(parts))
-        ]
+        tied = _tied_seconds(parts, plan.step, wide, hardware)
+        of = plan.step.part_stages
+        self.tied = [tied.get(stage, 0.0) * (stage not in of[:number]) for number, stage in enumerate(of)]
+        self.sources = handed_from(parts, program) if plan.step.placed else ()
+        self.messages = tuple(_messages(parts, self.sources, of, wide, hardware))
         self.parts = [_MeasuredPart(part, program, graph, hardware, plan.step.micro_batches > 1) for part in parts]
         self.received = [
             sum(local_bytes(program.value(name), program.mesh) for name in handed_to(part, program)) for part in parts
@@ -184,11 +202,27 @@ def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardw
     return body + tail / micro_batches
 
 
-def _tied_seconds(parts: Iterable[Program], stages: int, wide: Mesh, hardware: Hardware) -> dict[int, float]:
+def _messages(
+    parts: Sequence[Program], sources: Sources, part_stages: Sequence[int], wide: Mesh, hardware: Hardware
+) -> Iterator[PlacedMessage]:
+    """Between parts of different places; what a place has received already is not sent again."""
+    arrived: dict[tuple[int, int, int], int] = {}
+    for reader, own in enumerate(sources):
+        sizes: dict[int, float] = {}
+        for maker, position in own:
+            key = (maker, position, part_stages[reader])
+            if part_stages[maker] != part_stages[reader] and arrived.setdefault(key, reader) == reader:
+                value = parts[maker].value(parts[maker].outputs[position])
+                sizes[maker] = sizes.get(maker, 0.0) + local_bytes(value, parts[maker].mesh)
+        for maker, size in sizes.items():
+            yield PlacedMessage(maker, reader, joint_seconds(hardware, wide, (0,), "send_receive", size))
+
+
+def _tied_seconds(parts: Iterable[Program], step: StepPlan, wide: Mesh, hardware: Hardware) -> dict[int, float]:
     """What each stage waits for the gradients of parameters that other stages hold too."""
     parts, found = list(parts), dict[int, float]()
     values = {p.path: (part, p.value) for part in parts for p in part.parameters}
-    for path, holders in shared_parameters(parts, stages).items():
+    for path, holders in shared_parameters(parts, step).items():
         part, name = values[path]
         size = local_bytes(part.value(name), part.mesh)
         seconds = joint_seconds(hardware, wide, (0,), "send_receive", size) * (len(holders) - 1)

@@ -92,6 +92,10 @@ class StepCosts:
     def order(self, stage: int) -> Sequence[Slot]:
         return order_of(self.schedule, stage, len(self.stages), self.micro_batches, self.chunks)
 
+    def number(self, stage: int, chunk: int) -> int:
+        """Of a part, in the order of the model."""
+        return chunk * len(self.stages) + stage
+
     def part(self, stage: int, chunk: int) -> PartCosts:
         return self.parts[chunk * len(self.stages) + stage]
 

@@ -19,9 +19,13 @@ KEPT = {
 
 def part_words(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
     """`the start, h.0 … h.5`: of a part of the model, and its blocks."""
-    names = [op.name for op in graph.ops]
-    first = [names.index(part.first_op) for part in plan.step.parts] or [0]
+    names, parts = [op.name for op in graph.ops], plan.step.parts
+    first = [names.index(part.first_op) for part in parts] or [0]
     ops = graph.ops[first[number] : (*first, len(names))[number + 1]]
+    if plan.step.placed:
+        modules = list(dict.fromkeys(op.module for op in graph.ops if op.name in parts[number].ops and op.module))
+        more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+        return (", ".join(modules[:3]) or parts[number].first_op) + more, modules
     blocks = [path for path in dict.fromkeys(block_of(op.module) for op in ops) if path]
     said = [blocks[0] if len(blocks) == 1 else f"{blocks[0]} … {blocks[-1]}"] if blocks else []
     said = (["the start"] if number == 0 else []) + said + (["the end"] if number == len(first) - 1 else [])
@@ -30,9 +34,7 @@ def part_words(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
 
 def stage_words(plan: Plan, graph: Graph, stage: int) -> str:
     """The parts of a stage in words, in the order of the model."""
-    count = plan.step.stages
-    parts = range(stage, len(plan.step.parts) or 1, count)
-    return "; ".join(part_words(plan, graph, number)[0] for number in parts)
+    return "; ".join(part_words(plan, graph, number)[0] for number in plan.step.parts_of(stage))
 
 
 def short_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
@@ -51,8 +53,9 @@ def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
     """Stage, its modules, what is recomputed, seconds of one micro-batch there and back."""
     rows: list[tuple[str, ...]] = []
     for stage in range(timeline.stages):
-        parts = [timeline.costs.part(stage, chunk) for chunk in range(timeline.costs.chunks)]
-        names = [part_words(plan, graph, chunk * timeline.stages + stage) for chunk in range(timeline.costs.chunks)]
+        numbers = plan.step.parts_of(stage)
+        parts = [timeline.costs.parts[number] for number in numbers]
+        names = [part_words(plan, graph, number) for number in numbers]
         rows.append(
             (
                 str(stage),

@@ -29,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from initial import INITIAL
-from model_parallel import MESH, STAGES, VIRTUAL_STAGES, build_model
+from model_parallel import MESH, PART_STAGES, STAGES, build_model
 from runtime import (
     ParallelMesh,
     Sharding,
@@ -111,7 +111,7 @@ def shardings() -> dict[str, tuple[Sharding, torch.dtype, bool]]:
     held: list[Tensor] = []
     for index in range(STAGES):
         mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
-        mesh.stages = Stages(index, STAGES, VIRTUAL_STAGES, lambda *_: None) if STAGES > 1 else None
+        mesh.stages = Stages(index, PART_STAGES, lambda *_: None) if STAGES > 1 else None
         model: nn.Module = build_model(mesh)
         held += model.state_dict(keep_vars=True).values()
     return {sharding(x).name: (sharding(x), x.dtype, not isinstance(x, nn.Parameter)) for x in held}

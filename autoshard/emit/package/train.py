@@ -42,11 +42,11 @@ from model_parallel import (
     MESH,
     MICRO_BATCHES,
     OPTIMIZER,
+    PART_STAGES,
     PRECISION,
     SHARED,
     STAGES,
     UPDATES_BUFFERS,
-    VIRTUAL_STAGES,
     WEIGHT_BUCKETS,
     ZERO,
     build_labels,
@@ -256,10 +256,11 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     if judge is not None:
         judge.before()
-    if MICRO_BATCHES == 1:
+    if MICRO_BATCHES == 1 and STAGES == 1:
         loss = compute_gradients(model, mesh, inputs, scaler=scaler)[0].detach()
     else:
-        losses = [outputs[0].detach() for outputs in accumulate_gradients(model, mesh, inputs, scaler=scaler)]
+        each = inputs if MICRO_BATCHES > 1 else [inputs]
+        losses = [outputs[0].detach() for outputs in accumulate_gradients(model, mesh, each, scaler=scaler)]
         loss = torch.stack(losses).mean(0) if losses else torch.zeros((), device=mesh.device)
     if scaler is not None:
         scaler.unscale_(optimizer)
@@ -449,8 +450,7 @@ def main() -> int:
         try:
             take_options(options)
             check_launch(options.backend)
-            stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)
-            own = (options.timeout, *stages, host, options.hccl_buffer)
+            own = (options.timeout, PART_STAGES, bool(HOST_TABLES), options.hccl_buffer)
             mesh = ParallelMesh.from_environment(MESH, options.backend, *own)
             failures.watch()
             check_nodes(mesh)

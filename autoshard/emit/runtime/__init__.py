@@ -72,6 +72,7 @@ from .parameters import (
     sharding,
 )
 from .pipeline import Handed, Pipeline
+from .places import Places
 from .prefetch import Prefetched, Read
 from .profiling import profiling
 from .randomness import Random, dropout_mask, random_dropout
@@ -113,6 +114,7 @@ __all__ = [
     "NonFinite",
     "ParallelMesh",
     "Pipeline",
+    "Places",
     "Prefetched",
     "Random",
     "Read",

@@ -62,19 +62,19 @@ class ParallelMesh:
         axes: Mapping[str, int],
         backend: str,
         timeout_seconds: float | None = None,
-        stages: int = 1,
-        virtual: int = 1,
+        part_stages: Sequence[int] = (0,),
         host: bool = False,
         hccl_buffers: Mapping[str, int] | None = None,
     ) -> ParallelMesh:
         """Joins the processes that torchrun, or another launcher that `start_variables` knows, started. `backend` is
         gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
-        `timeout_seconds`: of a collective, None for the backend's own. With `stages`, each has a mesh of its own, and
-        holds `virtual` parts of the model. `host`: some of the model lies in host memory, for which gloo joins the
-        hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group, by its axes (`tp`, `dp+tp`).
+        `timeout_seconds`: of a collective, None for the backend's own. `part_stages`: of each part of the model,
+        the stage; each of these has a mesh of its own. `host`: some of the model lies in host memory, for which gloo
+        joins the hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group, by its axes (`tp`, `dp+tp`).
         """
         take_start()
+        stages = max(part_stages) + 1
         size, started = math.prod(axes.values()) * stages, int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())
@@ -111,7 +111,7 @@ class ParallelMesh:
         index, rank = divmod(dist.get_rank(), math.prod(axes.values()))
         across = _timed(whole.get_group(outer), timeout)
         groups = _stage_groups(math.prod(axes.values()), timeout)
-        held = Stages(index, stages, virtual, groups, across)
+        held = Stages(index, part_stages, groups, across)
         return cls(axes, rank, connect, device, whole[tuple(axes)], held, hosts)
 
     @property

@@ -1,7 +1,7 @@
 """Which stage of a pipeline this device is on, and what its stages have in common: weights, and the gradients' norm.
 
 Every stage has the same mesh of devices; rank = stage * devices of a mesh + rank on it. With several virtual stages a
-stage holds the parts stage, stage + stages, … of the model.
+stage holds the parts stage, stage + stages, … of the model; a place of a placed model holds those that are there.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Shared = Mapping[str, Sequence[int]]  # parameter -> the stages that hold it
 
 
 class Stages:
-    """Stage `index` of `count`. `connect`, which all ranks call together, gives the transport between devices of equal
-    rank on some of the stages; `group` is of those on all."""
+    """Stage `index`; `part_stages` says the stage of each part. `connect`, which all ranks call together, gives the
+    transport between devices of equal rank on some of the stages; `group` is of those on all."""
 
     def __init__(
-        self, index: int, count: int, virtual: int, connect: Callable[[tuple[int, ...]], Transport],
+        self, index: int, part_stages: Sequence[int], connect: Callable[[tuple[int, ...]], Transport],
         group: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
-        self.index, self.count, self.group, self._connect = index, count, group, connect
-        self.parts = tuple(range(index, count * virtual, count))
+        self.index, self.count, self.group, self._connect = index, max(part_stages) + 1, group, connect
+        self.parts = tuple(number for number, stage in enumerate(part_stages) if stage == index)
         self.transport = GroupTransport(group)
         self._transports: dict[tuple[int, ...], Transport] = {}
 

@@ -63,19 +63,20 @@ def compare_stages(
     program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
 ) -> Iterator[Error]:
     """The same of all stages: each by what it holds, the last by the loss."""
-    parts, stages, size = stage_programs(program), program.step.stages, program.mesh.size
+    parts, step, size = stage_programs(program), program.step, program.mesh.size
+    stages = step.stages
     if stages == 1:
         yield from compare_ranks(program, reference, results, noise)
         return
     position = program.outputs.index(program.loss or "")
     reference, noise = _losses(reference, len(program.outputs), position), _loss_noise(noise, program, position)
     for stage in reversed(range(stages)):
-        own = parts[stage::stages]
+        own = [parts[number] for number in step.parts_of(stage)]
         view = replace(
             program,
             parameters=tuple(dict.fromkeys(p for part in own for p in part.parameters)),
             buffers=tuple(dict.fromkeys(b for part in own for b in part.buffers)),
-            outputs=(program.loss or "",) if stage == stages - 1 else (),
+            outputs=(program.loss or "",) if any(part.loss for part in own) else (),
         )
         for error in compare_ranks(view, reference, results[stage * size : (stage + 1) * size], noise):
             yield replace(error, rank=error.rank + stage * size)

@@ -31,8 +31,7 @@ class Job:
     max_norms: tuple[float, ...]  # of each step
     seed: int
     micro_batches: int = 1  # a batch has the inputs of each, one after another
-    stages: int = 1  # each of the mesh's size
-    virtual_stages: int = 1
+    part_stages: tuple[int, ...] = (0,)  # of each part; every stage has the mesh's size
     evaluates: bool = False  # the first micro-batch, before the first step
 
 
@@ -49,8 +48,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         max_norms=tuple(step.max_norm for step in reference.steps),
         seed=reference.seed,
         micro_batches=reference.micro_batches,
-        stages=program.step.stages,
-        virtual_stages=program.step.virtual_stages,
+        part_stages=program.step.part_stages,
         evaluates=bool(reference.evaluation) and not alone,
     )
 

@@ -33,8 +33,8 @@ def _run(package: Path, job_file: Path, results: Path) -> Any:
     """The job; nothing is left of it but its result file. Returns the package's runtime."""
     job = load_job(job_file)
     loaded = load_package(package)
-    stages = (None, job.stages, job.virtual_stages) if job.stages > 1 else ()
-    mesh = loaded.runtime.ParallelMesh.from_environment(dict(Mesh.parse(job.mesh).axes), "gloo", *stages)
+    axes = dict(Mesh.parse(job.mesh).axes)
+    mesh = loaded.runtime.ParallelMesh.from_environment(axes, "gloo", part_stages=job.part_stages)
     save_result(run_rank(loaded, mesh, job), results / f"rank{dist.get_rank()}.pt")
     return loaded.runtime
 

@@ -1,0 +1,276 @@
+"""The micro-batches of a step through the parts of a placed model, which need not be a chain.
+
+A value travels straight from the place that makes it to each place that reads it, once to each; its gradients come back
+the same way and are added up. All places keep to one order of slots (SLOTS), and between two places messages are sent
+and received in the order in which that has their makers, both directions together: no place waits for one that waits
+for it. Sends are waited for at the end of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .loss_scaling import LossScaler
+    from .mesh import ParallelMesh
+    from .pipeline import Handed
+
+Sources = Sequence[Sequence[tuple[int, int]]]  # of each part's values handed: (part that makes it, position there)
+
+
+class PlaceSlot(NamedTuple):
+    """The forward (F) or backward (B) of one micro-batch through one part."""
+
+    kind: str
+    micro_batch: int
+    part: int
+
+
+class PlaceMessage(NamedTuple):
+    """A value (F) of a micro-batch, the output `position` of part `part`, or its gradient (B): between the place of
+    that part and `place`, which reads the value."""
+
+    kind: str
+    micro_batch: int
+    part: int
+    position: int
+    place: int
+
+
+def read_slots(text: str) -> list[PlaceSlot]:
+    """`F0.2 B0.2`: micro-batch 0 through part 2, there and back."""
+    pairs = [(word[0], *word[1:].split(".")) for word in text.split()]
+    return [PlaceSlot(kind, int(micro_batch), int(part)) for kind, micro_batch, part in pairs]
+
+
+class Routes:
+    """Which messages each slot needs and sends. `handed[n]`, `sources[n]`: what part n is given, and whence."""
+
+    def __init__(
+        self, slots: Sequence[PlaceSlot], part_places: Sequence[int], handed: Sequence[Sequence[Handed]],
+        sources: Sources,
+    ) -> None:  # fmt: skip
+        self.needs: dict[PlaceSlot, list[PlaceMessage]] = {slot: [] for slot in slots}
+        self.sends: dict[PlaceSlot, list[PlaceMessage]] = {slot: [] for slot in slots}
+        # (part, position) -> the places that read it; those that give a gradient back
+        self.readers: dict[tuple[int, int], dict[int, None]] = {}
+        self.returns: dict[tuple[int, int], dict[int, None]] = {}
+        for part, own in enumerate(sources):
+            for value, source in zip(handed[part], own, strict=True):
+                self.readers.setdefault(source, {})[part_places[part]] = None
+                if value.has_gradient:
+                    self.returns.setdefault(source, {})[part_places[part]] = None
+        last: dict[PlaceMessage, PlaceSlot] = {}  # gradient -> the slot after which its place has all of it
+        for slot in slots:
+            own_place = part_places[slot.part]
+            for value, (maker, position) in zip(handed[slot.part], sources[slot.part], strict=True):
+                message = PlaceMessage(slot.kind, slot.micro_batch, maker, position, own_place)
+                if part_places[maker] == own_place:
+                    continue
+                if slot.kind == "F":
+                    self.needs[slot].append(message)
+                elif value.has_gradient:
+                    last[message] = slot
+        for message, slot in last.items():
+            self.sends[slot].append(message)
+        for slot in slots:
+            here = part_places[slot.part]
+            kept = self.readers if slot.kind == "F" else self.returns
+            for (part, position), places in kept.items():
+                if part == slot.part:
+                    to = [PlaceMessage(slot.kind, slot.micro_batch, part, position, place) for place in places]
+                    (self.sends if slot.kind == "F" else self.needs)[slot] += [m for m in to if m.place != here]
+
+    def between(self, part_places: Sequence[int], place: int) -> dict[int, list[PlaceMessage]]:
+        """Other place -> the messages between it and `place`, as all send and receive them."""
+        found: dict[int, list[PlaceMessage]] = {}
+        for slot in self.sends:
+            for message in self.sends[slot]:
+                ends = {part_places[message.part], message.place}
+                if place in ends:
+                    found.setdefault((ends - {place}).pop(), []).append(message)
+        return found
+
+
+class Places:
+    """The parts of the model on this place. `inputs[n]`: the positions of the model's inputs that part n takes;
+    `labels[n]`: those of its losses among all that are means over labels; `loss_part` makes the loss."""
+
+    def __init__(
+        self, parts: nn.ModuleList, mesh: ParallelMesh, slots: str, part_places: Sequence[int], loss_part: int,
+        handed: Sequence[Sequence[Handed]], sources: Sources, inputs: Sequence[Sequence[int]],
+        labels: Sequence[Sequence[int]],
+    ) -> None:  # fmt: skip
+        assert mesh.stages is not None
+        self.parts = dict(zip(mesh.stages.parts, parts, strict=True))
+        self.mesh, self.place, self.part_places, self.loss_part = mesh, mesh.stages.index, part_places, loss_part
+        self.group, self.devices = mesh.stages.group, math.prod(mesh.axes.values())
+        self.handed, self.sources, self.inputs, self.labels = handed, sources, inputs, labels
+        self.slots = read_slots(slots)
+        # Of an evaluation: the forwards of one micro-batch.
+        self.evaluated = [slot for slot in self.slots if slot.kind == "F" and slot.micro_batch == 0]
+        self.counts_labels = any(labels[number] for number in self.parts)
+
+    def run(
+        self,
+        micro_batches: Sequence[Sequence[Tensor]],
+        shares: Sequence[Sequence[Tensor]],
+        scaler: LossScaler | None = None,
+        sizes: Sequence[Mapping[str, int]] = (),
+    ) -> list[Tensor]:
+        """Forward and backward of all; the gradients are those of the mean of the losses (by the scale of `scaler`).
+        Returns the losses on the place that makes them, elsewhere nothing. `shares`: see `label_shares`, where it
+        `counts_labels`. `sizes`: the dynamic ones of each micro-batch."""
+        return _PlacedStep(self, self.slots, micro_batches, shares, scaler, sizes).run()
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Sequence[Tensor], sizes: Mapping[str, int] | None = None) -> list[Tensor]:
+        """The loss of one micro-batch on the place that makes it, elsewhere nothing."""
+        return _PlacedStep(self, self.evaluated, [inputs], (), None, [sizes] if sizes else ()).run()
+
+
+class _PlacedStep:
+    """One step: what has been made, received and sent so far."""
+
+    def __init__(
+        self, places: Places, slots: Sequence[PlaceSlot], micro_batches: Sequence[Sequence[Tensor]],
+        shares: Sequence[Sequence[Tensor]], scaler: LossScaler | None, sizes: Sequence[Mapping[str, int]],
+    ) -> None:  # fmt: skip
+        self.places, self.slots, self.micro_batches = places, slots, micro_batches
+        self.shares, self.scaler, self.sizes = shares, scaler, sizes
+        self.routes = Routes(slots, places.part_places, places.handed, places.sources)
+        self.waiting = {
+            place: iter(messages) for place, messages in self.routes.between(places.part_places, places.place).items()
+        }
+        self.arriving: dict[PlaceMessage, tuple[dist.Work, Tensor]] = {}
+        self.sent: list[tuple[dist.Work, Tensor]] = []
+        self.arrived: dict[PlaceMessage, Tensor] = {}
+        self.uses = Counter(
+            message for slot in slots if slot.part in places.parts for message in self.routes.needs[slot]
+        )
+        self.made: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by micro-batch and part
+        self.given: dict[tuple[int, int], list[Tensor]] = {}
+        self.gradients: dict[tuple[int, int, int], Tensor] = {}  # by micro-batch, part and position
+        self.losses: list[Tensor] = []
+
+    def run(self) -> list[Tensor]:
+        for slot in self.slots:
+            if slot.part in self.places.parts:
+                for message in self.routes.needs[slot]:
+                    self._receive(message)
+                self._forward(slot) if slot.kind == "F" else self._backward(slot)
+                for message in self.routes.sends[slot]:
+                    self._send(message)
+        for work, _ in self.sent:
+            work.wait()
+        return self.losses
+
+    def _forward(self, slot: PlaceSlot) -> None:
+        _, m, part = slot
+        places = self.places
+        given = []
+        for value, (maker, position) in zip(places.handed[part], places.sources[part], strict=True):
+            local = maker in places.parts
+            message = PlaceMessage("F", m, maker, position, places.place)
+            made = self.made[m, maker][position] if local else self._taken(message)
+            given.append(made.detach().requires_grad_(value.has_gradient and torch.is_grad_enabled()))
+        own = [self.micro_batches[m][position] for position in places.inputs[part]]
+        shares = [self.shares[m][loss] for loss in places.labels[part]] if self.shares else []
+        with places.mesh.micro_batch(m, shares):
+            result = places.parts[part](*given, *own)
+        made = result if isinstance(result, tuple) else (result,)
+        if part == places.loss_part:
+            self.losses.append(made[0].detach())
+            made = (made[0] / len(self.micro_batches), *made[1:])
+        self.made[m, part], self.given[m, part] = made, given
+
+    def _backward(self, slot: PlaceSlot) -> None:
+        _, m, part = slot
+        places = self.places
+        ends: list[Tensor] = []
+        gradients: list[Tensor | None] = []
+        for position, output in enumerate(self.made.pop((m, part))):
+            gradient = self.gradients.pop((m, part, position), None)
+            for place in self.routes.returns.get((part, position), ()):
+                if place != places.place:
+                    arrived = self._taken(PlaceMessage("B", m, part, position, place))
+                    gradient = arrived if gradient is None else gradient + arrived
+            if part == places.loss_part and position == 0:
+                ends.append(output if self.scaler is None else self.scaler.scale(output))
+                gradients.append(None)
+            elif gradient is not None and output.requires_grad:
+                ends.append(output)
+                gradients.append(gradient)
+        if ends:
+            torch.autograd.backward(ends, gradients)
+        for value, given, source in zip(
+            places.handed[part], self.given.pop((m, part)), places.sources[part], strict=True
+        ):
+            if value.has_gradient:
+                own = torch.zeros_like(given) if given.grad is None else given.grad
+                known = self.gradients.get((m, *source))
+                self.gradients[(m, *source)] = own if known is None else known + own
+
+    def _taken(self, message: PlaceMessage) -> Tensor:
+        """What has arrived, let go where no other part here reads it."""
+        self.uses[message] -= 1
+        return self.arrived[message] if self.uses[message] else self.arrived.pop(message)
+
+    def _peer(self, message: PlaceMessage) -> int:
+        maker = self.places.part_places[message.part]
+        return message.place if maker == self.places.place else maker
+
+    def _receive(self, message: PlaceMessage) -> None:
+        """Once it is there, `arrived` has it."""
+        if message in self.arrived:
+            return
+        if message not in self.arriving:
+            self._post(self._peer(message), message)
+        work, buffer = self.arriving.pop(message)
+        work.wait()
+        self.arrived[message] = buffer
+
+    def _send(self, message: PlaceMessage) -> None:
+        if message.kind == "F":
+            value = self.made[message.micro_batch, message.part][message.position].detach()
+        else:
+            value = self.gradients.pop((message.micro_batch, message.part, message.position))
+        self._post(self._peer(message), message, value.contiguous())
+
+    def _post(self, peer: int, message: PlaceMessage, value: Tensor | None = None) -> None:
+        """All messages of this pair of places up to this one."""
+        rank = peer * self.places.devices + self.places.mesh.rank
+        for own in self.waiting[peer]:
+            if own == message and value is not None:
+                work = dist.isend(value, rank, group=self.places.group)
+                assert work is not None
+                self.sent = [own for own in self.sent if not own[0].is_completed()]
+                self.sent.append((work, value))
+                return
+            buffer = self._buffer(own)
+            work = dist.irecv(buffer, rank, group=self.places.group)
+            assert work is not None
+            self.arriving[own] = work, buffer
+            if own == message:
+                return
+        raise AssertionError(f"{message} is not a message between these places, or was sent before")
+
+    def _buffer(self, message: PlaceMessage) -> Tensor:
+        kind, m, part, position, _ = message
+        if kind == "B":
+            return torch.empty_like(self.made[m, part][position], memory_format=torch.contiguous_format)
+        handed = next(
+            value
+            for number in self.places.parts
+            for value, source in zip(self.places.handed[number], self.places.sources[number], strict=True)
+            if source == (part, position)
+        )
+        like = handed.example(self.places.mesh, self.sizes[m] if self.sizes else None)
+        return torch.empty(like.shape, dtype=like.dtype, device=self.places.mesh.device)

@@ -1,0 +1,125 @@
+"""The step of a placed model: parts of a DAG on their places, with the messages between places.
+
+A place waits for a message from the end of the slot that makes it, for as long as its link takes; sends run beside
+what the sender computes next. It holds what it received, and what it made, until the backward of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from autoshard.program.place_order import PartSlot, placed_order
+from autoshard.simulation.pipeline_schedule import Placed, Slot, SlotSequence
+from autoshard.simulation.step_timeline import PartCosts, StepCosts, StepTimeline
+
+
+class PlacedMessage(NamedTuple):
+    """Values that part `reader` reads of part `maker`, on another place: what a device of the mesh receives."""
+
+    maker: int
+    reader: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlacedCosts(StepCosts):
+    """`parts` in their order; `part_stages` says where each is. `sources`: of each part, see `handed_from`."""
+
+    part_stages: tuple[int, ...] = ()
+    sources: tuple[tuple[tuple[int, int], ...], ...] = ()
+    messages: tuple[PlacedMessage, ...] = ()
+    loss_part: int = 0
+
+    @property
+    def chunks(self) -> int:
+        return max(self.part_stages.count(stage) for stage in range(len(self.stages)))
+
+    @cached_property
+    def part_order(self) -> tuple[PartSlot, ...]:
+        """Of all places."""
+        return placed_order(self.schedule, self.part_stages, self.sources, self.loss_part, self.micro_batches)
+
+    @cached_property
+    def chunk_of(self) -> tuple[int, ...]:
+        """Of each part, how many are before it on its place."""
+        return tuple(self.part_stages[:part].count(stage) for part, stage in enumerate(self.part_stages))
+
+    @cached_property
+    def sequence(self) -> SlotSequence:
+        """Without the givers, of which a slot here may have several."""
+        stages = tuple(self.part_stages[own.part] for own in self.part_order)
+        slots = tuple(Slot(own.kind, own.micro_batch, self.chunk_of[own.part]) for own in self.part_order)
+        last, before = [len(slots)] * len(self.stages), []
+        for k, stage in enumerate(stages):
+            before.append(last[stage])
+            last[stage] = k
+        return SlotSequence(stages, slots, tuple(before), (len(slots),) * len(slots))
+
+    def order(self, stage: int) -> Sequence[Slot]:
+        sequence = self.sequence
+        return [slot for own, slot in zip(sequence.stages, sequence.slots, strict=True) if own == stage]
+
+    def number(self, stage: int, chunk: int) -> int:
+        return [part for part, own in enumerate(self.part_stages) if own == stage][chunk]
+
+    def part(self, stage: int, chunk: int) -> PartCosts:
+        own = [part for part, place in zip(self.parts, self.part_stages, strict=True) if place == stage]
+        return own[chunk] if chunk < len(own) else PartCosts(0.0, 0.0)
+
+    def slot_seconds(self, stage: int, slot: Slot) -> float:
+        own = self.part(stage, slot.chunk)
+        if slot.kind == "B":
+            return own.backward_seconds
+        return own.forward_seconds + own.first_seconds * (slot.micro_batch == 0)
+
+    def sent_seconds(self, number: int) -> float:
+        return 0.0
+
+    def buffer_bytes(self, stage: int) -> float:
+        return 0.0
+
+    def sent_bytes(self, stage: int, slot: Slot) -> float:
+        return 0.0
+
+    def _peak(self, stage: int) -> float:
+        alive = most = 0.0
+        for slot in self.order(stage):
+            own = self.part(stage, slot.chunk)
+            alive += own.kept_bytes * (slot.kind == "F")
+            most = max(most, alive + own.working_bytes)
+            alive -= own.kept_bytes * (slot.kind == "B")
+        return self.stages[stage].static_bytes + most
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedTimeline(StepTimeline):
+    @cached_property
+    def placed(self) -> tuple[Placed, ...]:
+        sequence = self.costs.sequence
+        ends = zip(sequence.stages, sequence.slots, self.slot_seconds, self.end_seconds, strict=True)
+        return tuple(Placed(stage, slot, end - seconds, seconds) for stage, slot, seconds, end in ends)
+
+
+def simulate_places(costs: PlacedCosts) -> PlacedTimeline:
+    """The predicted step: each place in its order, each slot once its messages have arrived."""
+    sequence, order = costs.sequence, costs.part_order
+    seconds = [costs.slot_seconds(*own) for own in zip(sequence.stages, sequence.slots, strict=True)]
+    gives: list[list[tuple[PartSlot, float]]] = []
+    wait = {(own.maker, own.reader): own.seconds for own in costs.messages}
+    pairs = sorted({(maker, reader) for reader, own in enumerate(costs.sources) for maker, _ in own})
+    for kind, micro_batch, part in order:
+        if kind == "F":
+            gives.append([(PartSlot("F", micro_batch, a), wait.get((a, b), 0.0)) for a, b in pairs if b == part])
+        else:
+            gives.append([(PartSlot("B", micro_batch, b), wait.get((a, b), 0.0)) for a, b in pairs if a == part])
+            gives[-1].append((PartSlot("F", micro_batch, costs.loss_part), 0.0))
+    at: dict[PartSlot, float] = {}
+    free = [0.0] * len(costs.stages)
+    for slot, stage, own, givers in zip(order, sequence.stages, seconds, gives, strict=True):
+        arrived = max((at[giver] + waits for giver, waits in givers), default=0.0)
+        free[stage] = at[slot] = max(free[stage], arrived) + own
+    finished = tuple(end + own.tail_seconds for end, own in zip(free, costs.stages, strict=True))
+    return PlacedTimeline(costs, tuple(seconds), tuple(at[slot] for slot in order), finished)
