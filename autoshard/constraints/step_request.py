@@ -204,7 +204,7 @@ def pin_texts(pins: Iterable[StagePin], kind: str = STAGE_PIN) -> list[str]:
 
 
 def read_stage_pins(texts: tuple[str, ...], kind: str = STAGE_PIN) -> tuple[StagePin, ...]:
-    """Those of `--pin` that begin with `stage:`, or `place:`; `stage:model.layers.0-15=0` is a pin of each of sixteen."""
+    """Those of `--pin` that begin so; `stage:model.layers.0-15=0` is a pin of each of the sixteen."""
     found: list[StagePin] = []
     for text in texts:
         if not text.startswith(kind):

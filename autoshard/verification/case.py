@@ -256,16 +256,17 @@ _Results = tuple[list[RankResult], str]  # and how train.py failed
 
 
 def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: float, starts: Sequence[str]) -> _Results:
-    assert program.step.stages == 1, "torch.distributed.pipelining talks by process groups: verify_folder says so"
+    step = program.step
+    assert step.stages == 1 or step.placed, "torch.distributed.pipelining talks by process groups"
     try:
         package = load_package(folder)
     except Exception as error:
         raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
-    own, axes = package.runtime.ParallelMesh, dict(program.mesh.axes)
-    results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, own)
+    own, axes = (package.runtime.ParallelMesh, package.runtime.Stages), dict(program.mesh.axes)
+    results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, *own, step.part_stages)
     try:
         if starts:
-            started_train.run_in_lockstep(folder, axes, starts, timeout_seconds)
+            started_train.run_in_lockstep(folder, axes, starts, timeout_seconds, step.part_stages)
     except LockstepError as error:
         return results, str(error)
     return results, ""

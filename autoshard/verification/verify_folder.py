@@ -64,9 +64,9 @@ def verify_package(
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
     given = dict(arguments or {})
     VerifyRequest(backend, full, given).check()
-    if plan.step.stages > 1:
+    if plan.step.stages > 1 and not plan.step.placed:
         check_stages(plan.step.stages, plan.devices, backend)
-    if backend == "gloo" and plan.mesh.size > MOST_PROCESSES:
+    if backend == "gloo" and plan.devices > MOST_PROCESSES:
         backend = "lockstep"
     ranks, in_turns = min(plan.mesh.size, MOST_RANKS), backend == "lockstep"
     sized = resized(graph, step_sizes(graph)[0]) if graph.dynamic else graph

@@ -34,6 +34,12 @@ class Transport(Protocol):
         """Sends `x` to the device that many further on and receives `length` numbers; they are there once the returned
         function was called."""
 
+    def send(self, x: Tensor, to: int) -> Callable[[], object]:
+        """To member `to` of the group; `x` must not change until the returned function was called."""
+
+    def receive(self, x: Tensor, source: int) -> Callable[[], object]:
+        """Into `x`, which is ready once the returned function was called."""
+
     def barrier(self) -> None: ...
 
 
@@ -112,6 +118,16 @@ class GroupTransport:
             return received
 
         return wait
+
+    def send(self, x: Tensor, to: int) -> Callable[[], object]:
+        work = dist.isend(x, dist.get_global_rank(self.group or dist.group.WORLD, to), group=self.group)
+        assert work is not None
+        return cast(Callable[[], object], work.wait)
+
+    def receive(self, x: Tensor, source: int) -> Callable[[], object]:
+        work = dist.irecv(x, dist.get_global_rank(self.group or dist.group.WORLD, source), group=self.group)
+        assert work is not None
+        return cast(Callable[[], object], work.wait)
 
     def barrier(self) -> None:
         dist.barrier(self.group)

@@ -8,13 +8,11 @@ for it. Sends are waited for at the end of the step.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -111,7 +109,7 @@ class Places:
         assert mesh.stages is not None
         self.parts = dict(zip(mesh.stages.parts, parts, strict=True))
         self.mesh, self.place, self.part_places, self.loss_part = mesh, mesh.stages.index, part_places, loss_part
-        self.group, self.devices = mesh.stages.group, math.prod(mesh.axes.values())
+        self.transport = mesh.stages.transport
         self.handed, self.sources, self.inputs, self.labels = handed, sources, inputs, labels
         self.slots = read_slots(slots)
         # Of an evaluation: the forwards of one micro-batch.
@@ -149,8 +147,8 @@ class _PlacedStep:
         self.waiting = {
             place: iter(messages) for place, messages in self.routes.between(places.part_places, places.place).items()
         }
-        self.arriving: dict[PlaceMessage, tuple[dist.Work, Tensor]] = {}
-        self.sent: list[tuple[dist.Work, Tensor]] = []
+        self.arriving: dict[PlaceMessage, tuple[Callable[[], object], Tensor]] = {}
+        self.sent: list[tuple[Callable[[], object], Tensor]] = []
         self.arrived: dict[PlaceMessage, Tensor] = {}
         self.uses = Counter(
             message for slot in slots if slot.part in places.parts for message in self.routes.needs[slot]
@@ -168,8 +166,8 @@ class _PlacedStep:
                 self._forward(slot) if slot.kind == "F" else self._backward(slot)
                 for message in self.routes.sends[slot]:
                     self._send(message)
-        for work, _ in self.sent:
-            work.wait()
+        for wait, _ in self.sent:
+            wait()
         return self.losses
 
     def _forward(self, slot: PlaceSlot) -> None:
@@ -233,8 +231,8 @@ class _PlacedStep:
             return
         if message not in self.arriving:
             self._post(self._peer(message), message)
-        work, buffer = self.arriving.pop(message)
-        work.wait()
+        wait, buffer = self.arriving.pop(message)
+        wait()
         self.arrived[message] = buffer
 
     def _send(self, message: PlaceMessage) -> None:
@@ -246,18 +244,13 @@ class _PlacedStep:
 
     def _post(self, peer: int, message: PlaceMessage, value: Tensor | None = None) -> None:
         """All messages of this pair of places up to this one."""
-        rank = peer * self.places.devices + self.places.mesh.rank
+        transport = self.places.transport
         for own in self.waiting[peer]:
             if own == message and value is not None:
-                work = dist.isend(value, rank, group=self.places.group)
-                assert work is not None
-                self.sent = [own for own in self.sent if not own[0].is_completed()]
-                self.sent.append((work, value))
+                self.sent.append((transport.send(value, peer), value))
                 return
             buffer = self._buffer(own)
-            work = dist.irecv(buffer, rank, group=self.places.group)
-            assert work is not None
-            self.arriving[own] = work, buffer
+            self.arriving[own] = transport.receive(buffer, peer), buffer
             if own == message:
                 return
         raise AssertionError(f"{message} is not a message between these places, or was sent before")

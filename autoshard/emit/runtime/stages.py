@@ -24,11 +24,11 @@ class Stages:
 
     def __init__(
         self, index: int, part_stages: Sequence[int], connect: Callable[[tuple[int, ...]], Transport],
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | None = None, transport: Transport | None = None,
     ) -> None:  # fmt: skip
         self.index, self.count, self.group, self._connect = index, max(part_stages) + 1, group, connect
         self.parts = tuple(number for number, stage in enumerate(part_stages) if stage == index)
-        self.transport = GroupTransport(group)
+        self.transport = transport or GroupTransport(group)
         self._transports: dict[tuple[int, ...], Transport] = {}
 
     @property

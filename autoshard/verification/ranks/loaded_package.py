@@ -52,7 +52,7 @@ class GradientRecorder:
 
     def _note(self, model: torch.nn.Module, mesh: Any, outputs: list[Any]) -> None:
         gradients = {self.runtime.sharding(p).name: self._local(p) for p in model.parameters() if p.requires_grad}
-        self.seen[mesh.rank] = RankTensors(outputs, gradients)
+        self.seen[mesh.global_rank] = RankTensors(outputs, gradients)
 
     def _local(self, parameter: torch.Tensor) -> torch.Tensor:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

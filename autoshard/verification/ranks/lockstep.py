@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autoshard.emit.runtime import ParallelMesh, Transport
+from autoshard.emit.runtime import ParallelMesh, Stages, Transport
 
 _Result = TypeVar("_Result")
 
@@ -81,6 +83,49 @@ def _numbers(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
 
 
+class _Mail:
+    """What one rank has sent another and that one has not taken yet, in order."""
+
+    def __init__(self, source: int, to: int, hub: _Hub) -> None:
+        self.source, self.to, self.hub, self.sent = source, to, hub, deque[Tensor]()
+        self.posted = deque[Tensor]()
+        self.calls = False  # a rank waits
+        self.complete = threading.Condition(hub.turn)
+
+    def put(self, x: Tensor) -> None:
+        self.sent.append(x)
+        if self.calls:
+            self.calls, self.hub.running = False, self.hub.running + 1
+            self.complete.notify_all()
+
+    def reading(self, x: Tensor) -> Callable[[], object]:
+        """Receives in the order in which they are posted, whatever is waited for first."""
+        self.posted.append(x)
+
+        def wait() -> None:
+            while any(own is x for own in self.posted):
+                buffer, found = self.posted.popleft(), self.take()
+                same = (found.shape, found.dtype) == (buffer.shape, buffer.dtype)
+                assert same, f"expected {tuple(buffer.shape)} {buffer.dtype}, got {tuple(found.shape)} {found.dtype}"
+                buffer.copy_(found)
+
+        return wait
+
+    def take(self) -> Tensor:
+        if not self.sent:
+            self.calls = True
+            self.hub.pause(self)
+            while not self.sent and not self.hub.failed:
+                if not self.complete.wait(self.hub.timeout_seconds):
+                    raise Alone(self.said())
+            if not self.sent:
+                raise Alone(self.said())
+        return self.sent.popleft()
+
+    def said(self) -> str:
+        return f"rank {self.to} waited in vain for a message of rank {self.source}"
+
+
 class Alone(Exception):
     """The others did not come."""
 
@@ -128,6 +173,14 @@ class ThreadTransport:
         assert len(found) == length, f"expected {length} numbers, got {len(found)}"
         return lambda: found
 
+    def send(self, x: Tensor, to: int) -> Callable[[], object]:
+        self.group.hub.mail(self.group.ranks[self.index], self.group.ranks[to]).put(x.clone())
+        return lambda: None
+
+    def receive(self, x: Tensor, source: int) -> Callable[[], object]:
+        mail = self.group.hub.mail(self.group.ranks[source], self.group.ranks[self.index])
+        return mail.reading(x)
+
     def barrier(self) -> None:
         self.group.swap(self.index, ("barrier",), None, len)
 
@@ -156,24 +209,38 @@ class _Hub:
     def __init__(self, size: int, timeout_seconds: float) -> None:
         self.timeout_seconds, self.running, self.failed = timeout_seconds, size, False
         self.groups: dict[tuple[tuple[str, ...], tuple[int, ...]], _Group] = {}
+        self.mails: dict[tuple[int, int], _Mail] = {}
         self.turn = threading.Lock()
 
     def connect(self, mesh: Any, names: tuple[str, ...]) -> Transport:
-        ranks = tuple(next(group for group in mesh.groups(names) if mesh.rank in group))
-        group = self.groups.setdefault((names, ranks), _Group(ranks, names, self))
-        return ThreadTransport(group, ranks.index(mesh.rank))
+        first = mesh.global_rank - mesh.rank
+        ranks = tuple(first + rank for rank in next(group for group in mesh.groups(names) if mesh.rank in group))
+        return self.among(ranks, names, mesh.global_rank)
 
-    def pause(self, group: _Group | None) -> None:
+    def among(self, ranks: tuple[int, ...], names: tuple[str, ...], rank: int) -> Transport:
+        group = self.groups.setdefault((names, ranks), _Group(ranks, names, self))
+        return ThreadTransport(group, ranks.index(rank) if rank in ranks else -1)
+
+    def across(self, stages: Sequence[int], rank: int, size: int) -> Transport:
+        """Between the devices that are as `rank` on their stages, of `size` each."""
+        return self.among(tuple(stage * size + rank % size for stage in stages), ("stage",), rank)
+
+    def mail(self, source: int, to: int) -> _Mail:
+        return self.mails.setdefault((source, to), _Mail(source, to, self))
+
+    def pause(self, group: _Group | _Mail | None) -> None:
         """This rank stops, to wait for `group` or for good. Where all have, those that wait do so in vain."""
         self.running -= 1
-        waiting = group or next((own for own in self.groups.values() if own.calls), None)
+        known: list[_Group | _Mail] = [*self.groups.values(), *self.mails.values()]
+        waiting = group or next((own for own in known if own.calls), None)
         if self.running == 0 and waiting is not None:
             raise Alone(waiting.said())
 
     def abort(self) -> None:
         self.failed = True
-        for group in self.groups.values():
-            group.complete.notify_all()
+        conditions = [own.complete for own in self.groups.values()] + [own.complete for own in self.mails.values()]
+        for condition in conditions:
+            condition.notify_all()
 
 
 class LockstepError(RuntimeError):
@@ -185,16 +252,20 @@ def run_lockstep(
     fn: Callable[[Any], _Result],
     timeout_seconds: float = 120.0,
     mesh_type: Callable[..., Any] = ParallelMesh,
+    stages_type: Callable[..., Any] = Stages,
+    part_stages: Sequence[int] = (0,),
 ) -> list[_Result]:
     """Runs `fn(mesh)` on every rank of the mesh at once and returns the results in rank order.
 
-    `mesh_type` is the ParallelMesh of the package that runs. `mesh.random.exact` is set. Parameters are plain local
+    `mesh_type` is the ParallelMesh of the package that runs, `stages_type` its Stages: with several in `part_stages`
+    each has the mesh. `mesh.random.exact` is set. Parameters are plain local
     tensors. The first exception of a rank stops all and is raised as LockstepError, which names the rank; a rank that
     waits longer than `timeout_seconds` for the others is such an exception.
     """
-    size = math.prod(mesh_axes.values())
-    hub = _Hub(size, timeout_seconds)
-    results: list[Any] = [None] * size
+    size, stages = math.prod(mesh_axes.values()), range(max(part_stages) + 1)
+    count = size * len(stages)
+    hub = _Hub(count, timeout_seconds)
+    results: list[Any] = [None] * count
     errors: list[tuple[int, BaseException]] = []
 
     def work(rank: int) -> None:
@@ -202,7 +273,12 @@ def run_lockstep(
             if hub.failed:
                 return
             try:
-                mesh = mesh_type(mesh_axes, rank, hub.connect, torch.device("cpu"))
+                held = None
+                if len(stages) > 1:
+                    across = partial(hub.across, rank=rank, size=size)
+                    held = stages_type(rank // size, part_stages, across, transport=across(stages))
+                more = {} if held is None else {"stages": held}
+                mesh = mesh_type(mesh_axes, rank % size, hub.connect, torch.device("cpu"), **more)
                 mesh.random.exact = True
                 results[rank] = fn(mesh)
                 hub.pause(None)
@@ -210,7 +286,7 @@ def run_lockstep(
                 errors.append((rank, error))
                 hub.abort()
 
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -79,7 +79,7 @@ def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
                     own = len(job.input_layouts)
                     inputs = [inputs[i : i + own] for i in range(0, len(inputs), own)]
                 norm = float(package.train.train_step(model, optimizer, mesh, inputs, job.max_norms[number])[1])
-                seen = package.recorder.take(mesh.rank)
+                seen = package.recorder.take(mesh.global_rank)
                 outputs, gradients = seen.outputs, gradients or seen.gradients
             made = tuple(output for given in outputs for output in _outputs(given, job))
             steps.append(RankStep(made, norm, *_stored(package.runtime, model)))

@@ -37,7 +37,13 @@ def run_as_program(folder: Path, options: Sequence[str]) -> None:
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def run_in_lockstep(folder: Path, axes: Mapping[str, int], options: Sequence[str], timeout_seconds: float) -> None:
+def run_in_lockstep(
+    folder: Path,
+    axes: Mapping[str, int],
+    options: Sequence[str],
+    timeout_seconds: float,
+    part_stages: Sequence[int] = (0,),
+) -> None:
     """On ranks in lock-step, from the options on. Raises LockstepError where it fails."""
     package = load_package(folder)
     given = package.train.parse_arguments(list(options))
@@ -48,7 +54,8 @@ def run_in_lockstep(folder: Path, axes: Mapping[str, int], options: Sequence[str
         package.train.run(given, mesh)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        run_lockstep(axes, run, timeout_seconds, package.runtime.ParallelMesh)
+        own = package.runtime.ParallelMesh, package.runtime.Stages
+        run_lockstep(axes, run, timeout_seconds, *own, part_stages)
 
 
 def words(options: Sequence[str], backend: str, ranks: int, precision: str) -> str:
