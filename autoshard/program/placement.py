@@ -8,6 +8,7 @@ A part is a run of operators on one place that waits for nothing in between, so 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
@@ -16,7 +17,11 @@ from autoshard.ir.plan import StagePart
 
 def placed_parts(graph: Graph, places: Sequence[tuple[str, int]]) -> tuple[StagePart, ...]:
     """The parts, each after all that it reads. UsageError for a module that is not there, or a place without work."""
-    place_of = op_places(graph, dict(places))
+    return parts_on(graph, op_places(graph, dict(places)))
+
+
+def parts_on(graph: Graph, place_of: Sequence[int]) -> tuple[StagePart, ...]:
+    """The parts, where each operator of the graph has its place. UsageError for a place without work."""
     used = set(place_of)
     empty = [place for place in range(max(used) + 1) if place not in used]
     if empty:
@@ -36,6 +41,10 @@ def op_places(graph: Graph, places: Mapping[str, int]) -> list[int]:
         if not any(_within(op.module, path) for op in graph.ops):
             raise UsageError(f"place of {path or 'the model'}: no operator is in that module", "autoshard trace MODEL")
     found: list[int | None] = [_given(op.module, places) for op in graph.ops]
+    for group in rewritten(graph):
+        first = next((found[i] for i in group if found[i] is not None), None)
+        for i in group:
+            found[i] = first if found[i] is None else found[i]
     made: dict[str, int] = {}
     for i, op in enumerate(graph.ops):
         own = found[i]
@@ -67,19 +76,77 @@ def _runs(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, tuple[str, .
     Greedy: all that is ready on one place is taken, then the place goes on whose next operator is the first of the
     model. Alternating places so give one part each per dependency, not one per change in the model's text.
     """
-    maker = {name: i for i, op in enumerate(graph.ops) for name in op.results}
-    waits = [{maker[name] for name in op.operands if name in maker} for op in graph.ops]
+    units = _units(graph, place_of)
+    unit_of = {i: number for number, unit in enumerate(units) for i in unit}
+    waits: list[set[int]] = [set() for _ in units]
+    for maker, reader in _edges(graph):
+        if unit_of[maker] != unit_of[reader]:
+            waits[unit_of[reader]].add(unit_of[maker])
     done: set[int] = set()
-    left = {place: [i for i, own in enumerate(place_of) if own == place] for place in set(place_of)}
+    left: dict[int, list[int]] = {}
+    for number, unit in enumerate(units):
+        left.setdefault(place_of[unit[0]], []).append(number)
     found: list[tuple[int, tuple[str, ...]]] = []
     while any(left.values()):
-        ready = {place: next((i for i in own if waits[i] <= done), None) for place, own in left.items()}
-        place = min((i, place) for place, i in ready.items() if i is not None)[1]
-        taken = []
-        for i in left[place]:
-            if waits[i] <= done:
-                done.add(i)
-                taken.append(i)
-        left[place] = [i for i in left[place] if i not in done]
-        found.append((place, tuple(graph.ops[i].name for i in taken)))
+        ready = {place: next((n for n in own if waits[n] <= done), None) for place, own in left.items()}
+        place = min((n, place) for place, n in ready.items() if n is not None)[1]
+        taken: list[int] = []
+        while more := [n for n in left[place] if waits[n] <= done and n not in done]:
+            done.update(more)
+            taken += more
+        left[place] = [n for n in left[place] if n not in done]
+        found.append((place, tuple(graph.ops[i].name for i in sorted(i for n in taken for i in units[n]))))
     return found
+
+
+def _edges(graph: Graph) -> list[tuple[int, int]]:
+    """(maker, reader) of each value between operators."""
+    maker = {name: i for i, op in enumerate(graph.ops) for name in op.results}
+    return [(maker[name], i) for i, op in enumerate(graph.ops) for name in op.operands if name in maker]
+
+
+def _units(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, ...]]:
+    """Operators that one part must have, by the first: those of a place that read one weight, or read and rewrite one
+    buffer, with what lies between them; each other one is alone. What can't stay together, as something of another
+    place lies between, comes apart."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name, ops in _users(graph).items():
+        for i in ops:
+            groups.setdefault((name, place_of[i]), []).append(i)
+    together = [own for own in groups.values() if len(own) > 1]
+    while True:
+        units = _components(graph, together)
+        torn = [set(own) for own in units if len({place_of[i] for i in own}) > 1]
+        if not torn:
+            return units
+        together = [own for own in together if not any(part.issuperset(own) for part in torn)]
+
+
+def rewritten(graph: Graph) -> list[tuple[int, ...]]:
+    """Operators that read and rewrite a buffer, with what lies between them: they must be on one place."""
+    users, updated = _users(graph), {buffer for buffer, _ in graph.buffer_updates}
+    return [own for own in _components(graph, [users[name] for name in updated if name in users]) if len(own) > 1]
+
+
+def _users(graph: Graph) -> dict[str, list[int]]:
+    """Parameter or changing buffer -> the operators that read it, or make its new value."""
+    stored = {p.tensor for p in graph.parameters} | {buffer for buffer, _ in graph.buffer_updates}
+    renewed = {new: buffer for buffer, new in graph.buffer_updates}
+    found: dict[str, list[int]] = {}
+    for i, op in enumerate(graph.ops):
+        names = {name for name in op.operands if name in stored} | {renewed[n] for n in op.results if n in renewed}
+        for name in sorted(names):
+            found.setdefault(name, []).append(i)
+    return found
+
+
+def _components(graph: Graph, together: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Operators that no order of parts can separate, where each of `together` is in one part."""
+    import networkx
+
+    links = networkx.DiGraph()
+    links.add_nodes_from(range(len(graph.ops)))
+    links.add_edges_from(_edges(graph))
+    for own in together:
+        links.add_edges_from([pair for a, b in pairwise(own) for pair in ((a, b), (b, a))])
+    return sorted(tuple(sorted(own)) for own in networkx.strongly_connected_components(links))

@@ -232,11 +232,13 @@ def _check_buffers(program: Program, parts: Sequence[Program], step: StepPlan) -
     for buffer, _ in program.buffer_updates:
         holders = [number for number, part in enumerate(parts) if buffer in {b.value for b in part.buffers}]
         if len(holders) > 1:
-            word = "place" if step.placed else "stage"
+            word, whole = ("place", "model") if step.placed else ("stage", "pipeline")
+            module = _module(paths[buffer])
             raise UsageError(
-                f"{paths[buffer]} changes in part {holders[0]} of the {'model' if step.placed else 'pipeline'} and is "
-                f"read in part {holders[-1]}",
-                f"--pin {word}:{_module(paths[buffer])}=0, which keeps the module that holds it on one {word}",
+                f"{paths[buffer]} changes in part {holders[0]} of the {whole} and is read in part {holders[-1]}",
+                f"--pin {word}:{module}=0, which keeps the module that holds it on one {word}"
+                if module
+                else f"all that reads it on one {word}",
             )
 
 

@@ -249,6 +249,7 @@ class _PlacedStep:
             if own == message and value is not None:
                 self.sent.append((transport.send(value, peer), value))
                 return
+            assert (own.kind == "F") == (own.place == self.places.place), "what is to be sent before is not made yet"
             buffer = self._buffer(own)
             self.arriving[own] = transport.receive(buffer, peer), buffer
             if own == message:

@@ -1,0 +1,170 @@
+"""Parts of a model on places: their order, their messages, and packages against the original."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.emit.runtime.pipeline import Handed
+from autoshard.emit.runtime.places import PlaceMessage, PlaceSlot, Routes, read_slots
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan, StepPlan
+from autoshard.program.lower import lower
+from autoshard.program.place_order import placed_order, ways_to_loss
+from autoshard.program.step_check import check_step
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.whole_step import predicted
+from autoshard.simulation.pipeline_schedule import order_of
+from autoshard.verification.case import check_files, make_case
+from autoshard.verification.comparison.proof import Proof
+from tests.placements import random_parts
+
+SPEC = "tests/random_steps.py:build"
+
+
+# --- order ---
+
+
+@pytest.mark.parametrize(("places", "count"), [(2, 4), (3, 5), (4, 9)])
+def test_on_a_chain_the_orders_are_those_of_stages(places: int, count: int) -> None:
+    sources = [[(part - 1, 0)] if part else [] for part in range(places)]
+    for schedule in ("gpipe", "1f1b"):
+        order = placed_order(schedule, range(places), sources, places - 1, count)
+        for place in range(places):
+            own = [(slot.kind, slot.micro_batch) for slot in order if slot.part == place]
+            assert own == [(slot.kind, slot.micro_batch) for slot in order_of(schedule, place, places, count, 1)]
+
+
+def test_ten_thousand_random_placements_end() -> None:
+    """Where every transfer waits for both ends and goes in the order of its pair, as NCCL's do."""
+    rng = random.Random(0)
+    for _ in range(10_000):
+        ended, slots = run(*drawn(rng))
+        assert ended, slots
+
+
+def test_an_order_of_its_own_on_one_place_is_seen_to_hang() -> None:
+    """The checker can fail: two places whose receives come in the wrong order."""
+    sources: list[list[tuple[int, int]]] = [[], [(0, 0)], [(1, 0)], [(2, 0)]]
+    order = [PlaceSlot(*own) for own in placed_order("gpipe", (0, 1, 0, 1), sources, 3, 1)]
+    assert run(order, (0, 1, 0, 1), sources)[0]
+    turned = [order[2], *order[:2], *order[3:]]  # a place begins with its second part
+    assert not run(turned, (0, 1, 0, 1), sources)[0]
+
+
+def drawn(rng: random.Random) -> tuple[list[PlaceSlot], tuple[int, ...], list[list[tuple[int, int]]]]:
+    """Slots, places of parts and sources of a random DAG."""
+    parts, places = rng.randint(2, 7), rng.randint(2, 4)
+    sources: list[list[tuple[int, int]]] = [
+        [(maker, 0) for maker in range(part) if rng.random() < 0.5] for part in range(parts)
+    ]
+    for part in range(parts - 1):  # each is read by some later one
+        if all((part, 0) not in own for own in sources):
+            sources[rng.randint(part + 1, parts - 1)].append((part, 0))
+    found = [rng.randrange(places) for _ in range(parts)]
+    known = sorted(set(found))
+    on = tuple(known.index(place) for place in found)
+    schedule, count = rng.choice(("gpipe", "1f1b")), rng.randint(1, 4)
+    text = " ".join(map(str, placed_order(schedule, on, sources, parts - 1, count)))
+    return read_slots(text), on, sources
+
+
+def run(slots: list[PlaceSlot], on: tuple[int, ...], sources: list[list[tuple[int, int]]]) -> tuple[bool, object]:
+    """Do all places end? Each posts its receives of a pair up to the one it waits for, and waits for sends at the end.
+    A transfer is done when both ends have posted it and those before it of its pair are done."""
+    value = Handed((1,), torch.float32, "R", True)
+    routes = Routes(slots, on, [[value] * len(own) for own in sources], sources)
+    places = sorted(set(on))
+    between = {place: routes.between(on, place) for place in places}
+    posted = {(place, peer): 0 for place in places for peer in between[place]}
+    waits: dict[int, PlaceMessage | None] = dict.fromkeys(places)
+
+    def done(place: int, message: PlaceMessage) -> bool:
+        peer = next(peer for peer, own in between[place].items() if message in own)
+        number = between[place][peer].index(message) + 1
+        return number <= min(posted[place, peer], posted[peer, place])
+
+    def work(place: int) -> Iterator[PlaceMessage]:
+        for slot in slots:
+            if on[slot.part] == place:
+                for message in (*routes.needs[slot], *routes.sends[slot]):
+                    peer = next(peer for peer, own in between[place].items() if message in own)
+                    number = between[place][peer].index(message) + 1
+                    for own in between[place][peer][posted[place, peer] : number]:
+                        if own is not message and _sender(own, on) == place:
+                            return  # it would have to send what it has not made
+                    posted[place, peer] = max(posted[place, peer], number)
+                    if message in routes.needs[slot]:
+                        yield message
+
+    running = {place: work(place) for place in places}
+    while running:
+        free = [place for place in running if (own := waits[place]) is None or done(place, own)]
+        if not free:
+            return False, slots
+        for place in free:
+            waits[place] = next(running[place], None)
+            if waits[place] is None:
+                del running[place]
+    return all(posted[a, b] == posted[b, a] == len(between[a][b]) for a, b in posted), slots
+
+
+def _sender(message: PlaceMessage, on: tuple[int, ...]) -> int:
+    return on[message.part] if message.kind == "F" else message.place
+
+
+def test_a_place_begins_as_many_micro_batches_as_places_are_between_it_and_the_loss() -> None:
+    # 0 and 1 are towers, 2 joins them, 3 makes the loss of what 2 and 0 give
+    assert ways_to_loss((0, 1, 2, 3), [[], [], [(0, 0), (1, 0)], [(2, 0), (0, 0)]]) == [3, 3, 2, 1]
+
+
+# --- packages ---
+
+
+def placed(seed: int, graph: Graph, schedule: str = "1f1b", mesh: str = "dp=1", count: int = 2) -> Plan:
+    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed)
+    plan = replace(plan, step=StepPlan(count, schedule, 1, random_parts(graph, seed)))
+    check_step(plan.step, graph)
+    return predicted(plan, graph)
+
+
+def proved(
+    seed: int, schedule: str = "1f1b", mesh: str = "dp=1", count: int = 2, fault: tuple[str, str] = ("", "")
+) -> Proof:
+    graph = capture(SPEC, {"seed": seed})
+    plan = placed(seed, graph, schedule, mesh, count)
+    files = dict(emit(lower(plan, graph), plan, graph))
+    if fault[0]:
+        assert fault[0] in files["runtime/places.py"]
+        files["runtime/places.py"] = files["runtime/places.py"].replace(*fault)
+    case = make_case(SPEC, {"seed": seed}, graph, steps=2, micro_batches=count)
+    return check_files(case, lower(plan, graph), files, "lockstep", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("seed", "schedule", "mesh", "count"),
+    [(0, "gpipe", "dp=1", 1), (2, "1f1b", "tp=2", 3), (7, "1f1b", "dp=2", 2), (8, "gpipe", "tp=2", 2)],
+)
+def test_random_places_compute_the_models_own_numbers(seed: int, schedule: str, mesh: str, count: int) -> None:
+    proof = proved(seed, schedule, mesh, count)
+    assert proof.passed, proof.failure
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("known + own", "own"),  # of a value that two parts read one gradient is lost
+        ("made[0] / len(self.micro_batches)", "made[0]"),
+        ("gradient + arrived", "arrived"),
+    ],
+)
+def test_faults_of_the_runtime_are_found(fault: tuple[str, str]) -> None:
+    assert not all(proved(seed, mesh="dp=1", fault=fault).passed for seed in (0, 2, 7))
