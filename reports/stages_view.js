@@ -20,7 +20,7 @@ function slotAt(stage, n) {
   const code = whole.stages[stage].slot[n];
   if (code === undefined) return { tail: true };
   const chunk = (code >> 1) % whole.chunks;
-  return { backward: code % 2 === 1, chunk, batch: Math.floor((code >> 1) / whole.chunks), part: chunk * whole.stages.length + stage };
+  return { backward: code % 2 === 1, chunk, batch: Math.floor((code >> 1) / whole.chunks), part: whole.numbers[stage][chunk] };
 }
 const wordsOf = (own) => (own.tail ? "once a step" : `${own.backward ? "backward" : "forward"} of micro-batch ${own.batch}`);
 const numberOf = (own) => (own.tail ? "" : `${own.batch}${whole.chunks > 1 ? `.${own.chunk}` : ""}`);
@@ -53,7 +53,7 @@ function drawStages() {
       }
       n += 1;
     }
-    if (whole.row > 12 || stage % 4 === 0) label(context, `stage ${stage}`, 0, top + bar / 2, STAGE_LEFT - 6, palette.text);
+    if (whole.row > 12 || stage % 4 === 0) label(context, `${whole.word} ${stage}`, 0, top + bar / 2, STAGE_LEFT - 6, palette.text);
   });
   drawStageAxis(context);
   drawStageWaits(context);
@@ -71,13 +71,15 @@ function drawStageAxis(context) {
   context.textAlign = "left";
 }
 
-// The slot whose result this one waits for: of the part before, or, backward, the part after it.
+// The slot that this one waits for longest: forward of a part that it reads, backward of one that reads it.
 function givenBy(slot) {
-  const part = slot.tail ? -1 : slot.part + (slot.backward ? 1 : -1);
-  if (part < 0 || part >= whole.parts.length) return null;
-  const stage = part % whole.stages.length, chunk = Math.floor(part / whole.stages.length);
-  const n = whole.stages[stage].slot.indexOf((slot.batch * whole.chunks + chunk) * 2 + Number(slot.backward));
-  return n < 0 ? null : { stage, n };
+  if (slot.tail) return null;
+  const others = slot.backward ? [...whole.reads.keys()].filter((part) => whole.reads[part].includes(slot.part)) : whole.reads[slot.part];
+  const found = others.map((part) => {
+    const stage = whole.numbers.findIndex((own) => own.includes(part)), chunk = whole.numbers[stage].indexOf(part);
+    return { stage, n: whole.stages[stage].slot.indexOf((slot.batch * whole.chunks + chunk) * 2 + Number(slot.backward)) };
+  }).filter((own) => own.n >= 0);
+  return found.sort((a, b) => whole.stages[b.stage].end[b.n] - whole.stages[a.stage].end[a.n])[0] ?? null;
 }
 
 function drawStageWaits(context) {
@@ -122,10 +124,10 @@ function selectSlot(found) {
   if (found) {
     const own = whole.stages[found.stage], slot = slotAt(found.stage, found.n), giver = givenBy(slot);
     const idle = own.start[found.n] - (found.n ? own.end[found.n - 1] : 0);
-    panel.replaceChildren(element("h3", `stage ${found.stage}: ${wordsOf(slot)}`), listed([
+    panel.replaceChildren(element("h3", `${whole.word} ${found.stage}: ${wordsOf(slot)}`), listed([
       ["part", slot.tail ? "" : whole.parts[slot.part]],
       ["time", `${duration(own.end[found.n] - own.start[found.n])}, from ${duration(own.start[found.n])}`],
-      ["waits for", giver ? `stage ${giver.stage}, until ${duration(whole.stages[giver.stage].end[giver.n])}` : ""],
+      ["waits for", giver ? `${whole.word} ${giver.stage}, until ${duration(whole.stages[giver.stage].end[giver.n])}` : ""],
       ["idle before it", idle > 10 ? duration(idle) : ""],
     ]));
   }

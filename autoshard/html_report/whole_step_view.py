@@ -21,7 +21,7 @@ def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] 
         return None
     size = f"{step.samples} samples" if step.samples else "the captured batch"
     text = f"{counted(step.micro_batches, 'micro-batch')} of {size}"
-    text += f" through {step.stages} stages, schedule {step.schedule}" if step.stages > 1 else ""
+    text += f" through {step.stages} {timeline.costs.word}s, schedule {step.schedule}" if step.stages > 1 else ""
     text += "."
     return {
         "text": text,
@@ -34,11 +34,18 @@ def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] 
 
 def slots(timeline: StepTimeline, parts: list[str]) -> dict[str, Any]:
     """Columns for the page's script, of each stage in order of start: `start` as differences; `slot` is (micro-batch x
-    chunks + chunk) x 2, one more for a backward. `parts` says what part chunk x stages + stage has."""
+    chunks + chunk) x 2, one more for a backward. `parts` says what a part has, `numbers` which it is by stage and chunk,
+    `reads` what it waits for."""
     chunks = timeline.costs.chunks
     return {
         "step": ticks(timeline.step_seconds),
         "chunks": chunks,
+        "word": timeline.costs.word,
+        "numbers": [
+            [timeline.costs.number(stage, chunk) for chunk in range(timeline.costs.chunks_of(stage))]
+            for stage in range(timeline.stages)
+        ],
+        "reads": [timeline.costs.reads(number) for number in range(len(timeline.costs.parts))],
         "parts": parts,
         "stages": [
             {

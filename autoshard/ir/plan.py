@@ -269,6 +269,11 @@ class StepPlan:
         return any(part.ops for part in self.parts)
 
     @property
+    def word(self) -> str:
+        """For one of its stages."""
+        return "place" if self.placed else "stage"
+
+    @property
     def part_stages(self) -> tuple[int, ...]:
         """The stage of each part."""
         return tuple(part.stage for part in self.parts) or (0,)

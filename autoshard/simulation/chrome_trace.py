@@ -108,7 +108,7 @@ def step_trace(timeline: StepTimeline, account: StepAccount, name: str = "predic
     slot sends and gathers is a part of it, on a thread of its own."""
     events: list[dict[str, Any]] = []
     for stage in range(timeline.stages):
-        events += _named(stage, name)
+        events += _named(stage, name, timeline.costs.word)
         for placed in timeline.by_stage[stage]:
             events += _slot(placed, timeline.costs)
         events += _tail(timeline, stage)
@@ -116,6 +116,11 @@ def step_trace(timeline: StepTimeline, account: StepAccount, name: str = "predic
             {"ph": "C", "name": "memory", "pid": stage, "tid": 0, "ts": at * MICROSECONDS, "args": {"bytes": size}}
             for at, size in timeline.memory[stage]
         )
+    for own in timeline.transfers:
+        events.append(
+            {"ph": "X", "name": own.name, "cat": "send", "pid": own.stage, "tid": SEND,
+             "ts": own.start_seconds * MICROSECONDS, "dur": own.duration_seconds * MICROSECONDS, "args": {}}
+        )  # fmt: skip
     summary = account.as_dict()
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": summary}
 
@@ -126,8 +131,8 @@ def slot_name(placed: Placed, chunks: int) -> str:
     return f"{KINDS[placed.slot.kind]} {placed.slot.micro_batch}{chunk}"
 
 
-def _named(stage: int, name: str) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "name": "process_name", "pid": stage, "tid": 0, "args": {"name": f"stage {stage}, {name}"}}
+def _named(stage: int, name: str, word: str) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "name": "process_name", "pid": stage, "tid": 0, "args": {"name": f"{word} {stage}, {name}"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": stage, "tid": 0, "args": {"sort_index": stage}}
     for lane, thread in enumerate(LANES):
         yield {"ph": "M", "name": "thread_name", "pid": stage, "tid": lane, "args": {"name": thread}}
@@ -136,7 +141,7 @@ def _named(stage: int, name: str) -> Iterator[dict[str, Any]]:
 
 def _slot(placed: Placed, costs: StepCosts) -> Iterator[dict[str, Any]]:
     """The slot; where it gathers weights first, and hands on its result at its end, that too."""
-    number, kind = placed.slot.chunk * len(costs.stages) + placed.stage, placed.slot.kind
+    number, kind = costs.number(placed.stage, placed.slot.chunk), placed.slot.kind
     name, own = slot_name(placed, costs.chunks), costs.parts[number]
     yield _slice(placed, COMPUTE, name, KINDS[kind], placed.start_seconds, placed.duration_seconds)
     sent = costs.sent_seconds(number) if kind == "F" else own.receive_seconds * (number > 0)

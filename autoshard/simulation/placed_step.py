@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autoshard.program.place_order import PartSlot, placed_order
 from autoshard.simulation.pipeline_schedule import Placed, Slot, SlotSequence
-from autoshard.simulation.step_timeline import PartCosts, StepCosts, StepTimeline
+from autoshard.simulation.step_timeline import PartCosts, StepCosts, StepTimeline, Transfer
 
 
 class PlacedMessage(NamedTuple):
@@ -62,12 +62,21 @@ class PlacedCosts(StepCosts):
         sequence = self.sequence
         return [slot for own, slot in zip(sequence.stages, sequence.slots, strict=True) if own == stage]
 
+    @property
+    def word(self) -> str:
+        return "place"
+
+    def chunks_of(self, stage: int) -> int:
+        return self.part_stages.count(stage)
+
+    def reads(self, number: int) -> list[int]:
+        return sorted({maker for maker, _ in self.sources[number]})
+
     def number(self, stage: int, chunk: int) -> int:
         return [part for part, own in enumerate(self.part_stages) if own == stage][chunk]
 
     def part(self, stage: int, chunk: int) -> PartCosts:
-        own = [part for part, place in zip(self.parts, self.part_stages, strict=True) if place == stage]
-        return own[chunk] if chunk < len(own) else PartCosts(0.0, 0.0)
+        return self.parts[self.number(stage, chunk)]
 
     def slot_seconds(self, stage: int, slot: Slot) -> float:
         own = self.part(stage, slot.chunk)
@@ -101,6 +110,20 @@ class PlacedTimeline(StepTimeline):
         sequence = self.costs.sequence
         ends = zip(sequence.stages, sequence.slots, self.slot_seconds, self.end_seconds, strict=True)
         return tuple(Placed(stage, slot, end - seconds, seconds) for stage, slot, seconds, end in ends)
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        costs = self.costs
+        assert isinstance(costs, PlacedCosts)
+        end = dict(zip(costs.part_order, self.end_seconds, strict=True))
+        found = []
+        for maker, reader, seconds in costs.messages:
+            for micro_batch in range(costs.micro_batches):
+                for kind, part, to in (("F", maker, reader), ("B", reader, maker)):
+                    at = end[PartSlot(kind, micro_batch, part)]  # type: ignore[arg-type]
+                    name = f"{'output' if kind == 'F' else 'gradient'} {micro_batch} to place {costs.part_stages[to]}"
+                    found.append(Transfer(costs.part_stages[part], name, at, seconds))
+        return tuple(found)
 
 
 def simulate_places(costs: PlacedCosts) -> PlacedTimeline:

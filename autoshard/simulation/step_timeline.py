@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +93,22 @@ class StepCosts:
     def order(self, stage: int) -> Sequence[Slot]:
         return order_of(self.schedule, stage, len(self.stages), self.micro_batches, self.chunks)
 
+    @property
+    def word(self) -> str:
+        """For one of `stages`."""
+        return "stage"
+
     def number(self, stage: int, chunk: int) -> int:
         """Of a part, in the order of the model."""
         return chunk * len(self.stages) + stage
+
+    def chunks_of(self, stage: int) -> int:
+        """How many parts a stage has."""
+        return self.chunks
+
+    def reads(self, number: int) -> list[int]:
+        """The parts that a part waits for."""
+        return [number - 1] if number else []
 
     def part(self, stage: int, chunk: int) -> PartCosts:
         return self.parts[chunk * len(self.stages) + stage]
@@ -195,6 +209,15 @@ class StepCosts:
         return self.parts[part].received_bytes if 0 < part < len(self.parts) and len(self.stages) > 1 else 0.0
 
 
+class Transfer(NamedTuple):
+    """What a stage sends beside its slots."""
+
+    stage: int
+    name: str
+    start_seconds: float
+    duration_seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class StepTimeline:
     """`slot_seconds` and `end_seconds`: what each slot of `StepCosts.sequence` takes, and when it ends.
@@ -212,6 +235,11 @@ class StepTimeline:
     @property
     def step_seconds(self) -> float:
         return max(self.stage_seconds)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Sends beside slots; those of a pipeline are parts of its slots."""
+        return ()
 
     def busy_seconds(self, stage: int) -> float:
         """Of its slots and tail; the rest of the step it waits."""

@@ -192,7 +192,7 @@ def check_folder(
     steps = case.reference.steps
     mesh, clipped, stages = program.mesh, case.reference.clipped_steps, program.step.stages
     notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()), *unsplit_note(program))
-    where = f"{mesh} on each of {stages} stages" if stages > 1 else str(mesh)
+    where = f"{mesh} on each of {stages} {program.step.word}s" if stages > 1 else str(mesh)
     proof = Proof(where, backend, mesh.size * stages, len(steps), clipped, (), 0.0, notes=notes)
     least = [f"{own.name}={own.least}" for own in case.graph.dynamic]
     options = started_train.arguments(folder, program.loss is not None, least)

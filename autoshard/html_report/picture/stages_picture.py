@@ -32,7 +32,7 @@ def stages_svg(timeline: StepTimeline) -> str:
         body += _numbers(timeline, stage, y, bar, scale)
         body += _tail(timeline, stage, y, bar, scale)
     costs = timeline.costs
-    title = f"{timeline.stages} stages, {costs.micro_batches} micro-batches, {costs.schedule}"
+    title = f"{timeline.stages} {costs.word}s, {costs.micro_batches} micro-batches, {costs.schedule}"
     about = f"predicted step of {format_seconds(timeline.step_seconds)}; each row is a stage, time goes to the right"
     return document(WIDTH, bottom + BOTTOM, title, about, body, "stages")
 
@@ -40,10 +40,12 @@ def stages_svg(timeline: StepTimeline) -> str:
 def about_step(timeline: StepTimeline) -> str:
     """The picture in words."""
     count = timeline.costs.micro_batches
-    lines = [f"{count} micro-batches through {timeline.stages} stages in {format_seconds(timeline.step_seconds)}"]
+    lines = [
+        f"{count} micro-batches through {timeline.stages} {timeline.costs.word}s in {format_seconds(timeline.step_seconds)}"
+    ]
     for stage in range(timeline.stages):
         held = format_bytes(timeline.peak_bytes[stage])
-        lines.append(f"stage {stage} is busy for {_busy(timeline, stage):.0%} and holds {held}")
+        lines.append(f"{timeline.costs.word} {stage} is busy for {_busy(timeline, stage):.0%} and holds {held}")
     return "; ".join(lines) + "."
 
 
@@ -53,8 +55,8 @@ def _busy(timeline: StepTimeline, stage: int) -> float:
 
 def _key(timeline: StepTimeline) -> list[str]:
     costs = timeline.costs
-    chunks = f", {costs.chunks} parts a stage" if costs.chunks > 1 else ""
-    head = f"{timeline.stages} stages, {costs.micro_batches} micro-batches, {costs.schedule}{chunks}: "
+    chunks = f", {costs.chunks} parts a {costs.word}" if costs.chunks > 1 else ""
+    head = f"{timeline.stages} {costs.word}s, {costs.micro_batches} micro-batches, {costs.schedule}{chunks}: "
     head += f"predicted step {format_seconds(timeline.step_seconds)}"
     found = [text(8, 18, head, class_="head")]
     for place, (name, ink) in enumerate((("forward", "ink0"), ("backward", "ink1"), ("once a step", "ink2"))):
