@@ -192,7 +192,7 @@ def labels_context(program: Program, others: OtherSizes | None = None) -> ClassC
 
 def head_lines(program: Program, header: Header) -> list[str]:
     shape = " x ".join(f"{name}={size}" for name, size in program.mesh.axes)
-    each = f" on each of {program.step.stages} stages" if program.step.stages > 1 else ""
+    each = f" on each of {program.step.stages} {program.step.word}s" if program.step.stages > 1 else ""
     predicted = (
         f"{format_seconds(header.predicted_seconds, 3)} a step, {format_bytes(header.predicted_peak_bytes)} a device"
     )
@@ -238,8 +238,10 @@ def facts(
     header: Header,
     others: OtherSizes | None = None,
     shared: Mapping[str, tuple[int, ...]] | None = None,
+    loss_part: int | None = None,
 ) -> list[str]:
-    """Module-level constants. `others`: the same at other sizes, where its code is the same."""
+    """Module-level constants. `others`: the same at other sizes, where its code is the same. `loss_part`: the part that
+    makes the loss, where it is not the last."""
     mesh = ", ".join(f"{quoted(name)}: {size}" for name, size in program.mesh.axes)
     lines = [
         "",
@@ -273,6 +275,8 @@ def facts(
     lines += statement(f"SHARED: dict[str, tuple[int, ...]] = {{{', '.join(pairs)}}}", 0)
     lines.append(f"STAGES = {program.step.stages}")
     lines += statement(f"PART_STAGES = {program.step.part_stages}", 0, "of each part of the model")
+    last = len(program.step.part_stages) - 1 if loss_part is None else loss_part
+    lines.append(f"LOSS_PART, PLACED = {last}, {program.step.placed}")
     lines.append("# Losses that are means over labels: the axes that cut these, and the label that does not count.")
     counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)
     lines.append(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = [{counts}]")

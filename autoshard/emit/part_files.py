@@ -107,7 +107,7 @@ def _slot_lines(program: Program, parts: Sequence[Program]) -> list[str]:
     order = placed_order(step.schedule, step.part_stages, sources, last, step.micro_batches)
     rows = textwrap.wrap(" ".join(map(str, order)), WIDTH - 8)
     told = "# Forwards (F) and backwards (B) as micro-batch.part, in the order that all places keep to."
-    return [f"LOSS_PART = {last}", told, 'SLOTS = """', *(f"    {row}" for row in rows), '"""']
+    return [told, 'SLOTS = """', *(f"    {row}" for row in rows), '"""']
 
 
 def _at_sizes(value: LocalValue, part: Program, others: OtherSizes) -> str:
@@ -136,8 +136,13 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
     first = imports(names_in(code) | {"Places" if placed else "Pipeline"})
     at = next(i for i, line in enumerate(first) if line.startswith("from runtime"))
     shared = shared_parameters(parts, program.step)
+    last = next(number for number, part in enumerate(parts) if part.loss)
     first += [] if placed else ["from runtime.receive_buffers import ReceivingStage"]
-    head = [head_lines(program, header), [*first[:at], *modules, *first[at:]], facts(program, header, shared=shared)]
+    head = [
+        head_lines(program, header),
+        [*first[:at], *modules, *first[at:]],
+        facts(program, header, shared=shared, loss_part=last),
+    ]
     names = ", ".join(f"part_{number}" for number in range(count))
     lines = [
         f"SCHEDULE = {quoted(program.step.schedule)}",

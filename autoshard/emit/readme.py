@@ -15,7 +15,7 @@ def readme(program: Program, header: Header) -> str:
     stages = program.step.stages
     size = program.mesh.size * stages
     mesh = ", ".join(f"{name}={n}" for name, n in program.mesh.axes)
-    mesh += f" on each of {stages} stages" if stages > 1 else ""
+    mesh += f" on each of {stages} {program.step.word}s" if stages > 1 else ""
     columns = ["stage"] * (stages > 1) + [*program.mesh.names]
     ranks = "\n".join(f"| {rank} | {_coordinates(program, rank)} |" for rank in _shown(size))
     more = "\n| ... | ... |" if size > 16 else ""

@@ -34,8 +34,8 @@ def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] 
 
 def slots(timeline: StepTimeline, parts: list[str]) -> dict[str, Any]:
     """Columns for the page's script, of each stage in order of start: `start` as differences; `slot` is (micro-batch x
-    chunks + chunk) x 2, one more for a backward. `parts` says what a part has, `numbers` which it is by stage and chunk,
-    `reads` what it waits for."""
+    chunks + chunk) x 2, one more for a backward. `parts` says what a part has, `numbers` which it is by stage and
+    chunk, `reads` what it waits for."""
     chunks = timeline.costs.chunks
     return {
         "step": ticks(timeline.step_seconds),

@@ -15,7 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from batches import UserError, loader_batches
-from model_parallel import EVALUATION, LOSS_AXES, STAGES, UPDATES_BUFFERS, WEIGHT_BUCKETS
+from dynamic_sizes import step_sizes
+from model_parallel import (
+    EVALUATION,
+    LOSS_AXES,
+    LOSS_PART,
+    PART_STAGES,
+    PLACED,
+    STAGES,
+    UPDATES_BUFFERS,
+    WEIGHT_BUCKETS,
+    build_pipeline,
+)
 from runtime import ParallelMesh, Prefetched, gathered_together, sharding, start_loss_sum
 
 _PLANNED_FOR_IT = (
@@ -32,7 +43,7 @@ def check_evaluation(options: argparse.Namespace) -> None:
 
 def no_evaluation() -> str:
     """Why this package does not evaluate, and what to try; "" where it does."""
-    if STAGES > 1:
+    if STAGES > 1 and not PLACED:
         return "this package has stages, which train only\n  try: a package of one stage"
     if UPDATES_BUFFERS:
         return f"this model's forward in training updates buffers, as batch norm does\n  try: {_PLANNED_FOR_IT}"
@@ -64,7 +75,9 @@ def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) 
 
 @torch.no_grad()
 def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The local outputs of local inputs, the loss first."""
+    """The local outputs of local inputs, the loss first; of a placed model it alone, zero where it is not made."""
+    if PLACED:
+        return (placed_loss(model, mesh, inputs),)
     parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
     mesh.random.training = False
     try:
@@ -75,9 +88,26 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
     return result if isinstance(result, tuple) else (result,)
 
 
+def placed_loss(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> Tensor:
+    """Of the forwards of all places."""
+    places = build_pipeline(model, mesh)
+    buckets = [bucket for number in mesh.stages.parts for bucket in WEIGHT_BUCKETS[number]]
+    mesh.random.training = False
+    try:
+        with gathered_together(mesh, {sharding(own).name: own for own in model.parameters()}, buckets):
+            losses = places.evaluate(inputs, next(iter(step_sizes([inputs], mesh)), None))
+    finally:
+        mesh.random.training = True
+    return losses[0] if losses else torch.zeros((), device=mesh.device)
+
+
 def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
     """The loss of the global batch, from the partial sum of each rank."""
-    return float(start_loss_sum(mesh, loss, LOSS_AXES)())
+    whole = start_loss_sum(mesh, loss, LOSS_AXES)()
+    if mesh.stages is None:
+        return float(whole)
+    here = torch.full((1,), float(whole) if PART_STAGES[LOSS_PART] == mesh.stages.index else 0.0, device=mesh.device)
+    return float(mesh.stages.all_reduce(here))
 
 
 def ends_anywhere(mesh: ParallelMesh, here: bool) -> bool:

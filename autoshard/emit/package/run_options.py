@@ -17,7 +17,7 @@ import torch
 
 from batches import UserError, set_size
 from dynamic_sizes import PADDING, parsed
-from model_parallel import MESH, PRECISION, STAGES
+from model_parallel import MESH, PLACED, PRECISION, STAGES
 from runtime import SHAPES, ParallelMesh
 
 BACKENDS = ("gloo", "nccl", "hccl")
@@ -254,6 +254,6 @@ def check_launch(backend: str) -> None:
         mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
         processes = "1 process was" if started == 1 else f"{started} processes were"
         line = f"torchrun --nproc-per-node {size} {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
-        mesh += f" on each of {STAGES} stages" if STAGES > 1 else ""
+        mesh += f" on each of {STAGES} {'places' if PLACED else 'stages'}" if STAGES > 1 else ""
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")
     _check_devices(backend)

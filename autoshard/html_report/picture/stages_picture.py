@@ -6,7 +6,7 @@ from autoshard.html_report.picture.plot_axis import PlotAxis
 from autoshard.html_report.picture.svg import document, line, number, path, rect, text
 from autoshard.simulation.pipeline_schedule import Placed
 from autoshard.simulation.step_timeline import StepTimeline
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import counted, format_bytes, format_seconds
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 980.0, 78.0, 150.0, 52.0, 30.0
 ROW, BAR, LEAST_ROW = 22.0, 15.0, 8.0
@@ -25,7 +25,7 @@ def stages_svg(timeline: StepTimeline) -> str:
     for stage in range(timeline.stages):
         y = TOP + row * stage
         if row >= 11 or stage % 4 == 0:
-            body.append(text(8, y + bar - 2, f"stage {stage}", class_="small"))
+            body.append(text(8, y + bar - 2, f"{timeline.costs.word} {stage}", class_="small"))
             told = f"{format_bytes(timeline.peak_bytes[stage])}, busy {_busy(timeline, stage):.0%}"
             body.append(text(WIDTH - RIGHT + 8, y + bar - 2, told, class_="small soft"))
         body += _slots(timeline.by_stage[stage], y, bar, scale)
@@ -40,9 +40,8 @@ def stages_svg(timeline: StepTimeline) -> str:
 def about_step(timeline: StepTimeline) -> str:
     """The picture in words."""
     count = timeline.costs.micro_batches
-    lines = [
-        f"{count} micro-batches through {timeline.stages} {timeline.costs.word}s in {format_seconds(timeline.step_seconds)}"
-    ]
+    through = f"{timeline.stages} {timeline.costs.word}s in {format_seconds(timeline.step_seconds)}"
+    lines = [f"{counted(count, 'micro-batch')} through {through}"]
     for stage in range(timeline.stages):
         held = format_bytes(timeline.peak_bytes[stage])
         lines.append(f"{timeline.costs.word} {stage} is busy for {_busy(timeline, stage):.0%} and holds {held}")
