@@ -8,7 +8,8 @@ tests/differential.py, which shares nothing with `autoshard verify`; the collect
 
 With `--steps` each seed is a whole step (tests/random_steps.py): buffers that are rewritten, losses over labels in
 larger expressions, empty and scalar tensors, frozen parts, micro-batches, recomputation, and for every 25th two stages
-in processes. It is verified over two steps, and one micro-batch by tests/differential.py too.
+in processes. It is verified over two steps, and one micro-batch by tests/differential.py too. With `--places` the steps
+run on random places, five placements of each model, in lock-step.
 
 Exit code 6 where a package computes something else or anything crashes.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -25,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,92 +60,115 @@ class Row:
     seconds: float = 0.0
 
 
+Ran = tuple[tuple[str, ...], float, int]  # operators, the largest error, collectives
+
+
+def tried(seed: int, mesh: str, work: Callable[[], Ran], debug: bool) -> Row:
+    """What goes wrong is a row, with `debug` an exception."""
+    from autoshard.errors import CaptureError, UsageError
+    from tests.differential import Mismatch
+
+    start, found, end, reason = time.monotonic(), ((), 0.0, 0), RIGHT, ""
+    try:
+        found = work()
+    except Exception as caught:
+        if debug:
+            raise
+        refused = isinstance(caught, CaptureError | UsageError)
+        end = REFUSED if refused else WRONG if isinstance(caught, Mismatch) else CRASH
+        reason = _words(caught)
+    targets, error, count = found
+    return Row(seed, mesh, end, reason, error, targets, count, time.monotonic() - start)
+
+
 def run_seed(seed: int, debug: bool = False) -> Row:
-    """Model, plan and comparison of one seed; what goes wrong is a row, with `debug` an exception."""
+    """Model, plan and comparison of one seed."""
     from autoshard.cluster.hardware import load_hardware
     from autoshard.emit import emit
-    from autoshard.errors import CaptureError
     from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
-    from autoshard.ir.program import Collective
     from autoshard.program.lower import lower
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import SearchRequest
     from autoshard.search.select_plan import search
-    from tests.differential import Mismatch, compare
+    from tests.differential import compare
     from tests.random_models import build
 
-    start, targets, end, reason, error, count = time.monotonic(), (), RIGHT, "", 0.0, 0
     mesh = Mesh.parse(MESHES[seed % len(MESHES)])
-    try:
+
+    def work() -> Ran:
         hardware = load_hardware("a100-80g-sxm")
         graph = capture(str(ROOT / SPEC), {"seed": seed})
-        targets = tuple(sorted({op.target for op in graph.ops}))
         searched = seed // len(MESHES) % SEARCHED == 0
         plan = search(graph, hardware, SearchRequest(mesh)) if searched else random_plan(graph, mesh, hardware, seed)
         program = lower(plan, graph)
-        count = sum(isinstance(i, Collective) for i in program.instructions)
         model, inputs = build(seed)
-        error = compare(model, inputs, program, emit(program, plan, graph))
-    except CaptureError as caught:
-        end, reason = REFUSED, _words(caught)
-        if debug:
-            raise
-    except Mismatch as caught:
-        end, reason = WRONG, _words(caught)
-        if debug:
-            raise
-    except Exception as caught:
-        end, reason = CRASH, _words(caught)
-        if debug:
-            raise
-    return Row(seed, str(mesh), end, reason, error, targets, count, time.monotonic() - start)
+        return _targets(graph), compare(model, inputs, program, emit(program, plan, graph)), _collectives(program)
+
+    return tried(seed, str(mesh), work, debug)
 
 
 def run_step(seed: int, debug: bool = False) -> Row:
     """The same of a whole step."""
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.emit import emit
-    from autoshard.errors import CaptureError, UsageError
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.mesh import Mesh
-    from autoshard.ir.program import Collective
-    from autoshard.program.lower import lower
-    from autoshard.search.fixed_styles import random_plan
     from autoshard.search.whole_step import with_step
-    from autoshard.verification.case import check_files, make_case
-    from tests.differential import Mismatch, compare
+    from tests.differential import compare
     from tests.random_steps import build, step
 
-    start, targets, end, reason, error, count = time.monotonic(), (), RIGHT, "", 0.0, 0
     mesh, request = step(seed)
-    spec = str(ROOT / STEPS)
-    try:
-        graph = capture(spec, {"seed": seed})
-        targets = tuple(sorted({op.target for op in graph.ops}))
-        plan = with_step(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), graph, request)
-        program = lower(plan, graph)
-        files = emit(program, plan, graph)
-        count = sum(isinstance(i, Collective) for i in program.instructions)
-        case = make_case(spec, {"seed": seed}, graph, steps=2, micro_batches=request.micro_batches)
-        proof = check_files(case, program, files, "gloo" if (request.stages or 1) > 1 else "lockstep", 120.0)
-        if not proof.passed:
-            raise Mismatch(str(proof.failure))
-        if request.micro_batches == 1:
-            error = compare(*build(seed), program, files)
-    except (CaptureError, UsageError) as caught:
-        end, reason = REFUSED, _words(caught)
-        if debug:
-            raise
-    except Mismatch as caught:
-        end, reason = WRONG, _words(caught)
-        if debug:
-            raise
-    except Exception as caught:
-        end, reason = CRASH, _words(caught)
-        if debug:
-            raise
-    return Row(seed, mesh, end, reason, error, targets, count, time.monotonic() - start)
+
+    def work() -> Ran:
+        backend = "gloo" if (request.stages or 1) > 1 else "lockstep"
+        count = request.micro_batches or 1
+        ran, (program, files) = _verified(seed, mesh, seed, count, backend, lambda plan, g: with_step(plan, g, request))
+        return (ran[0], compare(*build(seed), program, files), ran[2]) if count == 1 else ran
+
+    return tried(seed, mesh, work, debug)
+
+
+def run_places(seed: int, debug: bool = False) -> Row:
+    """A whole step on random places (tests/placements.py), five placements of each model."""
+    from autoshard.ir.plan import StepPlan
+    from autoshard.search.whole_step import predicted
+    from tests.placements import random_parts
+
+    rng = random.Random(seed)
+    mesh, count, order = rng.choice(("dp=1", "tp=2", "dp=2")), rng.choice((1, 2, 3)), rng.choice(("gpipe", "1f1b"))
+
+    def placed(plan: Any, graph: Any) -> Any:
+        step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
+        return predicted(replace(plan, step=step), graph)
+
+    return tried(seed, mesh, lambda: _verified(seed // 5, mesh, seed, count, "lockstep", placed)[0], debug)
+
+
+def _verified(model: int, mesh: str, seed: int, count: int, backend: str, stepped: Callable[[Any, Any], Any]) -> Any:
+    """A random step's model under a random plan, verified; with the program and its files."""
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.emit import emit
+    from autoshard.graph_capture.capture import capture
+    from autoshard.ir.mesh import Mesh
+    from autoshard.program.lower import lower
+    from autoshard.search.fixed_styles import random_plan
+    from autoshard.verification.case import check_files, make_case
+    from tests.differential import Mismatch
+
+    spec, given = str(ROOT / STEPS), {"seed": model}
+    graph = capture(spec, given)
+    plan = stepped(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), graph)
+    program = lower(plan, graph)
+    files = emit(program, plan, graph)
+    proof = check_files(make_case(spec, given, graph, steps=2, micro_batches=count), program, files, backend, 120.0)
+    if not proof.passed:
+        raise Mismatch(str(proof.failure))
+    return (_targets(graph), 0.0, _collectives(program)), (program, files)
+
+
+def _targets(graph: Any) -> tuple[str, ...]:
+    return tuple(sorted({op.target for op in graph.ops}))
+
+
+def _collectives(program: Any) -> int:
+    return sum(type(own).__name__ == "Collective" for own in program.instructions)
 
 
 def _words(error: BaseException) -> str:
@@ -238,8 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help=f"renew {PAGE.relative_to(ROOT)}")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--steps", action="store_true", help="whole steps in the place of operators")
+    parser.add_argument("--places", action="store_true", help="whole steps on random places, five of each model")
     given = parser.parse_args(arguments)
-    run = run_step if given.steps else run_seed
+    kind = ["--steps"] * given.steps + ["--places"] * given.places
+    run = run_places if given.places else run_step if given.steps else run_seed
     if given.worker:
         return _work([int(seed) for seed in given.worker.split(",")], run)
     if given.seed is not None:
@@ -250,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     batches = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)]
     rows: list[Row] = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        for found in pool.map(lambda batch: list(run_batch(batch, ["--steps"] * given.steps)), batches):
+        for found in pool.map(lambda batch: list(run_batch(batch, kind)), batches):
             rows += found
             for row in found:
                 if row.end != RIGHT:

@@ -1,12 +1,13 @@
 """Which place runs which operator, and the parts that a model placed by its modules falls into.
 
 An operator belongs to the innermost module around it that has a place. One without goes where the first of its operands
-is made, and where all that it reads is the model's own inputs, where it is first read: values travel least so.
+is made, as MindSpore has it, and to worker 0 where all that it reads is the model's own inputs and weights.
 A part is a run of operators on one place that waits for nothing in between, so that parts in their order form a DAG.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -39,26 +40,20 @@ def op_places(graph: Graph, places: Mapping[str, int]) -> list[int]:
     """The place of each operator of the graph. UsageError for a path without an operator."""
     for path in places:
         if not any(_within(op.module, path) for op in graph.ops):
-            raise UsageError(f"place of {path or 'the model'}: no operator is in that module", "autoshard trace MODEL")
+            near = difflib.get_close_matches(path, sorted({op.module for op in graph.ops}), 1, 0.0)
+            raise UsageError(f"place of {path or 'the model'}: no operator is in that module", *near)
     found: list[int | None] = [_given(op.module, places) for op in graph.ops]
     for group in rewritten(graph):
         first = next((found[i] for i in group if found[i] is not None), None)
         for i in group:
             found[i] = first if found[i] is None else found[i]
     made: dict[str, int] = {}
-    for i, op in enumerate(graph.ops):
-        own = found[i]
-        if own is None:
-            own = found[i] = next((made[name] for name in op.operands if name in made), None)
-        if own is not None:
-            made |= dict.fromkeys(op.results, own)
-    read: dict[str, int] = {}
-    for i in reversed(range(len(found))):
-        op, own = graph.ops[i], found[i]
-        if own is None:
-            own = found[i] = next((read[name] for name in op.results if name in read), 0)
-        read |= {name: own for name in op.operands if name is not None}
-    return [own or 0 for own in found]
+    known = []
+    for own, op in zip(found, graph.ops, strict=True):
+        place = own if own is not None else next((made[name] for name in op.operands if name in made), 0)
+        made |= dict.fromkeys(op.results, place)
+        known.append(place)
+    return known
 
 
 def _given(module: str, places: Mapping[str, int]) -> int | None:

@@ -9,7 +9,7 @@ from autoshard.cluster.hardware import parse_hardware
 from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.size_histogram import SizePoint, histogram_text
-from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.constraints.step_request import PLACE_PIN, RECOMPUTE, StagePin, pin_texts
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
@@ -71,7 +71,10 @@ def _step_options(plan: Plan) -> list[str]:
         parts = [f"--global-batch {step.samples * step.micro_batches}", f"--stages {step.stages}"]
         return [*parts, f"--micro-batch {step.samples // plan.mesh.sizes[0]}"]
     parts = [f"--micro-batches {step.micro_batches}"] * (step.micro_batches > 1)
-    if step.stages > 1:
+    if step.placed:
+        pins = pin_texts((StagePin(path, place) for path, place in step.places), PLACE_PIN)
+        parts += [f"--pin {pin}" for pin in pins] + [f"--schedule {step.schedule}"] * (step.schedule != "1f1b")
+    elif step.stages > 1:
         parts += [f"--stages {step.stages}", f"--schedule {step.schedule}"]
         parts += [f"--virtual-stages {step.virtual_stages}"] * (step.virtual_stages > 1)
     keeps = {policy.keep for policy in step.recompute}

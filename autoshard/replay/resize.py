@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from autoshard.ir.plan import (
     StepPlan,
     TensorPlan,
 )
+from autoshard.program.placement import placed_parts
 from autoshard.rules.algebra.float8_products import PLAIN
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import priced, redistribution
@@ -68,6 +70,12 @@ def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:
     names = {key: op.name for key, op in keyed_ops(reduced).items()}
     modules = {path for path, _ in reduced.modules}
     step = replace(plan.step, recompute=tuple(own for own in plan.step.recompute if own.module in modules))
+    if step.placed:
+        carried = [tuple(names.get(keys[op], "") for op in part.ops) for part in step.parts]
+        if "" in itertools.chain(*carried) or len(names) != len(keys):
+            return replace(step, parts=placed_parts(reduced, step.places))
+        pairs = zip(step.parts, carried, strict=True)
+        return replace(step, parts=tuple(replace(part, first_op=ops[0], ops=ops) for part, ops in pairs))
     firsts = [names.get(keys[part.first_op]) for part in step.parts]
     if None not in firsts:
         parts = tuple(replace(part, first_op=op or "") for part, op in zip(step.parts, firsts, strict=True))

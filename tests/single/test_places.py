@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import autoshard
+from autoshard.api.settings import step_request
 from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.model_request import with_requests
+from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.emit import emit
 from autoshard.emit.runtime.pipeline import Handed
 from autoshard.emit.runtime.places import PlaceMessage, PlaceSlot, Routes, read_slots
+from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.lower import lower
 from autoshard.program.place_order import placed_order, ways_to_loss
+from autoshard.program.placement import op_places, parts_on, placed_parts
+from autoshard.program.stage_programs import stage_programs
 from autoshard.program.step_check import check_step
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import predicted
+from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.pipeline_schedule import order_of
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.proof import Proof
@@ -168,3 +177,100 @@ def test_random_places_compute_the_models_own_numbers(seed: int, schedule: str, 
 )
 def test_faults_of_the_runtime_are_found(fault: tuple[str, str]) -> None:
     assert not all(proved(seed, mesh="dp=1", fault=fault).passed for seed in (0, 2, 7))
+
+
+# --- what a user says ---
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(8, 1)
+        self.join = autoshard.place(torch.cat, "worker", 2)
+        autoshard.place(self.left, "worker", 1)
+        autoshard.place(self.right, "MS_WORKER", 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.join([self.left(x), self.right(x)], 1)).relu().mean()
+
+
+def towers() -> tuple[nn.Module, tuple[Tensor]]:
+    return Towers(), (torch.randn(4, 4),)
+
+
+def test_modules_and_functions_are_placed() -> None:
+    graph = capture(f"{__file__}:towers", {})
+    request = with_requests(StepRequest(), graph)
+    places = {pin.path: pin.stage for pin in request.places}
+    assert places == {"left": 1, "right": 0, "join": 2}
+    found = dict(zip((op.target for op in graph.ops), op_places(graph, places), strict=True))
+    assert found == {"aten.linear": 2, "aten.cat": 2, "aten.relu": 2, "aten.mean": 2}  # the head follows what it reads
+    assert [part.stage for part in placed_parts(graph, [*places.items()])] in ([1, 0, 2], [0, 1, 2])
+    pinned = with_requests(StepRequest(places=(StagePin("left", 0),)), graph)  # what is typed goes before
+    assert {pin.path: pin.stage for pin in pinned.places} == places | {"left": 0}
+
+
+@pytest.mark.parametrize(
+    ("what", "role", "rank", "told"),
+    [
+        (nn.ReLU(), "server", 0, "role is 'server', expected 'worker'"),
+        (nn.ReLU(), "MS_SCHED", 0, "role is 'MS_SCHED'"),
+        (nn.ReLU(), "", 0, "role is ''"),
+        (nn.ReLU(), None, 0, "role is None"),
+        (nn.ReLU(), "worker", -1, "rank is -1, expected an int from 0 on"),
+        (nn.ReLU(), "worker", 1.0, "rank is 1.0"),
+        (nn.ReLU(), "worker", "1", "rank is '1'"),
+        (nn.ReLU(), "worker", True, "rank is True"),
+        (nn.ReLU(), "worker", None, "rank is None"),
+        (3, "worker", 0, "place of int: expected a module or a function"),
+        ("fc1", "worker", 0, "place of str"),
+        (torch.zeros(2), "worker", 0, "place of Tensor"),
+        (None, "worker", 0, "place of NoneType"),
+    ],
+)
+def test_every_mistake_has_a_sentence(what: object, role: object, rank: object, told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        autoshard.place(what, role, rank)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pins", "further", "told"),
+    [
+        (("place:nope=1",), {}, "place of nope: no operator is in that module"),
+        (("place:left=2",), {}, "worker 1 has no operator"),
+        (("place:left=1", "place:right=1", "place:join=1", "place:head=1"), {}, "worker 0 has no operator"),
+        (("place:left=x",), {}, "expected place:MODULE=NUMBER"),
+        (("place:left=-1",), {}, "expected place:MODULE=NUMBER"),
+        (("place:=1",), {}, "expected place:MODULE=NUMBER"),
+        (("place:left",), {}, "expected place:MODULE=NUMBER"),
+        (("place:left.3-1=1",), {}, "3 to 1 is empty"),
+        (
+            ("place:left=1",),
+            {"stages": 3, "micro_batches": 4},
+            "a module is placed on worker 1, and there are 3 workers",
+        ),
+        (("place:left=1", "stage:right=1"), {}, "--pin stage and places both say"),
+        (("place:left=1",), {"virtual_stages": 2}, "--virtual-stages and places both say"),
+        (("place:left=1",), {"schedule": "zigzag"}, "unknown schedule 'zigzag'"),
+        (("place:left=1",), {"micro_batches": 10**6}, "expected at most"),
+    ],
+)
+def test_every_pin_has_a_sentence(pins: tuple[str, ...], further: dict[str, object], told: str) -> None:
+    graph = replace(capture(f"{__file__}:towers", {}), module_requests=())
+    with pytest.raises(UsageError, match=re.escape(told)):
+        request = with_requests(step_request(further, pins), graph)
+        request.check()
+        plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+        with_step(plan, graph, request)
+
+
+def test_a_buffer_of_two_places_is_refused() -> None:
+    graph = capture(SPEC, {"seed": 1})
+    (buffer, new), *_ = graph.buffer_updates
+    places = [int(buffer in op.operands) for op in graph.ops]
+    places[next(i for i, op in enumerate(graph.ops) if new in op.results)] = 0
+    if len(set(places)) > 1 and sum(places) < len(places):
+        plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+        plan = replace(plan, step=StepPlan(1, parts=parts_on(graph, places)))
+        with pytest.raises(UsageError, match="on one place"):
+            stage_programs(lower(plan, graph))
