@@ -153,3 +153,19 @@ class Halving(nn.Module):
 
 def halving() -> Built:
     return Halving(), (torch.randn(4, 3, 16, 16),)
+
+
+class Counting(nn.Module):
+    """Its samples by `len`: a token for each, a mean over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.token = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.layer(x)], 1)
+        return x.square().sum() / len(x)
+
+
+def counting() -> Built:
+    return Counting(), (torch.randn(4, 6, 8),)
