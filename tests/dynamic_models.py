@@ -169,3 +169,23 @@ class Counting(nn.Module):
 
 def counting() -> Built:
     return Counting(), (torch.randn(4, 6, 8),)
+
+
+class Recurrent(nn.Module):
+    """Two layers of one kind over sequences, both ways."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layers = kind(8, 8, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)[0]
+        return out.square().mean()
+
+
+def lstm() -> Built:
+    return Recurrent(nn.LSTM), (torch.randn(4, 6, 8),)
+
+
+def gru() -> Built:
+    return Recurrent(nn.GRU), (torch.randn(4, 6, 8),)

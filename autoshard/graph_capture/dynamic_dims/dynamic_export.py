@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, of_model, parse
+from autoshard.graph_capture.dynamic_dims.kept_symbols import keeping_symbols
 from autoshard.graph_capture.dynamic_dims.other_samples import resized
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, is_visible, quote
 from autoshard.ir.dynamic import DynamicSize
@@ -243,25 +243,10 @@ def _holds(guard: Any, values: dict[Any, int]) -> bool:
     return bool(made.free_symbols) or bool(made)
 
 
-@contextmanager
-def _lengths_are_sizes() -> Iterator[None]:
-    """`len(x)` of a tensor is `x.shape[0]`, which may be a symbol: Python's own takes no symbol, and so fixes it."""
-    usual = builtins.len
-
-    def length(own: Any, /) -> Any:
-        return own.shape[0] if isinstance(own, torch.Tensor) and own.dim() else usual(own)
-
-    builtins.len = length
-    try:
-        yield
-    finally:
-        builtins.len = usual
-
-
 def export_with(dims: DynamicDims, module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
     """torch.export with these dims as symbols. CaptureError, with the model's line, where it fixes one of them."""
     shapes = dims.shapes(len(given))
-    with noting_guards(list(inspect.signature(module.forward).parameters)) as guards, _lengths_are_sizes():
+    with noting_guards(list(inspect.signature(module.forward).parameters)) as guards, keeping_symbols():
         try:
             made = torch.export.export(module, given, strict=False, dynamic_shapes=_by_argument(module, shapes))
         except Exception as error:
