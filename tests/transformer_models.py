@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 VOCABULARY = 48
-TOKENS = "batch=4..40/4,sequence=4..44/4"
+TOKENS = "batch=4..44/4,sequence=4..44/4"
 SIZES = {
     "gpt2": TOKENS,
     "llama": TOKENS,
     "bert": TOKENS,
-    "t5": "batch=4..40/4,source=4..44/4@ids.1,target=4..36/4@labels.1",
-    "vit": "batch=4..40/4,height=16..96/8@ids.2,width=16..88/8@ids.3",
+    "t5": "batch=4..44/4,source=4..44/4@ids.1,target=4..44/4@labels.1",
+    "vit": "batch=4..44/4,height=16..96/8@ids.2,width=16..96/8@ids.3",
 }
 
 
