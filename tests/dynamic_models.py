@@ -189,3 +189,41 @@ def lstm() -> Built:
 
 def gru() -> Built:
     return Recurrent(nn.GRU), (torch.randn(4, 6, 8),)
+
+
+class Placed(nn.Module):
+    """Places as stored for images of 16 x 16, and by interpolation for others, or where it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.places = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 8, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x)
+        if not torch.jit.is_tracing() and x.shape[2:] == (4, 4):
+            return (x + self.places).square().mean()
+        return (x + F.interpolate(self.places, size=x.shape[2:], mode="bicubic")).square().mean()
+
+
+def placed() -> Built:
+    return Placed(), (torch.randn(4, 3, 24, 24),)
+
+
+class Mapped(nn.Module):
+    """Equal layers over two lengths, which may be the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        blocks = (nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH), nn.GELU(),
+                                nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))  # fmt: skip
+        self.reading, self.writing = (nn.ModuleDict({"layers": block}) for block in blocks)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        x, y = self.reading["layers"](self.table(source)), self.writing["layers"](self.table(target))
+        x, y = x + x.shape[1], y + y.shape[1]
+        return F.cross_entropy(self.head(y + F.scaled_dot_product_attention(y, x, x)).flatten(0, 1), target.flatten())
+
+
+def mapped() -> Built:
+    return Mapped(), (torch.randint(0, WORDS, (4, 12)), torch.randint(0, WORDS, (4, 8)))

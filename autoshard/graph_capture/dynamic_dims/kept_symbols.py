@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -22,6 +22,12 @@ def keeping_symbols() -> Iterator[None]:
         for name in _LOOPS:
             stack.enter_context(mock.patch.object(decompositions, name, _one_step(getattr(decompositions, name))))
         yield
+
+
+def told_that_it_is_traced() -> AbstractContextManager[Any]:
+    """Within, a model that asks is told so: of two ways to compute the same, one for the size of its weights and one
+    for any, those of transformers then take the one for any."""
+    return mock.patch.object(torch.jit, "is_tracing", lambda: True)
 
 
 _USUAL = len
