@@ -209,20 +209,29 @@ def placed() -> Built:
     return Placed(), (torch.randn(4, 3, 24, 24),)
 
 
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x + x.sum(1, keepdim=True) / x.shape[1]
+
+
 class Mapped(nn.Module):
-    """Equal layers over two lengths, which may be the same."""
+    """Equal modules over two lengths, which may be the same."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        blocks = (nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH), nn.GELU(),
-                                nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))  # fmt: skip
-        self.reading, self.writing = (nn.ModuleDict({"layers": block}) for block in blocks)
+        self.reading, self.writing = Deep(), Deep()
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        x, y = self.reading["layers"](self.table(source)), self.writing["layers"](self.table(target))
-        x, y = x + x.shape[1], y + y.shape[1]
-        return F.cross_entropy(self.head(y + F.scaled_dot_product_attention(y, x, x)).flatten(0, 1), target.flatten())
+        x, y = self.reading(self.table(source)), self.writing(self.table(target))
+        y = y + F.scaled_dot_product_attention(y, x, x)
+        return F.cross_entropy(self.head(y).flatten(0, 1), target.flatten())
 
 
 def mapped() -> Built:
