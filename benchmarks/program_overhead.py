@@ -48,12 +48,16 @@ def model_of(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
 
 
 def package_step(plan: Any, ids: Tensor) -> Callable[[], object]:
-    """One step of the package, imported as its train.py is."""
+    """One step of the package, imported as its train.py is, after ranks have agreed on the sizes of its batch."""
     folder = [tempfile.mkdtemp() + "/package" if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
     if dist.get_rank() == 0:
         autoshard.write(plan, folder[0])
     dist.barrier()
+    for own in Path(folder[0]).rglob("*.py"):  # of the package before
+        sys.modules.pop(own.stem, None)
+        sys.modules.pop(f"runtime.{own.stem}", None)
+    sys.modules.pop("runtime", None)
     sys.path.insert(0, folder[0])
     import batches  # type: ignore[import-not-found]
     import evaluation  # type: ignore[import-not-found]
@@ -69,6 +73,7 @@ def package_step(plan: Any, ids: Tensor) -> Callable[[], object]:
     local = [batches.local_part(name, ids, mesh) for name in ("ids", "labels")]
 
     def step() -> object:
+        train.agree([local], mesh, 0)
         optimizer.zero_grad()
         loss = train.compute_gradients(model, mesh, local)[0]
         optimizer.step()
@@ -102,8 +107,12 @@ def main() -> None:
     where: dict[str, Any] = {"hardware": "cpu-local", "mesh": options.mesh}
     plan = autoshard.plan(model, (ids, ids), **where, strategy=options.strategy)
     sharded = autoshard.shard(copy.deepcopy(model), level=2, **where)
+    dynamic = f"batch=2..{options.batch}/2,sequence=2..{options.sequence}/2"
     ways = {
         "package": package_step(plan, ids),
+        "dynamic sizes": package_step(
+            autoshard.plan(model, (ids, ids), **where, strategy=options.strategy, dynamic=dynamic), ids
+        ),
         "parallelize": eager_step(autoshard.parallelize(model, plan), ids),
         "shard (best plan)": eager_step(sharded, ids),
     }

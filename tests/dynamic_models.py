@@ -153,3 +153,86 @@ class Halving(nn.Module):
 
 def halving() -> Built:
     return Halving(), (torch.randn(4, 3, 16, 16),)
+
+
+class Counting(nn.Module):
+    """Its samples by `len`: a token for each, a mean over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.token = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.layer(x)], 1)
+        return x.square().sum() / len(x)
+
+
+def counting() -> Built:
+    return Counting(), (torch.randn(4, 6, 8),)
+
+
+class Recurrent(nn.Module):
+    """Two layers of one kind over sequences, both ways."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layers = kind(8, 8, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)[0]
+        return out.square().mean()
+
+
+def lstm() -> Built:
+    return Recurrent(nn.LSTM), (torch.randn(4, 6, 8),)
+
+
+def gru() -> Built:
+    return Recurrent(nn.GRU), (torch.randn(4, 6, 8),)
+
+
+class Placed(nn.Module):
+    """Places as stored for images of 16 x 16, and by interpolation for others, or where it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.places = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 8, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x)
+        if not torch.jit.is_tracing() and x.shape[2:] == (4, 4):
+            return (x + self.places).square().mean()
+        return (x + F.interpolate(self.places, size=x.shape[2:], mode="bicubic")).square().mean()
+
+
+def placed() -> Built:
+    return Placed(), (torch.randn(4, 3, 24, 24),)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x + x.sum(1, keepdim=True) / x.shape[1]
+
+
+class Mapped(nn.Module):
+    """Equal modules over two lengths, which may be the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.reading, self.writing = Deep(), Deep()
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        x, y = self.reading(self.table(source)), self.writing(self.table(target))
+        y = y + F.scaled_dot_product_attention(y, x, x)
+        return F.cross_entropy(self.head(y).flatten(0, 1), target.flatten())
+
+
+def mapped() -> Built:
+    return Mapped(), (torch.randint(0, WORDS, (4, 12)), torch.randint(0, WORDS, (4, 8)))

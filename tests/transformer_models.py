@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 VOCABULARY = 48
-TOKENS = "batch=4..40/4,sequence=4..44/4"
+TOKENS = "batch=4..44/4,sequence=4..44/4"
 SIZES = {
     "gpt2": TOKENS,
     "llama": TOKENS,
     "bert": TOKENS,
-    "t5": "batch=4..40/4,source=4..44/4@ids.1,target=4..36/4@labels.1",
-    "vit": "batch=4..40/4,height=16..96/8@ids.2,width=16..88/8@ids.3",
+    "t5": "batch=4..44/4,source=4..44/4@ids.1,target=4..44/4@labels.1",
+    "vit": "batch=4..44/4,height=16..96/8@ids.2,width=16..96/8@ids.3",
 }
 
 
@@ -71,9 +71,9 @@ def t5() -> Built:
 
 def vit() -> Built:
     config = hf.ViTConfig(
-        num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=4, image_size=128, patch_size=8,
+        num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=4, image_size=32, patch_size=8,
         num_labels=5,
-    )  # fmt: skip  # of its image size alone the model takes another way
+    )  # fmt: skip
     model = hf.ViTForImageClassification(config)
     inputs = torch.randn(4, 3, 32, 32), torch.randint(0, 5, (4,))
     return Loss(model, "pixel_values", interpolate_pos_encoding=True), inputs

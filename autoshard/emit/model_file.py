@@ -103,8 +103,8 @@ def _contexts(program: Program) -> dict[tuple[frozenset[str], str], ClassContext
     return {}
 
 
-def _context(program: Program, free: frozenset[str], title: str) -> ClassContext:
-    tree = with_column_parallel(module_tree(program, _NO_CLASS - free))
+def _context(program: Program, free: frozenset[str], title: str, others: OtherSizes | None = None) -> ClassContext:
+    tree = with_column_parallel(module_tree(program, _NO_CLASS - free, others.programs if others else ()))
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
@@ -122,7 +122,7 @@ def with_sizes(
         if kept:
             farthest, theirs = kept.of_the_farthest(program)
             package = _sized(program, kept, free, title)
-            if same_code(class_texts(package), class_texts(replace(context(farthest, free, title), others=theirs))):
+            if same_code(class_texts(package), class_texts(_sized(farthest, theirs, free, title))):
                 return package
     return context(program, free, title)
 
@@ -132,21 +132,16 @@ def check_followed(dynamic: Sequence[DynamicSize], others: OtherSizes) -> None:
     lost = [own.name for own in dynamic if own.name not in others.names]
     if lost:
         told = f"the plan's code does not follow {' and '.join(lost)}: it comes out differently at other sizes"
-        most = [own.most for own in dynamic]
-        equal = " and ".join(own.name for own in dynamic if most.count(own.most) > 1)
-        hint = (
-            f"largest sizes that differ: of {equal} code that follows one can't be told from the other's; or "
-            * bool(equal)
-        )
-        raise UsageError(told, f"{hint}another mesh or strategy, or the size left out of the dynamic ones")
+        raise UsageError(told, "another mesh or strategy, or the size left out of the dynamic ones")
 
 
 def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
-    """The `context` at these other sizes: what is written of it is, once."""
+    """The `context` at these other sizes, with what is equal at all of them as one class: what is written of it is,
+    once."""
     known = program.once(_sized_contexts)
     key = (*map(id, others.programs), others.planned, free, title)
     if key not in known:
-        known[key] = replace(context(program, free, title), others=others)
+        known[key] = replace(_context(program, free, title, others), others=others)
     return known[key]
 
 

@@ -6,7 +6,7 @@ A module whose visits run different code is dissolved into its parent, so that e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -93,10 +93,14 @@ def inside(path: str, scope: str) -> bool:
 
 
 class Scopes:
-    """The runs of a program. `assigned[i]` is the module of instruction i after strays have moved to their parent."""
+    """The runs of a program. `assigned[i]` is the module of instruction i after strays have moved to their parent.
 
-    def __init__(self, program: Program) -> None:
+    `others`: the same program at other sizes, where equal code must be equal, too.
+    """
+
+    def __init__(self, program: Program, others: Sequence[Program] = ()) -> None:
         self.program = program
+        self._every = (program, *others)
         self.classes = dict(program.modules)
         self.keeps = program.step.keeps
         self.dissolved = {path for path, name in program.modules if name in CONTAINERS} | {""}
@@ -115,7 +119,8 @@ class Scopes:
         self._random = [random_index(own) for own in program.instructions]
         self._inner: dict[tuple[str, str], tuple[Hashable, ...]] = {}
         self._of_state = {name: self._id(self._kind(p)) for name, p in self.state.items()}
-        self._static = [self._id(self._description(ins)) for ins in program.instructions]
+        steps = zip(*(own.instructions for own in self._every), strict=True)
+        self._static = [self._id(tuple(map(self._description, own))) for own in steps]
         self._chains: dict[str, tuple[str, ...]] = {}
         self._held: dict[str, list[ProgramParameter]] = {}
         for p in self.state.values():
@@ -229,8 +234,9 @@ class Scopes:
         return "self." + relative(self.state[name].path, run.path)
 
     def _type(self, name: str) -> int:
-        value = self.program.value(name)
-        return self._id((value.shape, value.dtype, str(value.layout), value.local_shape))
+        values = [own.value(name) for own in self._every]
+        shapes = tuple((value.shape, value.local_shape) for value in values)
+        return self._id((shapes, values[0].dtype, str(values[0].layout)))
 
     def _stored(self, p: ProgramParameter, scope: str) -> Hashable:
         ties = tuple(f".{relative(tie, scope)}" if inside(tie, scope) else tie for tie in p.ties)

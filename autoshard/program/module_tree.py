@@ -7,7 +7,7 @@ linear, a layer norm) is written out in its parent, as a user would. `flatten` (
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autoshard.code_text import fresh, identifier
@@ -95,9 +95,9 @@ class ModuleTree:
         return next(d for d in self.definitions if d.name == name)
 
 
-def module_tree(program: Program, reserved: frozenset[str] = frozenset()) -> ModuleTree:
-    """The structure of `program`. Class names avoid `reserved`. Deterministic."""
-    return _Builder(program.once(Scopes), reserved).build()
+def module_tree(program: Program, reserved: frozenset[str] = frozenset(), others: Sequence[Program] = ()) -> ModuleTree:
+    """The structure of `program`. Class names avoid `reserved`; `others`: as of `Scopes`. Deterministic."""
+    return _Builder(Scopes(program, others) if others else program.once(Scopes), reserved).build()
 
 
 class _Builder:

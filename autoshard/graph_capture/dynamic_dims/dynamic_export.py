@@ -15,11 +15,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, of_model, parse
+from autoshard.graph_capture.dynamic_dims.kept_symbols import keeping_symbols, told_that_it_is_traced
 from autoshard.graph_capture.dynamic_dims.other_samples import resized
+from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, is_visible, quote
 from autoshard.ir.dynamic import DynamicSize
 
-_HINT = "x.shape[0] in place of len(x), as a size; or leave this size out of the dynamic ones"
+_HINT = "sizes as numbers, not as lengths of Python loops; or leave this size out of the dynamic ones"
 
 
 @dataclass(frozen=True)
@@ -244,8 +246,20 @@ def _holds(guard: Any, values: dict[Any, int]) -> bool:
 
 def export_with(dims: DynamicDims, module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
     """torch.export with these dims as symbols. CaptureError, with the model's line, where it fixes one of them."""
+    try:
+        return _exported(dims, module, given)
+    except CaptureError as error:
+        try:
+            begin_trace()
+            with told_that_it_is_traced():
+                return _exported(dims, module, given)
+        except Exception:
+            raise error from error.__cause__
+
+
+def _exported(dims: DynamicDims, module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
     shapes = dims.shapes(len(given))
-    with noting_guards(list(inspect.signature(module.forward).parameters)) as guards:
+    with noting_guards(list(inspect.signature(module.forward).parameters)) as guards, keeping_symbols():
         try:
             made = torch.export.export(module, given, strict=False, dynamic_shapes=_by_argument(module, shapes))
         except Exception as error:

@@ -1,0 +1,51 @@
+"""What Python, and torch's own Python code, would make a number of while a trace has symbols for sizes."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._decomp import decompositions
+
+_LOOPS = ("one_layer_rnn", "one_layer_lstm", "mkldnn_one_layer_lstm")  # over the steps of a sequence
+
+
+@contextmanager
+def keeping_symbols() -> Iterator[None]:
+    """Within, `len(x)` of a tensor is `x.shape[0]`, and recurrent layers have any length."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(builtins, "len", _length))
+        for name in _LOOPS:
+            stack.enter_context(mock.patch.object(decompositions, name, _one_step(getattr(decompositions, name))))
+        yield
+
+
+def told_that_it_is_traced() -> AbstractContextManager[Any]:
+    """Within, a model that asks is told so: of two ways to compute the same, one for the size of its weights and one
+    for any, those of transformers then take the one for any."""
+    return mock.patch.object(torch.jit, "is_tracing", lambda: True)
+
+
+_USUAL = len
+
+
+def _length(own: Any, /) -> Any:
+    """Python's own takes no symbol."""
+    return own.shape[0] if isinstance(own, torch.Tensor) and own.dim() else _USUAL(own)
+
+
+def _one_step(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """The shapes of `layer`, which a trace asks of it, by its first step: it is in the trace as an operator."""
+
+    def shaped(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        steps = inputs.shape[0]
+        if not isinstance(steps, torch.SymInt):
+            return layer(inputs, *args, **kwargs)
+        out, last = layer(inputs[:1], *args, **kwargs)
+        return out.repeat(steps, *[1] * (out.dim() - 1)), last
+
+    return shaped
