@@ -308,7 +308,31 @@ def tables() -> None:
         raise AssertionError("parts that do not make up the table")
 
 
-CASES = {case.__name__: case for case in (function, module, computed_again, outputs, data, inside, tables, refusals)}
+def sizes() -> None:
+    """Another batch and length in each call: each as the original, an optimizer between them, parameters stay put."""
+    whole = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    own = autoshard.shard(copy.deepcopy(whole), device="CPU")
+    optimizers: list[torch.optim.Optimizer] = []
+    for batch, length in ((8, 6), (4, 10), (12, 3), (5, 7), (8, 6), (1, 9)):
+        x = torch.randn(batch, length, 16)
+        results = [model(x) for model in (whole, own)]
+        near(results[0], results[1], (batch, length))
+        if not optimizers:
+            optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in (whole, own)]
+            held = dict(own.named_parameters())
+        for y, optimizer in zip(results, optimizers, strict=True):
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(own.variants) == 5, len(own.variants)
+    assert all(held[name] is parameter for name, parameter in own.named_parameters())
+    for name, value in own.full_state_dict().items():
+        near(value, whole.state_dict()[name], name)
+
+
+CASES = {
+    case.__name__: case for case in (function, module, computed_again, outputs, data, inside, sizes, tables, refusals)
+}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

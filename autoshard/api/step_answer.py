@@ -16,7 +16,7 @@ from autoshard.joint.found_steps import JointResult
 from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
 from autoshard.joint.outer_space import OuterChoice
-from autoshard.joint.step_request_space import searched_step
+from autoshard.joint.step_request_space import searched_step, with_mesh
 from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
@@ -46,8 +46,9 @@ class StepAnswer:
 def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
     if model.graph.dynamic:
-        told = "a search with --global-batch is of one batch size, and the model has dynamic sizes"
-        raise UsageError(told, "--mesh, with --stages and --micro-batches; or no --dynamic")
+        names = " and ".join(own.name for own in model.graph.dynamic)
+        told = f"--devices with --global-batch searches for steps of one size, and {names} can change in each step"
+        raise UsageError(told, with_mesh(model.graph, wanted))
     origin = replace(model.origin, fusion=read_fusion(wanted.fuse))
     found, graph, plan = _fitting(model.graph, hardware, wanted, origin)
     known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph))

@@ -98,13 +98,18 @@ def _check_batch(graph: Graph, wanted: SearchRequest) -> None:
     try:
         rebatched(graph, 2 * own)
     except UsageError as error:
-        assert wanted.devices is not None and wanted.step.global_batch is not None
-        replicas = math.gcd(wanted.devices, own)
-        shared = wanted.devices // replicas
-        mesh = "--mesh " + ",".join(f"{axis}={n}" for axis, n in (("dp", replicas), ("tp", shared)) if n > 1)
-        near = max(1, round(wanted.step.global_batch / own)) * own
-        told = f"{mesh} --global-batch {near}, without --devices: micro-batches of the {own} samples captured"
-        raise UsageError(error.message, error.hint if own == 1 else told) from None
+        raise UsageError(error.message, error.hint if own == 1 else with_mesh(graph, wanted)) from None
+
+
+def with_mesh(graph: Graph, wanted: SearchRequest) -> str:
+    """Options for a step of micro-batches of the captured batch, on a mesh that is not searched for."""
+    assert wanted.devices is not None and wanted.step.global_batch is not None
+    own = batch_size(graph)
+    replicas = math.gcd(wanted.devices, own)
+    axes = (("dp", replicas), ("tp", wanted.devices // replicas))
+    mesh = ",".join(f"{axis}={n}" for axis, n in axes if n > 1)
+    near = max(1, round(wanted.step.global_batch / own)) * own
+    return f"--mesh {mesh} --global-batch {near}, without --devices: micro-batches of the {own} samples captured"
 
 
 def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:

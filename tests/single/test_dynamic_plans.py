@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoshard import rules
+from autoshard.api.step_answer import planned_step
 from autoshard.api.verbs import capture as captured_model
 from autoshard.api.verbs import load_plan, planned, write
 from autoshard.cluster.hardware import load_hardware
@@ -20,6 +21,7 @@ from autoshard.emit import emit
 from autoshard.errors import UserError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -97,6 +99,20 @@ def test_micro_batches_and_recomputation_follow_sizes() -> None:
     graph = graph_of("words", WORDS)
     wanted = SearchRequest(Mesh.parse("dp=2,tp=2"), step=StepRequest(micro_batches=2, recompute="full"))
     proved("words", graph, make_plan(graph, HARDWARE, wanted).plan, micro_batches=2)
+
+
+def test_a_global_batch_is_of_micro_batches_whose_sizes_follow() -> None:
+    """A search over --devices is of one size and says so; the options that it names in its place give a right plan."""
+    model = captured_model(spec("words"), dynamic=WORDS)
+    batch = sizes_of(model.graph)["batch"]
+    with pytest.raises(UserError, match="batch and sequence can change in each step") as raised:
+        planned_step(model, HARDWARE, SearchRequest(devices=4, step=StepRequest(global_batch=2 * batch)))
+    found = re.match(r"--mesh (\S+) --global-batch (\d+), without --devices", raised.value.hint)
+    assert found and int(found[2]) == 2 * batch
+    wanted = SearchRequest(Mesh.parse(found[1]), step=StepRequest(global_batch=int(found[2])))
+    plan = make_plan(model.graph, HARDWARE, wanted).plan
+    assert plan.step.micro_batches == 2 and math.prod(plan.mesh.sizes) == 4
+    proved("words", model.graph, plan, micro_batches=2)
 
 
 def test_a_number_of_the_planned_size_is_seen() -> None:
