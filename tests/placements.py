@@ -7,7 +7,7 @@ import random
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import StagePart
-from autoshard.program.placement import op_places, parts_on, rewritten
+from autoshard.program.places.placed_parts import op_places, parts_on, rewritten
 
 
 def random_parts(graph: Graph, seed: int) -> tuple[StagePart, ...]:

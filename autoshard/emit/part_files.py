@@ -28,7 +28,7 @@ from autoshard.emit.user_operators import registering_lines
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import LocalValue, Program
-from autoshard.program.place_order import placed_order
+from autoshard.program.places.place_order import placed_order
 from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
 from autoshard.replay.size_texts import sum_text
@@ -101,7 +101,7 @@ _PLACES = (
 
 
 def _slot_lines(program: Program, parts: Sequence[Program]) -> list[str]:
-    """In which order the places run what, see `program.place_order`."""
+    """In which order the places run what, see `program.places.place_order`."""
     step, last = program.step, next(number for number, part in enumerate(parts) if part.loss)
     sources = handed_from(parts, program)
     order = placed_order(step.schedule, step.part_stages, sources, last, step.micro_batches)

@@ -29,7 +29,7 @@ from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
-from autoshard.simulation.program_step import AccountedStep
+from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.solvers.common.result import fits
 from autoshard.text.answer_words import certainty, gap_words, space
 from autoshard.text.critical_path import left_open

@@ -8,8 +8,8 @@ from autoshard.html_report.picture.stages_picture import about_step, stages_svg
 from autoshard.html_report.timeline_series import differences, ticks
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
-from autoshard.simulation.program_step import AccountedStep
 from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.text.stage_table import part_words, stage_rows
 from autoshard.units import counted
 

@@ -12,7 +12,7 @@ from autoshard.errors import InvalidFileError
 from autoshard.ir.codec import decode, encode
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import computed
-from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, StagePart, StepPlan, TensorPlan
+from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, StepPlan, TensorPlan
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
@@ -103,7 +103,6 @@ DECISIONS: dict[type, tuple[str, ...]] = {
     OpPlan: ("op", "strategy", "variant"),
     RedistributionPlan: ("tensor", "source", "target", "consumers", "steps"),
     StepPlan: ("micro_batches", "schedule", "virtual_stages", "parts", "recompute", "samples", "zero"),
-    StagePart: ("stage", "chunk", "first_op", "ops"),
 }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autoshard.search.pareto_front import Point
     from autoshard.search.style_plans import StylePlan
     from autoshard.simulation import Timeline
-    from autoshard.simulation.program_step import AccountedStep
+    from autoshard.simulation.steps.program_step import AccountedStep
 
 T = TypeVar("T")
 PLAN = "plan.json"
@@ -54,7 +54,7 @@ class SimulatedPlan:
     @cached_property
     def step(self) -> AccountedStep:
         """The whole step, and where it goes."""
-        from autoshard.simulation.program_step import accounted_step
+        from autoshard.simulation.steps.program_step import accounted_step
 
         return accounted_step(self.plan, self.program, self.graph, self.hardware, self.timeline)
 

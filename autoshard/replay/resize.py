@@ -22,7 +22,7 @@ from autoshard.ir.plan import (
     StepPlan,
     TensorPlan,
 )
-from autoshard.program.placement import placed_parts
+from autoshard.program.places.placed_parts import placed_parts
 from autoshard.rules.algebra.float8_products import PLAIN
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import priced, redistribution

@@ -53,7 +53,7 @@ class Origin:
 def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
     """The plan with the step time and peak memory of the very program that is emitted; of a step of several
     micro-batches with the mean time of one, on one stage that keeps all."""
-    from autoshard.simulation.program_step import mean_seconds
+    from autoshard.simulation.steps.program_step import mean_seconds
 
     made = simulated(plan, graph, hardware)
     seconds = mean_seconds(made.program, made.timeline, graph, hardware, plan.step.micro_batches)

@@ -12,7 +12,7 @@ from autoshard.constraints.step_request import RECOMPUTE, TENSORS, StagePin, Ste
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
-from autoshard.program.placement import placed_parts
+from autoshard.program.places.placed_parts import placed_parts
 from autoshard.program.step_check import check_counts, check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
 
@@ -98,7 +98,7 @@ def without_torn(plan: Plan, graph: Graph) -> Plan:
 def predicted(plan: Plan, graph: Graph) -> Plan:
     """The plan with what its whole step is predicted to take, where that is more than one micro-batch."""
     from autoshard.program.lower import lower
-    from autoshard.simulation.program_step import simulate_plan_step
+    from autoshard.simulation.steps.program_step import simulate_plan_step
 
     step = plan.step
     if not step.is_whole:

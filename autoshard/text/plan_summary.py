@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from autoshard.search.pareto_front import Point
     from autoshard.search.style_plans import StylePlan
     from autoshard.simulation import Timeline
-    from autoshard.simulation.program_step import AccountedStep
+    from autoshard.simulation.steps.program_step import AccountedStep
 
 SHOWN_DTYPES = ("bfloat16", "float16", "float32")  # the first that a device has stands in the list of profiles
 SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block

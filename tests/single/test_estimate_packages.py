@@ -40,8 +40,8 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.pipeline_schedule import in_flight
-from autoshard.simulation.program_step import measured_parts
 from autoshard.simulation.step_timeline import simulate_step
+from autoshard.simulation.steps.program_step import measured_parts
 
 A100, H100 = load_hardware("a100-80g-sxm"), load_hardware("h100-80g-sxm")
 LAYERS, HIDDEN, HEADS, SEQUENCE, MICRO_BATCH = 6, 1024, 16, 512, 2

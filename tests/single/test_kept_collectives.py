@@ -40,8 +40,8 @@ from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import repeated_blocks, with_step
-from autoshard.simulation.program_step import MeasuredProgram
 from autoshard.simulation.step_timeline import PartCosts
+from autoshard.simulation.steps.program_step import MeasuredProgram
 from autoshard.verification.case import Case, case_of, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import ThreadTransport, run_lockstep

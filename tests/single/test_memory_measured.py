@@ -23,7 +23,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import repeated_blocks
 from autoshard.simulation.memory_curve import MemoryPlan, Span, plan_memory
-from autoshard.simulation.program_step import simulate_plan_step
+from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep

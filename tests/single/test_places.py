@@ -25,8 +25,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.lower import lower
-from autoshard.program.place_order import placed_order, ways_to_loss
-from autoshard.program.placement import op_places, parts_on, placed_parts
+from autoshard.program.places.place_order import placed_order, ways_to_loss
+from autoshard.program.places.placed_parts import op_places, parts_on, placed_parts
 from autoshard.program.stage_programs import stage_programs
 from autoshard.program.step_check import check_step
 from autoshard.search.fixed_styles import random_plan

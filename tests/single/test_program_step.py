@@ -24,8 +24,8 @@ from autoshard.search.select_plan import search
 from autoshard.search.whole_step import balanced_parts, predicted, with_step
 from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import plan_memory
-from autoshard.simulation.program_step import step_costs
 from autoshard.simulation.step_timeline import StepCosts, simulate_step
+from autoshard.simulation.steps.program_step import step_costs
 from autoshard.text.plan_summary import summary
 from autoshard.units import format_seconds
 

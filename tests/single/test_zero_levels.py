@@ -26,7 +26,7 @@ from autoshard.program.program_check import check
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import repeated_blocks
-from autoshard.simulation.program_step import simulate_plan_step
+from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import Case, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep

@@ -43,7 +43,7 @@ BESIDE: dict[type, tuple[str, ...]] = {
     TensorPlan: ("path", "decided_by", "parts"),
     OpPlan: ("forward_seconds", "backward_seconds", "decided_by", "parts"),
     RedistributionPlan: ("forward_seconds", "backward_seconds"),
-    StepPlan: ("predicted_seconds", "predicted_peak_bytes"),
+    StepPlan: ("predicted_seconds", "predicted_peak_bytes", "places"),  # the parts say where operators are
 }  # fmt: skip
 TENSOR = TensorPlan("x", "x", LAYOUT)
 OP = OpPlan("linear", "b n", "", 1e-3, 2e-3)
@@ -63,7 +63,7 @@ CHANGED: dict[str, Any] = {
     "certificate": Certificate("ilp", "feasible", 1.0, 0.0),
     "search": Search(1, ("a=b",), (Candidate("c", "", 1, 1, 1),)),
     "step": replace(STEP, micro_batches=5), "steps": (), "recompute": (BlockPolicy("h.0", "expensive"),),
-    "fusion": (Fusion("all_reduce", "auto", 25e6),),
+    "fusion": (Fusion("all_reduce", "auto", 25e6),), "places": (("h", 1),),
 }  # fmt: skip
 FIELDS = [(kind, field.name) for kind in DECISIONS for field in dataclasses.fields(kind)]
 

@@ -24,8 +24,8 @@ from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.program.lower import lower
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of
-from autoshard.simulation.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 from autoshard.simulation.step_timeline import PartCosts, StepCosts
+from autoshard.simulation.steps.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 
 BUILT = 3  # layers of a part at most; beyond, each takes what the last of these does
 AHEAD = 1  # more, where layers are gathered together, a layer ahead, for each use

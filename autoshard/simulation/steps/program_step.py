@@ -21,12 +21,11 @@ from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.ir.program import Program
 from autoshard.program.instruction_storage import found_again, run_again
 from autoshard.program.module_scopes import called_in, reads_of
-from autoshard.program.place_order import Sources
+from autoshard.program.places.place_order import Sources
 from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.program.weights import weight_ways
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
-from autoshard.simulation.placed_step import PlacedCosts, PlacedMessage, simulate_places
 from autoshard.simulation.step_account import (
     BUBBLE,
     COMPUTED,
@@ -43,6 +42,7 @@ from autoshard.simulation.step_account import (
     stage_account,
 )
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
+from autoshard.simulation.steps.placed_step import PlacedCosts, PlacedMessage, simulate_places
 from autoshard.simulation.timeline import Timeline, Timing
 from autoshard.simulation.working_memory import local_bytes
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from autoshard.program.place_order import PartSlot, placed_order
+from autoshard.program.places.place_order import PartSlot, placed_order
 from autoshard.simulation.pipeline_schedule import Placed, Slot, SlotSequence
 from autoshard.simulation.step_timeline import PartCosts, StepCosts, StepTimeline, Transfer
 

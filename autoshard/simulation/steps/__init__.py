@@ -1,0 +1,1 @@
+"""A whole step: its parts simulated, on stages and on places."""
