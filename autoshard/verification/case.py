@@ -201,7 +201,7 @@ def check_folder(
     try:
         results, failed = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds, starts)
         own: list[Error] = []
-        if own_precision and stages == 1 and isinstance(case.own, OwnStep):
+        if own_precision and (stages == 1 or program.step.placed) and isinstance(case.own, OwnStep):
             own = check_own(case.own, case.reference, program, folder, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
@@ -218,7 +218,7 @@ def _refused(case: Case, program: Program) -> str:
     """In words, what of the package's own precision can't be checked."""
     if isinstance(case.own, str):
         return f"{case.own}; nor was train.py started" if case.own else ""
-    return NO_OWN_PRECISION if program.step.stages > 1 else ""
+    return NO_OWN_PRECISION if program.step.stages > 1 and not program.step.placed else ""
 
 
 def unsplit_note(program: Program) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
-from autoshard.verification.comparison.compare import by_name, local_part, unsplit
+from autoshard.verification.comparison.compare import by_name, local_part, stage_views, unsplit
 from autoshard.verification.comparison.error_measure import OWN, Error, largest
 from autoshard.verification.original.autocast import autocast_as_planned
 from autoshard.verification.original.draws import exact_dropout
@@ -125,9 +125,26 @@ def check_own(
 ) -> list[Error]:
     """Every tensor of every rank, in lock-step. Raises LockstepError where the package can't be run."""
     package = load_package(folder)
-    axes, kind = dict(program.mesh.axes), package.runtime.ParallelMesh
-    ranks = run_lockstep(axes, lambda mesh: _run(package, mesh, own, reference, program), timeout_seconds, kind)
-    return list(_compared(own, reference, program, ranks))
+    axes, kinds, step = dict(program.mesh.axes), (package.runtime.ParallelMesh, package.runtime.Stages), program.step
+
+    def work(mesh: Any) -> _Rank:
+        return _run(package, mesh, own, reference, program)
+
+    ranks = run_lockstep(axes, work, timeout_seconds, *kinds, step.part_stages)
+    if not step.placed:
+        return list(_compared(own, reference, program, ranks))
+    size, alone = program.mesh.size, replace(own, outputs=own.outputs[program.outputs.index(program.loss or "") :][:1])
+    return [
+        replace(error, rank=error.rank + stage * size)
+        for stage, view in stage_views(program)
+        for error in _compared(alone, _only_loss(reference, program), view, ranks[stage * size : (stage + 1) * size])
+    ]
+
+
+def _only_loss(reference: Reference, program: Program) -> Reference:
+    position = program.outputs.index(program.loss or "")
+    first = replace(reference.steps[0], outputs=reference.steps[0].outputs[position:][:1])
+    return replace(reference, steps=(first, *reference.steps[1:]))
 
 
 def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, program: Program) -> _Rank:
@@ -150,9 +167,10 @@ def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, 
         if program.precision == "fp16-mixed":
             scaling = {"scaler": package.train.make_scaler(mesh, own.scale / ROOM)}
         norm = float(package.train.train_step(model, optimizer, mesh, _batches(inputs, count), math.inf, **scaling)[1])
-        made = package.recorder.take(mesh.rank).outputs[0]
+        seen = package.recorder.take(mesh.global_rank).outputs
+        made = seen[0] if seen else []
     outputs = [made] if isinstance(made, torch.Tensor) else list(made)
-    if program.loss is not None:  # the package returns the loss first
+    if program.loss is not None and not program.step.placed:  # the package returns the loss first
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
     named = {runtime.sharding(p).name: p for p in model.parameters()}
     gradients = {name: runtime.local(p.grad).detach() for name, p in named.items() if p.grad is not None}

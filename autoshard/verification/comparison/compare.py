@@ -63,23 +63,30 @@ def compare_stages(
     program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
 ) -> Iterator[Error]:
     """The same of all stages: each by what it holds, the last by the loss."""
-    parts, step, size = stage_programs(program), program.step, program.mesh.size
-    stages = step.stages
-    if stages == 1:
+    if program.step.stages == 1:
         yield from compare_ranks(program, reference, results, noise)
         return
-    position = program.outputs.index(program.loss or "")
+    position, size = program.outputs.index(program.loss or ""), program.mesh.size
     reference, noise = _losses(reference, len(program.outputs), position), _loss_noise(noise, program, position)
-    for stage in reversed(range(stages)):
-        own = [parts[number] for number in step.parts_of(stage)]
-        view = replace(
-            program,
-            parameters=tuple(dict.fromkeys(p for part in own for p in part.parameters)),
-            buffers=tuple(dict.fromkeys(b for part in own for b in part.buffers)),
-            outputs=(program.loss or "",) if any(part.loss for part in own) else (),
-        )
+    for stage, view in stage_views(program):
         for error in compare_ranks(view, reference, results[stage * size : (stage + 1) * size], noise):
             yield replace(error, rank=error.rank + stage * size)
+
+
+def stage_views(program: Program) -> Iterator[tuple[int, Program]]:
+    """(stage, the program with what that stage holds, and the loss where it makes it), the last first."""
+    parts, step = stage_programs(program), program.step
+    for stage in reversed(range(step.stages)):
+        own = [parts[number] for number in step.parts_of(stage)]
+        yield (
+            stage,
+            replace(
+                program,
+                parameters=tuple(dict.fromkeys(p for part in own for p in part.parameters)),
+                buffers=tuple(dict.fromkeys(b for part in own for b in part.buffers)),
+                outputs=(program.loss or "",) if any(part.loss for part in own) else (),
+            ),
+        )
 
 
 def _losses(reference: Reference, count: int, position: int) -> Reference:
