@@ -92,7 +92,7 @@ def stage_views(program: Program) -> Iterator[tuple[int, Program]]:
 def _losses(reference: Reference, count: int, position: int) -> Reference:
     """With no other output."""
     steps = [replace(step, outputs=step.outputs[position::count]) for step in reference.steps]
-    return replace(reference, steps=tuple(steps))
+    return replace(reference, steps=tuple(steps), evaluation=reference.evaluation[position:][:1])
 
 
 def _loss_noise(noise: Noise | None, program: Program, position: int) -> Noise | None:
@@ -150,7 +150,7 @@ def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | No
 
 def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
     scale = largest(output for step in reference.steps for output in step.outputs)  # a loss may vanish as it is learnt
-    if reference.evaluation and program.step.stages == 1:
+    if reference.evaluation and (program.step.stages == 1 or program.step.placed):
         first, own = [result.evaluation for result in results], noise.steps[0].outputs
         yield from _all(EVALUATION, program, program.outputs, reference.evaluation, first, (1, scale), own)
     for number, step in enumerate(reference.steps):

@@ -49,7 +49,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         seed=reference.seed,
         micro_batches=reference.micro_batches,
         part_stages=program.step.part_stages,
-        evaluates=bool(reference.evaluation) and not alone,
+        evaluates=bool(reference.evaluation) and (not alone or program.step.placed),
     )
 
 
