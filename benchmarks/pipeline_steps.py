@@ -53,7 +53,7 @@ def emitted(folder: Path, words: Any, micro_batches: int) -> Step:
 
     package = load_package(folder)
     package.train.accumulate_gradients = package.recorder.accumulate_gradients  # nothing is recorded
-    mesh = package.runtime.ParallelMesh.from_environment({"dp": 1}, "gloo", None, STAGES, 1)
+    mesh = package.runtime.ParallelMesh.from_environment({"dp": 1}, "gloo", None, range(STAGES))
     model = package.model.build_model(mesh)
     package.runtime.init_parameters(model, 0)
     optimizer = package.train.make_optimizer(model)

@@ -100,7 +100,7 @@ class _Cut:
             buffers=tuple(b for b in program.buffers if b.value in read),
             instructions=instructions,
             outputs=self.given[number],
-            loss=program.loss if program.loss in made and number == self.loss_part else None,
+            loss=program.loss if number == (len(self.steps) - 1 if self.relays else self.loss_part) else None,
             buffer_updates=updates,
             gradient_buckets=gradient_buckets(
                 parameters, instructions, named, program.mesh, given_at(together), program.fusion

@@ -33,7 +33,7 @@ def same(a: Tensor, b: Tensor) -> None:
 
 def check_timeouts(mesh: ParallelMesh) -> None:
     """What is asked for holds on every group, those of stages included."""
-    staged = ParallelMesh.from_environment({"dp": 2, "tp": 1}, "gloo", PATIENCE, stages=2)
+    staged = ParallelMesh.from_environment({"dp": 2, "tp": 1}, "gloo", PATIENCE, part_stages=(0, 1))
     assert staged.stages is not None
     transports = [mesh["dp"].transport, mesh["tp"].transport, mesh.joint(("dp", "tp")).transport]
     transports += [staged["dp"].transport, staged["tp"].transport, staged.joint(("dp", "tp")).transport]

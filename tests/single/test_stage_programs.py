@@ -146,7 +146,7 @@ def test_a_tied_weight_stands_on_both_stages() -> None:
     graph, plan = planned("build_t5")
     cut = with_parts(plan, balanced_parts(plan, graph, 2, 1))
     parts = stage_programs(lower(cut, graph), cut)
-    assert shared_parameters(parts, 2) == {"shared.weight": (0, 1)}
+    assert shared_parameters(parts, cut.step) == {"shared.weight": (0, 1)}
 
 
 def test_masks_and_inputs_are_not_handed_on() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ class Routes:
         self, slots: Sequence[PlaceSlot], part_places: Sequence[int], handed: Sequence[Sequence[Handed]],
         sources: Sources,
     ) -> None:  # fmt: skip
+        self.part_places = part_places
         self.needs: dict[PlaceSlot, list[PlaceMessage]] = {slot: [] for slot in slots}
         self.sends: dict[PlaceSlot, list[PlaceMessage]] = {slot: [] for slot in slots}
         # (part, position) -> the places that read it; those that give a gradient back
@@ -86,15 +88,21 @@ class Routes:
                     to = [PlaceMessage(slot.kind, slot.micro_batch, part, position, place) for place in places]
                     (self.sends if slot.kind == "F" else self.needs)[slot] += [m for m in to if m.place != here]
 
-    def between(self, part_places: Sequence[int], place: int) -> dict[int, list[PlaceMessage]]:
+    @cache  # noqa: B019 (as long as the package runs)
+    def between(self, place: int) -> dict[int, list[PlaceMessage]]:
         """Other place -> the messages between it and `place`, as all send and receive them."""
         found: dict[int, list[PlaceMessage]] = {}
-        for slot in self.sends:
-            for message in self.sends[slot]:
-                ends = {part_places[message.part], message.place}
+        for messages in self.sends.values():
+            for message in messages:
+                ends = {self.part_places[message.part], message.place}
                 if place in ends:
                     found.setdefault((ends - {place}).pop(), []).append(message)
         return found
+
+    def uses(self, place: int) -> Counter[PlaceMessage]:
+        """How many parts of a place read what it receives."""
+        own = (needs for slot, needs in self.needs.items() if self.part_places[slot.part] == place)
+        return Counter(message for needs in own for message in needs)
 
 
 class Places:
@@ -111,9 +119,15 @@ class Places:
         self.mesh, self.place, self.part_places, self.loss_part = mesh, mesh.stages.index, part_places, loss_part
         self.transport = mesh.stages.transport
         self.handed, self.sources, self.inputs, self.labels = handed, sources, inputs, labels
-        self.slots = read_slots(slots)
-        # Of an evaluation: the forwards of one micro-batch.
-        self.evaluated = [slot for slot in self.slots if slot.kind == "F" and slot.micro_batch == 0]
+        self.of_value = {
+            source: value
+            for number in self.parts
+            for value, source in zip(handed[number], sources[number], strict=True)
+        }
+        order = read_slots(slots)
+        self.training = Routes(order, part_places, handed, sources)
+        forward = [slot for slot in order if slot.kind == "F" and slot.micro_batch == 0]
+        self.evaluation = Routes(forward, part_places, handed, sources)  # the forwards of one micro-batch
         self.counts_labels = any(labels[number] for number in self.parts)
 
     def run(
@@ -126,40 +140,35 @@ class Places:
         """Forward and backward of all; the gradients are those of the mean of the losses (by the scale of `scaler`).
         Returns the losses on the place that makes them, elsewhere nothing. `shares`: see `label_shares`, where it
         `counts_labels`. `sizes`: the dynamic ones of each micro-batch."""
-        return _PlacedStep(self, self.slots, micro_batches, shares, scaler, sizes).run()
+        return _PlacedStep(self, self.training, micro_batches, shares, scaler, sizes).run()
 
     @torch.no_grad()
     def evaluate(self, inputs: Sequence[Tensor], sizes: Mapping[str, int] | None = None) -> list[Tensor]:
         """The loss of one micro-batch on the place that makes it, elsewhere nothing."""
-        return _PlacedStep(self, self.evaluated, [inputs], (), None, [sizes] if sizes else ()).run()
+        return _PlacedStep(self, self.evaluation, [inputs], (), None, [sizes] if sizes else ()).run()
 
 
 class _PlacedStep:
     """One step: what has been made, received and sent so far."""
 
     def __init__(
-        self, places: Places, slots: Sequence[PlaceSlot], micro_batches: Sequence[Sequence[Tensor]],
+        self, places: Places, routes: Routes, micro_batches: Sequence[Sequence[Tensor]],
         shares: Sequence[Sequence[Tensor]], scaler: LossScaler | None, sizes: Sequence[Mapping[str, int]],
     ) -> None:  # fmt: skip
-        self.places, self.slots, self.micro_batches = places, slots, micro_batches
+        self.places, self.routes, self.micro_batches = places, routes, micro_batches
         self.shares, self.scaler, self.sizes = shares, scaler, sizes
-        self.routes = Routes(slots, places.part_places, places.handed, places.sources)
-        self.waiting = {
-            place: iter(messages) for place, messages in self.routes.between(places.part_places, places.place).items()
-        }
+        self.waiting = {place: iter(messages) for place, messages in routes.between(places.place).items()}
         self.arriving: dict[PlaceMessage, tuple[Callable[[], object], Tensor]] = {}
         self.sent: list[tuple[Callable[[], object], Tensor]] = []
         self.arrived: dict[PlaceMessage, Tensor] = {}
-        self.uses = Counter(
-            message for slot in slots if slot.part in places.parts for message in self.routes.needs[slot]
-        )
+        self.uses = routes.uses(places.place)
         self.made: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by micro-batch and part
         self.given: dict[tuple[int, int], list[Tensor]] = {}
         self.gradients: dict[tuple[int, int, int], Tensor] = {}  # by micro-batch, part and position
         self.losses: list[Tensor] = []
 
     def run(self) -> list[Tensor]:
-        for slot in self.slots:
+        for slot in self.routes.needs:
             if slot.part in self.places.parts:
                 for message in self.routes.needs[slot]:
                     self._receive(message)
@@ -260,11 +269,5 @@ class _PlacedStep:
         kind, m, part, position, _ = message
         if kind == "B":
             return torch.empty_like(self.made[m, part][position], memory_format=torch.contiguous_format)
-        handed = next(
-            value
-            for number in self.places.parts
-            for value, source in zip(self.places.handed[number], self.places.sources[number], strict=True)
-            if source == (part, position)
-        )
-        like = handed.example(self.places.mesh, self.sizes[m] if self.sizes else None)
+        like = self.places.of_value[part, position].example(self.places.mesh, self.sizes[m] if self.sizes else None)
         return torch.empty(like.shape, dtype=like.dtype, device=self.places.mesh.device)
