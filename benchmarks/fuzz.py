@@ -43,6 +43,7 @@ LIMIT_SECONDS = 240  # of the processor, so that other jobs beside it do not cou
 HANG_SECONDS = 3600
 PAGE = ROOT / "docs" / "fuzzing.md"
 STEPS_HEAD = "## Whole steps"
+PLACES_HEAD = "## Places"
 RIGHT, REFUSED, WRONG, CRASH = "right", "refused", "wrong", "crash"
 
 
@@ -253,6 +254,22 @@ single micro-batch. A step of which nothing is trained is refused.
     )
 
 
+def places_section(rows: Sequence[Row]) -> str:
+    """What docs/fuzzing.md says of random placements."""
+    ends = Counter(row.end for row in rows)
+    refused = Counter(row.reason.partition(": ")[2].partition(" try")[0] for row in rows if row.end == REFUSED)
+    listed = "; ".join(f"{count} x {reason}" for reason, count in refused.most_common(3))
+    models, command = len({row.seed // 5 for row in rows}), f"--places --first {rows[0].seed} --models {len(rows)}"
+    return f"""{PLACES_HEAD}
+
+{len(rows)} placements of {models} of these models, each operator's or by modules, on 2 to 4 places of 1 or 2 devices,
+with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
+{ends[RIGHT]} right, {ends[REFUSED]} refused, {ends[WRONG]} wrong,
+{ends[CRASH]} crashed or hanging. Written by `python benchmarks/fuzz.py {command} --write`.
+Refused: {listed}.
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", type=int, default=2000)
@@ -284,13 +301,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"seed {row.seed} {row.mesh}: {row.end} {row.reason}", flush=True)
             print(f"{len(rows)} of {len(seeds)}: {dict(Counter(row.end for row in rows))}", flush=True)
     if given.write:
-        operators, head, steps = PAGE.read_text(encoding="utf-8").partition(STEPS_HEAD)
-        if given.steps:
+        whole, _, places = PAGE.read_text(encoding="utf-8").partition(PLACES_HEAD)
+        operators, head, steps = whole.partition(STEPS_HEAD)
+        if given.places:
+            PAGE.write_text(f"{whole.rstrip()}\n\n{places_section(rows)}", encoding="utf-8")
+        elif given.steps:
             failed = [row for row in rows if row.end in (WRONG, CRASH)]
             steps = steps_section(given.first, Counter(row.end for row in rows), failed)
+            steps += f"\n{PLACES_HEAD}{places}" if places else ""
             PAGE.write_text(f"{operators.rstrip()}\n\n{steps}", encoding="utf-8")
         else:
-            PAGE.write_text(page(rows) + (f"\n{head}{steps}" if head else ""), encoding="utf-8")
+            PAGE.write_text(
+                page(rows) + (f"\n{head}{steps}" if head else "") + (f"{PLACES_HEAD}{places}" if places else ""),
+                encoding="utf-8",
+            )
     return 0 if all(row.end in (RIGHT, REFUSED) for row in rows) else 6
 
 
