@@ -55,6 +55,7 @@ class StepRequest:
     recompute: str | None = None
     pins: tuple[StagePin, ...] = ()
     places: tuple[StagePin, ...] = ()
+    place: str | None = None  # AUTO: which place runs what no place says is searched for
     micro_batch: Count = None
     zero: Count = None
     enable_parallel_optimizer: bool = False
@@ -134,7 +135,13 @@ class StepRequest:
                 raise UsageError(f"unknown recomputation {name!r}", f"--recompute {known}")
         if self.open_:
             return
-        if self.places:
+        if self.place not in (None, AUTO):
+            raise UsageError(
+                f"--place {self.place}: expected auto", "--place auto --stages 2, or --pin place:PATH=RANK"
+            )
+        if self.place and not isinstance(self.stages, int):
+            raise UsageError("--place auto needs to know how many places there are", "--place auto --stages 2")
+        if self.places or self.place:
             self._check_places(searched)
             return
         one = self.fixed_stages() == 1 and not (searched and self.stages is None)
@@ -156,7 +163,8 @@ class StepRequest:
             check_counts(self.micro_batches, self.fixed_stages(), parts, self.order)
 
     def _check_places(self, searched: bool) -> None:
-        workers = 1 + max(pin.stage for pin in self.places)
+        workers = 1 + max((pin.stage for pin in self.places), default=0)
+        workers = max(workers, self.fixed_stages()) if self.place else workers
         said = {"--virtual-stages": self.virtual_stages, "--pin stage": self.pins or None}
         for option, value in said.items():
             if value is not None:

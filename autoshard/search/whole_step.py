@@ -12,9 +12,11 @@ from autoshard.constraints.step_request import RECOMPUTE, TENSORS, StagePin, Ste
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
-from autoshard.program.places.placed_parts import placed_parts
+from autoshard.program.places.placed_parts import parts_on, placed_parts
 from autoshard.program.step_check import check_counts, check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
+from autoshard.search.places.place_search import PlacedFound, searched_places
+from autoshard.units import format_seconds
 
 NO_CALL = "it is a list, and its modules make a single operator each"
 
@@ -27,15 +29,28 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     assert isinstance(virtual, int)
     recompute, reasons = _policies(graph, request.recompute, count)
     places = tuple((pin.path, pin.stage) for pin in request.places)
-    if places and stages > 1:
+    notes = [f"{path} is not recomputed: {why}" for path, why in reasons.items() if why]
+    if request.place and stages > 1:
+        whole = replace(plan, step=StepPlan(count, request.order, recompute=recompute, zero=plan.step.zero))
+        found = searched_places(whole, graph, places, stages, predicted)
+        parts = parts_on(graph, found.places)
+        notes.append(_found_words(found, stages))
+    elif places and stages > 1:
         parts = placed_parts(graph, places)
     else:
         parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
     step = StepPlan(count, request.order, virtual, parts, recompute, zero=plan.step.zero, places=places)
     check_step(step, graph)
-    notes = [f"{path} is not recomputed: {why}" for path, why in reasons.items() if why]
     plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
     return without_torn(plan, graph)
+
+
+def _found_words(found: PlacedFound, count: int) -> str:
+    gap = 1 - found.bound_seconds / found.seconds if found.seconds else 0.0
+    return (
+        f"places: the shortest step found over {count} is {format_seconds(found.seconds)}; no assignment of modules is "
+        f"below {format_seconds(found.bound_seconds)} (gap {gap:.0%})"
+    )
 
 
 def check_request(graph: Graph, request: StepRequest) -> int:
@@ -55,8 +70,10 @@ def check_request(graph: Graph, request: StepRequest) -> int:
     count = request.micro_batches or 1
     if request.global_batch is not None:
         count = micro_batches_of(graph, request.global_batch)
-    elif request.micro_batches is None and stages > 1 and not request.places:
+    elif request.micro_batches is None and stages > 1 and not (request.places or request.place):
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
+    if request.place:
+        return count
     if request.places:
         placed_parts(graph, [(pin.path, pin.stage) for pin in request.places])
         return count

@@ -36,8 +36,9 @@ def parts_on(graph: Graph, place_of: Sequence[int]) -> tuple[StagePart, ...]:
     return tuple(found)
 
 
-def op_places(graph: Graph, places: Mapping[str, int]) -> list[int]:
-    """The place of each operator of the graph. UsageError for a path without an operator."""
+def op_places(graph: Graph, places: Mapping[str, int], unplaced: int | None = None) -> list[int]:
+    """The place of each operator of the graph; `unplaced`, where given, of those that no module places. UsageError for
+    a path without an operator."""
     for path in places:
         if not any(_within(op.module, path) for op in graph.ops):
             near = difflib.get_close_matches(path, sorted({op.module for op in graph.ops}), 1, 0.0)
@@ -47,6 +48,8 @@ def op_places(graph: Graph, places: Mapping[str, int]) -> list[int]:
         first = next((found[i] for i in group if found[i] is not None), None)
         for i in group:
             found[i] = first if found[i] is None else found[i]
+    if unplaced is not None:
+        return [unplaced if own is None else own for own in found]
     made: dict[str, int] = {}
     known = []
     for own, op in zip(found, graph.ops, strict=True):
@@ -105,12 +108,12 @@ def _units(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, ...]]:
     buffer, with what lies between them; each other one is alone. What can't stay together, as something of another
     place lies between, comes apart."""
     groups: dict[tuple[str, int], list[int]] = {}
-    for name, ops in _users(graph).items():
+    for name, ops in stored_users(graph).items():
         for i in ops:
             groups.setdefault((name, place_of[i]), []).append(i)
     together = [own for own in groups.values() if len(own) > 1]
     while True:
-        units = _components(graph, together)
+        units = components(graph, together)
         torn = [set(own) for own in units if len({place_of[i] for i in own}) > 1]
         if not torn:
             return units
@@ -119,11 +122,11 @@ def _units(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, ...]]:
 
 def rewritten(graph: Graph) -> list[tuple[int, ...]]:
     """Operators that read and rewrite a buffer, with what lies between them: they must be on one place."""
-    users, updated = _users(graph), {buffer for buffer, _ in graph.buffer_updates}
-    return [own for own in _components(graph, [users[name] for name in updated if name in users]) if len(own) > 1]
+    users, updated = stored_users(graph), {buffer for buffer, _ in graph.buffer_updates}
+    return [own for own in components(graph, [users[name] for name in updated if name in users]) if len(own) > 1]
 
 
-def _users(graph: Graph) -> dict[str, list[int]]:
+def stored_users(graph: Graph) -> dict[str, list[int]]:
     """Parameter or changing buffer -> the operators that read it, or make its new value."""
     stored = {p.tensor for p in graph.parameters} | {buffer for buffer, _ in graph.buffer_updates}
     renewed = {new: buffer for buffer, new in graph.buffer_updates}
@@ -135,7 +138,7 @@ def _users(graph: Graph) -> dict[str, list[int]]:
     return found
 
 
-def _components(graph: Graph, together: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def components(graph: Graph, together: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Operators that no order of parts can separate, where each of `together` is in one part."""
     import networkx
 

@@ -1,0 +1,1 @@
+"""Places that are left open: the assignment of the shortest step."""

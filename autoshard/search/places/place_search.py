@@ -1,0 +1,225 @@
+"""Which place runs which module, where that is left open (`--place auto`): the assignment of the shortest step found,
+with a bound that no assignment is below.
+
+A unit is what stays together: a leaf module or, of large models, a block, with what rewrites one buffer. Few
+assignments are all tried; of many, several starts are improved unit by unit. Seconds are those of the plan's operators,
+and messages take what their bytes take on the link between places; the best few are then simulated as the package will
+run.
+
+Bound: every micro-batch passes its longest chain of operators once there and back, and K places share all the work:
+step >= max(longest chain, micro-batches * work / K, micro-batches * largest unit). Computations alone are counted, so
+no simulated step of the package is below it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from autoshard.cluster.hardware import parse_hardware
+from autoshard.costs.collective import joint_seconds
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan, StagePart, StepPlan
+from autoshard.program.lower import lower
+from autoshard.program.places.placed_parts import components, op_places, parts_on, stored_users
+from autoshard.program.weight_buckets import block_of
+from autoshard.simulation.step_timeline import PartCosts, StageCosts
+from autoshard.simulation.steps.placed_step import PlacedCosts, PlacedMessage, simulate_places
+from autoshard.simulation.working_memory import local_bytes
+
+MOST_UNITS = 24  # of leaf modules; beyond, blocks: an improvement tries each unit on each place
+MOST_TRIED = 2_000  # assignments: a second or two
+SIMULATED = 4  # of the best ones, as the package runs; tests/single/test_place_search.py tries all of a small model
+
+
+@dataclass(frozen=True)
+class PlacedFound:
+    """The place of each operator, the seconds of its step, and what no assignment is below."""
+
+    places: tuple[int, ...]
+    seconds: float
+    bound_seconds: float
+
+
+def searched_places(
+    plan: Plan, graph: Graph, fixed: Sequence[tuple[str, int]], count: int, predicted: Callable[[Plan, Graph], Plan]
+) -> PlacedFound:
+    """On `count` places; `fixed`: modules that a user placed. `plan.step` says micro-batches and schedule; `predicted`
+    simulates a whole step."""
+    search = _PlaceSearch(plan, graph, dict(fixed), count)
+    fits = [own for own, seconds in search.tried.items() if seconds < math.inf]
+    ranked = sorted(fits, key=lambda own: (search.tried[own], own))
+    if not ranked:
+        raise UsageError(f"no assignment found in which each of {count} places has work", f"--stages {count - 1}")
+    made = {}
+    for own in ranked[:SIMULATED]:
+        places = search.op_places(own)
+        step = replace(plan.step, parts=parts_on(graph, places))
+        made[places] = predicted(replace(plan, step=step), graph).step_seconds
+    best = min(made, key=lambda places: (made[places], places))
+    assert search.bound_seconds <= made[best] * (1 + 1e-9), (search.bound_seconds, made[best])
+    return PlacedFound(best, made[best], search.bound_seconds)
+
+
+class _PlaceSearch:
+    def __init__(self, plan: Plan, graph: Graph, fixed: dict[str, int], count: int) -> None:
+        self.plan, self.graph, self.count = plan, graph, count
+        self.units = units_of(graph)
+        self.seconds = [(own.forward_seconds, own.backward_seconds) for own in plan.ops]
+        given = op_places(graph, fixed, unplaced=-1)
+        self.fixed = [next((given[i] for i in unit if given[i] >= 0), None) for unit in self.units]
+        self.tried: dict[tuple[int, ...], float] = {}
+        self._search()
+
+    def op_places(self, assigned: Sequence[int]) -> tuple[int, ...]:
+        found = [0] * len(self.graph.ops)
+        for unit, place in zip(self.units, assigned, strict=True):
+            for i in unit:
+                found[i] = place
+        return tuple(found)
+
+    @cached_property
+    def bound_seconds(self) -> float:
+        """Of computations, see the module."""
+        step, work = self.plan.step, [sum(sum(self.seconds[i]) for i in unit) for unit in self.units]
+        longest: dict[int, float] = {}
+        maker = {name: i for i, op in enumerate(self.graph.ops) for name in op.results}
+        for i, op in enumerate(self.graph.ops):
+            before = max((longest[maker[name]] for name in op.operands if name in maker), default=0.0)
+            longest[i] = before + sum(self.seconds[i])
+        loss = maker[self.graph.loss or ""]
+        return max(longest[loss], step.micro_batches * max(sum(work) / self.count, *work, 0.0))
+
+    def _search(self) -> None:
+        open_ = [k for k, place in enumerate(self.fixed) if place is None]
+        if self.count ** len(open_) <= MOST_TRIED:
+            for own in itertools.product(range(self.count), repeat=len(open_)):
+                self._value(self._with(open_, own))
+            return
+        for start in self._starts(open_):
+            best, value = start, self._value(start)
+            improved = True
+            while improved and len(self.tried) < MOST_TRIED:
+                improved = False
+                for k, place in itertools.product(open_, range(self.count)):
+                    other = (*best[:k], place, *best[k + 1 :])
+                    if (found := self._value(other)) < value:
+                        best, value, improved = other, found, True
+
+    def _with(self, open_: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
+        found = [0 if place is None else place for place in self.fixed]
+        for k, place in zip(open_, own, strict=True):
+            found[k] = place
+        return tuple(found)
+
+    def _starts(self, open_: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Cut in a row by work, forward and backward over the places; and each unit where it ends first."""
+        work = [sum(sum(self.seconds[i]) for i in self.units[k]) for k in open_]
+        ends = list(itertools.accumulate(work))
+        whole = ends[-1] or 1.0
+        pairs = zip(ends, work, strict=True)
+        row = [min(self.count - 1, int(self.count * (end - own / 2) / whole)) for end, own in pairs]
+        yield self._with(open_, row)
+        yield self._with(open_, [self.count - 1 - place for place in row])
+        found = list(self._with(open_, [0] * len(open_)))
+        busy = [0.0] * self.count
+        for k, own in zip(open_, work, strict=True):
+            found[k] = min(range(self.count), key=busy.__getitem__)
+            busy[found[k]] += own
+        yield tuple(found)
+
+    def _value(self, assigned: tuple[int, ...]) -> float:
+        """Seconds of the step, of the plan's operators and messages; infinite where a place has no work."""
+        if assigned not in self.tried:
+            used = set(assigned)
+            whole = len(used) == self.count
+            self.tried[assigned] = self._simulated(assigned) if whole else math.inf
+        return self.tried[assigned]
+
+    def _simulated(self, assigned: tuple[int, ...]) -> float:
+        step = self.plan.step
+        parts = parts_on(self.graph, self.op_places(assigned))
+        names = {op.name: i for i, op in enumerate(self.graph.ops)}
+        part_of = {op: number for number, part in enumerate(parts) for op in part.ops}
+        if self._twice(parts, part_of):
+            return math.inf
+        maker = {name: part_of[op.name] for op in self.graph.ops for name in op.results}
+        costs, sources = [], []
+        for number, part in enumerate(parts):
+            own = [self.seconds[names[op]] for op in part.ops]
+            costs.append(PartCosts(sum(f for f, _ in own), sum(b for _, b in own)))
+            read = {name for op in part.ops for name in self.graph.ops[names[op]].operands if name in maker}
+            sources.append(tuple(sorted((maker[name], self._order[name]) for name in read if maker[name] != number)))
+        sizes: dict[tuple[int, int], float] = {}
+        for reader, own_sources in enumerate(sources):
+            for made, position in own_sources:
+                if parts[made].stage != parts[reader].stage:
+                    size = self._bytes.get(self._names[position], 0.0)
+                    sizes[made, reader] = sizes.get((made, reader), 0.0) + size
+        messages = tuple(PlacedMessage(a, b, self._message_seconds(size)) for (a, b), size in sizes.items())
+        stages = tuple(part.stage for part in parts)
+        loss = maker[self.graph.loss or ""]
+        of_places = (StageCosts(),) * self.count
+        own_costs = PlacedCosts(
+            step.schedule, step.micro_batches, tuple(costs), of_places, stages, tuple(sources), messages, loss
+        )
+        return simulate_places(own_costs).step_seconds
+
+    def _twice(self, parts: Sequence[StagePart], part_of: dict[str, int]) -> bool:
+        """Would a place hold a weight twice, for two of its parts?"""
+        for ops in self._users.values():
+            used = {part_of[self.graph.ops[i].name] for i in ops}
+            if len(used) > len({parts[number].stage for number in used}):
+                return True
+        return False
+
+    @cached_property
+    def _users(self) -> dict[str, list[int]]:
+        return stored_users(self.graph)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [name for op in self.graph.ops for name in op.results]
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self._names)}
+
+    @cached_property
+    def _bytes(self) -> dict[str, float]:
+        """Of a value on one device."""
+        program = lower(replace(self.plan, step=StepPlan()), self.graph)
+        found: dict[str, float] = {}
+        for value in program.values:
+            found.setdefault(value.tensor, local_bytes(value, program.mesh))
+        return found
+
+    def _message_seconds(self, size: float) -> float:
+        return _link_seconds(self.plan.hardware_text, self.plan.mesh, self.count, size)
+
+
+@cache
+def _link_seconds(hardware_text: str, mesh: Mesh, count: int, size: float) -> float:
+    wide = Mesh((("pp", count), *mesh.axes))
+    return float(joint_seconds(parse_hardware(hardware_text), wide, (0,), "send_receive", size))
+
+
+def units_of(graph: Graph) -> list[tuple[int, ...]]:
+    """Operators that get one place, in the order of the first."""
+    leaves = _units(graph, [op.module for op in graph.ops])
+    if len(leaves) <= MOST_UNITS:
+        return leaves
+    return _units(graph, [block_of(op.module) or op.module for op in graph.ops])
+
+
+def _units(graph: Graph, keys: Sequence[str]) -> list[tuple[int, ...]]:
+    """Runs of operators of one key, with what reads and rewrites one buffer."""
+    updated = {buffer for buffer, _ in graph.buffer_updates}
+    rewritten = [own for name, own in stored_users(graph).items() if name in updated]
+    runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(keys), key=lambda own: own[1])]
+    return components(graph, [*runs, *rewritten])

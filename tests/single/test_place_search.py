@@ -1,0 +1,109 @@
+"""The search for places against all assignments of a small model."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan, StepPlan
+from autoshard.program.places.placed_parts import parts_on
+from autoshard.search.places import place_search
+from autoshard.search.places.place_search import searched_places, units_of
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.search.whole_step import predicted, with_step
+
+SPEC = f"{__file__}:build"
+
+
+class Towers(nn.Module):
+    """Two towers of unequal work, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large, self.head = nn.Linear(512, 256), nn.Linear(512, 2048), nn.Linear(2304, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.small(x), self.large(x)], 1)).mean()
+
+
+def build() -> tuple[nn.Module, tuple[Tensor]]:
+    return Towers(), (torch.randn(4096, 512),)
+
+
+@cache
+def planned(count: int = 3) -> tuple[Plan, Graph]:
+    graph = capture(SPEC, {})
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1")))
+    return replace(plan, step=StepPlan(count)), graph
+
+
+def every(count: int) -> dict[tuple[int, ...], float]:
+    """The simulated step of each assignment of units in which each place has work."""
+    plan, graph = planned()
+    found = {}
+    for own in itertools.product(range(count), repeat=len(units_of(graph))):
+        if len(set(own)) == count:
+            places = [0] * len(graph.ops)
+            for unit, place in zip(units_of(graph), own, strict=True):
+                for i in unit:
+                    places[i] = place
+            step = replace(plan.step, parts=parts_on(graph, places))
+            found[tuple(places)] = predicted(replace(plan, step=step), graph).step_seconds
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_best_of_all_assignments_is_found_and_none_is_below_the_bound(count: int) -> None:
+    plan, graph = planned()
+    found, known = searched_places(plan, graph, (), count, predicted), every(count)
+    assert found.seconds == known[found.places] == min(known.values())
+    assert 0 < found.bound_seconds <= found.seconds
+
+
+def test_improved_starts_come_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place_search, "MOST_TRIED", 7)  # fewer than there are
+    plan, graph = planned()
+    assert searched_places(plan, graph, (), 2, predicted).seconds <= 1.1 * min(every(2).values())
+
+
+def test_what_a_user_placed_stays_there() -> None:
+    plan, graph = planned()
+    found = searched_places(plan, graph, (("small", 1), ("large", 1)), 2, predicted)
+    own = {op.module: place for op, place in zip(graph.ops, found.places, strict=True)}
+    assert own["small"] == own["large"] == 1
+
+
+def test_its_plan_says_so() -> None:
+    plan, graph = planned()
+    made = with_step(plan, graph, StepRequest(micro_batches=3, stages=2, place="auto"))
+    assert made.step.placed and made.step.stages == 2
+    assert any("no assignment of modules is below" in note for note in made.search.notes)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"place": "best", "stages": 2}, "--place best: expected auto"),
+        ({"place": "auto"}, "--place auto needs to know how many places there are"),
+        ({"place": "auto", "stages": 2, "virtual_stages": 2}, "--virtual-stages and places both say"),
+        ({"place": "auto", "stages": 99, "micro_batches": 2}, "in which each of 99 places has work"),
+    ],
+)
+def test_every_mistake_of_it_has_a_sentence(said: dict[str, object], told: str) -> None:
+    plan, graph = planned()
+    with pytest.raises(UsageError, match=told):
+        request = StepRequest(**said)  # type: ignore[arg-type]
+        request.check()
+        with_step(plan, graph, request)
