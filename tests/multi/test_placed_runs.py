@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
@@ -25,8 +27,13 @@ SPEC = str(ROOT / "examples" / "placed_lenet.py")
 STEPS = 50
 
 
+@cache
+def captured() -> Graph:
+    return capture(f"{SPEC}:build", {"double": True})
+
+
 def written(folder: Path, step: StepRequest, mesh: str = "dp=1") -> Path:
-    graph = capture(f"{SPEC}:build", {"double": True})
+    graph = captured()
     made = make_plan(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), step=step))
     plan = made.plan
     write_package(folder, dict(emit(lower(plan, graph), plan, graph)))

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -138,6 +139,11 @@ def test_a_place_begins_as_many_micro_batches_as_places_are_between_it_and_the_l
 # --- packages ---
 
 
+@cache
+def captured(seed: int) -> Graph:
+    return capture(SPEC, {"seed": seed})
+
+
 def placed(seed: int, graph: Graph, schedule: str = "1f1b", mesh: str = "dp=1", count: int = 2) -> Plan:
     plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed)
     plan = replace(plan, step=StepPlan(count, schedule, 1, random_parts(graph, seed)))
@@ -148,7 +154,7 @@ def placed(seed: int, graph: Graph, schedule: str = "1f1b", mesh: str = "dp=1", 
 def proved(
     seed: int, schedule: str = "1f1b", mesh: str = "dp=1", count: int = 2, fault: tuple[str, str] = ("", "")
 ) -> Proof:
-    graph = capture(SPEC, {"seed": seed})
+    graph = captured(seed)
     plan = placed(seed, graph, schedule, mesh, count)
     files = dict(emit(lower(plan, graph), plan, graph))
     if fault[0]:
@@ -198,8 +204,13 @@ def towers() -> tuple[nn.Module, tuple[Tensor]]:
     return Towers(), (torch.randn(4, 4),)
 
 
+@cache
+def towers_graph() -> Graph:
+    return capture(f"{__file__}:towers", {})
+
+
 def test_modules_and_functions_are_placed() -> None:
-    graph = capture(f"{__file__}:towers", {})
+    graph = towers_graph()
     request = with_requests(StepRequest(), graph)
     places = {pin.path: pin.stage for pin in request.places}
     assert places == {"left": 1, "right": 0, "join": 2}
@@ -256,7 +267,7 @@ def test_every_mistake_has_a_sentence(what: object, role: object, rank: object, 
     ],
 )
 def test_every_pin_has_a_sentence(pins: tuple[str, ...], further: dict[str, object], told: str) -> None:
-    graph = replace(capture(f"{__file__}:towers", {}), module_requests=())
+    graph = replace(towers_graph(), module_requests=())
     with pytest.raises(UsageError, match=re.escape(told)):
         request = with_requests(step_request(further, pins), graph)
         request.check()
