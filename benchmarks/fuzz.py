@@ -129,6 +129,7 @@ def run_step(seed: int, debug: bool = False) -> Row:
 def run_places(seed: int, debug: bool = False) -> Row:
     """A whole step on random places (tests/placements.py), five placements of each model."""
     from autoshard.ir.plan import StepPlan
+    from autoshard.program.step_check import check_step
     from autoshard.search.whole_step import predicted
     from tests.placements import random_parts
 
@@ -137,6 +138,7 @@ def run_places(seed: int, debug: bool = False) -> Row:
 
     def placed(plan: Any, graph: Any) -> Any:
         step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
+        check_step(step, graph)
         return predicted(replace(plan, step=step), graph)
 
     return tried(seed, mesh, lambda: _verified(seed // 5, mesh, seed, count, "lockstep", placed)[0], debug)

@@ -158,7 +158,7 @@ function startStages() {
   stagesCanvas.addEventListener("pointerdown", (pointer) => { held = { x: pointer.offsetX, from: whole.from, to: whole.to }; moved = 0; });
   stagesCanvas.addEventListener("pointermove", (pointer) => {
     const found = stageSlotAt(pointer.offsetX, pointer.offsetY);
-    if (!held) { hover(pointer, found ? `stage ${found.stage}, ${wordsOf(slotAt(found.stage, found.n))}` : ""); return; }
+    if (!held) { hover(pointer, found ? `${whole.word} ${found.stage}, ${wordsOf(slotAt(found.stage, found.n))}` : ""); return; }
     hover(pointer, "");
     moved = Math.max(moved, Math.abs(pointer.offsetX - held.x));
     const shift = ((held.x - pointer.offsetX) / stagesWidth()) * (held.to - held.from);
