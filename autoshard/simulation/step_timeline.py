@@ -210,7 +210,7 @@ class StepCosts:
 
 
 class Transfer(NamedTuple):
-    """What a stage sends beside its slots."""
+    """What a stage sends while its slots run."""
 
     stage: int
     name: str
@@ -238,7 +238,7 @@ class StepTimeline:
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Sends beside slots; those of a pipeline are parts of its slots."""
+        """Sends while slots run; those of a pipeline are parts of its slots."""
         return ()
 
     def busy_seconds(self, stage: int) -> float:

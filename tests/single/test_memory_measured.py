@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.cluster.hardware import load_hardware
+from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh
 from autoshard.graph_capture.capture import capture_model
@@ -19,9 +20,10 @@ from autoshard.ir.plan import BlockPolicy, StepPlan
 from autoshard.ir.program import Compute, Program
 from autoshard.program.gradient_buckets import local_bytes
 from autoshard.program.lower import lower
+from autoshard.program.stage_programs import stage_programs
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import repeated_blocks
+from autoshard.search.whole_step import repeated_blocks, with_step
 from autoshard.simulation.memory_curve import MemoryPlan, Span, plan_memory
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import written
@@ -245,13 +247,43 @@ def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, mesh: str
     policies = tuple(BlockPolicy(path, keep) for path in repeated_blocks(graph) if keep != "all")
     plan = replace(plan, step=StepPlan(count, recompute=policies))
     program = lower(plan, graph)
-    byte = {**dict(load_hardware("a100-80g-sxm").constants), "allocator.block": 1.0}
-    hardware = replace(load_hardware("a100-80g-sxm"), constants=tuple(byte.items()))
+    hardware = one_byte_blocks()
     predicted = simulate_plan_step(plan, program, graph, hardware).peak_bytes[0]
     with written(emit(program, plan, graph)) as folder:
         package = load_package(folder)
     measured = run_lockstep(dict(plan.mesh.axes), lambda mesh: peak_of_step(package, inputs, mesh, count))[0]
     assert predicted == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(("count", "schedule"), [(1, "gpipe"), (3, "gpipe"), (8, "1f1b")])
+@pytest.mark.parametrize("middle", [("transformer.h.1", "transformer.h.2"), ("transformer.h.3", "transformer.ln_f")])
+def test_the_peak_of_each_place(count: int, schedule: str, middle: tuple[str, str]) -> None:
+    """Place 0 has what is before and after the middle, or the start alone; the weights that both hold are tied."""
+    model, inputs = gpt2_of_layers(4)
+    graph = capture_model(model, inputs)
+    hardware = one_byte_blocks()
+    plan = search(graph, hardware, SearchRequest(Mesh.parse("dp=1")))
+    pins = tuple(StagePin(path, 1) for path in middle)
+    plan = with_step(plan, graph, StepRequest(micro_batches=count, schedule=schedule, places=pins))
+    program = lower(plan, graph)
+    predicted = simulate_plan_step(plan, program, graph, hardware).peak_bytes
+    with written(emit(program, plan, graph)) as folder:
+        package = load_package(folder)
+    own = (package.runtime.ParallelMesh, package.runtime.Stages, plan.step.part_stages)
+    measured = run_lockstep({"dp": 1}, lambda mesh: peak_of_step(package, inputs, mesh, count), 120.0, *own)
+    gradients = [0.0, 0.0]
+    for place, part in zip(plan.step.part_stages, stage_programs(program), strict=True):
+        gradients[place] += sum(local_bytes(part.value(own.value), part.mesh) for own in part.parameters)
+    for said, found, more in zip(predicted, measured, gradients, strict=True):
+        assert found <= 1.02 * said  # gradients are counted from the start, and are there from the first backward on
+        assert said <= 1.02 * (found + more)
+
+
+def one_byte_blocks() -> Hardware:
+    """A device whose allocator rounds nothing."""
+    found = load_hardware("a100-80g-sxm")
+    byte = {**dict(found.constants), "allocator.block": 1.0}
+    return replace(found, constants=tuple(byte.items()))
 
 
 def peak_of_step(package: LoadedPackage, inputs: Sequence[Tensor], mesh: ParallelMesh, count: int) -> int:
@@ -266,7 +298,7 @@ def peak_of_step(package: LoadedPackage, inputs: Sequence[Tensor], mesh: Paralle
     states = [state for group in optimizer.state.values() for state in group.values()]
     fixed = [*model.parameters(), *model.buffers(), *inputs, *states]
     with Meter(fixed) as meter:
-        if count == 1:
+        if count == 1 and mesh.stages is None:
             model(*inputs).backward()
         else:
             package.train.accumulate_gradients(model, mesh, [inputs] * count)

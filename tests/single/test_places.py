@@ -93,7 +93,7 @@ def run(slots: list[PlaceSlot], on: tuple[int, ...], sources: list[list[tuple[in
     value = Handed((1,), torch.float32, "R", True)
     routes = Routes(slots, on, [[value] * len(own) for own in sources], sources)
     places = sorted(set(on))
-    between = {place: routes.between(place) for place in places}
+    between = routes.between
     posted = {(place, peer): 0 for place in places for peer in between[place]}
     waits: dict[int, PlaceMessage | None] = dict.fromkeys(places)
 

@@ -9,7 +9,7 @@ A layout is written with one placement per axis, in mesh order: "S0 R".
 """
 
 from .attention import parallel_attention, random_attention, repeated_part
-from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
+from .axis import Axis, Sent, Transport, held_indices, shard_bounds, shard_size
 from .bags import parallel_embedding_bag
 from .cells import parallel_gru_cell, parallel_lstm_cell, parallel_rnn_cell
 from .checkpoint import (
@@ -119,6 +119,7 @@ __all__ = [
     "Random",
     "Read",
     "SaveError",
+    "Sent",
     "Sharding",
     "Stages",
     "StartError",

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 from .functional_collectives import FunctionalCollectives
 
 
+class Sent(Protocol):
+    """A message on its way; what is sent must not change until it is completed."""
+
+    def is_completed(self) -> bool: ...
+    def wait(self) -> object: ...
+
+
 class Transport(Protocol):
     """The raw collectives of one group of devices; all work along dim 0 of contiguous tensors, without gradients."""
 
@@ -34,8 +41,8 @@ class Transport(Protocol):
         """Sends `x` to the device that many further on and receives `length` numbers; they are there once the returned
         function was called."""
 
-    def send(self, x: Tensor, to: int) -> Callable[[], object]:
-        """To member `to` of the group; `x` must not change until the returned function was called."""
+    def send(self, x: Tensor, to: int) -> Sent:
+        """To member `to` of the group."""
 
     def receive(self, x: Tensor, source: int) -> Callable[[], object]:
         """Into `x`, which is ready once the returned function was called."""
@@ -119,10 +126,10 @@ class GroupTransport:
 
         return wait
 
-    def send(self, x: Tensor, to: int) -> Callable[[], object]:
+    def send(self, x: Tensor, to: int) -> Sent:
         work = dist.isend(x, dist.get_global_rank(self.group or dist.group.WORLD, to), group=self.group)
         assert work is not None
-        return cast(Callable[[], object], work.wait)
+        return cast(Sent, work)
 
     def receive(self, x: Tensor, source: int) -> Callable[[], object]:
         work = dist.irecv(x, dist.get_global_rank(self.group or dist.group.WORLD, source), group=self.group)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from .axis import Sent
     from .loss_scaling import LossScaler
     from .mesh import ParallelMesh
     from .pipeline import Handed
@@ -87,17 +87,12 @@ class Routes:
                 if part == slot.part:
                     to = [PlaceMessage(slot.kind, slot.micro_batch, part, position, place) for place in places]
                     (self.sends if slot.kind == "F" else self.needs)[slot] += [m for m in to if m.place != here]
-
-    @cache  # noqa: B019 (as long as the package runs)
-    def between(self, place: int) -> dict[int, list[PlaceMessage]]:
-        """Other place -> the messages between it and `place`, as all send and receive them."""
-        found: dict[int, list[PlaceMessage]] = {}
-        for messages in self.sends.values():
-            for message in messages:
-                ends = {self.part_places[message.part], message.place}
-                if place in ends:
-                    found.setdefault((ends - {place}).pop(), []).append(message)
-        return found
+        # Of each place: another one -> the messages between them, as both send and receive them.
+        self.between: dict[int, dict[int, list[PlaceMessage]]] = {place: {} for place in part_places}
+        for message in (own for messages in self.sends.values() for own in messages):
+            maker = part_places[message.part]
+            for here, there in ((maker, message.place), (message.place, maker)):
+                self.between[here].setdefault(there, []).append(message)
 
     def uses(self, place: int) -> Counter[PlaceMessage]:
         """How many parts of a place read what it receives."""
@@ -157,9 +152,9 @@ class _PlacedStep:
     ) -> None:  # fmt: skip
         self.places, self.routes, self.micro_batches = places, routes, micro_batches
         self.shares, self.scaler, self.sizes = shares, scaler, sizes
-        self.waiting = {place: iter(messages) for place, messages in routes.between(places.place).items()}
+        self.waiting = {place: iter(messages) for place, messages in routes.between[places.place].items()}
         self.arriving: dict[PlaceMessage, tuple[Callable[[], object], Tensor]] = {}
-        self.sent: list[tuple[Callable[[], object], Tensor]] = []
+        self.sent: list[tuple[Sent, Tensor]] = []
         self.arrived: dict[PlaceMessage, Tensor] = {}
         self.uses = routes.uses(places.place)
         self.made: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by micro-batch and part
@@ -175,8 +170,9 @@ class _PlacedStep:
                 self._forward(slot) if slot.kind == "F" else self._backward(slot)
                 for message in self.routes.sends[slot]:
                     self._send(message)
-        for wait, _ in self.sent:
-            wait()
+                self.sent = [own for own in self.sent if not own[0].is_completed()]
+        for sent, _ in self.sent:
+            sent.wait()
         return self.losses
 
     def _forward(self, slot: PlaceSlot) -> None:

@@ -1,7 +1,7 @@
 """The step of a placed model: parts of a DAG on their places, with the messages between places.
 
-A place waits for a message from the end of the slot that makes it, for as long as its link takes; sends run beside
-what the sender computes next. It holds what it received, and what it made, until the backward of the micro-batch.
+A place waits for a message from the end of the slot that makes it, for as long as its link takes; the sender computes
+on meanwhile. It holds what it received, and what it made, until the backward of the micro-batch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class PlacedMessage(NamedTuple):
     maker: int
     reader: int
     seconds: float
+    bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class PlacedTimeline(StepTimeline):
         assert isinstance(costs, PlacedCosts)
         end = dict(zip(costs.part_order, self.end_seconds, strict=True))
         found = []
-        for maker, reader, seconds in costs.messages:
+        for maker, reader, seconds, _ in costs.messages:
             for micro_batch in range(costs.micro_batches):
                 for kind, part, to in (("F", maker, reader), ("B", reader, maker)):
                     at = end[PartSlot(kind, micro_batch, part)]  # type: ignore[arg-type]

@@ -107,11 +107,23 @@ def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
     if not step.placed:
         return StepCosts(step.schedule, step.micro_batches, parts, whole)
     parts = tuple(
-        replace(part, kept_bytes=part.kept_bytes + part.received_bytes, receive_seconds=0.0) for part in parts
+        replace(
+            part,
+            kept_bytes=part.kept_bytes + part.received_bytes,
+            working_bytes=part.working_bytes + _further_gradients(measured.messages, number),
+            receive_seconds=0.0,
+        )
+        for number, part in enumerate(parts)
     )
     last = next(number for number, part in enumerate(measured.programs) if part.loss)
     between = (step.part_stages, measured.sources, measured.messages, last)
     return PlacedCosts(step.schedule, step.micro_batches, parts, whole, *between)
+
+
+def _further_gradients(messages: Sequence[PlacedMessage], part: int) -> float:
+    """Bytes: what each place that reads something of a part gives back; the first is what the part's program has."""
+    sizes = [own.bytes for own in messages if own.maker == part]
+    return sum(sizes) - max(sizes, default=0.0)
 
 
 def _simulated(costs: StepCosts) -> StepTimeline:
@@ -215,7 +227,7 @@ def _messages(
                 value = parts[maker].value(parts[maker].outputs[position])
                 sizes[maker] = sizes.get(maker, 0.0) + local_bytes(value, parts[maker].mesh)
         for maker, size in sizes.items():
-            yield PlacedMessage(maker, reader, joint_seconds(hardware, wide, (0,), "send_receive", size))
+            yield PlacedMessage(maker, reader, joint_seconds(hardware, wide, (0,), "send_receive", size), size)
 
 
 def _tied_seconds(parts: Iterable[Program], step: StepPlan, wide: Mesh, hardware: Hardware) -> dict[int, float]:

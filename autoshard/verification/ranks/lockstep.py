@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autoshard.emit.runtime import ParallelMesh, Stages, Transport
+from autoshard.emit.runtime import ParallelMesh, Sent, Stages, Transport
 
 _Result = TypeVar("_Result")
 
@@ -130,6 +130,16 @@ class Alone(Exception):
     """The others did not come."""
 
 
+class _Posted:
+    """A message that its mailbox has."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
 class ThreadTransport:
     """One rank's end of a group. Sums run in rank order, so that every rank and every run gets the same bits."""
 
@@ -173,9 +183,10 @@ class ThreadTransport:
         assert len(found) == length, f"expected {length} numbers, got {len(found)}"
         return lambda: found
 
-    def send(self, x: Tensor, to: int) -> Callable[[], object]:
-        self.group.hub.mail(self.group.ranks[self.index], self.group.ranks[to]).put(x.clone())
-        return lambda: None
+    def send(self, x: Tensor, to: int) -> Sent:
+        with _disable_current_modes():  # a copy for the mailbox, which no device makes
+            self.group.hub.mail(self.group.ranks[self.index], self.group.ranks[to]).put(x.clone())
+        return _Posted()
 
     def receive(self, x: Tensor, source: int) -> Callable[[], object]:
         mail = self.group.hub.mail(self.group.ranks[source], self.group.ranks[self.index])
