@@ -9,10 +9,13 @@ micro-batches as there are places on the longest way from it to the loss; on a c
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 Sources = Sequence[Sequence[tuple[int, int]]]  # of each part: (part that makes a value, its position there)
+_Pass = tuple[Literal["F", "B"], int]  # a part's forward or backward
 
 
 class PartSlot(NamedTuple):
@@ -64,38 +67,48 @@ def _one_forward_one_backward(
 ) -> Iterator[PartSlot]:
     """Turn after turn each place takes a backward that can run, else a forward; the least micro-batch is let in
     everywhere, so that it always goes on."""
-    parts, places = len(part_stages), max(part_stages) + 1
-    readers, limits = readers_of(sources), ways_to_loss(part_stages, sources)
-    own = [[part for part in range(parts) if part_stages[part] == place] for place in range(places)]
-    done: set[PartSlot] = set()
-
-    def ready(slot: PartSlot) -> bool:
-        if slot in done:
-            return False
-        kind, m, part = slot
-        if kind == "F":
-            return all(PartSlot("F", m, maker) in done for maker, _ in sources[part])
-        last = PartSlot("F", m, part) in done and PartSlot("F", m, loss_part) in done
-        return last and all(PartSlot("B", m, reader) in done for reader in readers[part])
-
-    ended, begun = [0] * places, [0] * places  # micro-batches
-    while len(done) < 2 * parts * micro_batches:
+    parts, places = range(len(part_stages)), range(max(part_stages) + 1)
+    waits, wakes = _dependencies(sources, loss_part)
+    limits, ended = ways_to_loss(part_stages, sources), [0] * len(places)  # micro-batches
+    left = {(kind, m, part): waits[kind, part] for kind, part in waits for m in range(micro_batches)}
+    undone = [[list(part_stages).count(place)] * micro_batches for place in places]  # backwards
+    ready: dict[str, list[list[tuple[int, int]]]] = {kind: [[] for _ in places] for kind in "FB"}
+    for m, part in itertools.product(range(micro_batches), parts):
+        if not left["F", m, part]:
+            heapq.heappush(ready["F"][part_stages[part]], (m, part))
+    taken: list[PartSlot] | None = None
+    while taken is None or taken:
         taken = []
-        for place in range(places):
-            window = range(ended[place], begun[place])
-            backward = (PartSlot("B", m, part) for m in window for part in reversed(own[place]))
-            allowed = range(ended[place], min(micro_batches, ended[place] + limits[place]))
-            forward = (PartSlot("F", m, part) for m in allowed for part in own[place])
-            slot = next((slot for slot in (*backward, *forward) if ready(slot)), None)
-            if slot is not None:
-                taken.append(slot)
-        assert taken, "the least micro-batch can always go on"
-        for slot in taken:
-            done.add(slot)
-            place = part_stages[slot.part]
-            begun[place] = max(begun[place], slot.micro_batch + 1)
-            while ended[place] < micro_batches and all(
-                PartSlot("B", ended[place], part) in done for part in own[place]
-            ):
-                ended[place] += 1
+        for place in places:
+            forward, backward = ready["F"][place], ready["B"][place]
+            if backward:  # of a micro-batch the last part first
+                m, turned = heapq.heappop(backward)
+                taken.append(PartSlot("B", m, -turned))
+            elif forward and forward[0][0] < ended[place] + limits[place]:
+                taken.append(PartSlot("F", *heapq.heappop(forward)))
+        for kind, m, part in taken:
+            if kind == "B":
+                place = part_stages[part]
+                undone[place][m] -= 1
+                while ended[place] < micro_batches and not undone[place][ended[place]]:
+                    ended[place] += 1
+            for woken, other in wakes[kind, part]:
+                left[woken, m, other] -= 1
+                if not left[woken, m, other]:
+                    heapq.heappush(ready[woken][part_stages[other]], (m, other if woken == "F" else -other))
         yield from taken
+    assert all(count == micro_batches for count in ended), "the least micro-batch can always go on"
+
+
+def _dependencies(sources: Sources, loss_part: int) -> tuple[dict[_Pass, int], dict[_Pass, list[_Pass]]]:
+    """(kind, part) -> for how many others of its micro-batch it waits; those that wait for it."""
+    readers = readers_of(sources)
+    before: dict[_Pass, set[_Pass]] = {}
+    for part, own in enumerate(sources):
+        before["F", part] = {("F", maker) for maker, _ in own}
+        before["B", part] = {("F", part), ("F", loss_part), *(("B", reader) for reader in readers[part])}
+    wakes: dict[_Pass, list[_Pass]] = {own: [] for own in before}
+    for waiting, others in before.items():
+        for other in sorted(others):
+            wakes[other].append(waiting)
+    return {own: len(others) for own, others in before.items()}, wakes

@@ -77,7 +77,7 @@ def _runs(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, tuple[str, .
     units = _units(graph, place_of)
     unit_of = {i: number for number, unit in enumerate(units) for i in unit}
     waits: list[set[int]] = [set() for _ in units]
-    for maker, reader in _edges(graph):
+    for maker, reader in graph.once(_edges):
         if unit_of[maker] != unit_of[reader]:
             waits[unit_of[reader]].add(unit_of[maker])
     done: set[int] = set()
@@ -108,7 +108,7 @@ def _units(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, ...]]:
     buffer, with what lies between them; each other one is alone. What can't stay together, as something of another
     place lies between, comes apart."""
     groups: dict[tuple[str, int], list[int]] = {}
-    for name, ops in stored_users(graph).items():
+    for name, ops in graph.once(stored_users).items():
         for i in ops:
             groups.setdefault((name, place_of[i]), []).append(i)
     together = [own for own in groups.values() if len(own) > 1]
@@ -122,7 +122,7 @@ def _units(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, ...]]:
 
 def rewritten(graph: Graph) -> list[tuple[int, ...]]:
     """Operators that read and rewrite a buffer, with what lies between them: they must be on one place."""
-    users, updated = stored_users(graph), {buffer for buffer, _ in graph.buffer_updates}
+    users, updated = graph.once(stored_users), {buffer for buffer, _ in graph.buffer_updates}
     return [own for own in components(graph, [users[name] for name in updated if name in users]) if len(own) > 1]
 
 
@@ -140,11 +140,15 @@ def stored_users(graph: Graph) -> dict[str, list[int]]:
 
 def components(graph: Graph, together: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Operators that no order of parts can separate, where each of `together` is in one part."""
-    import networkx
+    import numpy as np
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    links = networkx.DiGraph()
-    links.add_nodes_from(range(len(graph.ops)))
-    links.add_edges_from(_edges(graph))
-    for own in together:
-        links.add_edges_from([pair for a, b in pairwise(own) for pair in ((a, b), (b, a))])
-    return sorted(tuple(sorted(own)) for own in networkx.strongly_connected_components(links))
+    pairs = [pair for own in together for a, b in pairwise(own) for pair in ((a, b), (b, a))]
+    ends = np.array([*graph.once(_edges), *pairs], dtype=np.int64).reshape(-1, 2)
+    links = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(len(graph.ops),) * 2)
+    _, labels = connected_components(links, directed=True, connection="strong")
+    found: dict[int, list[int]] = {}
+    for i, label in enumerate(labels.tolist()):
+        found.setdefault(label, []).append(i)
+    return sorted(map(tuple, found.values()))
