@@ -201,11 +201,12 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     """
     if wanted.sizes:
         return _expected(graph, hardware, wanted)
-    from autoshard.constraints.model_request import with_requests
+    from autoshard.constraints.model_request import with_requests, without_idle_place
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
     from autoshard.simulation.fusion_sizes import with_unused_fusion
 
+    wanted = replace(wanted, step=without_idle_place(wanted.step, graph))
     typed = wanted.step.text
     wanted = replace(wanted, step=with_requests(wanted.step, graph)).of_one_stage()
     seed, ignored = wanted.random_seed(), wanted.ignored()

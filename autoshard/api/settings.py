@@ -14,13 +14,13 @@ from autoshard.constraints import size_histogram
 from autoshard.constraints.axis_names import check_axis_names
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import pin_file_texts
-from autoshard.constraints.step_request import PINNED, PLACE_PIN, StepRequest, read_stage_pins
+from autoshard.constraints.step_request import NO_PLACES, PINNED, PLACE_PIN, StepRequest, read_stage_pins
 from autoshard.constraints.verify_request import Backend, VerifyRequest
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search.objectives import parse_level
 from autoshard.search.search_request import SearchRequest
-from autoshard.styles.parallel_mode import BEST, of_mode, read_mode
+from autoshard.styles.parallel_mode import BEST, STAND_ALONE, of_mode, read_mode
 from autoshard.units import parse_quantity
 
 FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse", "sizes")
@@ -105,6 +105,8 @@ def wanted(
     """The request of a program or of a command; `settings` are fields of it. UsageError where they contradict."""
     read_fusion(settings.get("fuse", ()))
     strategy, mesh = of_mode(read_mode(mode), strategy, mesh, devices, bool(pins or pins_file))
+    if read_mode(mode) == STAND_ALONE and step.place is None:
+        step = dataclasses.replace(step, place=NO_PLACES)
     step.check(searched=mesh is None and step.global_batch is not None)
     if mesh is None and devices is None:
         raise UsageError(*words.missing)

@@ -47,8 +47,8 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
     if model.graph.dynamic:
         names = " and ".join(own.name for own in model.graph.dynamic)
-        told = f"--devices with --global-batch searches for steps of one size, and {names} can change in each step"
-        raise UsageError(told, with_mesh(model.graph, wanted))
+        message = f"--devices with --global-batch searches for steps of one size, and {names} can change in each step"
+        raise UsageError(message, with_mesh(model.graph, wanted))
     origin = replace(model.origin, fusion=read_fusion(wanted.fuse))
     found, graph, plan = _fitting(model.graph, hardware, wanted, origin)
     known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph))

@@ -182,7 +182,8 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parallel-optimizer-threshold", type=read, metavar="KB", help=small)
     stages = "pipeline stages; each has its own devices, with the mesh --mesh; default 1"
     parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages", MOST_STAGES), metavar="S", help=stages)
-    place = "auto: which of --stages places runs what is not placed, by the shortest step"
+    place = "auto: which of --stages places runs what is not placed, by the shortest step; none: place() of the model "
+    place += "has no effect"
     parser.add_argument("--place", metavar="HOW", help=place)
     parts = "model chunks per stage, for the interleaved schedule; default 1"
     parser.add_argument("--virtual-stages", type=_count("--virtual-stages", MOST_STAGES), metavar="V", help=parts)

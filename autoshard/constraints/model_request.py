@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.constraints.step_request import StagePin, StepRequest
+from autoshard.constraints.step_request import NO_PLACES, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import FUSION, Graph
 from autoshard.ir.plan import COMMUNICATED
@@ -19,7 +19,8 @@ def with_requests(request: StepRequest, graph: Graph, searched: bool = False) ->
     said = {pin.path for pin in request.pins}
     own = tuple(StagePin(path, int(n)) for path, n in _values(graph, "stage") if path not in said)
     known = {pin.path for pin in request.places}
-    places = (*request.places, *(StagePin(path, int(n)) for path, n in _values(graph, "place") if path not in known))
+    asked = [StagePin(path, int(n)) for path, n in _values(graph, "place") if path not in known]
+    places = (*request.places, *(asked if request.place != NO_PLACES else ()))
     stages = request.stages
     if places and stages is None:
         stages = 1 + max(pin.stage for pin in places)
@@ -35,6 +36,12 @@ def with_requests(request: StepRequest, graph: Graph, searched: bool = False) ->
     if made != request:
         made.check(searched)
     return made
+
+
+def without_idle_place(request: StepRequest, graph: Graph) -> StepRequest:
+    """`request` without a `--place none` that is about nothing."""
+    idle = request.place == NO_PLACES and not _values(graph, "place")
+    return replace(request, place=None) if idle else request
 
 
 def asks_of_the_step(graph: Graph) -> bool:

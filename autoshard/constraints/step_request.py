@@ -24,6 +24,7 @@ SEARCHED = ("none", "selective", "full")  # where nothing is said; with more a s
 TENSORS = "tensors"  # in a search: what some of the results are kept of, tensor by tensor (ir.plan.KEEP_SOME)
 STAGE_PIN = "stage:"
 PLACE_PIN = "place:"
+NO_PLACES = "none"
 PINNED = ("pins", "places")  # fields of a StepRequest that pins say
 Count = int | str | None  # AUTO, numbers with commas, or None where nothing was said
 THRESHOLD_KB = 64  # MindSpore's: parameters of no more stay whole under its parallel optimizer
@@ -55,7 +56,8 @@ class StepRequest:
     recompute: str | None = None
     pins: tuple[StagePin, ...] = ()
     places: tuple[StagePin, ...] = ()
-    place: str | None = None  # AUTO: which place runs what no place says is searched for
+    # AUTO: which place runs what no place says is searched for; NO_PLACES: what the model says of places has no effect
+    place: str | None = None
     micro_batch: Count = None
     zero: Count = None
     enable_parallel_optimizer: bool = False
@@ -135,13 +137,14 @@ class StepRequest:
                 raise UsageError(f"unknown recomputation {name!r}", f"--recompute {known}")
         if self.open_:
             return
-        if self.place not in (None, AUTO):
-            raise UsageError(
-                f"--place {self.place}: expected auto", "--place auto --stages 2, or --pin place:PATH=RANK"
-            )
-        if self.place and not isinstance(self.stages, int):
+        if self.place not in (None, AUTO, NO_PLACES):
+            hint = "--place auto --stages 2, or --pin place:PATH=RANK"
+            raise UsageError(f"--place {self.place}: expected auto or none", hint)
+        if self.place == AUTO and not isinstance(self.stages, int):
             raise UsageError("--place auto needs to know how many places there are", "--place auto --stages 2")
-        if self.places or self.place:
+        if self.place == NO_PLACES and self.places:
+            raise UsageError("--place none, and --pin place says where a module is", "one of them")
+        if self.places or self.place == AUTO:
             self._check_places(searched)
             return
         one = self.fixed_stages() == 1 and not (searched and self.stages is None)
@@ -172,11 +175,11 @@ class StepRequest:
                     f"{option} and places both say which device runs a module", f"no {option}, or no place"
                 )
         if self.stages not in (None, workers):
-            told = f"a module is placed on worker {workers - 1}, and there are {self.fixed_stages()} workers"
-            raise UsageError(f"{told}, one a stage", f"--stages {workers}, or no --stages")
+            message = f"a module is placed on worker {workers - 1}, and there are {self.fixed_stages()} workers"
+            raise UsageError(f"{message}, one a stage", f"--stages {workers}, or no --stages")
         if searched:
-            told = "places are for a mesh that is given: each place has one of its own"
-            raise UsageError(told, "--mesh dp=1, and --micro-batches instead of --global-batch")
+            message = "places are for a mesh that is given: each place has one of its own"
+            raise UsageError(message, "--mesh dp=1, and --micro-batches instead of --global-batch")
 
     def _check_shards(self) -> None:
         said = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autoshard.constraints.step_request import StepRequest
+from autoshard.constraints.step_request import AUTO, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 
@@ -31,7 +31,7 @@ class VerifyRequest:
     def check_step(self, step: StepRequest, mesh: Mesh | None, devices: int | None) -> None:
         """UsageError where so many stages can't run here. `mesh`: of one stage; without it `devices` in all."""
         stages = step.fixed_stages()
-        if stages > 1 and not (step.places or step.place):
+        if stages > 1 and not (step.places or step.place == AUTO):
             check_stages(stages, mesh.size * stages if mesh is not None else devices or stages, self.backend)
 
 

@@ -48,8 +48,8 @@ def part_files(program: Program, plan: Plan, header: Header) -> dict[str, str]:
 
 def _source_lines(sources: Sequence[tuple[int, int]]) -> list[str]:
     pairs = ", ".join(map(str, sources))
-    told = "# Of each: the part that gives it, and its place among what that one gives."
-    return [told, *statement(f"SOURCES: list[tuple[int, int]] = [{pairs}]", 0)]
+    comment = "# Of each: the part that gives it, and its place among what that one gives."
+    return [comment, *statement(f"SOURCES: list[tuple[int, int]] = [{pairs}]", 0)]
 
 
 def _part_file(
@@ -106,8 +106,8 @@ def _slot_lines(program: Program, parts: Sequence[Program]) -> list[str]:
     sources = handed_from(parts, program)
     order = placed_order(step.schedule, step.part_stages, sources, last, step.micro_batches)
     rows = textwrap.wrap(" ".join(map(str, order)), WIDTH - 8)
-    told = "# Forwards (F) and backwards (B) as micro-batch.part, in the order that all places keep to."
-    return [told, 'SLOTS = """', *(f"    {row}" for row in rows), '"""']
+    comment = "# Forwards (F) and backwards (B) as micro-batch.part, in the order that all places keep to."
+    return [comment, 'SLOTS = """', *(f"    {row}" for row in rows), '"""']
 
 
 def _at_sizes(value: LocalValue, part: Program, others: OtherSizes) -> str:

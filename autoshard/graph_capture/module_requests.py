@@ -63,8 +63,8 @@ def place(what: Any, role: str, rank: int) -> Any:
         raise UsageError(f"place: rank is {rank!r}, expected an int from 0 on", 'place(module, "worker", 0)')
     if not isinstance(what, nn.Module):
         if not callable(what):
-            told = f"place of {type(what).__name__}: expected a module or a function"
-            raise UsageError(told, 'place(model.fc1, "worker", 0)')
+            message = f"place of {type(what).__name__}: expected a module or a function"
+            raise UsageError(message, 'place(model.fc1, "worker", 0)')
         what = PlacedFunction(what)
     object.__setattr__(what, _PLACE, rank)
     return what

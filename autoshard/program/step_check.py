@@ -55,9 +55,9 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
 def check_passes(count: int, parts: int) -> None:
     """UsageError where `count` micro-batches through so many parts are more than can be simulated and shown."""
     if count * parts > MOST_PASSES:
-        told = f"{counted(count, 'micro-batch')} through {counted(parts, 'part')} of the model"
+        message = f"{counted(count, 'micro-batch')} through {counted(parts, 'part')} of the model"
         near = max(1, MOST_PASSES // parts)
-        raise UsageError(f"{told}: expected at most {MOST_PASSES} passes in a step", f"--micro-batches {near}")
+        raise UsageError(f"{message}: expected at most {MOST_PASSES} passes in a step", f"--micro-batches {near}")
 
 
 def check_counts(count: int, stages: int, virtual: int, schedule: str) -> None:
@@ -133,14 +133,14 @@ def _check_placed(step: StepPlan, graph: Graph) -> None:
     part_of = {op: number for number, part in enumerate(step.parts) for op in part.ops}
     missing = {op.name for op in graph.ops} ^ part_of.keys()
     if missing or sum(len(part.ops) for part in step.parts) != len(part_of):
-        told = f"the parts of the places have not each operator of the model once ({min(missing, default='')})"
-        raise UsageError(told, "the plan made again")
+        message = f"the parts of the places have not each operator of the model once ({min(missing, default='')})"
+        raise UsageError(message, "the plan made again")
     made = {name: part_of[op.name] for op in graph.ops for name in op.results}
     for op in graph.ops:
         late = next((name for name in op.operands if name in made and made[name] > part_of[op.name]), None)
         if late is not None:
-            told = f"{op.name} of part {part_of[op.name]} reads {late}, which part {made[late]} makes"
-            raise UsageError(f"{told}: parts that wait for each other", "the plan made again")
+            message = f"{op.name} of part {part_of[op.name]} reads {late}, which part {made[late]} makes"
+            raise UsageError(f"{message}: parts that wait for each other", "the plan made again")
 
 
 def micro_batches_of(graph: Graph, global_batch: int) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.again_blocks import called_modules, torn_modules
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
-from autoshard.constraints.step_request import RECOMPUTE, TENSORS, StagePin, StepRequest
+from autoshard.constraints.step_request import AUTO, NO_PLACES, RECOMPUTE, TENSORS, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
@@ -30,7 +30,9 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     recompute, reasons = _policies(graph, request.recompute, count)
     places = tuple((pin.path, pin.stage) for pin in request.places)
     notes = [f"{path} is not recomputed: {why}" for path, why in reasons.items() if why]
-    if request.place and stages > 1:
+    if request.place == NO_PLACES:
+        notes.append("place() has no effect: --place none, or a model on one device")
+    if request.place == AUTO and stages > 1:
         whole = replace(plan, step=StepPlan(count, request.order, recompute=recompute, zero=plan.step.zero))
         found = searched_places(whole, graph, places, stages, predicted)
         parts = parts_on(graph, found.places)
@@ -70,9 +72,9 @@ def check_request(graph: Graph, request: StepRequest) -> int:
     count = request.micro_batches or 1
     if request.global_batch is not None:
         count = micro_batches_of(graph, request.global_batch)
-    elif request.micro_batches is None and stages > 1 and not (request.places or request.place):
+    elif request.micro_batches is None and stages > 1 and not (request.places or request.place == AUTO):
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
-    if request.place:
+    if request.place == AUTO:
         return count
     if request.places:
         placed_parts(graph, [(pin.path, pin.stage) for pin in request.places])

@@ -8,7 +8,8 @@ from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 
 BEST, DATA_PARALLEL = "best", "dp"
-MODES = ("stand-alone", "data-parallel", "semi-auto", "auto")
+STAND_ALONE = "stand-alone"
+MODES = (STAND_ALONE, "data-parallel", "semi-auto", "auto")
 SYNONYMS = {"hybrid": "semi-auto"}
 ONE_DEVICE = Mesh((("dp", 1),))
 

@@ -93,7 +93,7 @@ def test_its_plan_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         ({"place": "best", "stages": 2}, "--place best: expected auto"),
         ({"place": "auto"}, "--place auto needs to know how many places there are"),
@@ -101,9 +101,9 @@ def test_its_plan_says_so() -> None:
         ({"place": "auto", "stages": 99, "micro_batches": 2}, "in which each of 99 places has work"),
     ],
 )
-def test_every_mistake_of_it_has_a_sentence(said: dict[str, object], told: str) -> None:
+def test_every_mistake_of_it_has_a_sentence(said: dict[str, object], message: str) -> None:
     plan, graph = planned()
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         request = StepRequest(**said)  # type: ignore[arg-type]
         request.check()
         with_step(plan, graph, request)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import autoshard
-from autoshard.api.settings import step_request
+from autoshard.api.settings import search_request, step_request
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.model_request import with_requests
 from autoshard.constraints.step_request import StagePin, StepRequest
@@ -30,11 +30,13 @@ from autoshard.program.places.place_order import placed_order, ways_to_loss
 from autoshard.program.places.placed_parts import op_places, parts_on, placed_parts
 from autoshard.program.stage_programs import stage_programs
 from autoshard.program.step_check import check_step
+from autoshard.replay.command_line import command
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.pipeline_schedule import order_of
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.proof import Proof
+from autoshard.workflow import make_plan
 from tests.placements import random_parts
 
 SPEC = "tests/random_steps.py:build"
@@ -222,7 +224,7 @@ def test_modules_and_functions_are_placed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "role", "rank", "told"),
+    ("what", "role", "rank", "message"),
     [
         (nn.ReLU(), "server", 0, "role is 'server', expected 'worker'"),
         (nn.ReLU(), "MS_SCHED", 0, "role is 'MS_SCHED'"),
@@ -239,13 +241,13 @@ def test_modules_and_functions_are_placed() -> None:
         (None, "worker", 0, "place of NoneType"),
     ],
 )
-def test_every_mistake_has_a_sentence(what: object, role: object, rank: object, told: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(told)):
+def test_every_mistake_has_a_sentence(what: object, role: object, rank: object, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         autoshard.place(what, role, rank)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("pins", "further", "told"),
+    ("pins", "further", "message"),
     [
         (("place:nope=1",), {}, "place of nope: no operator is in that module"),
         (("place:left=2",), {}, "worker 1 has no operator"),
@@ -266,13 +268,22 @@ def test_every_mistake_has_a_sentence(what: object, role: object, rank: object, 
         (("place:left=1",), {"micro_batches": 10**6}, "expected at most"),
     ],
 )
-def test_every_pin_has_a_sentence(pins: tuple[str, ...], further: dict[str, object], told: str) -> None:
+def test_every_pin_has_a_sentence(pins: tuple[str, ...], further: dict[str, object], message: str) -> None:
     graph = replace(towers_graph(), module_requests=())
-    with pytest.raises(UsageError, match=re.escape(told)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         request = with_requests(step_request(further, pins), graph)
         request.check()
         plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
         with_step(plan, graph, request)
+
+
+def test_without_a_job_of_several_devices_place_has_no_effect_and_the_plan_says_so() -> None:
+    request = search_request(None, None, 2, (), None, None, {}, "stand-alone")
+    assert request.step.place == "none"
+    made = make_plan(towers_graph(), load_hardware("cpu-local"), request).plan
+    assert made.devices == 1 and not made.step.parts
+    assert any("place() has no effect" in note for note in made.search.notes)
+    assert "--place none" in command(made, towers_graph())
 
 
 def test_a_buffer_of_two_places_is_refused() -> None:

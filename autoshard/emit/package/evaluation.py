@@ -25,8 +25,8 @@ from model_parallel import (
     STAGES,
     UPDATES_BUFFERS,
     WEIGHT_BUCKETS,
-    build_pipeline,
 )
+from pipelines import pipeline_of
 from runtime import ParallelMesh, Prefetched, gathered_together, sharding, start_loss_sum
 
 _PLANNED_FOR_IT = (
@@ -90,7 +90,7 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
 
 def placed_loss(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> Tensor:
     """Of the forwards of all places."""
-    places = build_pipeline(model, mesh)
+    places = pipeline_of(model, mesh)
     buckets = [bucket for number in mesh.stages.parts for bucket in WEIGHT_BUCKETS[number]]
     mesh.random.training = False
     try:

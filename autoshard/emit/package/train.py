@@ -21,8 +21,8 @@ import math
 import sys
 import time
 import traceback
-import warnings
 import weakref
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,8 +51,8 @@ from model_parallel import (
     ZERO,
     build_labels,
     build_model,
-    build_pipeline,
 )
+from pipelines import pipeline_of
 from run_options import (
     LEARNING_RATE,
     after_nonfinite,
@@ -72,7 +72,6 @@ from runtime import (
     LossScaler,
     NonFinite,
     ParallelMesh,
-    Pipeline,
     Prefetched,
     StartError,
     StopSignals,
@@ -133,7 +132,6 @@ def scaled(loss: Tensor, scaler: LossScaler | None) -> Tensor:
 
 
 _PARAMETERS: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = weakref.WeakKeyDictionary()
-_PIPELINES: weakref.WeakKeyDictionary[nn.Module, Pipeline] = weakref.WeakKeyDictionary()
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -218,14 +216,13 @@ def pipeline_gradients(
     scaler: LossScaler | None = None,
 ) -> list[Tensor]:
     """The same over stages: `model` holds the parts of this one. Returns the losses on the last stage."""
-    if model not in _PIPELINES:
-        _PIPELINES[model] = build_pipeline(model, mesh)
+    pipeline = pipeline_of(model, mesh)
     parameters = parameters_of(model)
-    shares = shares_of_labels(mesh, micro_batches) if _PIPELINES[model].counts_labels else []
+    shares = shares_of_labels(mesh, micro_batches) if pipeline.counts_labels else []
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
     with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters), again:
-        losses = _PIPELINES[model].run(micro_batches, shares, scaler, step_sizes(micro_batches, mesh))
+        losses = pipeline.run(micro_batches, shares, scaler, step_sizes(micro_batches, mesh))
     mesh.stages.sum_shared(parameters, SHARED)
     return losses
 

@@ -25,7 +25,7 @@ def keeping_symbols() -> Iterator[None]:
 
 
 def told_that_it_is_traced() -> AbstractContextManager[Any]:
-    """Within, a model that asks is told so: of two ways to compute the same, one for the size of its weights and one
+    """Within, and a model that asks sees it: of two ways to compute the same, one for the size of its weights and one
     for any, those of transformers then take the one for any."""
     return mock.patch.object(torch.jit, "is_tracing", lambda: True)
 

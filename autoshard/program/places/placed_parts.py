@@ -26,8 +26,8 @@ def parts_on(graph: Graph, place_of: Sequence[int]) -> tuple[StagePart, ...]:
     used = set(place_of)
     empty = [place for place in range(max(used) + 1) if place not in used]
     if empty:
-        told = f"worker {empty[0]} has no operator: modules are placed on {', '.join(map(str, sorted(used)))}"
-        raise UsageError(told, "ranks from 0 on without a gap")
+        message = f"worker {empty[0]} has no operator: modules are placed on {', '.join(map(str, sorted(used)))}"
+        raise UsageError(message, "ranks from 0 on without a gap")
     counts: dict[int, int] = {}
     found = []
     for place, ops in _runs(graph, place_of):
