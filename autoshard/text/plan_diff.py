@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autoshard.ir.graph import Graph
@@ -13,7 +13,7 @@ from autoshard.rules import candidates, find
 from autoshard.text import plan_words
 from autoshard.text.explain import fold
 from autoshard.text.tables import table, wrapped
-from autoshard.units import format_bytes, format_seconds, signed_seconds
+from autoshard.units import counted, format_bytes, format_seconds, signed_seconds
 
 SHOWN = 40
 
@@ -102,6 +102,7 @@ def text(found: Difference, width: int | None = None) -> str:
             if found.missing
             else f"all {found.same} decisions are the same"
         )
+        same += ", but not the step" if _steps_differ(found.one, found.other) else ""
         return "\n".join([*lines, "", same, *_notes(found)])
     differ = sum(change.times for change in found.changes)
     lines += ["", f"{differ} decisions differ, {found.same} are the same", ""]
@@ -134,10 +135,25 @@ def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
         ("mesh", str(one.mesh), str(other.mesh), ""),
         ("hardware", one.hardware, other.hardware, ""),
         ("level", str(one.search.level), str(other.search.level), ""),
+        ("step", _step_words(one), _step_words(other), ""),
         seconds("predicted step", one.step_seconds, other.step_seconds),
         seconds("objective", one.certificate.objective_seconds, other.certificate.objective_seconds),
         ("memory per device", *sizes, ("-" if size < 0 else "+") + format_bytes(abs(size))),
     ]
+
+
+def _steps_differ(one: Plan, other: Plan) -> bool:
+    first, second = (replace(own.step, predicted_seconds=0.0, predicted_peak_bytes=0.0) for own in (one, other))
+    return first != second
+
+
+def _step_words(plan: Plan) -> str:
+    """`4 micro-batches, 2 places, 1f1b`, and the blocks that are recomputed."""
+    step = plan.step
+    found = [counted(step.micro_batches, "micro-batch")]
+    found += [counted(step.stages, step.word), step.schedule] if step.parts else []
+    found += [f"{counted(len(step.keeps), 'block')} recomputed"] if step.keeps else []
+    return ", ".join(found)
 
 
 def _cells(change: ChangedDecision) -> Sequence[str]:
@@ -149,9 +165,9 @@ def as_dict(found: Difference) -> dict[str, Any]:
     """For `--json`: seconds and bytes, second plan minus first."""
     one, other = found.one, found.other
     return {
-        "predicted_seconds": other.predicted_seconds - one.predicted_seconds,
+        "predicted_seconds": other.step_seconds - one.step_seconds,
         "objective_seconds": other.certificate.objective_seconds - one.certificate.objective_seconds,
-        "predicted_peak_bytes": other.predicted_peak_bytes - one.predicted_peak_bytes,
+        "predicted_peak_bytes": other.step_peak_bytes - one.step_peak_bytes,
         "changes": [asdict(change) for change in found.changes],
         "same": found.same,
         "missing": list(found.missing),

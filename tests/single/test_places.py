@@ -34,6 +34,7 @@ from autoshard.replay.command_line import command
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.pipeline_schedule import order_of
+from autoshard.text import plan_diff
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.workflow import make_plan
@@ -284,6 +285,15 @@ def test_without_a_job_of_several_devices_place_has_no_effect_and_the_plan_says_
     assert made.devices == 1 and not made.step.parts
     assert any("place() has no effect" in note for note in made.search.notes)
     assert "--place none" in command(made, towers_graph())
+
+
+def test_a_difference_of_places_alone_is_said() -> None:
+    graph = towers_graph()
+    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+    steps = [StepPlan(parts=placed_parts(graph, [("left", left), ("right", 1 - left)])) for left in (0, 1)]
+    one, other = (predicted(replace(plan, step=step), graph) for step in steps)
+    assert "but not the step" in plan_diff.text(plan_diff.diff(one, graph, other, graph))
+    assert "but not the step" not in plan_diff.text(plan_diff.diff(one, graph, one, graph))
 
 
 def test_a_buffer_of_two_places_is_refused() -> None:

@@ -21,8 +21,8 @@ import math
 import sys
 import time
 import traceback
-import weakref
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
