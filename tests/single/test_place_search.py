@@ -53,10 +53,10 @@ def every(count: int) -> dict[tuple[int, ...], float]:
     """The simulated step of each assignment of units in which each place has work."""
     plan, graph = planned()
     found = {}
-    for own in itertools.product(range(count), repeat=len(units_of(graph))):
+    for own in itertools.product(range(count), repeat=len(units_of(graph, [-1] * len(graph.ops)))):
         if len(set(own)) == count:
             places = [0] * len(graph.ops)
-            for unit, place in zip(units_of(graph), own, strict=True):
+            for unit, place in zip(units_of(graph, [-1] * len(graph.ops)), own, strict=True):
                 for i in unit:
                     places[i] = place
             step = replace(plan.step, parts=parts_on(graph, places))
@@ -83,6 +83,16 @@ def test_what_a_user_placed_stays_there() -> None:
     found = searched_places(plan, graph, (("small", 1), ("large", 1)), 2, predicted)
     own = {op.module: place for op, place in zip(graph.ops, found.places, strict=True)}
     assert own["small"] == own["large"] == 1
+
+
+def test_places_inside_a_block_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where units are blocks, larger than what a user placed."""
+    monkeypatch.setattr(place_search, "MOST_UNITS", 1)
+    plan, graph = planned()
+    named = replace(graph, ops=tuple(replace(op, module=f"layers.0.{op.module}") for op in graph.ops))
+    found = searched_places(plan, named, (("layers.0.small", 1), ("layers.0.head", 0)), 2, predicted)
+    own = {op.module: place for op, place in zip(named.ops, found.places, strict=True)}
+    assert (own["layers.0.small"], own["layers.0.head"]) == (1, 0)
 
 
 def test_its_plan_says_so() -> None:

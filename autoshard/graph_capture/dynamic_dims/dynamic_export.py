@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, of_model, parse
-from autoshard.graph_capture.dynamic_dims.kept_symbols import keeping_symbols, told_that_it_is_traced
+from autoshard.graph_capture.dynamic_dims.kept_symbols import as_if_traced, keeping_symbols
 from autoshard.graph_capture.dynamic_dims.other_samples import resized
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, is_visible, quote
@@ -251,7 +251,7 @@ def export_with(dims: DynamicDims, module: torch.nn.Module, given: tuple[Any, ..
     except CaptureError as error:
         try:
             begin_trace()
-            with told_that_it_is_traced():
+            with as_if_traced():
                 return _exported(dims, module, given)
         except Exception:
             raise error from error.__cause__

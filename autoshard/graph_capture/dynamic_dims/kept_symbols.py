@@ -24,9 +24,9 @@ def keeping_symbols() -> Iterator[None]:
         yield
 
 
-def told_that_it_is_traced() -> AbstractContextManager[Any]:
-    """Within, and a model that asks sees it: of two ways to compute the same, one for the size of its weights and one
-    for any, those of transformers then take the one for any."""
+def as_if_traced() -> AbstractContextManager[Any]:
+    """Within, `torch.jit.is_tracing()` is true: of two ways to compute the same, one for the size of its weights, one for
+    any, models of transformers then take that for any."""
     return mock.patch.object(torch.jit, "is_tracing", lambda: True)
 
 

@@ -71,10 +71,10 @@ def searched_places(
 class _PlaceSearch:
     def __init__(self, plan: Plan, graph: Graph, fixed: dict[str, int], count: int) -> None:
         self.plan, self.graph, self.count = plan, graph, count
-        self.units = units_of(graph)
+        given = op_places(graph, fixed, unplaced=count)  # no place has that number
+        self.units = units_of(graph, given)
         self.seconds = [(own.forward_seconds, own.backward_seconds) for own in plan.ops]
-        given = op_places(graph, fixed, unplaced=-1)
-        self.fixed = [next((given[i] for i in unit if given[i] >= 0), None) for unit in self.units]
+        self.fixed = [next((given[i] for i in unit if given[i] < count), None) for unit in self.units]
         self.tried: dict[tuple[int, ...], float] = {}
         self._search()
 
@@ -211,15 +211,15 @@ def _link_seconds(hardware_text: str, mesh: Mesh, count: int, size: float) -> fl
     return float(joint_seconds(parse_hardware(hardware_text), wide, (0,), "send_receive", size))
 
 
-def units_of(graph: Graph) -> list[tuple[int, ...]]:
-    """Operators that get one place, in the order of the first."""
-    leaves = _units(graph, [op.module for op in graph.ops])
+def units_of(graph: Graph, given: Sequence[int]) -> list[tuple[int, ...]]:
+    """Operators that get one place, in the order of the first; those with a place (`given`) are with their like."""
+    leaves = _units(graph, [(op.module, place) for op, place in zip(graph.ops, given, strict=True)])
     if len(leaves) <= MOST_UNITS:
         return leaves
-    return _units(graph, [block_of(op.module) or op.module for op in graph.ops])
+    return _units(graph, [(block_of(op.module) or op.module, p) for op, p in zip(graph.ops, given, strict=True)])
 
 
-def _units(graph: Graph, keys: Sequence[str]) -> list[tuple[int, ...]]:
+def _units(graph: Graph, keys: Sequence[tuple[str, int]]) -> list[tuple[int, ...]]:
     """Runs of operators of one key, with what reads and rewrites one buffer."""
     updated = {buffer for buffer, _ in graph.buffer_updates}
     rewritten = [own for name, own in stored_users(graph).items() if name in updated]
