@@ -25,8 +25,8 @@ def keeping_symbols() -> Iterator[None]:
 
 
 def as_if_traced() -> AbstractContextManager[Any]:
-    """Within, `torch.jit.is_tracing()` is true: of two ways to compute the same, one for the size of its weights, one for
-    any, models of transformers then take that for any."""
+    """Within, `torch.jit.is_tracing()` is true: where there are two ways to compute the same, one for the size of the
+    weights, one for any size, models of transformers then take the second."""
     return mock.patch.object(torch.jit, "is_tracing", lambda: True)
 
 
