@@ -34,6 +34,7 @@ from autoshard.replay.command_line import command
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.pipeline_schedule import order_of
+from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.text import plan_diff
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.proof import Proof
@@ -222,6 +223,16 @@ def test_modules_and_functions_are_placed() -> None:
     assert [part.stage for part in placed_parts(graph, [*places.items()])] in ([1, 0, 2], [0, 1, 2])
     pinned = with_requests(StepRequest(places=(StagePin("left", 0),)), graph)  # what is typed goes before
     assert {pin.path: pin.stage for pin in pinned.places} == places | {"left": 0}
+
+
+def test_towers_on_two_places_run_at_the_same_time() -> None:
+    graph = towers_graph()
+    parts = placed_parts(graph, [("left", 0), ("right", 1), ("join", 1), ("head", 1)])
+    assert [(part.stage, part.chunk) for part in parts] == [(0, 0), (1, 0), (1, 1)]  # the join is a part of its own
+    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+    plan = replace(plan, step=StepPlan(parts=parts))
+    timeline = simulate_plan_step(plan, lower(plan, graph), graph, load_hardware("cpu-local"))
+    assert [slots[0].start_seconds for slots in timeline.by_stage] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 An operator belongs to the innermost module around it that has a place. One without goes where the first of its operands
 is made, as MindSpore has it, and to worker 0 where all that it reads is the model's own inputs and weights.
-A part is a run of operators on one place that waits for nothing in between, so that parts in their order form a DAG.
+A part is what one place runs between two of its waits, so that parts in their order form a DAG.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 from autoshard.errors import UsageError
@@ -69,32 +70,27 @@ def _within(module: str, path: str) -> bool:
 
 
 def _runs(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, tuple[str, ...]]]:
-    """(place, its operators) one after another, each run as long as what it waits for allows.
+    """(place, its operators), each after all that it reads.
 
-    Greedy: all that is ready on one place is taken, then the place goes on whose next operator is the first of the
-    model. Alternating places so give one part each per dependency, not one per change in the model's text.
+    The level of an operator is how often the longest way to it goes from place to place. What one place has of one
+    level waits for the same messages, so it is one part; parts of one level wait for none of each other, and run at the
+    same time: two towers, say, on two places.
     """
     units = _units(graph, place_of)
     unit_of = {i: number for number, unit in enumerate(units) for i in unit}
-    waits: list[set[int]] = [set() for _ in units]
+    place = [place_of[unit[0]] for unit in units]
+    waits: dict[int, set[int]] = {number: set() for number in range(len(units))}
     for maker, reader in graph.once(_edges):
         if unit_of[maker] != unit_of[reader]:
             waits[unit_of[reader]].add(unit_of[maker])
-    done: set[int] = set()
-    left: dict[int, list[int]] = {}
-    for number, unit in enumerate(units):
-        left.setdefault(place_of[unit[0]], []).append(number)
-    found: list[tuple[int, tuple[str, ...]]] = []
-    while any(left.values()):
-        ready = {place: next((n for n in own if waits[n] <= done), None) for place, own in left.items()}
-        place = min((n, place) for place, n in ready.items() if n is not None)[1]
-        taken: list[int] = []
-        while more := [n for n in left[place] if waits[n] <= done and n not in done]:
-            done.update(more)
-            taken += more
-        left[place] = [n for n in left[place] if n not in done]
-        found.append((place, tuple(graph.ops[i].name for i in sorted(i for n in taken for i in units[n]))))
-    return found
+    levels: dict[int, int] = {}
+    found: dict[tuple[int, int], list[int]] = {}
+    for number in TopologicalSorter(waits).static_order():
+        own = place[number]
+        levels[number] = max((levels[other] + (place[other] != own) for other in waits[number]), default=0)
+        found.setdefault((levels[number], own), []).extend(units[number])
+    ordered = sorted((level, min(ops), own, sorted(ops)) for (level, own), ops in found.items())
+    return [(own, tuple(graph.ops[i].name for i in ops)) for _, _, own, ops in ordered]
 
 
 def _edges(graph: Graph) -> list[tuple[int, int]]:
