@@ -23,6 +23,7 @@ from autoshard.system.garbage import seldom_searched
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
     from autoshard.ir.graph import Graph
+    from autoshard.ir.mesh import Mesh
     from autoshard.ir.plan import Plan
     from autoshard.package.package_files import SimulatedPlan
     from autoshard.search.pareto_front import Point
@@ -175,6 +176,7 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
     from autoshard.solvers import check_names
 
     check_spec(request.spec)
+    wanted.check_buckets()
     if LOSS in request.arguments:
         check_spec(str(request.arguments[LOSS]))
         if request.spec.endswith(".pt2"):
@@ -237,11 +239,13 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     """The front and the log are those of the largest sizes."""
+    from autoshard.constraints.model_request import with_requests
     from autoshard.constraints.size_histogram import points_for
     from autoshard.replay.expected_step import expected_plan, expected_styles
     from autoshard.styles.known_styles import STYLES
 
     points = points_for(wanted.sizes, graph.dynamic)
+    replace(wanted, step=with_requests(wanted.step, graph)).check_buckets()
     alone = replace(wanted, sizes=())
     made: dict[int, Made] = {}
     searched: list[Graph] = []
@@ -266,7 +270,11 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
             if alone.strategy == "best" and not alone.pins and 0 < own.predicted_seconds < bar:
                 yield make_plan(graph, hardware, replace(alone, strategy=names[own.name])).plan
 
-    plan = expected_plan(graph, hardware, alone, points, search, completed, styles)
+    def held(at: Graph, mesh: Mesh, pins: tuple[str, ...]) -> Plan:
+        own = replace(alone, mesh=mesh, devices=None, pins=(*alone.pins, *pins), cache=None)
+        return _stepped(at, hardware, own, _clock(own), [])[0]
+
+    plan = expected_plan(graph, hardware, alone, points, search, completed, styles, held)
     if len(points) < len(wanted.sizes):
         told = f"the {len(wanted.sizes)} sizes of the histogram were grouped into {len(points)}"
         plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, told)))

@@ -45,6 +45,21 @@ def words(batch: int = 4, length: int = 8, dropout: float = 0.1) -> Built:
     return Words(dropout), (ids, ids.clone())
 
 
+class Wide(nn.Module):
+    """Much to sum over devices, little to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.net(x), labels)
+
+
+def wide() -> Built:
+    return Wide(), (torch.randn(32, 64), torch.randint(0, 8, (32,)))
+
+
 class Image(nn.Module):
     """Patches with a class token, two rows of sizes that are multiplied."""
 

@@ -70,12 +70,15 @@ def compiled(plan: PlannedModel) -> PlannedModel:
 def at_sizes(plan: PlannedModel, text: str) -> PlannedModel:
     """Its step at other dynamic sizes, as `batch=16,sequence=256`. UsageError for one that is not allowed."""
     from autoshard.constraints.size_histogram import read_histogram
+    from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
     from autoshard.graph_capture.dynamic.numbers import resized
     from autoshard.replay.resize import reapply
     from autoshard.search.whole_step import predicted
 
-    graph = resized(plan.graph, dict(read_histogram(text)[0].sizes))
-    own = predicted(reapply(plan.plan, plan.graph, graph, plan.hardware), graph)
+    sizes = dict(read_histogram(text)[0].sizes)
+    graph = resized(plan.graph, sizes)
+    there = plan.plan.at_sizes(sizes_of(graph))
+    own = predicted(reapply(there, plan.graph, graph, plan.hardware), graph)
     return replace(plan, plan=own, graph=graph)
 
 

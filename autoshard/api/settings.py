@@ -23,7 +23,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.styles.parallel_mode import BEST, STAND_ALONE, of_mode, read_mode
 from autoshard.units import parse_quantity
 
-FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse", "sizes")
+FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse", "sizes", "buckets")
 STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name not in PINNED)
 
 

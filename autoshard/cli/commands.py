@@ -231,6 +231,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         all_to_all=not options.no_all_to_all,
         fuse=tuple(options.fuse),
         sizes=settings.sizes(options.sizes),
+        buckets=options.buckets,
     )
 
 

@@ -15,7 +15,7 @@ from autoshard.errors import UsageError
 
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
-MOST_SEEDS = 1000
+MOST_SEEDS, MOST_BUCKETS = 1000, 8
 MOST_STAGES, MOST_DEVICES, MOST_SAMPLES = 4096, 1_000_000, 10_000_000
 EXIT_CODES = "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not captured, 5 invalid file, 6 check failed."
 
@@ -122,6 +122,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     often = "how often steps have which dynamic sizes: a file that `autoshard sizes` wrote, or NAME=N,NAME=N:WEIGHT "
     often += "with ; between: the expected step is minimised, memory is held at the largest sizes"
     parser.add_argument("--sizes", metavar="FILE", help=often)
+    split = "split the sizes into at most so many buckets, each with strategies of its own over one layout of the "
+    split += "parameters, where that makes the expected step shorter; with --sizes (default 1)"
+    parser.add_argument("--buckets", type=_count("--buckets", MOST_BUCKETS), default=1, metavar="K", help=split)
     _add_no_cache(parser)
     modes = "stand-alone, data-parallel, semi-auto (data parallel except for pins) or auto (default)"
     parser.add_argument("--mode", metavar="NAME", help=modes)

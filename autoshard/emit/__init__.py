@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from autoshard.errors import InvalidFileError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
+from autoshard.program.lower import lower
 from autoshard.replay.free_sizes import check_dynamic
 
 __all__ = ["Header", "emit", "header_of", "package"]
 
+MODEL = "model_parallel.py"
 _HERE = Path(__file__).parent
 _LINTER = "line-length = 120\n"
 _TYPE_MARK = "# mypy: ignore-errors\n"
@@ -31,15 +34,22 @@ def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
     """File name -> text of everything that runs: the model, training, conversion, the runtime, README.md."""
     header = header_of(program, plan, graph)
     check_dynamic(program, header.others, graph)
-    return package(program, header, part_files(program, plan, header) if plan.step.parts else None)
+    files = part_files(program, plan, header) if plan.step.parts else {MODEL: model_file(program, header)}
+    for number, bucket in enumerate(plan.buckets):
+        own = plan.of_bucket(bucket)
+        small = lower(own, graph)
+        told = replace(header_of(small, own, graph), plan_hash=header.plan_hash, registrations=(), bucket=bucket.most)
+        check_dynamic(small, told.others, graph)
+        files[f"smaller_{number}.py"] = model_file(small, told)
+    return package(program, header, files)
 
 
-def package(program: Program, header: Header, parts: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The same, from a header. `parts`: the model's files, of a pipeline."""
+def package(program: Program, header: Header, models: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The same, from a header. `models`: the model's files, where these are several."""
     copies = copied_files(header.registrations)
     files = {
         "ruff.toml": _LINTER + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
-        **(parts or {"model_parallel.py": model_file(program, header)}),
+        **(models or {MODEL: model_file(program, header)}),
         "initial.py": initial_file(header.recipes),
         "README.md": readme(program, header),
         **copies,

@@ -54,6 +54,8 @@ class Header:
     padding: Mapping[str, Mapping[str, int]] = field(
         default_factory=dict
     )  # dynamic sizes that batches are padded along
+    bucket: tuple[tuple[str, int], ...] = ()  # the largest sizes of this file, where it is that of a bucket
+    buckets: tuple[tuple[tuple[str, int], ...], ...] = ()  # the largest sizes of each, in files of their own
     evaluation: str = ""  # why the forward of training, without dropout, is not that of evaluation
 
 
@@ -74,6 +76,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         free_sizes=told_of(graph),
         dynamic=graph.dynamic,
         padding=padding_of(graph),
+        buckets=tuple(bucket.most for bucket in plan.buckets),
         evaluation="" if graph.evaluation == SAME else printable(graph.evaluation or _UNKNOWN),
     )
 

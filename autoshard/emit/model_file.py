@@ -30,17 +30,18 @@ from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
-    "Handed", "ParallelMesh", "Pipeline", "Places", "all_gather", "all_reduce", "all_to_all", "copy", "exchange",
-    "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather",
+    "Handed", "ParallelMesh", "Pipeline", "Places", "all_gather", "all_reduce", "all_to_all", "by_size", "copy",
+    "exchange", "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather",
     "regather_before", "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer",
     "shard_parameter", "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss",
     "vocabulary_parallel_embedding", "register_operators", "to_device", "to_host",
     ALONE, SHARED,
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
-    "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS",
-    "HOST_TABLES", "Holder", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION", "MESH",
-    "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS",
+    "BUCKETS", "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS",
+    "HAS_LOSS", "HOST_TABLES", "Holder", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
+    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "PRECISION", "SHARED", "STAGES", "Tensor",
+    "UPDATES_BUFFERS",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
     "build_pipeline", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
@@ -159,16 +160,24 @@ def model_file(program: Program, header: Header) -> str:
     classes = [*class_texts(package), *(class_texts(labels) if labels is not None else ())]
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)
-    names = names_in("\n".join([code, *registering]))
+    names = names_in("\n".join([code, *registering])) | ({"by_size"} if header.buckets else set())
     holder = [HOLDER.strip("\n")] if "Holder" in names else []
     parts = [
         head_lines(program, header),
-        imports(names),
+        imports(names, len(header.buckets)),
         registering,
         facts(program, header, package.others if labels is None else package.others.among(labels.others)),
     ]
     head = "\n".join("\n".join(part) for part in parts if part)
-    lines = [*_build_model(package.tree.root.name), "", "", *build_labels(labels), "", "", *_build_pipeline()]
+    lines = [
+        *_build_model(package.tree.root.name, bool(header.buckets)),
+        "",
+        "",
+        *build_labels(labels),
+        "",
+        "",
+        *_build_pipeline(),
+    ]
     end = ["\n".join(lines)]
     end += ["\n".join(gradient_buckets(program)), "\n".join(weight_buckets(program))]
     text = "\n\n\n".join([head, *holder, code, *end]) + "\n"
@@ -200,6 +209,7 @@ def head_lines(program: Program, header: Header) -> list[str]:
         ),
         *(f"  {line}" for line in typed_lines(printable(header.command), WIDTH - 4)),
         f"Predicted for {printable(header.hardware)}: {predicted}.",
+        *_bucket_words(header),
         "",
         "Every rank runs this code on local tensors; what crosses devices is a call that names the mesh axis.",
         *(line for words in header.strategy for line in textwrap.wrap(words + ".", WIDTH, subsequent_indent="  ")),
@@ -217,12 +227,14 @@ def names_in(code: str) -> set[str]:
         raise AssertionError(f"model_parallel.py as written is no Python: {error}") from error
 
 
-def imports(used: set[str]) -> list[str]:
+def imports(used: set[str], smaller: int = 0) -> list[str]:
+    """`smaller`: how many files have the forward of smaller steps."""
     names = sorted({"ParallelMesh"} | (RUNTIME_NAMES & used), key=lambda name: (name[0].islower(), name))
     lines = ["", "from __future__ import annotations", ""]
     lines += ["import torch"]
     lines += ["import torch.nn.functional as F"] if "F" in used else []
     lines += ["from torch import Tensor, nn", ""]
+    lines += [f"import smaller_{number}" for number in range(smaller)]
     one = f"from runtime import {', '.join(names)}"
     lines += [one] if len(one) <= WIDTH else ["from runtime import (", *(f"    {name}," for name in names), ")"]
     return lines
@@ -251,7 +263,12 @@ def facts(
     for item in header.inputs:
         fields = f"{item.shape}, {quoted(item.dtype)}, {quoted(item.layout)}, {item.low}, {item.high}"
         lines += statement(f"{quoted(item.name)}: ({fields}),", 1)
-    lines += ["}", *_free_lines(program, header, others or OtherSizes()), *_dynamic_lines(header)]
+    lines += [
+        "}",
+        *_free_lines(program, header, others or OtherSizes()),
+        *_dynamic_lines(header),
+        *_bucket_lines(header),
+    ]
     lines += [f"OPTIMIZER = {quoted(program.optimizer)}", f"PRECISION = {quoted(program.precision)}"]
     loss = program.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
@@ -387,9 +404,29 @@ def _build_pipeline() -> list[str]:
     ]
 
 
-def _build_model(root: str) -> list[str]:
+def _build_model(root: str, sized: bool) -> list[str]:
+    made = f"by_size({root}(mesh), mesh, [own.build_model for _, own in BUCKETS])" if sized else f"{root}(mesh)"
     return [
         "def build_model(mesh: ParallelMesh) -> nn.Module:",
         '    """The model of this rank; parameters and buffers are uninitialised."""',
-        f"    return {root}(mesh)",
+        f"    return {made}",
     ]
+
+
+def _bucket_words(header: Header) -> list[str]:
+    if not header.bucket:
+        return []
+    largest = ", ".join(f"{name} up to {size}" for name, size in header.bucket)
+    return [f"Steps of {largest} run this forward, on the parameters of model_parallel.py."]
+
+
+def _bucket_lines(header: Header) -> list[str]:
+    """Which files have the forward of smaller steps."""
+    if not header.buckets:
+        return []
+    rows = [
+        f"    ({{{', '.join(f'{quoted(name)}: {size}' for name, size in most)}}}, smaller_{number}),"
+        for number, most in enumerate(header.buckets)
+    ]
+    said = "# Steps none of whose sizes is above these run the forward of that file, on the parameters of this one."
+    return [said, "BUCKETS = (", *rows, ")"]

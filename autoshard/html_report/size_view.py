@@ -53,7 +53,8 @@ def _curve(own: DynamicSize, plan: Plan, graph: Graph, hardware: Hardware) -> li
     for size in dict.fromkeys(spread):
         try:
             at = resized(graph, {own.name: size})
-            found = plan if at is graph else predicted(reapply(plan, graph, at, hardware), at)
+            there = plan.at_sizes(sizes_of(at))
+            found = plan if at is graph else predicted(reapply(there, graph, at, hardware), at)
         except UserError:
             continue
         rows.append((size, found.step_seconds, found.step_peak_bytes))

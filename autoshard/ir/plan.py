@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from autoshard.ir.graph import Derives
 from autoshard.ir.layout import Layout
@@ -316,6 +317,19 @@ class Fusion:
 
 
 @dataclass(frozen=True)
+class SizeBucket:
+    """What is decided for steps none of whose dynamic sizes is above `most`; inputs and stored tensors lie as ever."""
+
+    most: tuple[tuple[str, int], ...]
+    ops: tuple[OpPlan, ...]
+    redistributions: tuple[RedistributionPlan, ...]
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Is a step of these sizes one of it?"""
+        return all(sizes[name] <= size for name, size in self.most)
+
+
+@dataclass(frozen=True)
 class Plan(Derives):
     graph_hash: str
     model: str  # what the user named: file.py:callable, package.module:callable, file.pt2, file.graph.json
@@ -338,6 +352,16 @@ class Plan(Derives):
     search: Search = Search()
     step: StepPlan = StepPlan()
     fusion: tuple[Fusion, ...] = ()  # of what none is said, buckets are as `program` makes them
+    buckets: tuple[SizeBucket, ...] = ()  # from small to large; of larger steps the plan's own decisions hold
+
+    def of_bucket(self, bucket: SizeBucket) -> Plan:
+        """The plan of its steps alone."""
+        return replace(self, ops=bucket.ops, redistributions=bucket.redistributions, buckets=())
+
+    def at_sizes(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan of a step of these dynamic sizes."""
+        found = next((bucket for bucket in self.buckets if bucket.holds(sizes)), None)
+        return self if found is None else self.of_bucket(found)
 
     @property
     def step_seconds(self) -> float:

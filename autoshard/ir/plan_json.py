@@ -12,7 +12,7 @@ from autoshard.errors import InvalidFileError
 from autoshard.ir.codec import decode, encode
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import computed
-from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, StepPlan, TensorPlan
+from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, SizeBucket, StepPlan, TensorPlan
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
@@ -41,6 +41,7 @@ def loads(text: str, where: str = "plan") -> Plan:
         )
     found = data.get("schema_version")
     own = {name: data.get(name, {}) for name in ("step", "search")}
+    data = {"buckets": []} | data  # of plans before there were any
     if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
         data = data | {"search": {"sizes": []} | own["search"]}
     if isinstance(own["step"], dict):  # of plans before there were places
@@ -98,8 +99,10 @@ DECISIONS: dict[type, tuple[str, ...]] = {
         "redistributions",
         "step",
         "fusion",
+        "buckets",
     ),
     TensorPlan: ("name", "layout"),
+    SizeBucket: ("most", "ops", "redistributions"),
     OpPlan: ("op", "strategy", "variant"),
     RedistributionPlan: ("tensor", "source", "target", "consumers", "steps"),
     StepPlan: ("micro_batches", "schedule", "virtual_stages", "parts", "recompute", "samples", "zero"),
@@ -113,7 +116,10 @@ def plan_hash(plan: Plan, graph: Graph) -> str:
 
 
 def _decided(plan: Plan) -> str:
-    return json.dumps(_decisions(plan), separators=(",", ":"), allow_nan=False)
+    decided = (
+        _decisions(plan) if plan.buckets else _decisions(plan)[:-1]
+    )  # those of plans without any stay as they were
+    return json.dumps(decided, separators=(",", ":"), allow_nan=False)
 
 
 def _decisions(value: Any) -> Any:

@@ -30,6 +30,7 @@ def command(plan: Plan, graph: Graph | None = None) -> str:
     parts.append(f"--hardware {typed(Path(plan.hardware))}")
     points = [SizePoint(own.sizes, own.weight) for own in plan.search.sizes]
     parts += [f"--sizes {typed(histogram_text(points))}"] * bool(points)
+    parts += [f"--buckets {len(plan.buckets) + 1}"] * bool(plan.buckets)
     if not plan.model.endswith(".json"):
         parts += [f"--dynamic {typed(dynamic_text(graph))}"] if graph and graph.dynamic else []
         parts += [f"--precision {typed(plan.precision)}", f"--optimizer {typed(plan.optimizer)}"]

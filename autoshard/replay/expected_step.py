@@ -9,7 +9,7 @@ step at k is below the bound b_k of the search at k, so none is expected to take
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -20,16 +20,14 @@ from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.formulation.formulate import Formulation
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.ir.graph import Graph
-from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, SizeStep
 from autoshard.ir.problem import Node, Problem, Value, changed
-from autoshard.replay.resize import reapply
+from autoshard.replay.size_buckets import Held, bucket_words, bucketed
+from autoshard.replay.sized_plans import Asked, Sized
 from autoshard.search.objectives import RATIO, SPEED, ratio_problem
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.search_task import SearchTask, prepare
 from autoshard.search.style_plans import StylePlan
-from autoshard.search.whole_step import predicted
-from autoshard.solvers.common.result import Solution, fits, proved, status
+from autoshard.solvers.common.result import Solution, proved, status
 
 Own = TypeVar("Own", Node, Value)
 
@@ -41,54 +39,6 @@ class Planned(Protocol):
     def plan(self) -> Plan: ...
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is planned: `graph` at its largest sizes, and `graphs` at those of `points`."""
-
-    graph: Graph
-    hardware: Hardware
-    wanted: SearchRequest
-    points: Sequence[SizePoint]
-    graphs: Sequence[Graph]
-
-    @property
-    def weights(self) -> list[float]:
-        """Of the points."""
-        return [point.weight for point in self.points]
-
-    def holds(self, plan: Plan) -> bool:
-        """Does its step at the largest sizes fit the memory?"""
-        limit = self.wanted.memory_limit_bytes
-        return fits(plan.step_peak_bytes, self.hardware.usable_memory_bytes if limit is None else limit)
-
-    def steps(self, plan: Plan) -> tuple[float, ...]:
-        """Of a plan of `graph`, at each point."""
-        return tuple(self.at(plan, self.graph, other).step_seconds for other in self.graphs)
-
-    def at(self, plan: Plan, graph: Graph, other: Graph) -> Plan:
-        """`plan` of `graph`, priced on the same graph at other sizes."""
-        return plan if other is graph else predicted(reapply(plan, graph, other, self.hardware), other)
-
-    def formulated(self, mesh: Mesh) -> tuple[SearchTask, list[Formulation]]:
-        """The search at the largest sizes, and the problem at each point."""
-        request = replace(self.wanted, mesh=mesh, devices=None)
-        every = [prepare(at, mesh, self.hardware, request) for at in (self.graph, *self.graphs)]
-        return every[0], [task.formulation for task in every[1:]]
-
-
-@dataclass(frozen=True)
-class Sized:
-    """A plan of the graph at its largest sizes, with its step at each size. `name`: what it is the best for."""
-
-    name: str
-    plan: Plan
-    seconds: tuple[float, ...]
-
-    def expected(self, points: Sequence[SizePoint]) -> float:
-        """The mean step."""
-        return sum(point.weight * own for point, own in zip(points, self.seconds, strict=True))
-
-
 def expected_plan(
     graph: Graph,
     hardware: Hardware,
@@ -97,11 +47,13 @@ def expected_plan(
     search: Callable[[Graph], Planned],
     completed: Callable[[Plan], Plan],
     styles: Callable[[float], Iterable[Plan]],
+    held: Held,
 ) -> Plan:
     """The plan with the least expected step at `points`, of those that fit at the largest sizes of `graph`.
 
     `search` plans a graph at one size; `completed` gives a plan of a mesh the whole step that is asked for; `styles`
-    are plans of known styles that may be expected to take less than so many seconds. At level 0
+    are plans of known styles that may be expected to take less than so many seconds; `held` plans with pins, for
+    buckets with strategies of their own, where `wanted` asks for several. At level 0
     what is minimised is the mean of communication and repeated work, at level 1 the memory at the largest sizes.
     InfeasibleError where none fits there.
     """
@@ -122,18 +74,22 @@ def expected_plan(
         if asked.holds(plan):
             found.append(Sized("a known style", plan, asked.steps(plan)))
     best = min(found, key=lambda one: one.expected(points))
+    split = bucketed(found, asked, wanted.buckets, held) if wanted.buckets > 1 else None
+    chosen, seconds = (best.plan, best.seconds) if split is None else (split.plan, split.seconds)
     bounds = [_bound(plan) for plan in own]
     rows = tuple(
         SizeStep(point.sizes, point.weight, step, min(step, plan.step_seconds), proved(step, bound))
-        for point, step, plan, bound in zip(points, best.seconds, own, bounds, strict=True)
+        for point, step, plan, bound in zip(points, seconds, own, bounds, strict=True)
     )
-    expected, cut = best.expected(points), any(plan.search.cut_short for plan in (largest, *own))
+    expected = sum(point.weight * step for point, step in zip(points, seconds, strict=True))
+    cut = any(plan.search.cut_short for plan in (largest, *own))
     bound = proved(expected, sum(row.weight * row.bound_seconds for row in rows))
     outcome = status(expected, bound, cut)
-    certificate = replace(best.plan.certificate, level_objective=expected, level_bound=bound, status=outcome)
-    notes = (*largest.search.notes, *_notes(found, best, points))
+    certificate = replace(chosen.certificate, level_objective=expected, level_bound=bound, status=outcome)
+    told = [] if wanted.buckets == 1 else [bucket_words(chosen, expected, best.expected(points))]
+    notes = (*largest.search.notes, *_notes(found, best, points), *told)
     record = replace(largest.search, sizes=rows, notes=notes, cut_short=cut)
-    return replace(best.plan, certificate=certificate, search=record)
+    return replace(chosen, certificate=certificate, search=record)
 
 
 def expected_styles(

@@ -1,16 +1,18 @@
-"""Dynamic sizes along which a batch may be padded: rows of padding whose labels are ignored change no number.
+"""Dynamic sizes along which a batch may be padded: padding whose labels are ignored changes no number.
 
-So it is where rows are apart: cut along the size, every operator computes its part alone (no variant, no partial sum),
-down to losses that are means over the labels that count. Batch norm, experts' balance, a contrast of samples, and the
-length of sequences, of which attention reads all, are none.
+So it is where nothing is made of padding but padding: cut along the size, every operator computes its part alone (no
+variant, no partial sum), or of what stands before it alone, as causal attention does, down to losses that are means
+over the labels that count. Batch norm, experts' balance, a contrast of samples, and attention that reads what follows
+are none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autoshard import rules
-from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
+from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, numbers_of_op, sizes_of
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import REPLICATE, Placement, Replicate, Shard
@@ -22,6 +24,9 @@ from autoshard.rules.operators import record
 _PARTS = (2, 3, 5, 7)  # by which a size of the form is cut to see whether its rows are apart
 _UNITS = 60  # of a size, among which is one that one of these divides, whatever its remainder
 _MEAN = (None, 1, "mean")
+Places = Sequence[Placement | None]
+_ATTENTION = "aten.scaled_dot_product_attention"
+_LENGTHS = ("shape", "size", "end", "split_size")  # arguments by which a result is longer, and not another one
 
 
 def padding_of(graph: Graph) -> dict[str, dict[str, int]]:
@@ -29,7 +34,7 @@ def padding_of(graph: Graph) -> dict[str, dict[str, int]]:
     if graph.buffer_updates or graph.loss is None:
         return {}
     labels = _labels(graph)
-    return {own.name: labels for own in graph.dynamic if labels and _are_apart(graph, own)}
+    return {own.name: labels for own in graph.dynamic if labels and _are_apart(graph, own, labels)}
 
 
 def _labels(graph: Graph) -> dict[str, int]:
@@ -68,24 +73,54 @@ def _counts_labels(op: Op) -> bool:
     return weights is None and dict(op.attributes).get("reduction") in _MEAN
 
 
-def _are_apart(graph: Graph, own: DynamicSize) -> bool:
+def _are_apart(graph: Graph, own: DynamicSize, labels: Mapping[str, int]) -> bool:
     if len({name for name, _ in own.dims}) < len(own.dims):
         return False  # rows and columns of one table
-    sizes = (own.divisor * n + own.remainder for n in range(2, _UNITS))
-    size, parts = next(((size, parts) for size in sizes for parts in _PARTS if size % parts == 0), (0, 1))
-    if not size:
-        return False
-    plain = replace(at_sizes(graph, sizes_of(graph) | {own.name: size}), dynamic=(), follows=())
     place = graph.dynamic.index(own)
     following = {name for f in graph.follows for name in f.places if any(term.powers[place] for term in f.terms)}
-    return _Walk(plain, Mesh((("all", parts),)), dict(own.dims), following).reaches_the_loss()
+    for more in (0, 1):  # labels that are shifted leave one position less
+        sizes = (own.divisor * n + own.remainder for n in range(2, _UNITS))
+        size, parts = next(((size, parts) for size in sizes for parts in _PARTS if size % parts == more), (0, 1))
+        if size:
+            plain = replace(at_sizes(graph, sizes_of(graph) | {own.name: size}), dynamic=(), follows=())
+            given = _given(plain, dict(own.dims), following)
+            if _Walk(*given, Mesh((("all", parts),)), following, labels).reaches_the_loss():
+                return True
+    return False
+
+
+def _given(graph: Graph, dims: Mapping[str, int], following: set[str]) -> tuple[Graph, dict[str, int]]:
+    """`graph` with what a larger size makes longer at its end, as positions and their rows of a table, as inputs, and
+    the dim along which each input is longer."""
+    made = dict(dims)
+    for op in graph.ops:
+        head = op.target == "aten.slice" and not _longer(graph, op.operands[0], following)
+        if (head or record(op.target).repeated) and not _computes_with(op, following):
+            longer = _longer(graph, op.results[0], following)
+            made |= {op.results[0]: longer[0]} if len(longer) == 1 else {}
+    left = tuple(op for op in graph.ops if not made.keys() & {*op.results})
+    return replace(graph, ops=left, inputs=tuple(dict.fromkeys((*graph.inputs, *made)))), made
+
+
+def _longer(graph: Graph, name: str | None, following: set[str]) -> list[int]:
+    """The dims that follow the size."""
+    return [] if name is None else [dim for dim in range(len(graph.tensor(name).shape)) if f"{name} {dim}" in following]
+
+
+def _computes_with(op: Op, following: set[str]) -> bool:
+    """Does the size change more of a result than its length?"""
+    lengths = tuple(f"{op.name} {name}" for name in _LENGTHS)
+    return any(place in following and not place.startswith(lengths) for place in numbers_of_op(op))
 
 
 class _Walk:
-    """The placements that follow from cutting inputs at `dims`."""
+    """The placements that follow from cutting inputs at `dims`. What is cut may be padded behind; all else is as
+    without padding. `labels`: inputs and what is moved of them, with the label that does not count, which pads them."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, dims: dict[str, int], following: set[str]) -> None:
-        self.graph, self.mesh, self.following = graph, mesh, following
+    def __init__(
+        self, graph: Graph, dims: Mapping[str, int], mesh: Mesh, following: set[str], labels: Mapping[str, int]
+    ) -> None:
+        self.graph, self.mesh, self.following, self.labels = graph, mesh, following, dict(labels)
         self.known = rules.candidates(graph, mesh)
         self.placed: dict[str, Placement] = {name: Shard(dim) for name, dim in dims.items()}
 
@@ -93,13 +128,18 @@ class _Walk:
         return all(self._goes_on(op) for op in self.graph.ops)
 
     def _goes_on(self, op: Op) -> bool:
+        if _computes_with(op, self.following):
+            return False
+        if record(op.target).moves and op.operands and op.operands[0] in self.labels:
+            self.labels |= dict.fromkeys(op.results, self.labels[op.operands[0]])
         own = [None if name is None else self.placed.get(name, REPLICATE) for name in op.operands]
         if not any(isinstance(place, Shard) for place in own):
             self._begins(op)
             return True
         if op.target in LABEL_LOSSES and _counts_labels(op):
-            return all(place == Shard(0) for place in own[:2])
+            return own[0] == own[1] and isinstance(own[0], Shard) and own[0].dim == 0
         made = next((found for found in self._offered(op, own) if all(isinstance(x, Shard) for x in found)), None)
+        made = made or _AFTER.get(op.target, _nothing)(self, op, own)
         self.placed.update(zip(op.results, made or (), strict=made is not None))
         return made is not None
 
@@ -109,23 +149,83 @@ class _Walk:
             [dim for dim in range(len(self._shape(name))) if f"{name} {dim}" in self.following] for name in op.results
         ]
         wanted = [Shard(dims[0]) for dims in rows if len(dims) == 1]
-        if len(wanted) == len(rows) and wanted in self._offered(
-            op, [None if n is None else REPLICATE for n in op.operands]
-        ):
+        whole: Places = [None if n is None else REPLICATE for n in op.operands]
+        if len(wanted) == len(rows) and wanted in self._offered(op, whole):
             self.placed.update(zip(op.results, wanted, strict=True))
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return self.graph.tensor(name).shape
 
-    def _offered(self, op: Op, own: list[Placement | None]) -> list[list[Placement]]:
+    def _offered(self, op: Op, own: Places) -> list[list[Placement]]:
         """What an operator makes of operands placed so, by itself."""
         found = []
         for strategy in rules.strategies(self.graph, op, self.mesh, self.known):
             given = [None if layout is None else layout.placements[0] for layout in strategy.operands]
-            alone = strategy.variant == "" or strategy.variant in RANDOM
+            alone = strategy.variant == "" or (strategy.variant in RANDOM and not _reads_others(self, op, own))
             if alone and all(map(_alike, own, given)):
                 found.append([layout.placements[0] for layout in strategy.results])
         return found
+
+
+# --- operators that make of padding behind no more than padding behind ---
+
+
+def _nothing(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+    return None
+
+
+def _reads_others(walk: _Walk, op: Op, own: Places) -> bool:
+    """Is it attention that is cut along its positions? Devices then pass keys on."""
+    heads = len(walk.graph.tensor(op.results[0]).shape) - 2
+    return op.target == _ATTENTION and any(isinstance(place, Shard) and place.dim >= heads for place in own)
+
+
+def _causal_attention(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+    query, key = op.operands[:2]
+    assert query is not None and key is not None
+    along = len(walk.graph.tensor(query).shape) - 2
+    length, other = (walk.graph.tensor(name).shape[along] for name in (query, key))
+    alone = all(place == Shard(along) for place in own[:3]) and all(place is None for place in own[3:])
+    return [Shard(along)] if alone and op.attribute("is_causal") is True and length == other else None
+
+
+def _sliced(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+    """From a fixed place on: up to another the result holds no padding, else it ends with it."""
+    start, end, name, place = op.attribute("start"), op.attribute("end"), op.operands[0], own[0]
+    assert name is not None and isinstance(place, Shard)
+    size = walk.graph.tensor(name).shape[place.dim]
+    plain = op.attribute("dim") == place.dim and op.attribute("step") in (None, 1) and place == Shard(place.dim)
+    if not plain or not isinstance(start, int | None) or (start or 0) < 0 or f"{op.name} start" in walk.following:
+        return None
+    if isinstance(end, int) and end < size and f"{op.name} end" not in walk.following:
+        return [REPLICATE] if end >= 0 else None
+    whole = end is None or (isinstance(end, int) and end >= size)
+    return [place] if whole or name not in walk.labels else None  # a label that did not count before would
+
+
+def _padded(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+    """Before what is there; behind it labels that do not count."""
+    pads, name, place = op.attribute("pad"), op.operands[0], own[0]
+    assert name is not None and isinstance(place, Shard) and isinstance(pads, tuple)
+    dims = len(walk.graph.tensor(name).shape)
+    if op.attribute("mode") not in (None, "constant") or place != Shard(place.dim):
+        return None
+    behind = [pads[2 * n + 1] for n in range(len(pads) // 2) if dims - 1 - n == place.dim]
+    ignored = name in walk.labels and op.attribute("value") == walk.labels[name]
+    return [place] if behind in ([], [0]) or ignored else None
+
+
+def _summed_up(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+    place = own[0]
+    return [place] if isinstance(place, Shard) and place == Shard(place.dim) else None
+
+
+_AFTER: dict[str, Callable[[_Walk, Op, Places], list[Placement] | None]] = {
+    _ATTENTION: _causal_attention,
+    "aten.slice": _sliced,
+    "aten.pad": _padded,
+    "aten.cumsum": _summed_up,
+}
 
 
 def _alike(one: Placement | None, other: Placement | None) -> bool:

@@ -28,7 +28,8 @@ _DOES = {*FORWARD.values(), *BACKWARD.values(), *BY_INDEX}
 def check_plan(plan: Plan, graph: Graph, hardware: Hardware, where: str) -> None:
     """InvalidFileError names the file (`where`) and the first thing in it that can't be."""
     try:
-        fault = next(_faults(plan, graph, hardware), None)
+        each = (plan, *map(plan.of_bucket, plan.buckets))
+        fault = next((fault for own in each for fault in _faults(own, graph, hardware)), None)
     except UserError as error:
         fault = error.message
     if fault is not None:

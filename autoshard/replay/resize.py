@@ -19,6 +19,7 @@ from autoshard.ir.plan import (
     Plan,
     PlanStep,
     RedistributionPlan,
+    SizeBucket,
     StepPlan,
     TensorPlan,
 )
@@ -61,7 +62,17 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: M
     )
     needed = _needed(draft, plan, full, reduced, strategies)
     redistributions = tuple(_carried_steps(need, draft, reduced, hardware) for need in needed)
-    return priced(replace(draft, redistributions=redistributions), reduced, hardware)
+    made = priced(replace(draft, redistributions=redistributions, buckets=()), reduced, hardware)
+    return replace(
+        made, buckets=tuple(_carried_bucket(own, plan, full, reduced, hardware, mesh) for own in plan.buckets)
+    )
+
+
+def _carried_bucket(
+    bucket: SizeBucket, plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: Mesh
+) -> SizeBucket:
+    made = reapply(plan.of_bucket(bucket), full, reduced, hardware, mesh)
+    return replace(bucket, ops=made.ops, redistributions=made.redistributions)
 
 
 def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:

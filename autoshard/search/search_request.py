@@ -33,7 +33,8 @@ class SearchRequest:
     `WHAT=HOW`, further ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model
     as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each. `fuse`:
     which collectives go together, see fusion_request.py. `sizes`: how often steps have which dynamic sizes; of none the
-    plan is for the largest. `cache`: what earlier searches found; it changes no plan.
+    plan is for the largest. `buckets`: into how many of these sizes a plan may be split.
+    `cache`: what earlier searches found; it changes no plan.
     """
 
     mesh: Mesh | None = None
@@ -52,6 +53,7 @@ class SearchRequest:
     step: StepRequest = field(default_factory=StepRequest)
     fuse: tuple[str, ...] = ()
     sizes: tuple[SizePoint, ...] = ()
+    buckets: int = 1
     cache: DiskCache | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -85,6 +87,19 @@ class SearchRequest:
         """The model, and what is asked of all plans of it."""
         origin = self.origin if self.origin.model else Origin(graph.source)
         return replace(origin, fusion=read_fusion(self.fuse))
+
+    def check_buckets(self) -> None:
+        """UsageError where buckets can't be."""
+        reasons = {
+            "without --sizes": not self.sizes and "they are buckets of the sizes that steps have",
+            f"with --level {self.level}": self.level != SPEED and "buckets are chosen by time",
+            f"with --strategy {self.strategy}": self.strategy != "best" and "the plan of each is searched for",
+            "with stages": self.step.fixed_stages() > 1 and "stages and places run one plan at all sizes",
+        }
+        for what, reason in reasons.items():
+            if self.buckets > 1 and reason:
+                hint = '--sizes "batch=8:3;batch=64:1"' if not self.sizes else "--buckets 1"
+                raise UsageError(f"--buckets {self.buckets} {what}: {reason}", hint)
 
     def random_seed(self) -> int | None:
         """Of a random plan, None for a searched one. UsageError where there is no such strategy."""

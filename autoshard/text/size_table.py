@@ -24,7 +24,8 @@ def expected_rows(plan: Plan) -> list[tuple[str, str]]:
     lost = expected / best - 1 if best else 0.0
     found = [("expected step", f"{format_seconds(expected)} over {len(rows)} sizes")]
     words = f"{lost:.1%} slower than a plan for each size" if lost >= 5e-4 else "best at every size"
-    return found + [("one plan for all", words)] * (plan.search.level == 2)
+    what = f"{len(plan.buckets) + 1} buckets of sizes" if plan.buckets else "one plan for all"
+    return found + [(what, words)] * (plan.search.level == 2)
 
 
 def open_sizes(graph: Graph) -> list[str]:

@@ -25,6 +25,7 @@ from autoshard.ir.plan import (
     PlanStep,
     RedistributionPlan,
     Search,
+    SizeBucket,
     StagePart,
     StepPlan,
     TensorPlan,
@@ -40,6 +41,7 @@ BESIDE: dict[type, tuple[str, ...]] = {
         "graph_hash", "model", "model_arguments", "hardware", "hardware_text", "predicted_seconds",
         "predicted_peak_bytes", "capacity_bytes", "certificate", "versions", "search",
     ),
+    SizeBucket: (),
     TensorPlan: ("path", "decided_by", "parts"),
     OpPlan: ("forward_seconds", "backward_seconds", "decided_by", "parts"),
     RedistributionPlan: ("forward_seconds", "backward_seconds"),
@@ -51,19 +53,22 @@ MOVE = RedistributionPlan(
     "x", LAYOUT, OTHER, ("linear",), (PlanStep(("dp",), ("S0",), ("R",), "all_gather", "slice"),), 1e-4, 1e-4
 )
 STEP = StepPlan(4, "1f1b", 1, (StagePart(0, 0, "linear"),), (BlockPolicy("h.0", "input"),), 1.0, 2.0, 8, 3)
+BUCKET = SizeBucket((("batch", 8),), (OP,), (MOVE,))
 PLAN = Plan(
     "hash", "m.py:f", (("n", 2),), Mesh((("dp", 2), ("tp", 2))), "cpu", "text", "fp32", "sgd", (TENSOR,), (TENSOR,),
     (TENSOR,), (OP,), (MOVE,), 3e-3, 10.0, 20.0, Certificate("dp", "optimal", 3e-3, 3e-3), (("torch", "2.13"),),
-    Search(), STEP, (Fusion("all_reduce", "size", 25e6),),
+    Search(), STEP, (Fusion("all_reduce", "size", 25e6),), (BUCKET,),
 )  # fmt: skip
 HOLDS = {TensorPlan: "parameters", OpPlan: "ops", RedistributionPlan: "redistributions", StepPlan: "step"}
-RECORDS = {Plan: PLAN, TensorPlan: TENSOR, OpPlan: OP, RedistributionPlan: MOVE, StepPlan: STEP}
+HOLDS[SizeBucket] = "buckets"
+RECORDS = {Plan: PLAN, TensorPlan: TENSOR, OpPlan: OP, RedistributionPlan: MOVE, StepPlan: STEP, SizeBucket: BUCKET}
 CHANGED: dict[str, Any] = {
     "mesh": Mesh((("dp", 4),)), "layout": OTHER, "source": OTHER, "target": LAYOUT, "parts": Parts(1.0),
     "certificate": Certificate("ilp", "feasible", 1.0, 0.0),
     "search": Search(1, ("a=b",), (Candidate("c", "", 1, 1, 1),)),
     "step": replace(STEP, micro_batches=5), "steps": (), "recompute": (BlockPolicy("h.0", "expensive"),),
     "fusion": (Fusion("all_reduce", "auto", 25e6),), "places": (("h", 1),),
+    "most": (("batch", 16),), "buckets": (),
 }  # fmt: skip
 FIELDS = [(kind, field.name) for kind in DECISIONS for field in dataclasses.fields(kind)]
 

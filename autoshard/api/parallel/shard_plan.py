@@ -22,6 +22,7 @@ from autoshard.api.strategies import Strategies, outside, pins
 from autoshard.api.verbs import planned
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.count_layouts import meshes_with
+from autoshard.constraints.held_pins import held_pins
 from autoshard.graph_capture.call_form import Form, ModelCall
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.graph import Graph
@@ -175,7 +176,7 @@ def _planned_on_rank_0(
     else:
         own_pins = (
             *pins(replace(request.said, parameters=()), graph, outputs, lifted),
-            *_held(before.plan.plan, graph),
+            *held_pins(before.plan.plan, graph),
         )
     found = _best(graph, request, (*own_pins, *request.pins), before)
     return plan_json.dumps(found.plan), graph_json.dumps(found.graph), call.returned, call.summed
@@ -192,17 +193,6 @@ def _global(kind: CallKind, said: Strategies, number: int, is_lifted: bool) -> t
     if not isinstance(counts, tuple) or len(counts) != len(spec.shape):
         return spec.shape  # told by `outside`
     return tuple(size * count for size, count in zip(spec.shape, counts, strict=True))
-
-
-def _held(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """Parameters and buffers as an earlier plan holds them."""
-    stored = {one.path for one in (*graph.parameters, *graph.buffers)}
-    every = [one for one in (*plan.parameters, *plan.buffers) if one.path in stored]
-    names = plan.mesh.names
-    return tuple(
-        f"parameter:{one.path}={','.join(f'{p}@{a}' for p, a in zip(one.layout.placements, names, strict=True))}"
-        for one in every
-    )
 
 
 def _best(graph: Graph, request: ShardRequest, texts: Sequence[str], before: Variant | None) -> PlannedModel:

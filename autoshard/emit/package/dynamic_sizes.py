@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from user_errors import BatchError, UserError
 
 DYNAMIC_SIZES = getattr(model_parallel, "DYNAMIC_SIZES", {})  # of a plan that has none, none are written
 PADDING = getattr(model_parallel, "PADDING", {})
+BUCKETS = getattr(model_parallel, "BUCKETS", ())
 
 SET: dict[str, int] = {}  # those that the command line fixes, of synthetic batches
 
@@ -133,6 +135,17 @@ def agree(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int) ->
 def step_sizes(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[dict[str, int]]:
     """The dynamic sizes of each of these local micro-batches; of a package without any, nothing."""
     return [sizes_of(batch, mesh, local=True) for batch in batches] if DYNAMIC_SIZES else []
+
+
+def module_of(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> ModuleType:
+    """Whose forward the model now runs, and whose tables hold: those for a step of these local micro-batches."""
+    sizes = step_sizes(batches, mesh) if BUCKETS else []
+    for number, (most, module) in enumerate(BUCKETS):
+        if all(own[name] <= size for own in sizes for name, size in most.items()):
+            mesh.bucket = number
+            return module
+    mesh.bucket = -1
+    return model_parallel
 
 
 def elements(batches: Sequence[Sequence[Tensor]], name: str, mesh: ParallelMesh) -> list[tuple[int, ...]]:

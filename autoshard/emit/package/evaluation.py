@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batches import UserError, loader_batches
-from dynamic_sizes import step_sizes
+from dynamic_sizes import module_of, step_sizes
 from model_parallel import (
     EVALUATION,
     LOSS_AXES,
@@ -81,7 +81,7 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
     parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
     mesh.random.training = False
     try:
-        with gathered_together(mesh, parameters, WEIGHT_BUCKETS):
+        with gathered_together(mesh, parameters, module_of([inputs], mesh).WEIGHT_BUCKETS):
             result = model(*inputs)
     finally:
         mesh.random.training = True

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
-from dynamic_sizes import DYNAMIC_SIZES, agree, elements, step_sizes
+from dynamic_sizes import DYNAMIC_SIZES, agree, elements, module_of, step_sizes
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
@@ -155,9 +155,11 @@ def compute_gradients(
     are those of the loss by its scale.
     """
     parameters = parameters_of(model)
-    sums = reducing(mesh, parameters, GRADIENT_BUCKETS) if last else accumulating(parameters, GRADIENT_BUCKETS)
-    again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
-    with sums, gathered_together(mesh, parameters, WEIGHT_BUCKETS), again:
+    own = module_of([inputs], mesh)
+    buckets = own.GRADIENT_BUCKETS
+    sums = reducing(mesh, parameters, buckets) if last else accumulating(parameters, buckets)
+    again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
+    with sums, gathered_together(mesh, parameters, own.WEIGHT_BUCKETS), again:
         result = model(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
         scaled(outputs[0], scaler).backward()
@@ -178,11 +180,12 @@ def accumulate_gradients(
         return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches, scaler)]
     parameters = parameters_of(model)
     shares = shares_of_labels(mesh, micro_batches)
-    made = []
-    with reducing(mesh, parameters, GRADIENT_BUCKETS, MICRO_BATCHES), weights_of_step(mesh, parameters):
+    own, made = module_of(micro_batches, mesh), []
+    weights = own.WEIGHT_BUCKETS
+    with reducing(mesh, parameters, own.GRADIENT_BUCKETS, MICRO_BATCHES), weights_of_step(mesh, parameters, [weights]):
         for number, inputs in enumerate(micro_batches):
-            again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
-            with mesh.micro_batch(number, shares[number]), weights_of_micro_batch(mesh, parameters), again:
+            again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
+            with mesh.micro_batch(number, shares[number]), weights_of_micro_batch(mesh, parameters, weights), again:
                 result = model(*inputs)
                 outputs = result if isinstance(result, tuple) else (result,)
                 scaled(outputs[0] / MICRO_BATCHES, scaler).backward()
@@ -191,11 +194,10 @@ def accumulate_gradients(
 
 
 @contextlib.contextmanager
-def weights_of_step(mesh: ParallelMesh, parameters: dict[str, nn.Parameter]) -> Iterator[None]:
-    """Around all micro-batches: weights in shards that are gathered for all of them."""
+def weights_of_step(mesh: ParallelMesh, parameters: dict[str, nn.Parameter], parts: Sequence[Any]) -> Iterator[None]:
+    """Around all micro-batches: weights in shards that are gathered for all of them. `parts`: which, of each part."""
     with contextlib.ExitStack() as stack:
         if ZERO < 3:
-            parts = [WEIGHT_BUCKETS] if STAGES == 1 else [WEIGHT_BUCKETS[part] for part in mesh.stages.parts]
             after = MICRO_BATCHES if ZERO == 1 else 1
             lines = [stack.enter_context(gathered_together(mesh, parameters, own, after)) for own in parts]
             gathered_ahead(lines, waits=STAGES > 1 and mesh.stages.index > 0)
@@ -203,10 +205,10 @@ def weights_of_step(mesh: ParallelMesh, parameters: dict[str, nn.Parameter]) -> 
 
 
 def weights_of_micro_batch(
-    mesh: ParallelMesh, parameters: dict[str, nn.Parameter]
+    mesh: ParallelMesh, parameters: dict[str, nn.Parameter], weights: Any
 ) -> contextlib.AbstractContextManager[None]:
     """Around one: weights in shards that are gathered for each."""
-    return gathered_together(mesh, parameters, WEIGHT_BUCKETS) if ZERO == 3 else contextlib.nullcontext()
+    return gathered_together(mesh, parameters, weights) if ZERO == 3 else contextlib.nullcontext()
 
 
 def pipeline_gradients(
@@ -221,7 +223,8 @@ def pipeline_gradients(
     shares = shares_of_labels(mesh, micro_batches) if pipeline.counts_labels else []
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
-    with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters), again:
+    weights = [WEIGHT_BUCKETS[part] for part in mesh.stages.parts]
+    with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters, weights), again:
         losses = pipeline.run(micro_batches, shares, scaler, step_sizes(micro_batches, mesh))
     mesh.stages.sum_shared(parameters, SHARED)
     return losses
@@ -303,7 +306,8 @@ def run(options: argparse.Namespace, mesh: ParallelMesh, stop: StopSignals | Non
             describe(model, mesh)
         return 0
     if options.compile is not None:
-        count = compile_blocks(model, options.compile, bool(DYNAMIC_SIZES))
+        every = (model, *getattr(model, "smaller", ()))
+        count = sum(compile_blocks(own, options.compile, bool(DYNAMIC_SIZES)) for own in every)
         if first:
             once = ", once for all dynamic sizes" if DYNAMIC_SIZES else ""
             print(f"compiled at its first call, by {options.compile}: each of {count} blocks{once}", flush=True)

@@ -92,6 +92,7 @@ from .redistribution import (
 )
 from .ring import balanced_ring_attention, ring_attention
 from .rotary import rotate_half
+from .size_buckets import by_size
 from .stages import Stages
 from .start_variables import StartError, node_name, take_start, tell_left
 from .stop_signals import EXIT_STOPPED, StopSignals, listening
@@ -133,6 +134,7 @@ __all__ = [
     "all_to_all",
     "assign",
     "balanced_ring_attention",
+    "by_size",
     "cast_weight",
     "clip_gradients",
     "column_parallel",

@@ -53,6 +53,8 @@ class ParallelMesh:
         self._connect = connect
         self._joined: dict[tuple[str, ...], Axis] = {}
         self.random, self.labels = Random(self), LabelShares()
+        self.bucket = -1  # whose forward a model with several runs, see `size_buckets`
+        self.held: dict[str, Any] | None = None  # tensors that a model is built of, in place of new ones
         for name in self.axes:
             self.joint((name,))
 

@@ -100,6 +100,8 @@ def shard_buffer(
 
     `init` is what `init_parameters` will do to it. `host`: in the memory of the device's host.
     """
+    if mesh.held is not None:
+        return mesh.held[name]
     split = torch.Size(shape if split_shape is None else split_shape)
     lengths = [len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(split)]
     device_mesh = mesh.host_mesh if host else mesh.device_mesh
@@ -126,6 +128,8 @@ def shard_parameter(
     held = shard_buffer(
         name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init, host=host
     )
+    if mesh.held is not None:
+        return cast(nn.Parameter, held)
     parameter = nn.Parameter(held, requires_grad=trainable)
     cast(Any, parameter).sharding = sharding(held)
     grow_leaf(parameter)

@@ -8,16 +8,20 @@ from typing import Any
 
 from autoshard.errors import UsageError
 from autoshard.ir.dynamic import Polynomial, value_at
-from autoshard.ir.graph import Attribute, Graph
+from autoshard.ir.graph import Attribute, Graph, Op
 
 
 def numbers_of(graph: Graph) -> dict[str, int]:
     """Each whole number of the graph, by its place: "tensor dim", or "op argument" and where in it."""
     found = {f"{t.name} {dim}": size for t in graph.tensors for dim, size in enumerate(t.shape)}
     for op in graph.ops:
-        for name, value in op.attributes:
-            found.update(_of_attribute(f"{op.name} {name}", value))
+        found.update(numbers_of_op(op))
     return found
+
+
+def numbers_of_op(op: Op) -> dict[str, int]:
+    """Those of its arguments."""
+    return {place: own for name, value in op.attributes for place, own in _of_attribute(f"{op.name} {name}", value)}
 
 
 def _of_attribute(place: str, value: Attribute) -> Iterator[tuple[str, int]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.graph_capture.dynamic.graph_numbers import sizes_of, words
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import Plan, SizeBucket
 from autoshard.verification.sizing.reduced_sizes import is_quick, predicted_seconds
 
 # Units above the least, in each step: from a least of one unit 3, 1, 5 and 2, which have no divisor in common.
@@ -16,23 +16,34 @@ STEPS = (2, 0, 4, 1)
 MOST_SECONDS = 15.0  # predicted, of the step at the largest sizes: as long as the other steps and a start take
 
 
-def step_sizes(graph: Graph) -> list[dict[str, int]]:
+def step_sizes(graph: Graph, buckets: Sequence[SizeBucket] = ()) -> list[dict[str, int]]:
     """Of each step; of a graph without dynamic sizes none. No two sizes are as many units above their least at once,
-    but in the second step, in which all are at their least."""
+    but in the second step, in which all are at their least. Beside these, the least that no step of a bucket has, for
+    each of a plan's `buckets`."""
     if not graph.dynamic:
         return []
-    made = []
+    made = [*_least_above(graph, buckets)]
     for step, units in enumerate(STEPS):
         shifted = [units if step == 1 else STEPS[(step + 2 * n) % len(STEPS)] for n in range(len(graph.dynamic))]
         made.append({own.name: _size(own, n) for own, n in zip(graph.dynamic, shifted, strict=True)})
     return made
 
 
+def _least_above(graph: Graph, buckets: Sequence[SizeBucket]) -> Iterator[dict[str, int]]:
+    """Of each bucket, its sizes with one of them a unit larger, the others at their least."""
+    for bucket in buckets:
+        most = dict(bucket.most)
+        above = ((own, _size(own, (most[own.name] - own.least) // own.divisor + 1)) for own in graph.dynamic)
+        larger = next(((own.name, size) for own, size in above if size > most[own.name]), None)
+        if larger is not None:
+            yield {own.name: own.least for own in graph.dynamic} | dict([larger])
+
+
 def sizes_to_verify(
     plan: Plan, graph: Graph, machine: Hardware, ranks: int, in_turns: bool, full: bool = False
 ) -> list[dict[str, int]]:
     """The same, and at the end the largest of all, where a step there is quick on this machine, or `full`."""
-    sizes = step_sizes(graph)
+    sizes = step_sizes(graph, plan.buckets)
     largest = sizes_of(graph)
     where = machine, ranks, in_turns
     quick = (

@@ -1,0 +1,28 @@
+"""One model with several forwards: steps of smaller sizes have strategies of their own, on the same parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from .mesh import ParallelMesh
+from .parameters import sharding
+
+
+def by_size(model: nn.Module, mesh: ParallelMesh, smaller: Sequence[Callable[[ParallelMesh], nn.Module]]) -> nn.Module:
+    """`model`, whose forward is that of the bucket `mesh.bucket`, as `smaller` makes them; its own at -1."""
+    mesh.held = {sharding(one).name: one for one in (*model.parameters(), *model.buffers())}
+    try:
+        others = [build(mesh) for build in smaller]
+    finally:
+        mesh.held = None
+    own = model.forward
+
+    def forward(*inputs: Any) -> Any:
+        return own(*inputs) if mesh.bucket < 0 else others[mesh.bucket](*inputs)
+
+    model.forward = forward
+    object.__setattr__(model, "smaller", others)  # no submodules: their parameters are those of `model`
+    return model

@@ -1,0 +1,163 @@
+"""Buckets of dynamic sizes: smaller steps with strategies of their own, over one layout of parameters and inputs.
+
+A bucket holds the steps none of whose sizes is above its own, so its largest step is known and its memory is held
+there; buckets lie in each other, and a step belongs to the smallest that holds it. All chains of buckets whose corners
+are sizes of the histogram are tried, each bucket with the best of the plans that store parameters alike: those that
+were found, and the best for each size with parameters and inputs held where a plan has them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoshard.constraints.held_pins import held_pins
+from autoshard.errors import UserError
+from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import OUTPUT, Plan, SizeBucket
+from autoshard.program.lower import lower
+from autoshard.replay.sized_plans import Asked, Sized
+from autoshard.search.build_plan import priced, redistribution
+from autoshard.search.whole_step import predicted
+from autoshard.units import format_seconds
+
+LEAST_GAIN = 0.01  # of the expected step; with less, further files are not worth their reading
+Held = Callable[[Graph, Mesh, tuple[str, ...]], Plan]  # the best plan on a mesh, with these pins
+Box = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """A plan with buckets, and its step at each point."""
+
+    plan: Plan
+    seconds: tuple[float, ...]
+
+
+def bucketed(found: Sequence[Sized], asked: Asked, most: int, held: Held) -> Bucketed | None:
+    """The plan of at most `most` buckets, the last of which has no limit, with the least expected step; None where none
+    is `LEAST_GAIN` better than the best of `found`."""
+    best = min(own.expected(asked.points) for own in found)
+    made = []
+    for base in _bases(found, asked):
+        options = _Options(base, found, asked, held)
+        made += [options.taken(chain) for chain in _chains([point.sizes for point in asked.points], most)]
+    least = min((one for one in made if one is not None), key=lambda one: _expected(one, asked), default=None)
+    return least if least is not None and _expected(least, asked) < best * (1 - LEAST_GAIN) else None
+
+
+def bucket_words(plan: Plan, expected: float, alone: float) -> str:
+    """What the buckets bring over one plan, whose expected step is `alone`."""
+    if not plan.buckets:
+        return f"no buckets: none make the expected step {LEAST_GAIN:.0%} shorter than one plan for all sizes does"
+    listed = "; ".join(" and ".join(f"{name} to {size}" for name, size in own.most) for own in plan.buckets)
+    gain = f"expected step {format_seconds(expected)}, of one plan for all sizes {format_seconds(alone)}"
+    return f"steps with strategies of their own: {listed}; {gain}"
+
+
+def _expected(one: Bucketed, asked: Asked) -> float:
+    return sum(point.weight * own for point, own in zip(asked.points, one.seconds, strict=True))
+
+
+def _bases(found: Sequence[Sized], asked: Asked) -> list[Sized]:
+    """The best of each layout of parameters."""
+    own: dict[object, Sized] = {}
+    for one in sorted(found, key=lambda one: one.expected(asked.points)):
+        own.setdefault(_stored(one.plan), one)
+    return list(own.values())
+
+
+def _stored(plan: Plan) -> tuple[object, ...]:
+    """What all buckets of a package have alike."""
+    layouts = [(t.name, str(t.layout)) for t in (*plan.inputs, *plan.parameters, *plan.buffers)]
+    return plan.mesh, plan.fusion, replace(plan.step, predicted_seconds=0.0, predicted_peak_bytes=0.0), tuple(layouts)
+
+
+def _chains(boxes: Sequence[Box], most: int) -> Iterator[tuple[Box, ...]]:
+    """Of at most `most - 1` boxes, each within the next."""
+    ordered = sorted({*boxes}, key=lambda box: sorted(size for _, size in box))
+    for count in range(1, most):
+        for chain in itertools.combinations(ordered, count):
+            if all(within(dict(one), other) for one, other in itertools.pairwise(chain)):
+                yield chain
+
+
+def within(sizes: Mapping[str, int], box: Box) -> bool:
+    """Is a step of these sizes in the box?"""
+    return all(sizes[name] <= most for name, most in box)
+
+
+class _Options:
+    """The plans that store parameters as `base` does."""
+
+    def __init__(self, base: Sized, found: Sequence[Sized], asked: Asked, held: Held) -> None:
+        self.asked = asked
+        self.plans = [one for one in found if _stored(one.plan) == _stored(base.plan)]
+        outputs = _outputs(base.plan, asked.graph)
+        self.plans = [one for one in self.plans if _outputs(one.plan, asked.graph) == outputs]
+        texts = held_pins(base.plan, asked.graph, inputs=True)
+        for at, point in zip(asked.graphs, asked.points, strict=True):
+            try:
+                plan = asked.at(held(at, base.plan.mesh, texts), at, asked.graph)
+                plan = _with_outputs(plan, outputs, asked)
+            except UserError:  # a strategy or a redistribution that the largest sizes do not have
+                continue
+            if _stored(plan) == _stored(base.plan) and plan.ops not in [one.plan.ops for one in self.plans]:
+                self.plans.append(Sized(point.words(), plan, asked.steps(plan)))
+        self.largest = [one for one in self.plans if asked.holds(one.plan)]
+        self._peaks: dict[tuple[int, Box], float] = {}
+
+    def taken(self, chain: Sequence[Box]) -> Bucketed | None:
+        """The best of these buckets; None where one would be empty."""
+        left = {n: dict(point.sizes) for n, point in enumerate(self.asked.points)}
+        groups = []
+        for box in chain:
+            groups.append([n for n, sizes in left.items() if within(sizes, box)])
+            left = {n: sizes for n, sizes in left.items() if n not in groups[-1]}
+        if not left or not all(groups) or not self.largest:
+            return None
+        main = min(self.largest, key=lambda one: self._seconds(one, [*left]))
+        seconds, buckets = list(main.seconds), []
+        for box, group in zip(chain, groups, strict=True):
+            own = min(self._fitting(box, main), key=lambda one: self._seconds(one, group))
+            buckets.append(SizeBucket(box, own.plan.ops, own.plan.redistributions))
+            for n in group:
+                seconds[n] = own.seconds[n]
+        return Bucketed(replace(main.plan, buckets=tuple(buckets)), tuple(seconds))
+
+    def _seconds(self, one: Sized, group: Sequence[int]) -> float:
+        return sum(self.asked.points[n].weight * one.seconds[n] for n in group)
+
+    def _fitting(self, box: Box, main: Sized) -> list[Sized]:
+        """Those that need no more memory at the bucket's largest step than the largest step of all."""
+        own = [n for n, one in enumerate(self.plans) if one is not main]
+        return [main, *(self.plans[n] for n in own if self._peak(n, box) <= main.plan.step_peak_bytes)]
+
+    def _peak(self, number: int, box: Box) -> float:
+        if (number, box) not in self._peaks:
+            there = resized(self.asked.graph, dict(box))
+            self._peaks[number, box] = self.asked.at(self.plans[number].plan, self.asked.graph, there).step_peak_bytes
+        return self._peaks[number, box]
+
+
+def _outputs(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    program = lower(plan, graph)
+    return tuple(str(program.value(name).layout) for name in program.outputs)
+
+
+def _with_outputs(plan: Plan, wanted: Sequence[str], asked: Asked) -> Plan:
+    """`plan`, whose outputs come out as `wanted`."""
+    program = lower(plan, asked.graph)
+    more = [
+        redistribution(
+            asked.graph, plan.mesh, asked.hardware, own.tensor, own.layout, type(own.layout).parse(layout), (OUTPUT,),
+            plan.search.all_to_all,
+        )
+        for own, layout in zip(map(program.value, program.outputs), wanted, strict=True)
+        if str(own.layout) != layout
+    ]  # fmt: skip
+    made = replace(plan, redistributions=(*plan.redistributions, *more))
+    return predicted(priced(made, asked.graph, asked.hardware), asked.graph) if more else plan
