@@ -8,27 +8,36 @@ from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.model_request import asks_to_recompute
+from autoshard.constraints.size_histogram import SizePoint, points_for
 from autoshard.constraints.step_request import AUTO, RECOMPUTE, SEARCHED, TENSORS, StepRequest
 from autoshard.errors import InfeasibleError, UsageError
+from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import KEEP_SOME, Plan
+from autoshard.ir.plan import KEEP_SOME, Plan, SizeStep
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_request_space import searched_step, with_mesh
+from autoshard.replay.command_line import dynamic_text
+from autoshard.replay.expected_step import expected_styles
+from autoshard.replay.resize import reapply
+from autoshard.replay.sized_plans import Asked, Sized
 from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
 from autoshard.search.memory_fit import no_step_within
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.style_plans import style_plans
+from autoshard.search.style_plans import StylePlan, style_plans
+from autoshard.search.whole_step import predicted
 from autoshard.simulation.fusion_sizes import with_unused_fusion
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
+from autoshard.units import counted
 
 NARROWER = 5  # searches in which blocks have less room, each time by more than the last one missed
+MOST_STEPS = 4  # whose expected step is compared: others are slower at the largest sizes by costs alike
 BETWEEN = 3  # searches between what was too much room and what was enough
 WORTH = 1.02  # of the step that does not fit: what a slower one makes such searches worth
 TIGHTER = 0.999  # than by proportion
@@ -45,22 +54,62 @@ class StepAnswer:
 
 def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
-    if model.graph.dynamic:
-        names = " and ".join(own.name for own in model.graph.dynamic)
-        message = f"--devices with --global-batch searches for steps of one size, and {names} can change in each step"
+    samples = next((own.name for own in model.graph.dynamic if any(dim == 0 for _, dim in own.dims)), None)
+    if samples is not None:
+        message = f"--global-batch says how many samples a step has, and {samples} can change in each step"
         raise UsageError(message, with_mesh(model.graph, wanted))
     origin = replace(model.origin, fusion=read_fusion(wanted.fuse))
     found, graph, plan = _fitting(model.graph, hardware, wanted, origin)
-    known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph))
+    if wanted.sizes:
+        found, graph, plan = _expected(found, hardware, origin, wanted)
+    dynamic = (dynamic_text(graph),) if graph.dynamic else ()
+    known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph), dynamic)
     if known is not graph:
+        sizes = plan.search.sizes
         graph, plan = joint_plan(found, hardware, origin, known)
+        plan = replace(plan, search=replace(plan.search, sizes=sizes))
     steps, sentences = step_text.steps(found), step_text.sentences(found)
     options = _as_found(wanted.step, found, model.graph).text
     options += f" --strategy {wanted.strategy}" if wanted.strategy != "best" else ""
     plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, steps_told=sentences))
     plan = with_unused_fusion(plan, graph)
-    made = PlannedModel(plan, graph, hardware, styles=style_plans(plan, graph, hardware))
+    made = PlannedModel(plan, graph, hardware, styles=_styles(plan, graph, hardware))
     return StepAnswer(found, made, step_seconds(plan))
+
+
+def _styles(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[StylePlan, ...]:
+    """With the mean step over the plan's sizes, where it has any."""
+    largest = style_plans(plan, graph, hardware)
+    points = [SizePoint(own.sizes, own.weight) for own in plan.search.sizes]
+    graphs = [resized(graph, dict(point.sizes)) for point in points]
+    there = [predicted(reapply(plan, graph, at, hardware), at) for at in graphs]
+    each = [style_plans(own, at, hardware) for own, at in zip(there, graphs, strict=True)]
+    return expected_styles(largest, each, points) if points else largest
+
+
+def _expected(
+    found: JointResult, hardware: Hardware, origin: Origin, wanted: SearchRequest
+) -> tuple[JointResult, Graph, Plan]:
+    """Of the best steps at the largest sizes that with the least expected one, whose program fits there."""
+    points = points_for(wanted.sizes, found.line.graph.dynamic)
+    made: list[tuple[JointResult, Graph, Sized]] = []
+    for one in (found.best, *found.others)[:MOST_STEPS]:
+        own = replace(found, best=one, others=tuple(other for other in (found.best, *found.others) if other is not one))
+        graph, plan = joint_plan(own, hardware, origin)
+        asked = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
+        if asked.holds(plan) or not made:
+            seconds = plan.step_seconds, plan.step_peak_bytes
+            own = replace(own, best=replace(one, program_seconds=seconds[0], program_bytes=seconds[1]))
+            made.append((own, graph, Sized(str(one.problem.choice), plan, asked.steps(plan))))
+    best = min(made, key=lambda one: one[2].expected(points))
+    least = [min(own) for own in zip(*(one.seconds for *_, one in made), strict=True)]
+    rows = tuple(
+        SizeStep(point.sizes, point.weight, step, there, 0.0)
+        for point, step, there in zip(points, best[2].seconds, least, strict=True)
+    )
+    note = f"expected step of the best of {counted(len(made), 'step')} that were found at the largest sizes"
+    search = replace(best[2].plan.search, sizes=rows, notes=(*best[2].plan.search.notes, note))
+    return best[0], best[1], replace(best[2].plan, search=search)
 
 
 def _as_found(step: StepRequest, found: JointResult, graph: Graph) -> StepRequest:

@@ -16,7 +16,7 @@ from autoshard.ir.program import Collective, Program
 from autoshard.replay.command_line import command
 from autoshard.replay.free_sizes import told_of
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
-from autoshard.replay.padding import padding_of
+from autoshard.replay.padding import ignored_labels, padding_of
 from autoshard.rules.operators import record
 
 
@@ -51,9 +51,8 @@ class Header:
     others: OtherSizes = field(default_factory=OtherSizes)
     free_sizes: tuple[FreeSize, ...] = ()
     dynamic: tuple[DynamicSize, ...] = ()
-    padding: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # dynamic sizes that batches are padded along
+    padding: tuple[str, ...] = ()  # dynamic sizes that batches are padded along
+    ignored: Mapping[str, int] = field(default_factory=dict)  # the label of an input that does not count
     bucket: tuple[tuple[str, int], ...] = ()  # the largest sizes of this file, where it is that of a bucket
     buckets: tuple[tuple[tuple[str, int], ...], ...] = ()  # the largest sizes of each, in files of their own
     evaluation: str = ""  # why the forward of training, without dropout, is not that of evaluation
@@ -76,6 +75,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         free_sizes=told_of(graph),
         dynamic=graph.dynamic,
         padding=padding_of(graph),
+        ignored=ignored_labels(graph),
         buckets=tuple(bucket.most for bucket in plan.buckets),
         evaluation="" if graph.evaluation == SAME else printable(graph.evaluation or _UNKNOWN),
     )

@@ -39,7 +39,7 @@ RUNTIME_NAMES = frozenset({
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "BUCKETS", "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS",
-    "HAS_LOSS", "HOST_TABLES", "Holder", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
+    "HAS_LOSS", "HOST_TABLES", "Holder", "IGNORED", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "PRECISION", "SHARED", "STAGES", "Tensor",
     "UPDATES_BUFFERS",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
@@ -338,14 +338,11 @@ def _dynamic_lines(header: Header) -> list[str]:
     kind = "dict[str, tuple[int, int, int, int, dict[str, tuple[int, ...]]]]"
     lines = [said, f"DYNAMIC_SIZES: {kind} = {{", *rows, "}"] if rows else []
     if header.padding:
-        lines.append("# Of these, --pad pads batches along: rows of which these inputs have labels that do not count.")
-        padded = ", ".join(f"{quoted(name)}: {_labels_text(own)}" for name, own in header.padding.items())
-        lines += statement(f"PADDING = {{{padded}}}", 0)
+        lines += statement(f"PADDING = {_names([*header.padding])}", 0, "of these, what --pad pads batches along")
+    if header.ignored:
+        ignored = ", ".join(f"{quoted(name)}: {label}" for name, label in header.ignored.items())
+        lines += statement(f"IGNORED = {{{ignored}}}", 0, "the label of an input that does not count")
     return lines
-
-
-def _labels_text(labels: Mapping[str, int]) -> str:
-    return "{" + ", ".join(f"{quoted(name)}: {ignored}" for name, ignored in labels.items()) + "}"
 
 
 def gradient_buckets(program: Program) -> list[str]:

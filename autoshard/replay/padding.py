@@ -25,19 +25,18 @@ _PARTS = (2, 3, 5, 7)  # by which a size of the form is cut to see whether its r
 _UNITS = 60  # of a size, among which is one that one of these divides, whatever its remainder
 _MEAN = (None, 1, "mean")
 Places = Sequence[Placement | None]
-_ATTENTION = "aten.scaled_dot_product_attention"
 _LENGTHS = ("shape", "size", "end", "split_size")  # arguments by which a result is longer, and not another one
 
 
-def padding_of(graph: Graph) -> dict[str, dict[str, int]]:
-    """Size -> label input -> the label that does not count, of each size along which padding is allowed."""
+def padding_of(graph: Graph) -> tuple[str, ...]:
+    """The dynamic sizes along which padding, with labels that do not count, is allowed."""
     if graph.buffer_updates or graph.loss is None:
-        return {}
-    labels = _labels(graph)
-    return {own.name: labels for own in graph.dynamic if labels and _are_apart(graph, own, labels)}
+        return ()
+    labels = ignored_labels(graph)
+    return tuple(own.name for own in graph.dynamic if labels and _are_apart(graph, own, labels))
 
 
-def _labels(graph: Graph) -> dict[str, int]:
+def ignored_labels(graph: Graph) -> dict[str, int]:
     """Input -> its ignored label; {} where a loss takes others than inputs, moved about."""
     found = {}
     for op in graph.ops:
@@ -139,7 +138,8 @@ class _Walk:
         if op.target in LABEL_LOSSES and _counts_labels(op):
             return own[0] == own[1] and isinstance(own[0], Shard) and own[0].dim == 0
         made = next((found for found in self._offered(op, own) if all(isinstance(x, Shard) for x in found)), None)
-        made = made or _AFTER.get(op.target, _nothing)(self, op, own)
+        after = _causal_attention if _is_attention(op) else _AFTER.get(op.target, _nothing)
+        made = made or after(self, op, own)
         self.placed.update(zip(op.results, made or (), strict=made is not None))
         return made is not None
 
@@ -174,10 +174,14 @@ def _nothing(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
     return None
 
 
+def _is_attention(op: Op) -> bool:
+    return "is_causal" in dict(op.attributes)
+
+
 def _reads_others(walk: _Walk, op: Op, own: Places) -> bool:
     """Is it attention that is cut along its positions? Devices then pass keys on."""
     heads = len(walk.graph.tensor(op.results[0]).shape) - 2
-    return op.target == _ATTENTION and any(isinstance(place, Shard) and place.dim >= heads for place in own)
+    return _is_attention(op) and any(isinstance(place, Shard) and place.dim >= heads for place in own)
 
 
 def _causal_attention(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
@@ -221,7 +225,6 @@ def _summed_up(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
 
 
 _AFTER: dict[str, Callable[[_Walk, Op, Places], list[Placement] | None]] = {
-    _ATTENTION: _causal_attention,
     "aten.slice": _sliced,
     "aten.pad": _padded,
     "aten.cumsum": _summed_up,

@@ -94,6 +94,7 @@ class SearchRequest:
             "without --sizes": not self.sizes and "they are buckets of the sizes that steps have",
             f"with --level {self.level}": self.level != SPEED and "buckets are chosen by time",
             f"with --strategy {self.strategy}": self.strategy != "best" and "the plan of each is searched for",
+            "with --global-batch and no --mesh": self.searches_step and "such a search has one plan for all sizes",
             "with stages": self.step.fixed_stages() > 1 and "stages and places run one plan at all sizes",
         }
         for what, reason in reasons.items():

@@ -130,7 +130,7 @@ def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
     captured = capture(package.plan.model, arguments, *asked, dynamic=dynamic)
     if samples := package.plan.step.samples:
         own = batch_size(captured)
-        captured = captured_with(rebatched(captured, samples), package.plan.model, arguments, own)
+        captured = captured_with(rebatched(captured, samples), package.plan.model, arguments, own, dynamic)
     return with_rules_of(graph, captured)
 
 

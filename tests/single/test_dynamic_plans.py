@@ -21,7 +21,7 @@ from autoshard.emit import emit
 from autoshard.errors import UserError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
+from autoshard.graph_capture.dynamic.graph_numbers import numbers_of, sizes_of
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -30,9 +30,11 @@ from autoshard.ir.problem import objective
 from autoshard.program.lower import lower
 from autoshard.replay.expected_step import weighted
 from autoshard.replay.resize import reapply
+from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from autoshard.search.whole_step import predicted
 from autoshard.solvers import solve
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.sizing.dynamic_steps import step_sizes
@@ -41,6 +43,7 @@ from tests.dynamic_models import spec
 from tests.single.test_dynamic_capture import IMAGE, TWO, WORDS
 
 HARDWARE = load_hardware("cpu-local")
+LENGTHS = "sequence=8..64/8"
 
 
 @cache
@@ -102,10 +105,10 @@ def test_micro_batches_and_recomputation_follow_sizes() -> None:
 
 
 def test_a_global_batch_is_of_micro_batches_whose_sizes_follow() -> None:
-    """A search over --devices is of one size and says so; the options that it names in its place give a right plan."""
+    """A search over --devices has one batch and says so; the options that it names in its place give a right plan."""
     model = captured_model(spec("words"), dynamic=WORDS)
     batch = sizes_of(model.graph)["batch"]
-    with pytest.raises(UserError, match="batch and sequence can change in each step") as raised:
+    with pytest.raises(UserError, match="and batch can change in each step") as raised:
         planned_step(model, HARDWARE, SearchRequest(devices=4, step=StepRequest(global_batch=2 * batch)))
     found = re.match(r"--mesh (\S+) --global-batch (\d+), without --devices", raised.value.hint)
     assert found and int(found[2]) == 2 * batch
@@ -113,6 +116,33 @@ def test_a_global_batch_is_of_micro_batches_whose_sizes_follow() -> None:
     plan = make_plan(model.graph, HARDWARE, wanted).plan
     assert plan.step.micro_batches == 2 and math.prod(plan.mesh.sizes) == 4
     proved("words", model.graph, plan, micro_batches=2)
+
+
+@pytest.mark.parametrize("step", [StepRequest(global_batch=16, stages=2), StepRequest(global_batch=16, zero=3)])
+def test_a_step_is_searched_for_all_lengths(step: StepRequest) -> None:
+    """At the largest, of whose best steps the least expected one is taken; right at other lengths."""
+    model = captured_model(spec("words"), dynamic=LENGTHS)
+    sizes = read_histogram("sequence=8:3;sequence=64:1")
+    made = planned_step(model, HARDWARE, SearchRequest(devices=2, step=step, sizes=sizes)).plan
+    rows = made.plan.search.sizes
+    assert [dict(row.sizes)["sequence"] for row in rows] == [8, 64] and rows[0].seconds < rows[1].seconds
+    at = resized(made.graph, {"sequence": 8})
+    there = predicted(reapply(made.plan, made.graph, at, HARDWARE), at)
+    assert rows[0].seconds == pytest.approx(there.step_seconds)
+    assert made.plan.step.samples * made.plan.step.micro_batches == 16
+    assert all(own.predicted_seconds < made.plan.step_seconds * 10 for own in made.styles)
+    if made.plan.step.stages == 1:
+        proved("words", made.graph, made.plan, made.plan.step.micro_batches)
+
+
+@pytest.mark.parametrize("samples", [2, 12])
+def test_numbers_of_another_batch_follow_the_sizes_as_captured_there(samples: int) -> None:
+    graph = capture(spec("words"), {}, dynamic=(LENGTHS,))
+    there = capture(spec("words"), {"batch": samples}, dynamic=(LENGTHS,))
+    made = rebatched(graph, samples)
+    for length in (8, 24, 64):
+        one, other = (resized(own, {"sequence": length}) for own in (made, there))
+        assert numbers_of(one) == numbers_of(other)
 
 
 def test_a_number_of_the_planned_size_is_seen() -> None:

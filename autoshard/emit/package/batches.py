@@ -11,7 +11,7 @@ import math
 import pickle
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -261,13 +261,15 @@ def loader_batches(
     once: bool = False,
     own_parts: bool = False,
     pad: bool = False,
+    packs: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
 ) -> Iterator[Read]:
     """Batches of a user's loader, from batch `start` on; an ended loader begins again, unless it is read `once`.
 
     The function gets those of the keywords `mesh`, `rank`, `seed`, `inputs` and `parts` that it takes. A loader with
     `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader, goes on from the `state` that a checkpoint
     has of it; of others the batches before `start` are read and thrown away. `saved_after`: the batches, counted from
-    1, after which the state is wanted. With each batch comes how often the loader has ended since batch `start`.
+    1, after which the state is wanted. `packs` makes batches of what the loader yields. With each batch comes how often
+    the loader has ended since batch `start`.
     """
     make_loader = load_function(spec, option)
     offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS, "parts": parts(mesh)}
@@ -279,14 +281,14 @@ def loader_batches(
         told = f"{option} {spec}: the function asks for {', '.join(unknown)}, and is given any of {', '.join(offered)}"
         raise UserError(f"{told}\n  try: a function without arguments, or with defaults for others")
     loader = make_loader(**keywords)
-    keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and packs is None
     position, ends = 0, 0
     if keeps_state and state is not None:
         loader.load_state_dict(state)
         position = start
     while True:
         before = position
-        for batch in loader:
+        for batch in packs(loader) if packs is not None else loader:
             position += 1
             if position > start:
                 wanted = keeps_state and saved_after(position)

@@ -18,7 +18,8 @@ from runtime import ParallelMesh
 from user_errors import BatchError, UserError
 
 DYNAMIC_SIZES = getattr(model_parallel, "DYNAMIC_SIZES", {})  # of a plan that has none, none are written
-PADDING = getattr(model_parallel, "PADDING", {})
+PADDING = getattr(model_parallel, "PADDING", ())
+IGNORED = getattr(model_parallel, "IGNORED", {})
 BUCKETS = getattr(model_parallel, "BUCKETS", ())
 
 SET: dict[str, int] = {}  # those that the command line fixes, of synthetic batches
@@ -49,10 +50,10 @@ def check_sizes(sizes: Mapping[str, int], where: str = "") -> None:
 
 
 def padded(batch: Sequence[Tensor]) -> list[Tensor]:
-    """A global batch, made up to the next allowed sizes by its first row with labels that do not count: the loss stays
-    as it is, and no row holds what the model does not take."""
+    """A global batch, made up to the next allowed sizes by its first row or column with labels that do not count: the
+    loss stays as it is, and nothing stands there that the model does not take."""
     made = dict(zip(INPUTS, batch, strict=True))
-    for size, labels in PADDING.items():
+    for size in PADDING:
         least, _, divisor, remainder, dims = DYNAMIC_SIZES[size]
         for name, held in dims.items():
             for dim in held if made[name].dim() > max(held) and made[name].numel() else ():
@@ -61,7 +62,7 @@ def padded(batch: Sequence[Tensor]) -> list[Tensor]:
                 if more > 0:
                     shape = (*made[name].shape[:dim], more, *made[name].shape[dim + 1 :])
                     rows = made[name].narrow(dim, 0, 1).expand(shape)
-                    rows = torch.full_like(rows, labels[name]) if name in labels else rows
+                    rows = torch.full_like(rows, IGNORED[name]) if name in IGNORED else rows
                     made[name] = torch.cat([made[name], rows], dim)
     return list(made.values())
 

@@ -58,9 +58,8 @@ def evaluates(options: argparse.Namespace, step: int) -> bool:
 @torch.no_grad()
 def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) -> float:
     """The mean loss of the first batches of --eval-data; of all, where these are fewer."""
-    reading = loader_batches(
-        options.eval_data, mesh, 0, 0, option="--eval-data", once=True, own_parts=options.own_parts, pad=options.pad
-    )
+    how = {"own_parts": options.own_parts, "pad": options.pad, "packs": options.packs}
+    reading = loader_batches(options.eval_data, mesh, 0, 0, option="--eval-data", once=True, **how)
     batches = Prefetched(reading, mesh.device, 0)
     losses = []
     for _ in range(options.eval_batches):

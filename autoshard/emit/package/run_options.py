@@ -80,8 +80,10 @@ def _add_data(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--sizes", metavar="NAME=N,…", help=sizes)
     parts = "batches of --data hold this rank's own part of what dynamic sizes cut, not the global batch"
     parser.add_argument("--own-parts", action="store_true", help=parts)
-    pad = "make batches of --data up to the next allowed size, by samples whose labels do not count"
+    pad = "make batches of --data up to the next allowed size, by what has labels that do not count"
     parser.add_argument("--pad", action="store_true", help=pad)
+    pack = "--data yields documents: as many as fit go into each row, which the model's positions keep apart"
+    parser.add_argument("--pack", action="store_true", help=pack)
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
     parser.add_argument("--eval-data", metavar="FILE:FUNCTION", help="a function that yields batches to evaluate on")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
@@ -126,6 +128,8 @@ def take_options(options: argparse.Namespace) -> None:
             else "it is not known that padding leaves this model's loss as it is"
         )
         raise UserError(f"--pad: {why}\n  try: batches of an allowed size")
+    if options.pack and (options.pad or options.own_parts or not options.data):
+        raise UserError("--pack makes the rows of a batch of --data's documents\n  try: --pack --data FILE:FUNCTION")
     if options.data and options.sizes:
         raise UserError("--sizes is of synthetic batches\n  try: --data or --sizes; a loader's batches have their own")
     for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):

@@ -7,6 +7,9 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ from torch import nn
 
 from batches import UserError, loader_batches, local_shape, synthetic_batches
 from model_parallel import DEVICES_PER_NODE, HAS_LOSS, INPUTS, MESH, MICRO_BATCHES, PLAN, STAGES
+from packing import check_pack, first_label_counts, packed
 from runtime import ParallelMesh, Prefetched, TrainingLog, node_name, sharding
 from start_state import saved_loader
 
@@ -32,6 +36,8 @@ def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
             "this package was planned with --eval, or without a loss: there is nothing to train\n"
             "  try: README.md shows a program that calls the model; to train it, plan without --eval and with a loss"
         )
+    if options.pack:
+        check_pack()
     if options.profile and mesh.device.type == "npu":
         raise UserError(
             "--profile records with torch.profiler, which knows no Ascend\n  try: torch_npu.profiler, or msprof"
@@ -74,7 +80,12 @@ def set_matmul_precision(precision: str, device: torch.device) -> None:
         torch.get_device_module(device).matmul.allow_hf32 = precision != "highest"
 
 
-def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int) -> Prefetched:
+def packs(options: argparse.Namespace, model: nn.Module, mesh: ParallelMesh) -> Callable[..., Any] | None:
+    """With --pack what makes batches of documents, once it is seen that `model` keeps them apart."""
+    return partial(packed, first_counts=first_label_counts(model, mesh)) if options.pack else None
+
+
+def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int, packs: Any = None) -> Prefetched:
     """From the step after `done` on."""
     start = done * MICRO_BATCHES
     if not options.data:
@@ -85,9 +96,8 @@ def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int)
     def saved_after(number: int) -> bool:  # a signal may end the run after any step
         return bool(options.save) and number % MICRO_BATCHES == 0
 
-    reading = loader_batches(
-        options.data, mesh, mesh.random.seed, start, state, saved_after, own_parts=options.own_parts, pad=options.pad
-    )
+    how = {"own_parts": options.own_parts, "pad": options.pad, "packs": packs}
+    reading = loader_batches(options.data, mesh, mesh.random.seed, start, state, saved_after, **how)
     return Prefetched(reading, mesh.device, options.prefetch)
 
 

@@ -63,7 +63,7 @@ from run_options import (
     take_options,
     tell_unused_buffers,
 )
-from run_start import check_nodes, check_run, describe, make_log, set_matmul_precision, training_batches
+from run_start import check_nodes, check_run, describe, make_log, packs, set_matmul_precision, training_batches
 from runtime import (
     EXIT_CODE,
     EXIT_STOPPED,
@@ -339,7 +339,8 @@ def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, s
     if options.seed is not None:
         mesh.random.seed = options.seed
     saving = Saving(options, mesh.global_rank)
-    batches, log = training_batches(options, mesh, done), make_log(options, mesh)
+    options.packs = packs(options, model, mesh)
+    batches, log = training_batches(options, mesh, done, options.packs), make_log(options, mesh)
     if done >= options.steps and first:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     try:

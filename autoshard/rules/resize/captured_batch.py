@@ -21,9 +21,12 @@ from autoshard.rules.resize.rebatch import batch_size
 MOST_SAID = 3  # numbers in a note
 
 
-def captured_with(graph: Graph, spec: str, arguments: Mapping[str, Any], own: int) -> Graph:
+def captured_with(
+    graph: Graph, spec: str, arguments: Mapping[str, Any], own: int, dynamic: tuple[str, ...] = ()
+) -> Graph:
     """`graph`, of the model `spec` carried from `own` samples to those that it has, with the numbers that the model
-    computes there. UsageError where it computes anything else; a graph from a file, whose model is not there, stays."""
+    computes there. `dynamic`: its sizes, as --dynamic has them. UsageError where it computes anything else; a graph
+    from a file, whose model is not there, stays."""
     samples = batch_size(graph)
     if samples == own or holds_graph(spec):
         return graph
@@ -34,7 +37,7 @@ def captured_with(graph: Graph, spec: str, arguments: Mapping[str, Any], own: in
         with redirect_stdout(StringIO()):  # what it prints as it is built was printed before
             captured = capture(
                 spec, arguments, graph.precision, graph.optimizer, graph.training,
-                lambda inputs: with_samples(inputs, own, samples),
+                lambda inputs: with_samples(inputs, own, samples), dynamic=dynamic,
             )  # fmt: skip
     except CaptureError as error:
         raise _other_model(own, samples, error.message) from error
@@ -49,7 +52,7 @@ def with_numbers_of(graph: Graph, captured: Graph, own: int) -> Graph:
         raise _other_model(own, batch_size(graph), differs)
     if not any(_others(one, other) for one, other in _pairs(graph, captured)):
         return graph
-    made = replace(graph, ops=captured.ops)
+    made = replace(graph, ops=captured.ops, follows=captured.follows)
     told = followed_numbers(made, graph)[0]  # numbers of this batch alone: what was tried of others was with the old
     return replace(made, free_sizes=tuple(replace(size, fixed=size.fixed or told) for size in graph.free_sizes))
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.errors import UsageError
+from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
+from autoshard.graph_capture.dynamic.numbers import follows_of
+from autoshard.graph_capture.dynamic.points import points_of
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import Attribute, Graph, Op, Tensor
 from autoshard.ir.layout import Layout
@@ -69,6 +72,20 @@ def rebatched(graph: Graph, batch: int) -> Graph:
     own = batch_size(graph)
     if batch == own:
         return graph
+    return _rebatched_at_all_sizes(graph, batch) if graph.dynamic else _rebatched(graph, own, batch)
+
+
+def _rebatched_at_all_sizes(graph: Graph, batch: int) -> Graph:
+    """The same of a graph with dynamic sizes, whose numbers follow these as they do at several of them."""
+    at = sizes_of(graph)
+    points = points_of(graph.dynamic, tuple(at[own.name] for own in graph.dynamic))
+    names = [own.name for own in graph.dynamic]
+    plain = [replace(at_sizes(graph, dict(zip(names, point, strict=True))), dynamic=(), follows=()) for point in points]
+    made = [_rebatched(one, batch_size(one), batch) for one in plain]
+    return replace(made[0], dynamic=graph.dynamic, follows=follows_of(made, points, names))
+
+
+def _rebatched(graph: Graph, own: int, batch: int) -> Graph:
     check_several([(own,)])
     places = _followed(graph, own)
     _check_apart(graph, places)

@@ -1,0 +1,152 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""Documents packed into the rows of a batch: several in a row, each read as if it stood alone.
+
+What keeps them apart is the model: its positions begin again with each document, or an input counts the documents. That
+it does is tried before the first step, with documents of which one is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import model_parallel
+from dynamic_sizes import SET, shape_at
+from evaluation import evaluated, no_evaluation, whole_loss
+from model_parallel import INPUTS
+from runtime import ParallelMesh
+from user_errors import BatchError, UserError
+
+IGNORED = getattr(model_parallel, "IGNORED", {})
+POSITIONS = ("position_ids", "positions")
+DOCUMENTS = ("document_ids", "documents")
+MADE = (*POSITIONS, *DOCUMENTS)
+EQUAL = 1e-6  # of a loss: what is masked adds zeros, so that the same kernels give the same sum
+
+
+def given() -> list[str]:
+    """The inputs that a document has."""
+    return [name for name in INPUTS if name not in MADE]
+
+
+def packed(documents: Iterable[Any], first_counts: bool) -> Iterator[dict[str, Tensor]]:
+    """Global batches of the run's sizes: each document goes to the first row that has room for it, and where none has,
+    a new batch begins. What is left of a row is a document whose labels do not count.
+
+    A document is a tensor of tokens, or a tuple or dict of tensors as long as it is. `first_counts`: does the first
+    label of a document, or does the model compare it with what stands before? BatchError for one that no row holds.
+    """
+    rows, length = shape_at(given()[0], SET)
+    held: list[list[dict[str, Tensor]]] = [[] for _ in range(rows)]
+    for document in documents:
+        parts = _parts(document, length)
+        count = _length(parts)
+        room = (row for row in held if sum(map(_length, row)) + count <= length)
+        row = next(room, None)
+        if row is None:
+            yield _batch(held, length, first_counts)
+            held = [[] for _ in range(rows)]
+            row = held[0]
+        row.append(parts)
+    if any(held):
+        yield _batch(held, length, first_counts)
+
+
+def _length(parts: Mapping[str, Tensor]) -> int:
+    return len(next(iter(parts.values())))
+
+
+def _parts(document: Any, length: int) -> dict[str, Tensor]:
+    names = given()
+    if isinstance(document, Tensor):
+        document = [document] * (len(names) if set(names[1:]) <= IGNORED.keys() else 1)
+    values = [document.get(name) for name in names] if isinstance(document, Mapping) else list(document)
+    if len(values) != len(names) or not all(isinstance(x, Tensor) and x.dim() == 1 for x in values):
+        raise BatchError(f"--pack: a document must hold a tensor of one dim for each of {', '.join(names)}")
+    counts = {len(x) for x in values}
+    if len(counts) > 1 or not 0 < min(counts) <= length:
+        told = " and ".join(map(str, sorted(counts)))
+        raise BatchError(
+            f"--pack: a document of {told} tokens: expected one length, from 1 to {length}\n"
+            "  try: longer documents in pieces, or --sequence-length N"
+        )
+    return dict(zip(names, values, strict=True))
+
+
+def _batch(held: Sequence[Sequence[dict[str, Tensor]]], length: int, first_counts: bool) -> dict[str, Tensor]:
+    batch = {}
+    for name, (_, dtype, *_) in INPUTS.items():
+        rows = [_row(name, row, length, getattr(torch, dtype), first_counts) for row in held]
+        batch[name] = torch.stack(rows)
+    return batch
+
+
+def _row(name: str, row: Sequence[dict[str, Tensor]], length: int, dtype: torch.dtype, first_counts: bool) -> Tensor:
+    lengths = [*map(_length, row)]
+    lengths.append(length - sum(lengths))  # what is left
+    if name in POSITIONS:
+        return torch.cat([torch.arange(count) for count in lengths]).to(dtype)
+    if name in DOCUMENTS:
+        return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(dtype)
+    own = [parts[name].to(dtype).clone() for parts in row]
+    if name in IGNORED and not first_counts:
+        for x in own:
+            x[0] = IGNORED[name]
+    return torch.cat([*own, torch.full((lengths[-1],), IGNORED.get(name, 0), dtype=dtype)])
+
+
+def check_pack() -> None:
+    """UserError where this package can't take packed documents."""
+    shapes = {shape_at(name, SET) for name in INPUTS}
+    if not set(MADE) & INPUTS.keys():
+        why = f"the model takes none of {', '.join(MADE)}, by which it would keep the documents of a row apart"
+    elif not IGNORED or not IGNORED.keys() < set(given()):
+        why = "the model has no labels that can be left out of its loss"
+    elif len(shapes) > 1 or len(next(iter(shapes))) != 2:
+        why = "the inputs are not all rows of tokens"
+    elif reason := no_evaluation():
+        why = f"documents are seen to be kept apart by a loss without training: {reason}"
+    else:
+        return
+    raise UserError(f"--pack: {why}\n  try: batches of one document a row, with --pad")
+
+
+def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:
+    """Whether the model compares a document's first label with what stands before it, as one that shifts labels does;
+    UserError where one document's tokens change the loss of another whatever is done."""
+    for counts in (True, False):
+        one, other = (_loss(model, mesh, changed, counts) for changed in (0, 1))
+        if abs(one - other) <= EQUAL * abs(one):
+            return counts
+    raise UserError(
+        f"--pack: the tokens of one document change the loss of another ({one:g}, {other:g}): the model does not keep "
+        "apart what stands in a row\n  try: a mask made of the positions, or batches of one document a row"
+    )
+
+
+def _loss(model: nn.Module, mesh: ParallelMesh, changed: int, counts: bool) -> float:
+    """Of two documents in each row, of which the first has labels that do not count, and other tokens where it is
+    `changed`."""
+    from batches import local_part  # which reads packed documents
+
+    names, (rows, length) = given(), shape_at(given()[0], SET)
+    generator = torch.Generator().manual_seed(0)
+    documents = []
+    for _ in range(rows):
+        for place, count in enumerate((length // 2, length - length // 2)):
+            parts = {}
+            for name in names:
+                low, high = INPUTS[name][3:5]
+                x = torch.randint(low, high, (count,), generator=generator)
+                x = torch.full_like(x, IGNORED[name]) if name in IGNORED and place == 0 else x
+                moved = place == 0 and name not in IGNORED and changed
+                parts[name] = low + (x - low + 1) % (high - low) if moved else x
+            documents.append(parts)
+    batch = next(packed(documents, counts))
+    sizes = dict(SET)
+    local = [local_part(name, batch[name], mesh, sizes).to(mesh.device) for name in INPUTS]
+    return whole_loss(evaluated(model, mesh, local)[0], mesh)
