@@ -49,7 +49,7 @@ def test_every_mesh_and_the_original_class_see_the_same_numbers(packages: tuple[
     trained = run_ranks(root / "tp2", RANKS["tp2"], tmp_path / "none", tmp_path / "saved", steps=2)
     slots = {name.partition(": ")[2] for name in trained}
     assert slots == {"", "exp_avg", "exp_avg_sq", "step"} and any("bias" in n or "rotary" in n for n in trained)
-    for name in ("tp4", "mixed", "alone"):
+    for name in ("mixed", "alone"):
         assert_same(run_ranks(root / name, RANKS[name], tmp_path / "saved"), trained)
     further = run_ranks(root / "tp4", RANKS["tp4"], tmp_path / "saved", tmp_path / "again", steps=1)
     assert not torch.equal(*(next(iter(state.values())) for state in (further, trained)))

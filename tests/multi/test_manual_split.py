@@ -52,6 +52,7 @@ def assert_close(found: State, expected: State) -> None:
         assert torch.allclose(found[name], value, atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_checkpoints_of_unequal_parts(packages: Path, tmp_path: Path) -> None:
     trained = run_ranks(packages / "four", 4, tmp_path / "none", tmp_path / "saved", steps=2)
     assert trained["users.weight"].shape == trained["users.weight: exp_avg"].shape == (64, 8)

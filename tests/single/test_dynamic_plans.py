@@ -41,6 +41,7 @@ from autoshard.verification.sizing.dynamic_steps import step_sizes
 from autoshard.workflow import make_plan
 from tests.dynamic_models import spec
 from tests.single.test_dynamic_capture import IMAGE, TWO, WORDS
+from tests.slow import slow
 
 HARDWARE = load_hardware("cpu-local")
 LENGTHS = "sequence=8..64/8"
@@ -66,14 +67,14 @@ def proved(name: str, graph: Graph, plan: Plan, micro_batches: int = 1) -> dict[
     [
         ("words", WORDS, "dp=2,tp=2", "best"),
         ("words", WORDS, "dp=2,tp=2", "fsdp-tp"),
-        ("words", WORDS, "dp=2,tp=2", "megatron-sp"),
-        ("image", IMAGE, "dp=4", "fsdp"),
+        slow("words", WORDS, "dp=2,tp=2", "megatron-sp"),
+        slow("image", IMAGE, "dp=4", "fsdp"),
         ("image", IMAGE, "dp=2,tp=2", "best"),
         ("two", TWO, "dp=2,tp=2", "best"),
-        ("declared", "", "dp=4", "dp"),
+        slow("declared", "", "dp=4", "dp"),
         ("mapped", "batch=4..32/4,source=8..32/4@source.1,target=8..32/4@target.1", "dp=2,tp=2", "best"),
         ("lstm", "batch=4..32/4,sequence=3..17@x.1", "dp=2", "dp"),
-        ("gru", "batch=4..32/4,sequence=3..17@x.1", "dp=2", "dp"),
+        slow("gru", "batch=4..32/4,sequence=3..17@x.1", "dp=2", "dp"),
         ("placed", "batch=4..32/4,height=16..64/4@x.2,width=16..64/4@x.3", "dp=2", "dp"),  # 16 x 16 among the steps
     ],
 )

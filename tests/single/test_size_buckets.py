@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from autoshard.api.package_verbs import at_sizes
-from autoshard.api.planned import PlannedModel
+from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.api.verbs import capture as captured_model
 from autoshard.api.verbs import load_plan, planned, write
 from autoshard.cluster.hardware import load_hardware
@@ -38,10 +38,14 @@ WANTED = SearchRequest(mesh=Mesh.parse("dp=4"), sizes=read_histogram(SIZES), buc
 
 
 @cache
+def captured() -> CapturedModel:
+    return captured_model(spec("wide"), dynamic="batch=4..65536/4")
+
+
+@cache
 def made(**settings: Any) -> PlannedModel:
     """Of a model whose gradients are long in coming over PCIe: with few samples every device computes all."""
-    captured = captured_model(spec("wide"), dynamic="batch=4..65536/4")
-    return planned(captured, load_hardware("rtx-4090-24g"), replace(WANTED, **settings))
+    return planned(captured(), load_hardware("rtx-4090-24g"), replace(WANTED, **settings))
 
 
 @cache

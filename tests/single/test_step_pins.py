@@ -402,7 +402,7 @@ def test_pins_that_contradict_each_other_are_refused(pins: tuple[str, ...], word
     ("model", "more"),
     [
         pytest.param(f"{MODELS / 'decoders.py'}:gpt2", ["--stages", "1"], marks=pytest.mark.slow),
-        (f"{MODELS / 'decoders.py'}:llama", ["--stages", "1"]),
+        pytest.param(f"{MODELS / 'decoders.py'}:llama", ["--stages", "1"], marks=pytest.mark.slow),
         pytest.param(f"{MODELS / 'decoders.py'}:gpt2", ["--stages", "2"], marks=pytest.mark.slow),
         pytest.param(f"{MODELS / 'decoders.py'}:llama", ["--stages", "2"], marks=pytest.mark.slow),
     ],
