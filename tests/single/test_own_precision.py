@@ -10,15 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Program
 from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.own_precision import OwnStep
 from autoshard.verification.ranks.lockstep import ThreadTransport
+from autoshard.workflow import make_plan
 from tests.forced import forced_plan
 
 
@@ -162,3 +166,41 @@ def test_sparse_gradients_of_the_original_are_compared() -> None:
     proof = choosy("fp32")
     assert proof.passed and not proof.unverified, proof.failure
     assert {kind.kind: kind.count for kind in proof.kinds}["precision"]
+
+
+STYLES = ("dp", "fsdp", "hsdp", "megatron", "megatron-sp", "fsdp-tp")
+
+
+def layers() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    made = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layers, self.head = nn.Embedding(12, 16), nn.ModuleList([made]), nn.Linear(16, 12)
+
+        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+            x = self.table(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+    return Labelled(), (torch.randint(0, 12, (4, 8)), torch.randint(0, 12, (4, 8)))
+
+
+@cache
+def layers_case(micro_batches: int) -> Case:
+    graph = capture(f"{__file__}:layers", {}, "bf16-mixed")
+    return make_case(f"{__file__}:layers", {}, graph, micro_batches=micro_batches)
+
+
+@pytest.mark.parametrize("step", [StepRequest(), *(StepRequest(micro_batches=2, zero=n) for n in (1, 2, 3))])
+@pytest.mark.parametrize("strategy", STYLES)
+def test_known_styles_in_low_precision(strategy: str, step: StepRequest) -> None:
+    """Weights that are gathered along one axis, and whose gradients are summed along another, among them."""
+    case = layers_case(step.micro_batches or 1)
+    wanted = SearchRequest(Mesh.parse("dp=2,tp=2"), strategy=strategy, step=step)
+    plan = make_plan(case.graph, load_hardware("a100-80g-sxm"), wanted).plan
+    program = lower(plan, case.graph)
+    proof = check_files(case, program, emit(program, plan, case.graph), own_precision=True)
+    assert proof.passed, proof.failure

@@ -284,7 +284,8 @@ def gather_once(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blo
     def scattered(grad: Tensor) -> None:
         weight.bucket.put(weight, _taken_apart(grad, weight, axis, cut))
 
-    return cast(Tensor, _Redistribution.apply(x, lambda _: weight.gather_once(assemble), scattered))
+    stored = x if low is None else low.source  # the gradient goes to the bucket: the cast has none
+    return cast(Tensor, _Redistribution.apply(stored, lambda _: weight.gather_once(assemble), scattered))
 
 
 def _assembling(x: Tensor, axis: Axis, cut: Cut) -> Callable[[list[Tensor]], Tensor]:
@@ -321,7 +322,9 @@ def _together(x: Tensor, weight: Weight, axis: Axis, cut: Cut) -> Tensor:
     def again(_: Tensor) -> Tensor:
         return weight.gather_again(assemble)
 
-    result = cast(Tensor, _Redistribution.apply(x, lambda _: weight.gather(assemble), scattered))
+    low = cast_of(x)
+    stored = x if low is None else low.source  # the gradient goes to the bucket: the cast has none
+    result = cast(Tensor, _Redistribution.apply(stored, lambda _: weight.gather(assemble), scattered))
     note_gathered(result, x, again).weight = weight
     if result.grad_fn is not None:
         cast(Any, result.grad_fn).gathered = gathered_of(result)

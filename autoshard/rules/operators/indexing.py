@@ -231,9 +231,15 @@ OPERATORS: dict[str, Operator] = {
     ),
     **each("searchsorted take take_along_dim", Operator(in_torch=True)),
     "aten.select_scatter": Operator(
-        rule=slice_scatter, saves=NOTHING, spelling="torch.select_scatter({0}, {1}, {dim}, {index})", dims="dim"
+        rule=slice_scatter,
+        saves=NOTHING,
+        first_decides_dtype=True,
+        spelling="torch.select_scatter({0}, {1}, {dim}, {index})",
+        dims="dim",
     ),
-    "aten.slice_scatter": Operator(rule=slice_scatter, saves=NOTHING, in_torch=True, dims="dim"),
+    "aten.slice_scatter": Operator(
+        rule=slice_scatter, saves=NOTHING, first_decides_dtype=True, in_torch=True, dims="dim"
+    ),
 }
 VARIANTS: dict[str, OperatorVariant] = {
     "parallel_embedding_bag": OperatorVariant(
