@@ -289,9 +289,9 @@ def facts(
     lines += statement(f"PART_STAGES = {program.step.part_stages}", 0, "of each part of the model")
     last = len(program.step.part_stages) - 1 if loss_part is None else loss_part
     lines.append(f"LOSS_PART, PLACED = {last}, {program.step.placed}")
-    lines.append("# Losses that are means over labels: the axes that cut these, and the label that does not count.")
-    counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)
-    lines.append(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = [{counts}]")
+    said = "# Losses that are means over labels: the axes that cut these, the label that does not count, class weights."
+    counts = (f"({_names([*own.axes])}, {own.ignored}, {quoted(own.weights)})" for own in program.label_counts)
+    lines += [said, *statement(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int, str]] = [{', '.join(counts)}]", 0)]
     return lines
 
 

@@ -169,13 +169,15 @@ class WeightBucket:
 class LabelCount:
     """A loss, operator `op`, that is a mean over those labels `target` (a value) that are not `ignored`.
 
-    `axes` cut the labels. In a step of several micro-batches its mean is over the labels of all of them.
+    `axes` cut the labels; `weights`: the path of a stored tensor of class weights, by which they count. In a step of
+    several micro-batches its mean is over the labels of all of them.
     """
 
     op: str
     target: str
     ignored: int
     axes: tuple[str, ...]
+    weights: str = ""
 
 
 Instruction = Compute | Collective

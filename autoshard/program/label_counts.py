@@ -19,25 +19,28 @@ CLASS = "Labels"
 
 
 def label_counts(
-    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], mesh: Mesh
+    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], mesh: Mesh, stored: Mapping[str, str]
 ) -> tuple[LabelCount, ...]:
-    """UsageError where a loss has class weights: its mean is over weights, which are not counted."""
+    """`stored`: the path of each stored tensor. UsageError where a loss has class weights that are none of these."""
     found = []
     for step in instructions:
         if not isinstance(step, Compute) or step.target not in LABEL_LOSSES or not _is_mean(step, values):
             continue
         target = step.operands[1]
         assert target is not None
-        if len(step.operands) > 2 and step.operands[2] is not None:
+        weights = step.operands[2] if len(step.operands) > 2 else None
+        if weights is not None and values[weights].tensor not in stored:
             raise UsageError(
-                f"{step.op} weighs its classes: the weights of a step's labels are not added up over micro-batches",
-                "a loss without class weights, or one micro-batch",
+                f"{step.op} weighs its classes by what the model computes: the weights of a step's labels are not "
+                "known before its first micro-batch",
+                "class weights as a buffer, or one micro-batch",
             )
         layout = values[target].layout
         axes = tuple(n for n, p in zip(mesh.names, layout.placements, strict=True) if isinstance(p, Shard))
         ignored = dict(step.attributes).get("ignore_index", -100)
         assert isinstance(ignored, int)
-        found.append(LabelCount(step.op, target, ignored, axes))
+        path = "" if weights is None else stored[values[weights].tensor]
+        found.append(LabelCount(step.op, target, ignored, axes, path))
     return tuple(found)
 
 

@@ -96,6 +96,7 @@ class _Lowering:
             instructions = with_early_reductions(instructions, self.values, stored)
         fixed = (*inputs, *stored, *(b.value for b in buffers))
         together = weight_buckets(parameters, instructions, self.values, self.mesh, plan.fusion) if graph.loss else ()
+        paths = {own.tensor: own.path for own in (*graph.parameters, *graph.buffers)}
         program = Program(
             graph.name,
             self.mesh,
@@ -115,7 +116,7 @@ class _Lowering:
             graph.schemas,
             together,
             plan.step,
-            label_counts(instructions, self.values, self.mesh) if plan.step.micro_batches > 1 else (),
+            label_counts(instructions, self.values, self.mesh, paths) if plan.step.micro_batches > 1 else (),
             short_lived(instructions, self.values, self.mesh, graph, fixed, (*outputs, *(new for _, new in updates))),
             plan.fusion,
         )

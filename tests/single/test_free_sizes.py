@@ -184,7 +184,7 @@ def test_labels_of_several_micro_batches_are_counted_of_another_batch_too() -> N
     graph = captured(f"{__file__}:tagger")
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp", step=StepRequest(micro_batches=2)))
     files = emit(lower(plan, graph), plan, graph)
-    assert "LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = []" not in files["model_parallel.py"]
+    assert "LABEL_COUNTS: list[tuple[tuple[str, ...], int, str]] = []" not in files["model_parallel.py"]
     assert '"batch": (4, 2, 2, 256,' in files["model_parallel.py"]
     other = rebatched(graph, 6)
     proof = check_files(

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh, label_shares
 from autoshard.errors import UsageError
@@ -20,6 +21,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
+from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import Case, check_files, make_case
 from tests.forced import forced_plan, sharded_plan
 
@@ -51,6 +53,21 @@ def build_weighted() -> tuple[nn.Module, tuple[Tensor, ...]]:
             return F.cross_entropy(logits, tags.reshape(-1), self.down.bias.detach().square())
 
     return Weighted(), build()[1]
+
+
+def build_classes() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    class Classes(Tagger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = nn.CrossEntropyLoss(
+                torch.tensor([1.0, 4.0, 0.0, 0.5, 2.0]), ignore_index=3, label_smoothing=0.1
+            )
+
+        def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+            logits = self.down(F.relu(self.up(self.words(ids)))).flatten(0, 1)
+            return 0.5 * self.loss(logits, tags.reshape(-1))
+
+    return Classes(), build()[1]
 
 
 def build_guessing() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -122,7 +139,8 @@ def test_a_micro_batch_without_labels_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("build_weighted", "weighs its classes"), ("build_guessing", "not made of the inputs alone")]
+    ("name", "says"),
+    [("build_weighted", "weighs its classes by what"), ("build_guessing", "not made of the inputs alone")],
 )
 def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> None:
     graph = capture(f"{__file__}:{name}", {})
@@ -131,6 +149,22 @@ def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> Non
     with pytest.raises(UsageError, match=says):
         several = replace(plan, step=StepPlan(2))
         emit(lower(several, graph), several, graph)
+
+
+@pytest.mark.parametrize("mesh", ["dp=2", "tp=2", "dp=2,tp=2"])
+def test_classes_count_by_their_weights(mesh: str) -> None:
+    """A micro-batch of rare classes counts for more; its labels may all have the weight 0."""
+    graph = capture(f"{__file__}:build_classes", {})
+    case = make_case(f"{__file__}:build_classes", {}, graph, micro_batches=3)
+    for seed in range(3):
+        plan = replace(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), step=StepPlan(3))
+        program = lower(plan, graph)
+        files = emit(program, plan, graph)
+        assert '"loss.weight")' in files["model_parallel.py"]
+        proof = check_files(case, program, files)
+        assert proof.passed, proof.failure
+    wrong = files["model_parallel.py"].replace('3, "loss.weight")', '3, "")')
+    assert not check_files(case, program, files | {"model_parallel.py": wrong}).passed
 
 
 def test_labels_are_added_up_as_integers() -> None:
@@ -142,6 +176,6 @@ def test_labels_are_added_up_as_integers() -> None:
 
     mesh = ParallelMesh({"dp": 2}, 0, connect, torch.device("cpu"))  # type: ignore[arg-type]
     labels = [(torch.tensor([1, -100, 2]),), (torch.tensor([-100, -100, 2]),)]
-    shares = label_shares(mesh, labels, [(("dp",), -100)])
+    shares = label_shares(mesh, labels, [(("dp",), -100, "")])
     assert sums == [torch.int64]
     assert [float(share) for (share,) in shares] == pytest.approx([3 / 2.5, 2 / 2.5])

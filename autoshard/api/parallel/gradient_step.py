@@ -15,7 +15,7 @@ from torch.autograd import Variable
 
 from autoshard.api.parallel.boundary import whole_of
 from autoshard.api.parallel.rank_model import RankModel
-from autoshard.emit.runtime import LossScaler, gathered_together, label_shares, reducing, regathering
+from autoshard.emit.runtime import LossScaler, gathered_together, label_shares, reducing, regathering, whole_tensors
 from autoshard.emit.runtime.flat_weights import Line
 
 _STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
@@ -164,5 +164,7 @@ def _shares(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> list[list[T
     labels = made.source.build_labels(made.mesh)
     given = [() if labels is None else labels(*inputs) for inputs in batches]
     every = [(one,) if isinstance(one, Tensor) else one for one in given]
-    shares: list[list[Tensor]] = label_shares(made.mesh, every, made.source.LABEL_COUNTS)
+    counts = made.source.LABEL_COUNTS
+    weights = whole_tensors(made.module, (name for *_, name in counts))
+    shares: list[list[Tensor]] = label_shares(made.mesh, every, counts, weights)
     return shares

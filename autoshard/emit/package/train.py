@@ -94,6 +94,7 @@ from runtime import (
     sharding,
     take_start,
     tell_left,
+    whole_tensors,
 )
 from runtime.optimizers import SGD, AdamW
 from saving import Saving, failing, locked, resumed_from, saves
@@ -179,7 +180,7 @@ def accumulate_gradients(
     if STAGES > 1:
         return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches, scaler)]
     parameters = parameters_of(model)
-    shares = shares_of_labels(mesh, micro_batches)
+    shares = shares_of_labels(model, mesh, micro_batches)
     own, made = module_of(micro_batches, mesh), []
     weights = own.WEIGHT_BUCKETS
     with reducing(mesh, parameters, own.GRADIENT_BUCKETS, MICRO_BATCHES), weights_of_step(mesh, parameters, [weights]):
@@ -220,7 +221,7 @@ def pipeline_gradients(
     """The same over stages: `model` holds the parts of this one. Returns the losses on the last stage."""
     pipeline = pipeline_of(model, mesh)
     parameters = parameters_of(model)
-    shares = shares_of_labels(mesh, micro_batches) if pipeline.counts_labels else []
+    shares = shares_of_labels(model, mesh, micro_batches) if pipeline.counts_labels else []
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
     weights = [WEIGHT_BUCKETS[part] for part in mesh.stages.parts]
@@ -230,11 +231,14 @@ def pipeline_gradients(
     return losses
 
 
-def shares_of_labels(mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+def shares_of_labels(
+    model: nn.Module, mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]
+) -> list[list[Tensor]]:
     """Of each micro-batch, for each loss that is a mean over labels: its share of the labels of the step."""
     labels = build_labels(mesh)
     given = [() if labels is None else labels(*inputs) for inputs in micro_batches]
-    return label_shares(mesh, [(one,) if isinstance(one, Tensor) else one for one in given], LABEL_COUNTS)
+    every = [(one,) if isinstance(one, Tensor) else one for one in given]
+    return label_shares(mesh, every, LABEL_COUNTS, whole_tensors(model, (name for *_, name in LABEL_COUNTS)))
 
 
 def train_step(

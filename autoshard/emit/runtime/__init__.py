@@ -70,6 +70,7 @@ from .parameters import (
     shard_buffer,
     shard_parameter,
     sharding,
+    whole_tensors,
 )
 from .pipeline import Handed, Pipeline
 from .places import Places
@@ -230,5 +231,6 @@ __all__ = [
     "vocabulary_parallel_embedding",
     "vocabulary_range",
     "whole_of",
+    "whole_tensors",
     "zero_pad",
 ]

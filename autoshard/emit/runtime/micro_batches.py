@@ -6,7 +6,7 @@ labels counts by their number. The losses of the micro-batches, so weighted, hav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .mesh import ParallelMesh
 
-Counts = Sequence[tuple[Sequence[str], int]]  # of each loss: the axes that cut its labels, and the ignored label
+# Of each loss: the axes that cut its labels, the ignored label, and the name of its class weights, "" without any.
+Counts = Sequence[tuple[Sequence[str], int, str]]
+
+
+_NONE: Mapping[str, Tensor] = {}
 
 
 class LabelShares:
@@ -44,12 +48,22 @@ def counted(loss: Tensor, labels: LabelShares) -> Tensor:
     return torch.where(share > 0, loss * share.to(loss.dtype), torch.zeros_like(loss))
 
 
+def _amount(labels: Tensor, ignored: int, weights: Tensor | None) -> Tensor:
+    """How many labels count, or the weights of their classes."""
+    kept = labels != ignored
+    return kept.sum() if weights is None else (weights[torch.where(kept, labels, 0)] * kept).sum()
+
+
 @torch.no_grad()
-def label_shares(mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts: Counts) -> list[list[Tensor]]:
-    """`labels`: local ones, of each micro-batch and loss. One small all-reduce a loss for all micro-batches."""
+def label_shares(
+    mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts: Counts, weights: Mapping[str, Tensor] = _NONE
+) -> list[list[Tensor]]:
+    """`labels`: local ones, of each micro-batch and loss; `weights`: whole ones, of classes, by name. One small
+    all-reduce a loss for all micro-batches."""
     shares: list[list[Tensor]] = [[] for _ in labels]
-    for loss, (axes, ignored) in enumerate(counts):
-        counts_here = torch.stack([(given[loss] != ignored).sum() for given in labels])
+    for loss, (axes, ignored, name) in enumerate(counts):
+        own_weights = weights[name] if name else None
+        counts_here = torch.stack([_amount(given[loss], ignored, own_weights) for given in labels])
         if axes:  # as integers: HCCL adds up no float64
             mesh.joint(axes).transport.all_reduce(counts_here)()
         own = counts_here.to(torch.float64)

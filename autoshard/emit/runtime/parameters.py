@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, cast
@@ -160,6 +160,13 @@ def assign(tensor: Tensor, full: Whole) -> None:
 
 
 @torch.no_grad()
+def whole_tensors(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Parameters and buffers of these original names, whole; every rank must ask for the same."""
+    stored = [*model.parameters(), *model.buffers()]
+    wanted = {name for name in names if name}
+    return {sharding(own).name: full_tensor(own).detach() for own in stored if sharding(own).name in wanted}
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a sharded parameter or buffer in its original shape; every rank must call it."""
     own, x = sharding(tensor), local(tensor)

@@ -31,11 +31,12 @@ Batch = Sequence[torch.Tensor]
 
 
 class _LabelMeans(TorchFunctionMode):
-    """Counts the labels of each mean, in order; with `shares`, each mean counts by its share instead."""
+    """Counts the labels of each mean, or the weights of their classes, in order; with `shares`, each mean counts by its
+    share instead."""
 
     def __init__(self, shares: Sequence[float] | None = None) -> None:
         super().__init__()
-        self.shares, self.counts = shares, list[int]()
+        self.shares, self.counts = shares, list[float]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -46,7 +47,9 @@ class _LabelMeans(TorchFunctionMode):
         target = given["target"]
         if given.get("reduction", "mean") not in ("mean", 1) or target.is_floating_point():
             return made
-        self.counts.append(int((target != given.get("ignore_index", -100)).sum()))
+        kept, weights = target != given.get("ignore_index", -100), given.get("weight")
+        own = kept if weights is None else weights[torch.where(kept, target, 0)] * kept
+        self.counts.append(float(own.sum()))
         if self.shares is None:
             return made
         share = self.shares[len(self.counts) - 1]
