@@ -21,6 +21,10 @@ _TENSOR_TYPES = re.compile(r"^(Optional\[)?(List\[)?(Optional\[)?Tensor\]*$")
 _LIST_TYPES = re.compile(r"^(Optional\[)?List\[(Optional\[)?Tensor\]*$")
 CONSTANT_ELEMENTS = 4096
 _VALUES = "express the choice with tensor operations (torch.where), or keep it out of the model"
+_ROWS = (
+    "rows of one length, and a number for each document in them: F.scaled_dot_product_attention(q, k, v, "
+    "attn_mask=(documents[:, None, :, None] == documents[:, None, None, :]) & causal)"
+)
 _COMPLEX = "its two parts as an input or parameter, torch.view_as_real(z), and torch.view_as_complex in the forward"
 _SHAPES = "a fixed size with a mask (torch.where), or keep it out of the model"
 
@@ -57,6 +61,9 @@ def tensor_of(name: str, value: torch.Tensor, node: fx.Node) -> Tensor:
     refuse_sparse(value, place)
     if dtype not in DTYPE_BYTES:
         hint = _COMPLEX if value.dtype.is_complex else f"one of {', '.join(DTYPE_BYTES)}"
+        if "varlen_attn" in str(node.target):
+            told = "varlen_attn is a kernel of CUDA devices alone, which has no rule by which it could be split"
+            raise CaptureError(f"{told}, at {place}", _ROWS)
         raise CaptureError(f"{dtype} tensors are not supported, at {place}", hint)
     return Tensor(name, tuple(value.shape), dtype)
 

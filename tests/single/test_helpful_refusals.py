@@ -16,6 +16,7 @@ import math
 
 import torch
 from torch import nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import FNetConfig, FNetForMaskedLM, MixtralConfig, MixtralForCausalLM
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 from transformers.models.fnet import modeling_fnet
@@ -90,6 +91,35 @@ def fnet_products():
     return fnet()
 
 
+class Packed(nn.Module):
+    def __init__(self, varlen):
+        super().__init__()
+        self.varlen, self.table = varlen, nn.Embedding(32, 64)
+        self.qkv, self.head = nn.Linear(64, 192), nn.Linear(64, 32)
+
+    def forward(self, ids, documents, labels):
+        x = self.qkv(self.table(ids))
+        if self.varlen:
+            q, k, v = (y.reshape(-1, 4, 16) for y in x.chunk(3, -1))
+            y = varlen_attn(q, k, v, documents, documents, 8, 8, window_size=(-1, 0))
+        else:
+            q, k, v = (y.unflatten(-1, (4, 16)).transpose(1, 2) for y in x.chunk(3, -1))
+            causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
+            mask = (documents[:, None, :, None] == documents[:, None, None, :]) & causal
+            y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+        return nn.functional.cross_entropy(self.head(y.flatten(-2)).flatten(0, -2), labels.flatten())
+
+
+def varlen():
+    return Packed(True), (torch.randint(0, 32, (32,)), torch.arange(0, 40, 8, dtype=torch.int32),
+                          torch.randint(0, 32, (32,)))
+
+
+def documents():
+    ids = torch.randint(0, 32, (4, 8))
+    return Packed(False), (ids, torch.arange(8).expand(4, 8) // 3, ids.clone())
+
+
 def one():
     return nn.Linear(16, 16), (torch.randn(1, 16),)
 """
@@ -107,6 +137,7 @@ REFUSED = {
     "switch": "in place of transformers.models.switch_transformers.modeling_switch_transformers."
     "SwitchTransformersExperts.forward",
     "fnet": "Cs @ x @ Ch - Ss @ x @ Sh",
+    "varlen": "attn_mask=(documents[:, None, :, None] == documents[:, None, None, :]) & causal",
 }
 
 
@@ -116,7 +147,7 @@ def test_the_hint_names_what_works(name: str, words: list[str], capsys: pytest.C
     assert REFUSED[name] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["mixtral_set", slow("switch_masked"), "fnet_products"])
+@pytest.mark.parametrize("name", ["mixtral_set", slow("switch_masked"), "fnet_products", "documents"])
 def test_what_it_names_is_verified(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--mesh", "dp=2", "--verify", "--backend", "lockstep", *words]
     assert commands.main(["plan", f"refused_models.py:{name}", *how]) == 0
