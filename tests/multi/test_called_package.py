@@ -17,6 +17,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests import launched
+from tests.slow import slow
 
 
 class Tower(torch.nn.Module):
@@ -35,7 +36,7 @@ def tower() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     return Tower(), (torch.randn(8, 6), torch.rand(8, 1))
 
 
-@pytest.mark.parametrize("strategy", ["dp", "fsdp"])
+@pytest.mark.parametrize("strategy", [slow("dp"), "fsdp"])
 def test_the_program_of_the_readme_gives_the_whole_result_of_the_original(strategy: str, tmp_path: Path) -> None:
     folder = tmp_path / "package"
     graph = capture(f"{__file__}:tower", {}, training=False)

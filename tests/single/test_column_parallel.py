@@ -25,6 +25,7 @@ from autoshard.program.program_check import check
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification.case import check_files, make_case
+from tests.slow import slow
 
 MODELS = Path(__file__).parents[1] / "models"
 LLAMA, GPT2 = f"{MODELS / 'decoders.py'}:llama", f"{MODELS / 'decoders.py'}:gpt2"
@@ -159,7 +160,7 @@ def test_it_has_its_shape_without_memory() -> None:
         (GPT2, "tp=2", "megatron", "fp32", "column_parallel("),
         (LLAMA, "tp=2", "megatron-sp", "fp32", "dim=1)"),
         (LLAMA, "dp=2,tp=2", "fsdp-tp", "bf16-mixed", "hidden_states, query_states = shared_column_parallel("),
-        (GPT2, "tp=3", "megatron-sp", "bf16-mixed", "column_parallel("),
+        slow(GPT2, "tp=3", "megatron-sp", "bf16-mixed", "column_parallel("),
     ],
 )
 def test_packages_compute_what_the_model_does(spec: str, mesh: str, style: str, precision: str, call: str) -> None:

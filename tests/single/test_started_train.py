@@ -18,6 +18,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import Case, check_files, make_case
 from tests.forced import forced_plan
 from tests.hangs import HANGS
+from tests.slow import slow
 
 
 class Net(nn.Module):
@@ -64,7 +65,7 @@ def test_it_is_started_and_said_so() -> None:
     assert "train.py   started as it will run: 2 steps of synthetic batches, in fp32, 2 devices" in proof.summary()
 
 
-@pytest.mark.parametrize("backend", ["lockstep", "gloo"])
+@pytest.mark.parametrize("backend", ["lockstep", slow("gloo")])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_train_py_that_dies(fault: str, backend: str) -> None:
     case, program, files = made()

@@ -49,7 +49,7 @@ def every(problem: Problem) -> list[tuple[int, ...]]:
 
 
 @given(SEEDS)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_the_bound_is_valid_and_the_plan_fits(seed: int) -> None:
     problem = limited(random_problem(seed), seed)
     try:
