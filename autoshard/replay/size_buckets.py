@@ -53,9 +53,17 @@ def bucket_words(plan: Plan, expected: float, alone: float) -> str:
     """What the buckets bring over one plan, whose expected step is `alone`."""
     if not plan.buckets:
         return f"no buckets: none make the expected step {LEAST_GAIN:.0%} shorter than one plan for all sizes does"
-    listed = "; ".join(" and ".join(f"{name} to {size}" for name, size in own.most) for own in plan.buckets)
+    listed = "; ".join(f"{_most(own)} ({_changed(own, plan)} of {len(plan.ops)} operators)" for own in plan.buckets)
     gain = f"expected step {format_seconds(expected)}, of one plan for all sizes {format_seconds(alone)}"
     return f"steps with strategies of their own: {listed}; {gain}"
+
+
+def _most(bucket: SizeBucket) -> str:
+    return " and ".join(f"{name} to {size}" for name, size in bucket.most)
+
+
+def _changed(bucket: SizeBucket, plan: Plan) -> int:
+    return sum(own.strategy != other.strategy for own, other in zip(bucket.ops, plan.ops, strict=True))
 
 
 def _expected(one: Bucketed, asked: Asked) -> float:

@@ -144,7 +144,7 @@ def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
 
 def _steps_differ(one: Plan, other: Plan) -> bool:
     first, second = (replace(own.step, predicted_seconds=0.0, predicted_peak_bytes=0.0) for own in (one, other))
-    return first != second
+    return (first, one.buckets) != (second, other.buckets)
 
 
 def _step_words(plan: Plan) -> str:
@@ -153,6 +153,7 @@ def _step_words(plan: Plan) -> str:
     found = [counted(step.micro_batches, "micro-batch")]
     found += [counted(step.stages, step.word), step.schedule] if step.parts else []
     found += [f"{counted(len(step.keeps), 'block')} recomputed"] if step.keeps else []
+    found += [f"{len(plan.buckets) + 1} buckets of sizes"] if plan.buckets else []
     return ", ".join(found)
 
 

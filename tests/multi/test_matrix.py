@@ -112,7 +112,7 @@ def test_without_all_to_all(model: str) -> None:
     assert proof.passed, proof.failure
 
 
-SLOW_ON_GLOO = ("dp=4", "dp=2,tp=4")  # smaller and deeper meshes of the same kinds are quick
+SLOW_ON_GLOO = ("dp=4", "dp=2,tp=4", "pp=2,dp=2,tp=2")  # smaller and deeper meshes of the same kinds are quick
 
 
 @pytest.mark.parametrize("mesh", [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW_ON_GLOO)) for m in MESHES])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.hangs import HANGS
 
 UNLIKE = {"search.log", "manifest.json"}  # how long the search took, and the hash of that
@@ -22,6 +24,7 @@ def planned(folder: Path, seed: int) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+@pytest.mark.slow
 def test_packages_are_equal_across_processes_and_hash_seeds(tmp_path: Path) -> None:
     first, second = planned(tmp_path / "one", 0), planned(tmp_path / "two", 4242)
     assert {"plan.json", "graph.json", "model_parallel.py", "report.html"} <= first.keys() == second.keys()

@@ -211,7 +211,7 @@ def test_what_fails_on_one_rank_is_reported_by_the_one_that_knows(
         assert "this rank's loader ended before step 5, and those of other ranks did not" in errors[0]
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [slow(False), True])
 def test_a_full_disk(package: Path, tmp_path: Path, background: bool) -> None:
     saved = tmp_path / "saved"
     options = ("--save", saved, "--save-every", 2, *["--save-async"] * background)

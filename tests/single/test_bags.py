@@ -20,6 +20,7 @@ from autoshard.search.select_plan import search
 from tests.forced import check
 from tests.models import NAMES
 from tests.moved import moved_parameters
+from tests.slow import slow
 
 BAGS = "autoshard.embedding_bags"
 
@@ -98,7 +99,7 @@ def test_lists_keep_their_offsets() -> None:
 
 
 @pytest.mark.parametrize("factor", ["vocabulary", "d", "b"])
-@pytest.mark.parametrize("name", ["recommender", "lists"])
+@pytest.mark.parametrize("name", [slow("recommender"), "lists"])
 def test_programs_are_right(name: str, factor: str) -> None:
     found, largest = check(f"{__file__}:{name}", "dp=2,tp=2", bags_by(factor), seeds=(0, 1))
     assert "parallel_embedding_bag" in found or (factor != "vocabulary" and (name, factor) != ("lists", "b"))

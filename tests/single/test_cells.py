@@ -18,6 +18,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.forced import check, variants
 from tests.moved import moved_parameters
+from tests.slow import slow
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell, "rnn": nn.RNNCell}
 
@@ -50,7 +51,7 @@ def cells_by(factor: str) -> Callable[[Op, Strategy], bool]:
 
 @pytest.mark.parametrize("factor", ["n", "b"])
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
-@pytest.mark.parametrize("mesh", ["tp=3", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", [slow("tp=3"), "dp=2,tp=2"])
 def test_programs_are_right(kind: str, mesh: str, factor: str) -> None:
     found, largest = check(f"{__file__}:loop", mesh, cells_by(factor), arguments={"kind": kind, "hidden": 7})
     assert factor == "b" or f"parallel_{kind}_cell" in found

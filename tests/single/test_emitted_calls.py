@@ -195,6 +195,7 @@ def test_dims_are_made_positive_where_it_is_known_in_which_tensor_they_count() -
             assert known.issuperset(names), target
 
 
+@pytest.mark.slow
 def test_a_part_of_torchs_own_samples_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python benchmarks/operators.py` runs all of them."""
     pytest.importorskip("expecttest", reason="torch's samples need it")

@@ -23,6 +23,7 @@ from autoshard.verification.original.autocast import autocast_as_planned
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
+from tests.slow import slow
 
 ROWS = 4
 
@@ -53,7 +54,7 @@ def made(mesh: str, seed: int = 0) -> tuple[Program, dict[str, str]]:
     return program, emit(program, plan, graph)
 
 
-@pytest.mark.parametrize("mesh", ["dp=2", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", [slow("dp=2"), "dp=2,tp=2"])
 def test_a_step_in_float16_is_verified(mesh: str) -> None:
     graph = capture(SPEC, {}, "fp16-mixed")
     case = make_case(SPEC, {}, graph)

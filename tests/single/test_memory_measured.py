@@ -255,7 +255,7 @@ def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, mesh: str
     assert predicted == pytest.approx(measured, rel=0.02)
 
 
-@pytest.mark.parametrize(("count", "schedule"), [(1, "gpipe"), (3, "gpipe"), (8, "1f1b")])
+@pytest.mark.parametrize(("count", "schedule"), [slow(1, "gpipe"), (3, "gpipe"), (8, "1f1b")])
 @pytest.mark.parametrize("middle", [("transformer.h.1", "transformer.h.2"), ("transformer.h.3", "transformer.ln_f")])
 def test_the_peak_of_each_place(count: int, schedule: str, middle: tuple[str, str]) -> None:
     """Place 0 has what is before and after the middle, or the start alone; the weights that both hold are tied."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from autoshard.verification.own_precision import OwnStep
 from autoshard.verification.ranks.lockstep import ThreadTransport
 from autoshard.workflow import make_plan
 from tests.forced import forced_plan
+from tests.slow import quick
 
 
 class Block(nn.Module):
@@ -194,8 +196,11 @@ def layers_case(micro_batches: int) -> Case:
     return make_case(f"{__file__}:layers", {}, graph, micro_batches=micro_batches)
 
 
-@pytest.mark.parametrize("step", [StepRequest(), *(StepRequest(micro_batches=2, zero=n) for n in (1, 2, 3))])
-@pytest.mark.parametrize("strategy", STYLES)
+STEPS = (StepRequest(), *(StepRequest(micro_batches=2, zero=level) for level in (1, 2, 3)))
+QUICK = {*(("hsdp", step) for step in STEPS), ("fsdp", STEPS[3]), ("fsdp-tp", STEPS[1])}
+
+
+@pytest.mark.parametrize(("strategy", "step"), quick(product(STYLES, STEPS), QUICK))
 def test_known_styles_in_low_precision(strategy: str, step: StepRequest) -> None:
     """Weights that are gathered along one axis, and whose gradients are summed along another, among them."""
     case = layers_case(step.micro_batches or 1)

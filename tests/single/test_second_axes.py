@@ -140,7 +140,7 @@ def test_blocks_that_share_experts_cost_what_their_program_takes(zero: int) -> N
     assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.05)
 
 
-@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("zero", [slow(2), 3])
 def test_what_replicas_move_of_experts_stands_beside_their_products(zero: int) -> None:
     """On one link with tp, whose first collective of a backward comes late: until then nothing waits."""
     found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), zero=(zero,), stages=(1,))

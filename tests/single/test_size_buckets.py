@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -29,6 +30,7 @@ from autoshard.replay.command_line import command
 from autoshard.replay.size_buckets import _chains, _Options, within
 from autoshard.replay.sized_plans import Asked, Sized
 from autoshard.search.search_request import SearchRequest
+from autoshard.text.plan_diff import diff, text
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.sizing.dynamic_steps import step_sizes
 from tests.dynamic_models import spec
@@ -73,7 +75,9 @@ def test_small_steps_have_strategies_of_their_own() -> None:
     assert small.ops != large.ops == plan.ops
     alone = made(buckets=1).plan
     assert plan.search.expected_seconds < 0.9 * alone.search.expected_seconds
-    assert any(note.startswith("steps with strategies of their own: batch to 64; ") for note in plan.search.notes)
+    said = next(note for note in plan.search.notes if note.startswith("steps with strategies of their own: "))
+    assert re.search(r": batch to 64 \(\d of 6 operators\); expected step", said)
+    assert "2 buckets of sizes" in text(diff(plan, made().graph, alone, made().graph))
     assert "--buckets 2" in command(plan, made().graph)
 
 

@@ -147,7 +147,9 @@ def best_style(graph: Graph, plans: list[Plan], limit: float, level: int = SPEED
     return min((s.predicted_peak_bytes if level == MEMORY else s.predicted_seconds for s in here), default=math.inf)
 
 
-@pytest.mark.parametrize(("level", "limited"), [(SPEED, False), slow(SPEED, True), slow(MEMORY, False), (MEMORY, True)])
+@pytest.mark.parametrize(
+    ("level", "limited"), [(SPEED, False), slow(SPEED, True), slow(MEMORY, False), slow(MEMORY, True)]
+)
 def test_no_time_at_all_is_enough_for_known_styles(level: int, limited: bool) -> None:
     free = search(SMALL, HARDWARE, SearchRequest(MESH))
     styles = [s.predicted_peak_bytes for s in style_plans(free, SMALL, HARDWARE) if s.predicted_seconds]

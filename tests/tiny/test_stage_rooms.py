@@ -29,7 +29,7 @@ from autoshard.solvers.stages.stage_partition import certificate, is_possible, s
 from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem, bytes_of
 from autoshard.solvers.stages.stage_values import stage_values
 from tests.graphs import mlp_graph
-from tests.slow import quick
+from tests.slow import quick, slow
 
 FREE = 1e15  # bytes
 KEEPS = ("all", "expensive", "input")
@@ -74,7 +74,7 @@ def some_plans(draw: random.Random, own: StepProblem) -> list[StagePlan]:
 
 @pytest.mark.parametrize("replicas", [1, 16])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", quick(range(12), range(6)))
 def test_no_plan_holds_less_than_its_bound_knows_nor_takes_less(seed: int, chunks: int, replicas: int) -> None:
     """Blocks that keep most may all stand in the chunk of which fewest micro-batches are in flight. Of several replicas
     the gradients are summed between nodes after the last backward."""
@@ -169,7 +169,7 @@ def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
                 found([(replace(line, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("chunks", [1, 2, slow(3)])
 @pytest.mark.parametrize("seed", quick(range(4), (1,)))
 def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int, chunks: int) -> None:
     """Of every plan with the same cuts that fits as it is simulated."""

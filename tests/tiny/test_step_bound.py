@@ -45,6 +45,7 @@ from autoshard.solvers.relax import hub_relaxation, reader_shares
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
+from tests.slow import slow
 from tests.step_times import step_seconds
 
 MESHES = ("dp=2,tp=2", "dp=2,tp=8", "a=2,b=4,c=2")
@@ -413,7 +414,7 @@ def kept_choice(formulation: Formulation, keep: Mapping[int, Sequence[int]]) -> 
 
 
 @pytest.mark.parametrize(("hidden", "sequence"), [(128, 32), (2048, 1024)])  # the host limits, the device limits
-@pytest.mark.parametrize("mesh", ["dp=2,tp=4", "dp=4"])
+@pytest.mark.parametrize("mesh", ["dp=2,tp=4", slow("dp=4")])
 def test_what_is_sure_of_weights_that_go_together_is_no_more_than_a_step(mesh: str, hidden: int, sequence: int) -> None:
     """Of a transformer's blocks, stored in shards or as they are used, and with choices changed."""
     graph = transformer_graph(Transformer(2, hidden, 4, sequence, 512), 8, "bf16-mixed", "adamw").graph
