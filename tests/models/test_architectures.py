@@ -29,7 +29,7 @@ ONE_RANDOM = Extent("one", ("dp=2,tp=2",), (3,), ())
 QUICK = ("llama", "bert", "t5", "vit", "resnet")
 
 
-@pytest.mark.parametrize("name", quick(QUICK, ("llama", "vit")))
+@pytest.mark.parametrize("name", quick(QUICK, ("llama",)))
 def test_trains_and_infers_the_same(name: str) -> None:
     row = verify(Row(name), ONE_RANDOM)
     assert row.all_verified, row.reasons

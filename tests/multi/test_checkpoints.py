@@ -23,12 +23,13 @@ from autoshard.search.select_plan import search
 from tests import launched
 from tests.checkpoint_worker import State, run_ranks
 from tests.models import NAMES
+from tests.slow import slow
 
 MESHES = {"tp2": "tp=2", "tp4": "tp=4", "mixed": "dp=2,tp=2", "alone": "dp=1"}
 RANKS = {"tp2": 2, "tp4": 4, "mixed": 4, "alone": 1}
 
 
-@pytest.fixture(scope="module", params=["nanogpt_slow", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[slow("nanogpt_slow"), slow("llama")])
 def packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     root = tmp_path_factory.mktemp(request.param)
     graph, hardware = capture(NAMES[request.param], {}), load_hardware("cpu-local")

@@ -150,6 +150,7 @@ def test_stages_compute_the_shapes_of_what_is_handed_on(stages: int) -> None:
     assert proof.passed, proof.failure
 
 
+@pytest.mark.slow
 def test_the_documented_example() -> None:
     """On 8 processes, another batch in each step, each loss that of one process."""
     ended = torchrun(ROOT / "examples" / "dynamic_shapes.py", 8)

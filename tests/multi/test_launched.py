@@ -53,6 +53,7 @@ def launched(package: Path, on: str, **environment: str) -> subprocess.Completed
     return subprocess.run(words(package, on), env=own, capture_output=True, text=True, timeout=HANGS)
 
 
+@pytest.mark.slow
 def test_ssh(package: Path) -> None:
     """`ssh` is a shell here: two nodes of one process, with torchrun on each."""
     folder = package.parent / "bin"

@@ -48,8 +48,7 @@ UNEVEN: dict[str, dict[str, Any]] = {
 }
 RANDOM_PLANS = 3
 QUICK = (
-    ("mlp", "dp=2"), ("mlp", "dp=2,tp=4"), ("lenet", "dp=4"), ("lenet", "dp=2,tp=2"), ("gpt2", "dp=1"),
-    ("gpt2", "dp=2"), ("gpt2", "dp=2,tp=2"), ("gpt2", "pp=2,dp=2,tp=2"),
+    ("mlp", "dp=2,tp=4"), ("lenet", "dp=4"), ("gpt2", "dp=1"), ("gpt2", "dp=2,tp=2"), ("gpt2", "pp=2,dp=2,tp=2"),
 )  # fmt: skip
 
 

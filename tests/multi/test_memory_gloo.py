@@ -80,7 +80,7 @@ GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 
 @pytest.mark.parametrize(
     ("mesh", "plans", "tolerance"),
     [
-        pytest.param("tp=2", PLANS, 0.02, id="two"),
+        pytest.param("tp=2", PLANS, 0.02, id="two", marks=pytest.mark.slow),
         pytest.param("tp=2", MORE, 0.03, id="two, more", marks=pytest.mark.slow),
         pytest.param("dp=2,tp=2", GRID, 0.03, id="four", marks=pytest.mark.slow),
     ],

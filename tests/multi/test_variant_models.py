@@ -33,7 +33,7 @@ FORCED = [
     ("llama", ATTENTION, "balanced_ring_attention", "tp=2", "gloo"),
     slow("llama", ATTENTION, "balanced_ring_attention", "tp=4", "gloo"),
     slow("llama", ATTENTION, "balanced_ring_attention", "dp=2,tp=2", "gloo"),
-    ("bert", LAYER_NORM, "parallel_layer_norm", "tp=2", "lockstep"),
+    slow("bert", LAYER_NORM, "parallel_layer_norm", "tp=2", "lockstep"),
     slow("bert", LAYER_NORM, "parallel_layer_norm", "dp=2,tp=2", "gloo"),
     ("resnet", BATCH_NORM, "synchronised_batch_norm", "tp=4", "lockstep"),
     slow("resnet", BATCH_NORM, "synchronised_batch_norm", "dp=2,tp=2", "gloo"),

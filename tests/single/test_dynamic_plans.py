@@ -69,7 +69,7 @@ def proved(name: str, graph: Graph, plan: Plan, micro_batches: int = 1) -> dict[
         ("words", WORDS, "dp=2,tp=2", "fsdp-tp"),
         slow("words", WORDS, "dp=2,tp=2", "megatron-sp"),
         slow("image", IMAGE, "dp=4", "fsdp"),
-        ("image", IMAGE, "dp=2,tp=2", "best"),
+        slow("image", IMAGE, "dp=2,tp=2", "best"),
         ("two", TWO, "dp=2,tp=2", "best"),
         slow("declared", "", "dp=4", "dp"),
         ("mapped", "batch=4..32/4,source=8..32/4@source.1,target=8..32/4@target.1", "dp=2,tp=2", "best"),

@@ -313,6 +313,7 @@ def test_a_style_that_stores_weights_otherwise_than_asked_is_refused() -> None:
         searched_step(tiny(), hardware(), replace(asked(zero=1), strategy="fsdp"))
 
 
+@pytest.mark.slow
 def test_nothing_is_exchanged_where_that_is_forbidden(tmp_path: Path) -> None:
     out, again = tmp_path / "out", tmp_path / "again"
     said = ["plan", str(GPT2), "--with", "n_layer=2", "n_embd=64", "n_head=4", "sequence=32", "vocabulary=96"]

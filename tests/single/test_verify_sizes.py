@@ -126,6 +126,7 @@ def test_what_no_shorter_mesh_keeps_is_said() -> None:
     assert "dim 0 of length 256 is split evenly, planned 256 is unevenly" in found.lost[0]
 
 
+@pytest.mark.slow
 def test_the_road_of_a_large_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`plan --verify` alone does what can be done, and says what that was."""
     words = ["--hardware", "a100-80g-sxm", "--strategy", "random:1", "--out", str(tmp_path / "out"), "--verify"]
