@@ -38,9 +38,12 @@ def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
     for number, bucket in enumerate(plan.buckets):
         own = plan.of_bucket(bucket)
         small = lower(own, graph)
-        told = replace(header_of(small, own, graph), plan_hash=header.plan_hash, registrations=(), bucket=bucket.most)
-        check_dynamic(small, told.others, graph)
-        files[f"smaller_{number}.py"] = model_file(small, told)
+        of_bucket = replace(
+            header_of(small, own, graph), bucket=bucket.most, plan_hash=header.plan_hash, command=header.command,
+            registrations=(),
+        )  # fmt: skip
+        check_dynamic(small, of_bucket.others, graph)
+        files[f"smaller_{number}.py"] = model_file(small, of_bucket)
     return package(program, header, files)
 
 

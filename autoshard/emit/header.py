@@ -74,8 +74,8 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         others=at_other_sizes(program, plan, graph),
         free_sizes=told_of(graph),
         dynamic=graph.dynamic,
-        padding=padding_of(graph),
-        ignored=ignored_labels(graph),
+        padding=graph.once(padding_of),
+        ignored=graph.once(ignored_labels),
         buckets=tuple(bucket.most for bucket in plan.buckets),
         evaluation="" if graph.evaluation == SAME else printable(graph.evaluation or _UNKNOWN),
     )

@@ -208,8 +208,7 @@ def head_lines(program: Program, header: Header) -> list[str]:
             WIDTH,
         ),
         *(f"  {line}" for line in typed_lines(printable(header.command), WIDTH - 4)),
-        f"Predicted for {printable(header.hardware)}: {predicted}.",
-        *_bucket_words(header),
+        _bucket_words(header) or f"Predicted for {printable(header.hardware)}: {predicted}.",
         "",
         "Every rank runs this code on local tensors; what crosses devices is a call that names the mesh axis.",
         *(line for words in header.strategy for line in textwrap.wrap(words + ".", WIDTH, subsequent_indent="  ")),
@@ -410,11 +409,10 @@ def _build_model(root: str, sized: bool) -> list[str]:
     ]
 
 
-def _bucket_words(header: Header) -> list[str]:
-    if not header.bucket:
-        return []
+def _bucket_words(header: Header) -> str:
+    """Of a file of smaller steps; "" of others."""
     largest = ", ".join(f"{name} up to {size}" for name, size in header.bucket)
-    return [f"Steps of {largest} run this forward, on the parameters of model_parallel.py."]
+    return f"Steps of {largest} run this forward, on the parameters of model_parallel.py." if largest else ""
 
 
 def _bucket_lines(header: Header) -> list[str]:

@@ -32,7 +32,7 @@ def padding_of(graph: Graph) -> tuple[str, ...]:
     """The dynamic sizes along which padding, with labels that do not count, is allowed."""
     if graph.buffer_updates or graph.loss is None:
         return ()
-    labels = ignored_labels(graph)
+    labels = graph.once(ignored_labels)
     return tuple(own.name for own in graph.dynamic if labels and _are_apart(graph, own, labels))
 
 
@@ -133,8 +133,7 @@ class _Walk:
             self.labels |= dict.fromkeys(op.results, self.labels[op.operands[0]])
         own = [None if name is None else self.placed.get(name, REPLICATE) for name in op.operands]
         if not any(isinstance(place, Shard) for place in own):
-            self._begins(op)
-            return True
+            return self._begins(op)
         if op.target in LABEL_LOSSES and _counts_labels(op):
             return own[0] == own[1] and isinstance(own[0], Shard) and own[0].dim == 0
         made = next((found for found in self._offered(op, own) if all(isinstance(x, Shard) for x in found)), None)
@@ -143,18 +142,16 @@ class _Walk:
         self.placed.update(zip(op.results, made or (), strict=made is not None))
         return made is not None
 
-    def _begins(self, op: Op) -> None:
+    def _begins(self, op: Op) -> bool:
         """What is spread over the rows, as a token that all samples begin with, is cut as they are."""
-        rows = [
-            [dim for dim in range(len(self._shape(name))) if f"{name} {dim}" in self.following] for name in op.results
-        ]
+        rows = [_longer(self.graph, name, self.following) for name in op.results]
+        if not any(rows):
+            return True
         wanted = [Shard(dims[0]) for dims in rows if len(dims) == 1]
         whole: Places = [None if n is None else REPLICATE for n in op.operands]
-        if len(wanted) == len(rows) and wanted in self._offered(op, whole):
-            self.placed.update(zip(op.results, wanted, strict=True))
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return self.graph.tensor(name).shape
+        begins = len(wanted) == len(rows) and wanted in self._offered(op, whole)
+        self.placed.update(zip(op.results, wanted, strict=True) if begins else ())
+        return begins
 
     def _offered(self, op: Op, own: Places) -> list[list[Placement]]:
         """What an operator makes of operands placed so, by itself."""

@@ -22,9 +22,10 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.size_histogram import SizePoint, read_histogram
 from autoshard.emit import emit
 from autoshard.errors import InvalidFileError, UsageError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir import plan_json
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import Plan, SizeBucket
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.replay.size_buckets import _chains, _Options, within
@@ -164,6 +165,26 @@ def test_steps_on_both_sides_of_a_bucket_are_verified() -> None:
     assert {"batch": 68} in sizes
 
 
+def test_each_bucket_has_a_step_that_is_verified() -> None:
+    """The second is longer and not wider: a wider step would be none of it."""
+    graph = capture(spec("words"), {}, dynamic=("batch=4..32/4,sequence=8..64/8",))
+    boxes = ((8, 8), (8, 32), (16, 32))
+    buckets = [SizeBucket((("batch", rows), ("sequence", length)), (), ()) for rows, length in boxes]
+    found = {
+        next((number for number, own in enumerate(buckets) if own.holds(sizes)), -1)
+        for sizes in step_sizes(graph, buckets)
+    }
+    assert found == {-1, 0, 1, 2}
+
+
+def test_a_file_of_a_bucket_says_no_figure_of_another_step() -> None:
+    small, large = files()["smaller_0.py"], files()["model_parallel.py"]
+    assert "Predicted for" in large and "Predicted for" not in small
+    assert "Steps of batch up to 64 run this forward" in small
+    for text in (small, large):
+        assert "--buckets 2" in text
+
+
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
@@ -207,12 +228,10 @@ def test_plans_with_buckets_are_read_back(tmp_path: Path) -> None:
     assert plan_json.plan_hash(plan, graph) != plan_json.plan_hash(replace(plan, buckets=()), graph)
     write(made(), tmp_path / "out")
     assert load_plan(tmp_path / "out").plan == plan
-    text = (tmp_path / "out" / "plan.json").read_text()
     broken = replace(plan.buckets[0], ops=plan.buckets[0].ops[:-1])
     (tmp_path / "out" / "plan.json").write_text(plan_json.dumps(replace(plan, buckets=(broken,))))
     with pytest.raises(InvalidFileError, match="lacks the operator"):
         load_plan(tmp_path / "out")
-    assert text
 
 
 @pytest.mark.parametrize(

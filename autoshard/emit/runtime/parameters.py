@@ -159,14 +159,13 @@ def assign(tensor: Tensor, full: Whole) -> None:
     local(tensor).copy_(sharding(tensor).part(full))
 
 
-@torch.no_grad()
 def whole_tensors(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Parameters and buffers of these original names, whole; every rank must ask for the same."""
-    stored = [*model.parameters(), *model.buffers()]
-    wanted = {name for name in names if name}
-    return {sharding(own).name: full_tensor(own).detach() for own in stored if sharding(own).name in wanted}
+    stored, wanted = [*model.parameters(), *model.buffers()], {*names}
+    return {sharding(own).name: full_tensor(own) for own in stored if sharding(own).name in wanted}
 
 
+@torch.no_grad()
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a sharded parameter or buffer in its original shape; every rank must call it."""
     own, x = sharding(tensor), local(tensor)

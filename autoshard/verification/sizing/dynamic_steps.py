@@ -30,13 +30,15 @@ def step_sizes(graph: Graph, buckets: Sequence[SizeBucket] = ()) -> list[dict[st
 
 
 def _least_above(graph: Graph, buckets: Sequence[SizeBucket]) -> Iterator[dict[str, int]]:
-    """Of each bucket, its sizes with one of them a unit larger, the others at their least."""
-    for bucket in buckets:
+    """Of each bucket, the sizes of the next larger one with one of them a unit above its own, the others at their
+    least."""
+    least = {own.name: own.least for own in graph.dynamic}
+    for number, bucket in enumerate(buckets):
         most = dict(bucket.most)
         above = ((own, _size(own, (most[own.name] - own.least) // own.divisor + 1)) for own in graph.dynamic)
-        larger = next(((own.name, size) for own, size in above if size > most[own.name]), None)
-        if larger is not None:
-            yield {own.name: own.least for own in graph.dynamic} | dict([larger])
+        larger = [least | {own.name: size} for own, size in above if size > most[own.name]]
+        after = buckets[number + 1 : number + 2]
+        yield from [sizes for sizes in larger if all(own.holds(sizes) for own in after)][:1]
 
 
 def sizes_to_verify(
