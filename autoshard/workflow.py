@@ -176,7 +176,6 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
     from autoshard.solvers import check_names
 
     check_spec(request.spec)
-    wanted.check_buckets()
     if LOSS in request.arguments:
         check_spec(str(request.arguments[LOSS]))
         if request.spec.endswith(".pt2"):

@@ -116,7 +116,9 @@ def wanted(
         told, hint = (text.format(mesh=mesh, devices=devices) for text in words.unequal)
         raise UsageError(f"the mesh {mesh} has {mesh.size} devices{of}, {told}", hint)
     of_search: dict[str, Any] = {"pins": pins, "pins_file": pins_file, "level": parse_level(str(level))}
-    return SearchRequest(mesh=mesh, devices=devices, strategy=strategy, step=step, **of_search | settings)
+    request = SearchRequest(mesh=mesh, devices=devices, strategy=strategy, step=step, **of_search | settings)
+    request.check_buckets()
+    return request
 
 
 def sizes(given: Any) -> tuple[size_histogram.SizePoint, ...]:

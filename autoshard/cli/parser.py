@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 
 from autoshard import __version__
 from autoshard.cli.option_values import module, path, quantity, whole
+from autoshard.constraints.size_histogram import MOST_POINTS
 from autoshard.errors import UsageError
 
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
-MOST_SEEDS, MOST_BUCKETS = 1000, 8
+MOST_SEEDS = 1000
 MOST_STAGES, MOST_DEVICES, MOST_SAMPLES = 4096, 1_000_000, 10_000_000
 EXIT_CODES = "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not captured, 5 invalid file, 6 check failed."
 
@@ -124,7 +125,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", metavar="FILE", help=often)
     split = "split the sizes into at most so many buckets, each with strategies of its own over one layout of the "
     split += "parameters, where that makes the expected step shorter; with --sizes (default 1)"
-    parser.add_argument("--buckets", type=_count("--buckets", MOST_BUCKETS), default=1, metavar="K", help=split)
+    parser.add_argument("--buckets", type=_count("--buckets", MOST_POINTS), default=1, metavar="K", help=split)
     _add_no_cache(parser)
     modes = "stand-alone, data-parallel, semi-auto (data parallel except for pins) or auto (default)"
     parser.add_argument("--mode", metavar="NAME", help=modes)

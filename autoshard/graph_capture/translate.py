@@ -62,8 +62,8 @@ def tensor_of(name: str, value: torch.Tensor, node: fx.Node) -> Tensor:
     if dtype not in DTYPE_BYTES:
         hint = _COMPLEX if value.dtype.is_complex else f"one of {', '.join(DTYPE_BYTES)}"
         if "varlen_attn" in str(node.target):
-            told = "varlen_attn is a kernel of CUDA devices alone, which has no rule by which it could be split"
-            raise CaptureError(f"{told}, at {place}", _ROWS)
+            message = "varlen_attn is a kernel of CUDA devices alone, which has no rule by which it could be split"
+            raise CaptureError(f"{message}, at {place}", _ROWS)
         raise CaptureError(f"{dtype} tensors are not supported, at {place}", hint)
     return Tensor(name, tuple(value.shape), dtype)
 

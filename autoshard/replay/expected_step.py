@@ -86,8 +86,8 @@ def expected_plan(
     bound = proved(expected, sum(row.weight * row.bound_seconds for row in rows))
     outcome = status(expected, bound, cut)
     certificate = replace(chosen.certificate, level_objective=expected, level_bound=bound, status=outcome)
-    told = [] if wanted.buckets == 1 else [bucket_words(chosen, expected, best.expected(points))]
-    notes = (*largest.search.notes, *_notes(found, best, points), *told)
+    gain = [] if wanted.buckets == 1 else [bucket_words(chosen, expected, best.expected(points))]
+    notes = (*largest.search.notes, *_notes(found, best, points), *gain)
     record = replace(largest.search, sizes=rows, notes=notes, cut_short=cut)
     return replace(chosen, certificate=certificate, search=record)
 

@@ -119,15 +119,15 @@ class _Options:
         self._peaks: dict[tuple[int, Box], float] = {}
 
     def taken(self, chain: Sequence[Box]) -> Bucketed | None:
-        """The best of these buckets; None where one would be empty."""
+        """The best of these buckets; None where one of them would be empty. No size of the histogram need be left."""
         left = {n: dict(point.sizes) for n, point in enumerate(self.asked.points)}
         groups = []
         for box in chain:
             groups.append([n for n, sizes in left.items() if within(sizes, box)])
             left = {n: sizes for n, sizes in left.items() if n not in groups[-1]}
-        if not left or not all(groups) or not self.largest:
+        if not all(groups) or not self.largest:
             return None
-        main = min(self.largest, key=lambda one: self._seconds(one, [*left]))
+        main = min(self.largest, key=lambda one: (self._seconds(one, [*left]), one.plan.step_seconds))
         seconds, buckets = list(main.seconds), []
         for box, group in zip(chain, groups, strict=True):
             own = min(self._fitting(box, main), key=lambda one: self._seconds(one, group))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import Pin, read_pins
-from autoshard.constraints.size_histogram import SizePoint
+from autoshard.constraints.size_histogram import MOST_POINTS, SizePoint
 from autoshard.constraints.step_request import PLACE_PIN, STAGE_PIN, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
@@ -90,6 +90,9 @@ class SearchRequest:
 
     def check_buckets(self) -> None:
         """UsageError where buckets can't be."""
+        if type(self.buckets) is not int or not 1 <= self.buckets <= MOST_POINTS:
+            message = f"--buckets {self.buckets}: expected a whole number from 1 to {MOST_POINTS}"
+            raise UsageError(message, "--buckets 2")
         reasons = {
             "without --sizes": not self.sizes and "they are buckets of the sizes that steps have",
             f"with --level {self.level}": self.level != SPEED and "buckets are chosen by time",

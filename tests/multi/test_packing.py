@@ -37,11 +37,11 @@ class Rows(nn.Module):
             nn.Linear(WIDTH, WORDS),
         )
 
-    def run(self, ids: Tensor, labels: Tensor, told: Tensor) -> Tensor:
+    def run(self, ids: Tensor, labels: Tensor, given: Tensor) -> Tensor:
         length = ids.shape[1]
-        x = (self.table(ids) + (self.places(told) if isinstance(self, ByPositions) else 0))[:, None]
+        x = (self.table(ids) + (self.places(given) if isinstance(self, ByPositions) else 0))[:, None]
         before = torch.arange(length)[:, None] >= torch.arange(length)
-        number = torch.zeros_like(told) if self.kept is None else self.kept(told)
+        number = torch.zeros_like(given) if self.kept is None else self.kept(given)
         mask = (number[:, :, None] == number[:, None]) & before
         x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask[:, None])[:, 0]
         x, y = (x[:, :-1], labels[:, 1:]) if self.shifts else (x, labels)
@@ -118,8 +118,8 @@ def alone(model: nn.Module, given: list[Tensor], first_counts: bool) -> Tensor:
             labels[0] = -100
         count = int((labels != -100).sum())
         if count:
-            told = torch.arange(len(document)) if isinstance(model, ByPositions) else torch.zeros_like(document)
-            losses.append(model(document[None], labels[None], told[None]) * count)
+            third = torch.arange(len(document)) if isinstance(model, ByPositions) else torch.zeros_like(document)
+            losses.append(model(document[None], labels[None], third[None]) * count)
             counts.append(count)
     return torch.stack(losses).sum() / sum(counts)
 
@@ -155,18 +155,18 @@ def test_a_run_packs_its_documents(tmp_path: Path, name: str, first_counts: bool
         data = importlib.util.module_from_spec(spec)  # type: ignore[attr-defined]
         spec.loader.exec_module(data)
         first = next(module.packed(data.documents(), first_counts))
-    told = re.search(r"step 1: loss ([0-9.]+)", ended.stdout)
-    assert told is not None and float(told[1]) == pytest.approx(model(*first.values()).item(), rel=1e-5)
+    first_loss = re.search(r"step 1: loss ([0-9.]+)", ended.stdout)
+    assert first_loss is not None and float(first_loss[1]) == pytest.approx(model(*first.values()).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("name", "loader", "told"),
+    ("name", "loader", "message"),
     [
         ("mixed", "documents", "the tokens of one document change the loss of another"),
         ("shifted", "long", "a document of 17 tokens: expected one length, from 1 to 16"),
     ],
 )
-def test_what_can_not_be_packed_is_refused(tmp_path: Path, name: str, loader: str, told: str) -> None:
+def test_what_can_not_be_packed_is_refused(tmp_path: Path, name: str, loader: str, message: str) -> None:
     folder = package(tmp_path, name)
     ended = torchrun(folder / "train.py", 2, "--backend", "gloo", "--pack", "--data", f"{tmp_path}/data.py:{loader}")
-    assert ended.returncode == 2 and told in ended.stderr
+    assert ended.returncode == 2 and message in ended.stderr

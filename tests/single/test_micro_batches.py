@@ -176,6 +176,6 @@ def test_labels_are_added_up_as_integers() -> None:
 
     mesh = ParallelMesh({"dp": 2}, 0, connect, torch.device("cpu"))  # type: ignore[arg-type]
     labels = [(torch.tensor([1, -100, 2]),), (torch.tensor([-100, -100, 2]),)]
-    shares = label_shares(mesh, labels, [(("dp",), -100, "")])
+    shares = label_shares(mesh, labels, [(("dp",), -100, "")], {})
     assert sums == [torch.int64]
     assert [float(share) for (share,) in shares] == pytest.approx([3 / 2.5, 2 / 2.5])

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from autoshard import plan as plan_of
 from autoshard.api.package_verbs import at_sizes
 from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.api.verbs import capture as captured_model
@@ -99,7 +100,7 @@ class _Step:
     """Stands for a plan."""
 
     def __init__(self, number: int) -> None:
-        self.ops, self.redistributions, self.step_peak_bytes = (number,), (), 1.0
+        self.ops, self.redistributions, self.step_peak_bytes, self.step_seconds = (number,), (), 1.0, 1.0
         self.buckets: tuple[Any, ...] = ()
 
 
@@ -129,21 +130,23 @@ def test_the_best_chain_is_that_of_all_assignments() -> None:
 
 def _brute_force(points: list[SizePoint], seconds: list[tuple[float, ...]], most: int) -> float | None:
     found = []
-    for level in itertools.product(range(most), repeat=len(points)):  # the bucket of each point; the last has no limit
-        if 0 not in level or max(level) == 0 or set(level) != set(range(max(level) + 1)):
-            continue
-        limits = []
-        for own in range(max(level)):
-            corners = [p.sizes for p, at in zip(points, level, strict=True) if at <= own]
-            limits.append([c for c in corners if all(within(dict(other), c) for other in corners)])
-        chosen = all(limits) and all(
-            within(dict(p.sizes), limits[own][0]) == (at <= own)
-            for own in range(max(level))
-            for p, at in zip(points, level, strict=True)
-        )
-        if chosen:
-            groups = [[n for n, at in enumerate(level) if at == own] for own in range(max(level) + 1)]
-            found.append(sum(min(sum(points[n].weight * own[n] for n in group) for own in seconds) for group in groups))
+    for limited in range(1, most):  # buckets; steps of none of them are at the level above
+        for level in itertools.product(range(limited + 1), repeat=len(points)):
+            if not {*range(limited)} <= {*level}:
+                continue
+            limits = []
+            for own in range(limited):
+                corners = [p.sizes for p, at in zip(points, level, strict=True) if at <= own]
+                limits.append([c for c in corners if all(within(dict(other), c) for other in corners)])
+            chosen = all(limits) and all(
+                within(dict(p.sizes), limits[own][0]) == (at <= own)
+                for own in range(limited)
+                for p, at in zip(points, level, strict=True)
+            )
+            if chosen:
+                groups = [[n for n, at in enumerate(level) if at == own] for own in range(limited + 1)]
+                costs = [[sum(points[n].weight * own[n] for n in group) for own in seconds] for group in groups]
+                found.append(sum(map(min, costs)))
     return min(found, default=None)
 
 
@@ -181,8 +184,7 @@ def test_a_file_of_a_bucket_says_no_figure_of_another_step() -> None:
     small, large = files()["smaller_0.py"], files()["model_parallel.py"]
     assert "Predicted for" in large and "Predicted for" not in small
     assert "Steps of batch up to 64 run this forward" in small
-    for text in (small, large):
-        assert "--buckets 2" in text
+    assert "--buckets 2" in small and "--buckets 2" in large
 
 
 @pytest.mark.parametrize(
@@ -235,14 +237,22 @@ def test_plans_with_buckets_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"sizes": ()}, "--buckets 3 without --sizes"),
         ({"level": 1}, "--buckets 3 with --level 1"),
         ({"strategy": "dp"}, "--buckets 3 with --strategy dp"),
         ({"step": replace(WANTED.step, stages=2, micro_batches=2)}, "--buckets 3 with stages"),
+        ({"buckets": 0}, "--buckets 0: expected a whole number from 1 to 8"),
+        ({"buckets": 2.5}, "--buckets 2.5: expected"),
+        ({"buckets": "3"}, "--buckets 3: expected"),
     ],
 )
-def test_where_there_can_be_no_buckets(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_where_there_can_be_no_buckets(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         replace(WANTED, **settings).check_buckets()
+
+
+def test_a_program_is_refused_as_the_command_is() -> None:
+    with pytest.raises(UsageError, match="--buckets 3 without --sizes"):
+        plan_of(captured(), mesh="dp=4", hardware="rtx-4090-24g", buckets=3)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import model_parallel
+from batches import local_part
 from dynamic_sizes import SET, shape_at
 from evaluation import evaluated, no_evaluation, whole_loss
 from model_parallel import INPUTS
@@ -69,9 +70,9 @@ def _parts(document: Any, length: int) -> dict[str, Tensor]:
         raise BatchError(f"--pack: a document must hold a tensor of one dim for each of {', '.join(names)}")
     counts = {len(x) for x in values}
     if len(counts) > 1 or not 0 < min(counts) <= length:
-        told = " and ".join(map(str, sorted(counts)))
+        found = " and ".join(map(str, sorted(counts)))
         raise BatchError(
-            f"--pack: a document of {told} tokens: expected one length, from 1 to {length}\n"
+            f"--pack: a document of {found} tokens: expected one length, from 1 to {length}\n"
             "  try: longer documents in pieces, or --sequence-length N"
         )
     return dict(zip(names, values, strict=True))
@@ -106,7 +107,7 @@ def check_pack() -> None:
         why = f"the model takes none of {', '.join(MADE)}, by which it would keep the documents of a row apart"
     elif not IGNORED or not IGNORED.keys() < set(given()):
         why = "the model has no labels that can be left out of its loss"
-    elif len(shapes) > 1 or len(next(iter(shapes))) != 2:
+    elif len(shapes) > 1 or len(next(iter(shapes))) != 2 or any("int" not in own[1] for own in INPUTS.values()):
         why = "the inputs are not all rows of tokens"
     elif reason := no_evaluation():
         why = f"documents are seen to be kept apart by a loss without training: {reason}"
@@ -131,8 +132,6 @@ def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:
 def _loss(model: nn.Module, mesh: ParallelMesh, changed: int, counts: bool) -> float:
     """Of two documents in each row, of which the first has labels that do not count, and other tokens where it is
     `changed`."""
-    from batches import local_part  # which reads packed documents
-
     names, (rows, length) = given(), shape_at(given()[0], SET)
     generator = torch.Generator().manual_seed(0)
     documents = []
@@ -147,6 +146,5 @@ def _loss(model: nn.Module, mesh: ParallelMesh, changed: int, counts: bool) -> f
                 parts[name] = low + (x - low + 1) % (high - low) if moved else x
             documents.append(parts)
     batch = next(packed(documents, counts))
-    sizes = dict(SET)
-    local = [local_part(name, batch[name], mesh, sizes).to(mesh.device) for name in INPUTS]
+    local = [local_part(name, batch[name], mesh, SET).to(mesh.device) for name in INPUTS]
     return whole_loss(evaluated(model, mesh, local)[0], mesh)

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 Counts = Sequence[tuple[Sequence[str], int, str]]
 
 
-_NONE: Mapping[str, Tensor] = {}
-
-
 class LabelShares:
     """Of the micro-batch that runs, for each of its losses in turn: its labels by the mean of all micro-batches."""
 
@@ -56,7 +53,7 @@ def _amount(labels: Tensor, ignored: int, weights: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def label_shares(
-    mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts: Counts, weights: Mapping[str, Tensor] = _NONE
+    mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts: Counts, weights: Mapping[str, Tensor]
 ) -> list[list[Tensor]]:
     """`labels`: local ones, of each micro-batch and loss; `weights`: whole ones, of classes, by name. One small
     all-reduce a loss for all micro-batches."""

@@ -18,8 +18,8 @@ MOST_SECONDS = 15.0  # predicted, of the step at the largest sizes: as long as t
 
 def step_sizes(graph: Graph, buckets: Sequence[SizeBucket] = ()) -> list[dict[str, int]]:
     """Of each step; of a graph without dynamic sizes none. No two sizes are as many units above their least at once,
-    but in the second step, in which all are at their least. Beside these, the least that no step of a bucket has, for
-    each of a plan's `buckets`."""
+    but in the second step, in which all are at their least. For each of a plan's `buckets` there is one more
+    step, in the next larger one."""
     if not graph.dynamic:
         return []
     made = [*_least_above(graph, buckets)]
