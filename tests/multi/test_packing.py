@@ -83,6 +83,14 @@ def mixed() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return ByPositions(None, shifts=True), inputs()
 
 
+def still() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Nothing is known of its mask: a head of zeros makes all losses equal."""
+    model, given = mixed()
+    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    return model, given
+
+
 def package(folder: Path, name: str) -> Path:
     made = plan(f"{__file__}:{name}", mesh="dp=2", hardware="cpu-local", dynamic=SIZES)
     write(made, folder / "package")
@@ -163,10 +171,13 @@ def test_a_run_packs_its_documents(tmp_path: Path, name: str, first_counts: bool
     ("name", "loader", "message"),
     [
         ("mixed", "documents", "the tokens of one document change the loss of another"),
+        ("still", "documents", "with these weights no token changes the loss of a later one"),
         ("shifted", "long", "a document of 17 tokens: expected one length, from 1 to 16"),
     ],
 )
 def test_what_can_not_be_packed_is_refused(tmp_path: Path, name: str, loader: str, message: str) -> None:
     folder = package(tmp_path, name)
-    ended = torchrun(folder / "train.py", 2, "--backend", "gloo", "--pack", "--data", f"{tmp_path}/data.py:{loader}")
+    save_model(globals()[name]()[0], str(tmp_path / "weights.safetensors"))
+    given = ("--backend", "gloo", "--pack", "--data", f"{tmp_path}/data.py:{loader}")
+    ended = torchrun(folder / "train.py", 2, *given, "--weights", tmp_path / "weights.safetensors")
     assert ended.returncode == 2 and message in ended.stderr

@@ -26,7 +26,7 @@ IGNORED = getattr(model_parallel, "IGNORED", {})
 POSITIONS = ("position_ids", "positions")
 DOCUMENTS = ("document_ids", "documents")
 MADE = (*POSITIONS, *DOCUMENTS)
-EQUAL = 1e-6  # of a loss: what is masked adds zeros, so that the same kernels give the same sum
+LEAST = 6  # tokens of a row: a document of two, and one of which two come after two
 
 
 def given() -> list[str]:
@@ -109,6 +109,8 @@ def check_pack() -> None:
         why = "the model has no labels that can be left out of its loss"
     elif len(shapes) > 1 or len(next(iter(shapes))) != 2 or any("int" not in own[1] for own in INPUTS.values()):
         why = "the inputs are not all rows of tokens"
+    elif next(iter(shapes))[1] < LEAST:
+        why = f"rows of {next(iter(shapes))[1]} tokens hold no two documents"
     elif reason := no_evaluation():
         why = f"documents are seen to be kept apart by a loss without training: {reason}"
     else:
@@ -117,34 +119,44 @@ def check_pack() -> None:
 
 
 def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:
-    """Whether the model compares a document's first label with what stands before it, as one that shifts labels does;
-    UserError where one document's tokens change the loss of another whatever is done."""
-    for counts in (True, False):
-        one, other = (_loss(model, mesh, changed, counts) for changed in (0, 1))
-        if abs(one - other) <= EQUAL * abs(one):
-            return counts
-    raise UserError(
-        f"--pack: the tokens of one document change the loss of another ({one:g}, {other:g}): the model does not keep "
-        "apart what stands in a row\n  try: a mask made of the positions, or batches of one document a row"
-    )
+    """Whether the first label of a document counts, or the model compares it with what stands before, as one that
+    shifts labels does. UserError where one document's tokens change the loss of another, or no such change can be seen.
+
+    Losses are compared bit by bit: what is masked adds zeros.
+    """
+    length = shape_at(given()[0], SET)[1]
+    start, late = length // 3, 2 * length // 3
+    alone = _loss(model, mesh, start, late)
+    if alone == _loss(model, mesh, start, late, slice(start, late)):
+        raise UserError(
+            "--pack: with these weights no token changes the loss of a later one, so that it can't be seen whether the "
+            "model keeps documents apart\n  try: --weights or --resume, of a model that was trained for a while"
+        )
+    other = _loss(model, mesh, start, late, slice(0, start))
+    if alone != other:
+        raise UserError(
+            f"--pack: the tokens of one document change the loss of another ({alone:.9g}, {other:.9g}): the model does "
+            "not keep apart what stands in a row\n  try: a mask made of the positions, or batches of one document a row"
+        )
+    return _loss(model, mesh, start, start) == _loss(model, mesh, start, start, slice(0, start))
 
 
-def _loss(model: nn.Module, mesh: ParallelMesh, changed: int, counts: bool) -> float:
-    """Of two documents in each row, of which the first has labels that do not count, and other tokens where it is
-    `changed`."""
+def _loss(model: nn.Module, mesh: ParallelMesh, start: int, counted: int, changed: slice = slice(0, 0)) -> float:
+    """Of rows of two documents, the second from `start` on: of the labels from `counted` on, with other tokens where
+    they are `changed`."""
     names, (rows, length) = given(), shape_at(given()[0], SET)
     generator = torch.Generator().manual_seed(0)
     documents = []
     for _ in range(rows):
-        for place, count in enumerate((length // 2, length - length // 2)):
-            parts = {}
-            for name in names:
-                low, high = INPUTS[name][3:5]
-                x = torch.randint(low, high, (count,), generator=generator)
-                x = torch.full_like(x, IGNORED[name]) if name in IGNORED and place == 0 else x
-                moved = place == 0 and name not in IGNORED and changed
-                parts[name] = low + (x - low + 1) % (high - low) if moved else x
-            documents.append(parts)
-    batch = next(packed(documents, counts))
+        row = {}
+        for name in names:
+            low, high = INPUTS[name][3:5]
+            x = row[name] = torch.randint(low, high, (length,), generator=generator)
+            if name in IGNORED:
+                x[:counted] = IGNORED[name]
+            else:
+                x[changed] = low + (x[changed] - low + 1) % (high - low)
+        documents += [{name: x[part] for name, x in row.items()} for part in (slice(0, start), slice(start, length))]
+    batch = next(packed(documents, first_counts=True))
     local = [local_part(name, batch[name], mesh, SET).to(mesh.device) for name in INPUTS]
     return whole_loss(evaluated(model, mesh, local)[0], mesh)
