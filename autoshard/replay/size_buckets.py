@@ -24,7 +24,7 @@ from autoshard.search.build_plan import priced, redistribution
 from autoshard.search.whole_step import predicted
 from autoshard.units import format_seconds
 
-LEAST_GAIN = 0.01  # of the expected step; with less, further files are not worth their reading
+LEAST_GAIN = 0.01  # of the expected step: medians of 60 steps of one package differ by 2 % from run to run (3 runs)
 Held = Callable[[Graph, Mesh, tuple[str, ...]], Plan]  # the best plan on a mesh, with these pins
 Box = tuple[tuple[str, int], ...]
 

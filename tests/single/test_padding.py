@@ -145,6 +145,8 @@ MODELS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "from the end": (from_the_end, False),
     "spread": (spread, False),
     "soft": (lambda x: x * x.softmax(1), False),
+    "by area": (lambda x: x * torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).sum(), False),
+    "by count": (lambda x: x * torch.ones(x.shape[1], dtype=x.dtype).sum(), False),
     "convolved": (lambda x: F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2), False),
 }
 LABELS: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], bool]] = {

@@ -161,13 +161,6 @@ def test_a_package_with_buckets_is_proved_in_each(micro_batches: int) -> None:
     assert found.passed, found.failure
 
 
-def test_steps_on_both_sides_of_a_bucket_are_verified() -> None:
-    plan = made().plan
-    sizes = step_sizes(made().graph, plan.buckets)
-    assert {plan.at_sizes(own).ops == plan.ops for own in sizes} == {True, False}
-    assert {"batch": 68} in sizes
-
-
 def test_each_bucket_has_a_step_that_is_verified() -> None:
     """The second is longer and not wider: a wider step would be none of it."""
     graph = capture(spec("words"), {}, dynamic=("batch=4..32/4,sequence=8..64/8",))
