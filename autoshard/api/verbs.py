@@ -218,28 +218,48 @@ def load_plan(path: str | Path) -> PlannedModel:
     return replace(from_rank_0(lambda: PlannedModel(*read_package(own))), folder=root_of(own))
 
 
+def packages_in(path: str | Path) -> list[Path]:
+    """The package at `path`, and those in it, for other numbers of devices."""
+    return [Path(path), *output_folder.nested_packages(root_of(Path(path)))]
+
+
 def simulate(plan: PlannedModel) -> Timeline:
     """One step of the plan's program, simulated: events, memory curve, `step_seconds`, `peak_bytes`."""
     return plan.simulated.timeline
 
 
-def write(plan: PlannedModel, folder: str | Path) -> Path:
-    """Writes the package that runs with torchrun, and its report. UsageError where the folder holds something else."""
-    write_files(plan, Path(folder))
+def write(plan: PlannedModel, folder: str | Path, also: Sequence[PlannedModel] = ()) -> Path:
+    """Writes the package that runs with torchrun, and its report. UsageError where the folder holds something else.
+
+    `also`: plans of the same model for other numbers of devices; `train.py` runs the one for as many as have started.
+    """
+    write_files(plan, Path(folder), also)
     return Path(folder)
 
 
 @seldom_searched()
-def write_files(plan: PlannedModel, folder: Path) -> list[str]:
+def write_files(plan: PlannedModel, folder: Path, also: Sequence[PlannedModel] = ()) -> list[str]:
     """`write`; the names of the files."""
+    others = tuple(sorted((own.plan for own in also), key=lambda own: -own.devices))
+    numbers = [plan.plan.devices, *(own.devices for own in others)]
+    if len(set(numbers)) < len(numbers):
+        told = f"plans for {', '.join(map(str, numbers))} devices in one package"
+        raise UsageError(told, "one for each number of devices")
+    files = _files(plan, replace(plan.beside, others=others))
+    for own in also:
+        nested = _files(own, own.beside)
+        files |= {f"{output_folder.NESTED_FOLDER}{own.plan.devices}/{name}": text for name, text in nested.items()}
+    output_folder.write_package(folder, files)
+    write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))
+    return sorted(files)
+
+
+def _files(plan: PlannedModel, beside: package_files.Beside) -> dict[str, str]:
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")
     built = replace(plan.simulated, graph=with_sizes_asked(plan))
-    files = package_files.package_files(built, plan.beside)
-    output_folder.write_package(folder, files)
-    write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))
-    return sorted(files)
+    return package_files.package_files(built, beside)
 
 
 def report(plan: PlannedModel, path: str | Path | None = None) -> str:

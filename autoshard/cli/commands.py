@@ -8,9 +8,11 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cli.json_output import print_json
+from autoshard.cli.launch_verb import launch
 from autoshard.cli.option_values import check_digits
 from autoshard.cli.parser import parser
 from autoshard.cli.sizes_verb import sizes
@@ -124,11 +126,11 @@ def trace(options: argparse.Namespace) -> int:
 @seldom_searched()
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
-    from autoshard.api import verbs
+    from autoshard.api import elastic_plans, verbs
     from autoshard.api.settings import read_hardware
     from autoshard.system.allocator import freed_is_kept
     from autoshard.text import plan_summary
-    from autoshard.text.tables import terminal_width
+    from autoshard.text.tables import table, terminal_width
 
     freed_is_kept()
     wanted, quiet = _wanted(options), options.json
@@ -137,6 +139,10 @@ def plan(options: argparse.Namespace) -> int:
     asked: dict[str, Any] = {"arguments": dict(options.arguments), "precision": options.precision}
     asked |= {"loss": options.loss or None, "out": options.out, "to_verify": to_verify}
     verbs.check(options.model, hardware, wanted, **asked)
+    numbers = elastic_plans.numbers_of_devices(options.devices)[1:]
+    elastic_plans.check_elastic(wanted, numbers)
+    for number in numbers:
+        verbs.check(options.model, hardware, replace(wanted, devices=number), **asked)
     for sentence in wanted.ignored():
         print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
@@ -149,18 +155,26 @@ def plan(options: argparse.Namespace) -> int:
     else:
         with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
             made = verbs.planned(captured, hardware, wanted, False if options.no_cache else None, whole_plans=False)
+    others, cached = [], not options.no_cache
+    for number in numbers:
+        with step(f"searching {number} devices", quiet):
+            others.append(elastic_plans.planned_for(captured, hardware, wanted, number, None if cached else False))
     with step("writing the package", quiet):
-        files = verbs.write_files(made, options.out)
+        files = verbs.write_files(made, options.out, others)
+    plans = [made.plan, *(own.plan for own in others)]
     summary = plan_summary.as_dict(made.plan, made.graph, made.simulated.step.account)
     summary |= {"out": str(options.out), "files": files}
     summary |= {"searched_step": told} if told else {}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
+    summary |= {"other_devices": [plan_summary.as_dict(own.plan, own.graph) for own in others]} if others else {}
     if not options.json:
         timeline = made.simulated.timeline
         whole = made.simulated.step
         print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width(), timeline, whole))
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
+        if others:
+            print("\n".join(["", *table(plan_summary.devices_table(plans), terminal_width()), ""]))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
     code = _verify(options, summary) if to_verify is not None else 0
     if options.json:
@@ -213,7 +227,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
 
     return settings.wanted(
         settings.read_mesh(options.mesh),
-        options.devices,
+        max(options.devices) if options.devices else None,
         options.mode or "auto",
         settings.step_request(
             {name: getattr(options, name) for name in settings.STEP}, tuple(options.pin), options.pins
@@ -247,17 +261,21 @@ def verify(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
     from autoshard.api import verbs
 
-    with step(f"verifying {options.out}", options.json):
-        made, arguments = verbs.load_plan(options.out), dict(options.verify_with)
-        result = verbs.verify(made, backend=options.backend or "gloo", full=options.full, arguments=arguments)
-    summary["verification"] = result.as_dict()
-    if not options.json:
-        print(result.summary())
-    if result.passed:
-        return 0
-    if not options.json:
-        raise CheckError(result.failure, "the report and the files are left for you to look at")
-    return CheckError.exit_code
+    for number, folder in enumerate(verbs.packages_in(options.out)):
+        with step(f"verifying {folder}", options.json):
+            made, arguments = verbs.load_plan(folder), dict(options.verify_with)
+            result = verbs.verify(made, backend=options.backend or "gloo", full=options.full, arguments=arguments)
+        if number:
+            summary.setdefault("other_verifications", []).append(result.as_dict())
+        else:
+            summary["verification"] = result.as_dict()
+        if not options.json:
+            print(result.summary())
+        if not result.passed and options.json:
+            return CheckError.exit_code
+        if not result.passed:
+            raise CheckError(result.failure, "the report and the files are left for you to look at")
+    return 0
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -334,7 +352,6 @@ def report(options: argparse.Namespace) -> int:
 
 def estimate(options: argparse.Namespace) -> int:
     """Predict step time and memory of a transformer from its sizes, or search its configurations."""
-    from dataclasses import replace
 
     from autoshard.cli import estimate_options
     from autoshard.cluster.hardware import load_hardware
@@ -386,24 +403,6 @@ def diff(options: argparse.Namespace) -> int:
     else:
         print(plan_diff.text(found, tty_width()))
     return 0
-
-
-def launch(options: argparse.Namespace) -> int:
-    """Write the job file of a launcher or scheduler into a package, and start it."""
-    from autoshard.api import verbs
-    from autoshard.launchers import launch_files, starting
-
-    made, folder = verbs.load_plan(options.plan), options.plan
-    more = {name: getattr(options, name) for name in ("minutes", "grace", "python", "image")}
-    hosts = options.hosts.split(",") if options.hosts else []
-    wanted = launch_files.launch_of(made.plan, options.on, options.nodes, hosts, options.options, **more)
-    file = launch_files.write_launch(wanted, made.plan, folder)
-    start = typed(*starting.start_words(wanted, folder))
-    if options.json:
-        print_json({"file": str(file), "start": start})
-    elif not options.start:
-        print(f"{file}\nnext: {start}")
-    return starting.start(wanted, folder) if options.start else 0
 
 
 def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:

@@ -29,6 +29,12 @@ def whole(option: str, least: int = 1, most: int = LARGEST) -> Callable[[str], i
     return read
 
 
+def several(option: str) -> Callable[[str], tuple[int, ...]]:
+    """Whole numbers with commas."""
+    read = whole(option)
+    return lambda text: tuple(map(read, text.split(",")))
+
+
 def factor(option: str) -> Callable[[str], float]:
     """A number without a unit, at least 1."""
 

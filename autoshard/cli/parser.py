@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoshard import __version__
-from autoshard.cli.option_values import module, path, quantity, whole
+from autoshard.cli.option_values import module, path, quantity, several, whole
 from autoshard.constraints.size_histogram import MOST_POINTS
 from autoshard.errors import UsageError
 
@@ -112,8 +112,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
     out = f"default {DEFAULT_OUT}/"
     parser.add_argument("-o", "--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
-    devices = "number of devices: searches for the best mesh, or checks --mesh"
-    parser.add_argument("--devices", type=whole("--devices"), metavar="N", help=devices)
+    devices = (
+        "number of devices: searches for the best mesh, or checks --mesh. Several with commas (8,6,4): a plan for "
+    )
+    devices += "each, and train.py runs the one for the processes that start"
+    parser.add_argument("--devices", type=several("--devices"), metavar="N", help=devices)
     limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
     parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
     _add_step_options(parser)

@@ -52,6 +52,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | `train.py` | {_TRAINS if program.loss is not None else _DOES_NOT_TRAIN} |
 | `run_options.py`, `run_start.py`, `start_state.py`, `user_errors.py` | its options; what it starts from; its errors |
 | `batches.py`, `dynamic_sizes.py` | its batches, and sizes of them that differ from step to step |
+| `elastic.py` | which plan runs, where the package has some for other numbers of devices |
 | `saving.py` | the folder of checkpoints: one job at a time, of one run, the last whole one |
 | `evaluation.py` | the loss of batches that are not trained on |
 | `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |

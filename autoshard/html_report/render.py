@@ -45,13 +45,14 @@ def render(
     front: Sequence[Point] = (),
     model_text: str = "",
     step: AccountedStep | None = None,
+    others: Sequence[Plan] = (),
 ) -> str:
     """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run; `styles` and
     `front`, empty where not asked for, are other plans to compare with; `model_text` is the emitted model_parallel.py;
-    `step`: the whole step, where it is known.
+    `step`: the whole step, where it is known; `others`: plans of the package for other numbers of devices.
     """
     step = step or accounted_step(plan, program, graph, hardware, timeline)
-    content = page(plan, graph, program, hardware, timeline, verification, styles, front, model_text, step)
+    content = page(plan, graph, program, hardware, timeline, verification, styles, front, model_text, step, others)
     return _filled("report.html.jinja", SCRIPTS, content)
 
 

@@ -56,6 +56,12 @@ class Launch:
     grace: int = 120  # seconds between the signal and the end
     image: str = ""  # the runtime's own
     python: str = "python"
+    least_devices: int = 0  # that the package has a plan for, where it has several
+
+    @property
+    def least_nodes(self) -> int:
+        """Fewer than `nodes` where a plan for fewer devices lets it go on with these."""
+        return min(self.nodes, -(-self.least_devices // self.per_node)) if self.least_devices else self.nodes
 
     @property
     def path(self) -> str:
@@ -101,6 +107,7 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
         "name": f"the package {printable(folder.resolve().name)}",
         "file": launch.path, "job": job, "folder": folder.resolve().name, "device": device,
         "resource": RESOURCES.get(resource, ""),
+        "least_devices": launch.least_devices, "least_nodes": launch.least_nodes,
         "nodes": launch.nodes, "per_node": launch.per_node, "processes": launch.nodes * launch.per_node,
         "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in here),
         "options": typed(*launch.options), "words": list(launch.options), "minutes": launch.minutes,

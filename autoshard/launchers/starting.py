@@ -25,7 +25,9 @@ def start(launch: Launch, folder: Path) -> int:
     words = start_words(launch, folder)
     program = _NEEDS.get(launch.on, words[0])
     if launch.on == "torchrun" and launch.nodes > 1:
-        raise UsageError("torchrun is started on each node by itself", f"NODE=0 FIRST_NODE=host {typed(*words)}")
+        number = "NODE=0 " if launch.least_nodes == launch.nodes else ""
+        told = f"{number}FIRST_NODE=host {typed(*words)}"
+        raise UsageError("torchrun is started on each node by itself", told)
     if program != "python" and shutil.which(program) is None:
         raise UsageError(
             f"there is no {program} on this machine", f"where it is, in a copy of {folder}: {typed(*words)}"

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from autoshard.errors import InvalidFileError, UsageError
 from autoshard.system.files import parse_json, read_bytes, read_text, told, write_text
 
 MANIFEST = "manifest.json"
+NESTED_FOLDER = "devices_"  # and a number: a package in the package, for so many devices
+NESTED = re.compile(rf"({NESTED_FOLDER}[0-9]+)/(.+)", re.DOTALL)
 KIND = "autoshard.package"
 AGAIN = "make the package again with `autoshard plan`"
 LARGEST_FILE = 1 << 32  # bytes: a timeline of a large model's step has hundreds of megabytes
@@ -79,10 +81,12 @@ def _swapped(stage: Path, folder: Path) -> bool:
 def _replaced_in_place(folder: Path, stage: Path, files: Mapping[str, str]) -> None:
     """Replaces a package file by file, in a folder that has to stay because processes work in it."""
     before = _manifest(folder) if (folder / MANIFEST).exists() else {}
+    nested = [name for name in _accepted(folder) if NESTED.fullmatch(name)] if before else []
     write_text(folder / MANIFEST, _manifest_text(before, _manifest(stage)))
-    for name in before.keys() - files.keys():
+    gone = (before.keys() | {*nested}) - files.keys()
+    for name in (*gone, *({*_manifests(gone)} - {*_manifests(files)})):
         (folder / name).unlink(missing_ok=True)
-    for name in (*files, MANIFEST):
+    for name in (*files, *_manifests(files)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (stage / name).replace(folder / name)
 
@@ -156,7 +160,7 @@ def _lives(process: int) -> bool:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        return all(_digest((folder / name).read_bytes()) == digest for name, digest in _manifest(folder).items())
+        return all(_digest((folder / name).read_bytes()) in digests for name, digests in _accepted(folder).items())
     except (OSError, InvalidFileError):
         return False
 
@@ -165,7 +169,8 @@ def _bring_added(old: Path, folder: Path) -> None:
     """Moves what the user added from the old folder to the new one, then removes the old."""
     if not old.is_dir():
         return
-    own = {MANIFEST, *(_accepted(old) if (old / MANIFEST).exists() else ())}
+    known = _accepted(old) if (old / MANIFEST).exists() else {}
+    own = {*known, *_manifests(known)}
     for parent, folders, names in os.walk(old, topdown=False):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in (*names, *links):
@@ -223,8 +228,28 @@ def _fill(stage: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         (stage / name).write_text(text, encoding="utf-8")
-    digests = {name: _digest(text.encode()) for name, text in files.items()}
-    (stage / MANIFEST).write_text(_manifest_text(digests), encoding="utf-8")
+    for manifest in reversed(_manifests(files)):  # the package's own last: with it the folder is whole
+        folder = manifest.removesuffix(MANIFEST)
+        own = {name.removeprefix(folder): text for name, text in files.items() if _manifest_of(name) == manifest}
+        digests = {name: _digest(text.encode()) for name, text in own.items()}
+        (stage / manifest).write_text(_manifest_text(digests), encoding="utf-8")
+
+
+def _manifest_of(name: str) -> str:
+    """The manifest that names the file."""
+    nested = NESTED.fullmatch(name)
+    return f"{nested[1]}/{MANIFEST}" if nested else MANIFEST
+
+
+def _manifests(names: Iterable[str]) -> list[str]:
+    return [*dict.fromkeys(map(_manifest_of, (MANIFEST, *names)))]
+
+
+def nested_packages(folder: Path) -> list[Path]:
+    """Packages in the package, most devices first."""
+    found = [path.parent for path in folder.glob(f"{NESTED_FOLDER}*/{MANIFEST}")]
+    numbered = [path for path in found if NESTED.fullmatch(f"{path.name}/_")]
+    return sorted(numbered, key=lambda path: -int(path.name.removeprefix(NESTED_FOLDER)))
 
 
 def _manifest_text(digests: Mapping[str, str], coming: Mapping[str, str] | None = None) -> str:
@@ -247,11 +272,12 @@ def _manifest(folder: Path, part: str = "files") -> dict[str, str]:
 
 
 def _accepted(folder: Path) -> dict[str, set[str]]:
-    """For each file of the package, the hashes that it may have."""
+    """For each file of the package, and of those in it, the hashes that it may have."""
     found: dict[str, set[str]] = {}
-    for part in ("files", "coming"):
-        for name, digest in _manifest(folder, part).items():
-            found.setdefault(name, set()).add(digest)
+    for own in (folder, *nested_packages(folder)):
+        for part in ("files", "coming"):
+            for name, digest in _manifest(own, part).items():
+                found.setdefault(f"{own.name}/{name}" if own != folder else name, set()).add(digest)
     return found
 
 

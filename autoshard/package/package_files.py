@@ -61,13 +61,14 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a package holds beside its plan: how known styles compare, the front if asked for, what `verify` found, and
-    the emitted model_parallel.py."""
+    """What a package holds beside its plan: how known styles compare, the front if asked for, what `verify` found, the
+    emitted model_parallel.py, and plans for other numbers of devices, the most first."""
 
     styles: tuple[StylePlan, ...] = ()
     front: tuple[Point, ...] = ()
     verification: Mapping[str, Any] | None = None
     model_text: str = ""
+    others: tuple[Plan, ...] = ()
 
 
 def build(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) -> SimulatedPlan:
@@ -148,6 +149,7 @@ def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
         styles=own.styles,
         front=own.front,
         model_text=own.model_text,
+        others=own.others,
     )
 
 
@@ -225,7 +227,14 @@ def read_beside(package: Path, verified: bool = True) -> Beside:
     styles = _read_list(root, STYLES, style_plans.from_json)
     front = _read_list(root, PARETO, pareto_front.from_json)
     model_text = output_folder.read_file(root, MODEL) if (root / MODEL).exists() else ""
-    return Beside(styles, front, read_verification(package) if verified else None, model_text)
+    others = tuple(_read_plan(path) for path in output_folder.nested_packages(root))
+    return Beside(styles, front, read_verification(package) if verified else None, model_text, others)
+
+
+def _read_plan(root: Path) -> Plan:
+    from autoshard.ir import plan_json
+
+    return plan_json.loads(output_folder.read_file(root, PLAN), str(root / PLAN))
 
 
 def _read_list(root: Path, name: str, read: Callable[[Any], tuple[T, ...]]) -> tuple[T, ...]:

@@ -248,6 +248,26 @@ def front_table(points: Sequence[Point]) -> list[str]:
     return table(rows)
 
 
+DEVICES_HEADER = ("devices", "mesh", "micro-batches", "step", "memory", "against the first")
+
+
+def devices_table(plans: Sequence[Plan]) -> list[Sequence[str]]:
+    """A row for each plan, the most devices first; all train on the same samples in a step."""
+    return [DEVICES_HEADER, *(_row(plan, plans[0]) for plan in plans)]
+
+
+def _row(plan: Plan, first: Plan) -> tuple[str, ...]:
+    stages = f" on each of {plan.step.stages} {plan.step.word}s" if plan.step.stages > 1 else ""
+    return (
+        str(plan.devices),
+        f"{plan.mesh}{stages}",
+        str(plan.step.micro_batches),
+        format_seconds(plan.step_seconds),
+        format_bytes(plan.step_peak_bytes),
+        f"{plan.step_seconds / first.step_seconds:.2f}x" if first.step_seconds else "",
+    )
+
+
 SMALL_BYTES, SMALL_PROCESSES = 16 * 2**30, 16  # of all devices: what the CPUs of a laptop can run in their place
 
 

@@ -273,3 +273,26 @@ def test_buffers_of_the_library_on_meta_are_those_of_a_real_build(name: str, tmp
 @pytest.mark.parametrize("value", [(), (3,), (3, 4), ((1,), ()), (1.5, True, None), "text", float("inf")])
 def test_arguments_are_written_as_python(value: object) -> None:
     assert eval(_value(value)) == value  # type: ignore[arg-type]
+
+
+class Seeded(nn.Module):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(16, 8, generator=own))
+        self.start = nn.Parameter(torch.normal(0.0, 1.0, (8,), generator=own))
+        self.register_buffer("places", torch.randperm(8, generator=own))
+        self.register_buffer("low", torch.randint(2, 5, (8,), generator=own))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((x @ self.weight + self.start)[:, self.places] + self.low - y).square().mean()
+
+
+def test_draws_from_a_generator_of_their_own_are_made_without_it(tmp_path: Path) -> None:
+    own = torch.Generator().manual_seed(0)
+    graph = capture_model(Seeded(), (torch.randn(12, 16, generator=own), torch.rand(12, 8, generator=own)))
+    assert [(r.tensor, r.low, r.high) for r in graph.input_ranges] == [("y", 0.0, 1.0)]
+    targets = {call.target for recipe in graph.recipes for call in recipe.calls}
+    assert targets and not [target for target in targets if "generator" in target], targets

@@ -45,6 +45,36 @@ def test_replaced_and_tidied_but_the_users_files_stay(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
+NESTED = FILES | {"devices_2/train.py": "print(2)\n", "devices_2/runtime/a.py": "", "devices_1/train.py": "print(1)\n"}
+
+
+def test_packages_in_a_package(tmp_path: Path) -> None:
+    """Each has its manifest, and is noted in by itself; they go with the package, but for the user's files."""
+    out = tmp_path / "out"
+    write_package(out, NESTED)
+    assert [path.name for path in output_folder.nested_packages(out)] == ["devices_2", "devices_1"]
+    assert "devices_2/train.py" not in json.loads((out / MANIFEST).read_text())["files"]
+    update_package(out / "devices_2", {"verification.json": "{}\n"})
+    (out / "devices_2" / "runtime" / "mine.py").write_text("mine\n", encoding="utf-8")
+    write_package(out, FILES | {"devices_4/train.py": "print(4)\n"})
+    assert names(out) == [
+        "devices_2/runtime/mine.py",
+        *("devices_4/manifest.json", "devices_4/train.py", "manifest.json", "plan.json", "train.py"),
+    ]
+    (out / "devices_4" / "train.py").write_text("edited\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"devices_4/train\.py was edited"):
+        write_package(out, FILES)
+
+
+def test_packages_in_a_package_that_processes_work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(tmp_path / "out", NESTED)
+    monkeypatch.chdir(tmp_path / "out")
+    write_package(tmp_path / "out", FILES | {"devices_2/train.py": "new\n"})
+    own = ["devices_2/manifest.json", "devices_2/train.py", "manifest.json", "plan.json", "train.py"]
+    assert names(tmp_path / "out") == own
+    output_folder.check_target(tmp_path / "out")
+
+
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     output_folder.write_package(tmp_path, FILES)
     assert names(tmp_path) == ["manifest.json", "plan.json", "train.py"]

@@ -116,7 +116,6 @@ def test_the_command_line_calls_the_interface() -> None:
         "autoshard.calibrate.run_files": {"compare"},
         "autoshard.cluster.hardware": {"profiles", "estimate"},
         "autoshard.verification.rule_table": {"prove"},
-        "autoshard.launchers": {"launch"},
     }
     path = PACKAGE / "cli" / "commands.py"
     functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]

@@ -69,6 +69,45 @@ def test_the_file_of_each(package: Path, capsys: pytest.CaptureFixture[str], on:
         assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n" in text and "--gpus-per-node=8" in text
 
 
+def test_a_package_for_several_numbers_of_devices(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on with fewer nodes where a plan for fewer devices is in it."""
+    words = ["plan", "mlp.json", "--devices", "2,1", "--hardware", "a100-80g-sxm", "--out", "two"]
+    assert commands.main(words) == 0
+    assert "1        all=1" in capsys.readouterr().out
+    assert commands.main(["launch", "two", "--on", "torchrun"]) == 0
+    assert '"${PROCESSES:-2}"' in (tmp_path / "two" / "launch" / "torchrun.sh").read_text(encoding="utf-8")
+    for on, said in (("torchrun", "--nnodes 1:2 --max-restarts"), ("slurm", "#SBATCH --nodes=1-2\n")):
+        assert commands.main(["launch", "two", "--on", on, "--nodes", "2"]) == 0
+        file = tmp_path / "two" / "launch" / ON[on]
+        assert said in file.read_text(encoding="utf-8")
+        checked = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, timeout=HANGS)
+        assert checked.returncode == 0 and not checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--devices", "4,4"], "--devices names 4 twice"),
+        (["--devices", "4,2", "--mesh", "dp=4"], "--mesh dp=4 is one number of devices"),
+        (["--devices", "4,x"], "--devices 'x': expected a whole number"),
+        (["--devices", "4,"], "--devices '': expected a whole number"),
+        (["--devices", "2,1", "--pareto"], "--pareto: the front is of one number"),
+        (
+            ["--devices", "16,3", "--stages", "2", "--micro-batches", "4"],
+            "3 devices are not equally many for each",
+        ),
+        (["--devices", "2,1", "--memory-limit", "6 KiB"], "for 1 device: "),
+    ],
+)
+def test_numbers_of_devices_that_cannot_be(
+    package: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert commands.main(["plan", "mlp.json", "--hardware", "a100-80g-sxm", *words, "--out", "no"]) in (2, 3)
+    assert said in capsys.readouterr().err and not Path("no").exists()
+
+
 def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     refused = {

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dynamic_sizes import DYNAMIC_SIZES, SET, check_sizes, drawn_sizes, padded, shape_at, sizes_of
-from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS
+from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS, MICRO_BATCHES
 from runtime import ParallelMesh, Read, held_indices
 from user_errors import BatchError, ElsewhereError, UserError
 
@@ -79,26 +79,54 @@ def _slice(held: list[int]) -> slice:
     return slice(held[0], held[-1] + 1) if in_line else slice(None)
 
 
+def of_samples() -> list[str]:
+    """The inputs that a batch of a whole step has MICRO_BATCHES times as many samples of: in dim 0. None where batches
+    are of sizes that change."""
+    sizes = [shape[0] for shape, *_ in INPUTS.values() if shape]
+    samples = max(sizes, key=sizes.count, default=0)
+    return [name for name, (shape, *_) in INPUTS.items() if shape[:1] == (samples,)] if not DYNAMIC_SIZES else []
+
+
+def split(batch: Sequence[Tensor]) -> list[list[Tensor]]:
+    """A batch of a whole step as its micro-batches; another as it is. What has no samples is whole in each."""
+    owners = set(of_samples()) if MICRO_BATCHES > 1 and len(batch) == len(INPUTS) else set()
+    pairs = [(own, x) for own, x in zip(INPUTS, batch, strict=True) if own in owners] if owners else []
+    whole = {name for name, x in pairs if x.ndim and len(x) == INPUTS[name][0][0] * MICRO_BATCHES}
+    if not whole:
+        return [list(batch)]
+    cut = [
+        x.chunk(MICRO_BATCHES) if own in whole else [x] * MICRO_BATCHES for own, x in zip(INPUTS, batch, strict=True)
+    ]
+    return [list(own) for own in zip(*cut, strict=True)]
+
+
 def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
-    """Batches made from the seed and their number alone: the same on every mesh. `start`: the first one's."""
-    step = start
+    """Batches made from the seed and the step's number alone: the same on every mesh, in however many micro-batches.
+    `start`: the first one's number."""
+    count = MICRO_BATCHES if of_samples() else 1
+    step, first = divmod(start, count)
     while True:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        batch, sizes = [], drawn_sizes(generator)
-        for name, (_, dtype, _, low, high) in INPUTS.items():
-            shape = shape_at(name, sizes)
-            kind: torch.dtype = getattr(torch, dtype)
-            if isinstance(low, tuple):
-                x = _by_column(shape, low, high, generator).to(kind)
-            elif kind.is_floating_point and high > low:
-                x = (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
-            elif kind.is_floating_point:
-                x = torch.randn(shape, generator=generator).to(kind)
-            else:
-                x = torch.randint(low, high, shape, generator=generator).to(kind)
-            batch.append(local_part(name, x, mesh, sizes).to(mesh.device))
-        yield batch
-        step += 1
+        sizes = drawn_sizes(generator)
+        whole = [_drawn(name, sizes, count, generator) for name in INPUTS]
+        for batch in split(whole)[first:] if count > 1 else [whole]:
+            yield [local_part(name, x, mesh, sizes).to(mesh.device) for name, x in zip(INPUTS, batch, strict=True)]
+        step, first = step + 1, 0
+
+
+def _drawn(name: str, sizes: Mapping[str, int], count: int, generator: torch.Generator) -> Tensor:
+    """An input of `count` micro-batches."""
+    shape, (_, dtype, _, low, high) = shape_at(name, sizes), INPUTS[name]
+    if count > 1 and name in of_samples():
+        shape = (shape[0] * count, *shape[1:])
+    kind: torch.dtype = getattr(torch, dtype)
+    if isinstance(low, tuple):
+        return _by_column(shape, low, high, generator).to(kind)
+    if kind.is_floating_point and high > low:
+        return (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
+    if kind.is_floating_point:
+        return torch.randn(shape, generator=generator).to(kind)
+    return torch.randint(low, high, shape, generator=generator).to(kind)
 
 
 def _by_column(
@@ -117,6 +145,14 @@ def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False, pad: bool =
     `own_parts`: dims of dynamic sizes are this rank's part; else they are global on every rank. `pad`: they are made up
     to the next allowed size.
     """
+    batch = tensors_of(batch)
+    batch = padded(batch) if pad else batch
+    sizes = sizes_of(batch, mesh, own_parts)
+    return [_checked_tensor(name, x, mesh, sizes) for name, x in zip(INPUTS, batch, strict=True)]
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Of a loader's batch, in the order of INPUTS. Raises BatchError where it has others."""
     names = list(INPUTS)
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
@@ -131,9 +167,7 @@ def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False, pad: bool =
     for name, x in zip(names, batch, strict=True):
         if not isinstance(x, Tensor):
             raise BatchError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
-    batch = padded(batch) if pad else batch
-    sizes = sizes_of(batch, mesh, own_parts)
-    return [_checked_tensor(name, x, mesh, sizes) for name, x in zip(names, batch, strict=True)]
+    return list(batch)
 
 
 def _checked_tensor(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int]) -> Tensor:
@@ -288,15 +322,16 @@ def loader_batches(
         position = start
     while True:
         before = position
-        for batch in packs(loader) if packs is not None else loader:
-            position += 1
-            if position > start:
-                wanted = keeps_state and saved_after(position)
-                yield (
-                    checked(batch, mesh, own_parts, pad),
-                    state_now(loader, f"{option} {spec}") if wanted else None,
-                    ends,
-                )
+        for read in packs(loader) if packs is not None else loader:
+            for batch in split(tensors_of(read)):
+                position += 1
+                if position > start:
+                    wanted = keeps_state and saved_after(position)
+                    yield (
+                        checked(batch, mesh, own_parts, pad),
+                        state_now(loader, f"{option} {spec}") if wanted else None,
+                        ends,
+                    )
         if position == before and state is None:
             raise UserError(f"{option} {spec}: the loader yields no batch")
         if once:

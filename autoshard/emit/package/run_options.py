@@ -17,6 +17,7 @@ import torch
 
 from batches import UserError, set_size
 from dynamic_sizes import PADDING, parsed
+from elastic import planned_numbers
 from model_parallel import MESH, PLACED, PRECISION, STAGES
 from runtime import SHAPES, ParallelMesh
 
@@ -259,5 +260,7 @@ def check_launch(backend: str) -> None:
         processes = "1 process was" if started == 1 else f"{started} processes were"
         line = f"torchrun --nproc-per-node {size} {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
         mesh += f" on each of {STAGES} {'places' if PLACED else 'stages'}" if STAGES > 1 else ""
+        if others := sorted(planned_numbers().keys() - {size}):
+            mesh += f" (and there are plans for {', '.join(map(str, others))} devices)"
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")
     _check_devices(backend)

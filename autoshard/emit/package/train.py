@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
 from dynamic_sizes import DYNAMIC_SIZES, agree, elements, module_of, step_sizes
+from elastic import end_surplus, run_fitting_plan
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
     GATHERS_AGAIN,
@@ -92,7 +93,6 @@ from runtime import (
     reducing,
     regathering,
     sharding,
-    take_start,
     tell_left,
     whole_tensors,
 )
@@ -445,14 +445,14 @@ def one_step(
 
 def main() -> int:
     options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
-    try:
-        if not take_start():
-            return 0
-    except StartError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    failures = Failures()
     with listening() as stop:
+        try:
+            if not run_fitting_plan():
+                return 0
+        except StartError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        failures = Failures()
         try:
             take_options(options)
             check_launch(options.backend)
@@ -473,6 +473,7 @@ def main() -> int:
         stop.closing = True
         failures.close()
         mesh = None
+        end_surplus()
         leave()
         tell_left(waits=True)
     return code

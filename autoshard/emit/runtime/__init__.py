@@ -95,7 +95,7 @@ from .ring import balanced_ring_attention, ring_attention
 from .rotary import rotate_half
 from .size_buckets import by_size
 from .stages import Stages
-from .start_variables import StartError, node_name, take_start, tell_left
+from .start_variables import StartError, node_name, processes_started, take_start, tell_left
 from .stop_signals import EXIT_STOPPED, StopSignals, listening
 from .training_log import TrainingLog
 from .user_code import register_operators
@@ -192,6 +192,7 @@ __all__ = [
     "parallel_rms_norm",
     "parallel_rnn_cell",
     "parallel_softmax",
+    "processes_started",
     "profiling",
     "put_in_place",
     "random_attention",

@@ -61,6 +61,15 @@ def take_start() -> bool:
     return True
 
 
+def processes_started() -> int:
+    """As the variables say before any process has joined. StartError as of `take_start`."""
+    environment = os.environ
+    if "RANK" not in environment and "RANK_TABLE_FILE" in environment and "RANK_ID" in environment:
+        return int(_of_table(environment)["WORLD_SIZE"])
+    names = ("WORLD_SIZE", "MS_WORKER_NUM", *(name for _, name, *_ in _NAMES))
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 1)
+
+
 def node_name() -> str:
     """Where this process runs."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

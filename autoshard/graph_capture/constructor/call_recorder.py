@@ -70,7 +70,7 @@ class CallRecorder:
         keywords = tuple((name, self._argument(value, needs)) for name, value in given.items())
         odd = func.namespace != "aten" or any(map(keyword.iskeyword, given))
         known = not odd and _UNKNOWN not in _flat((arguments, keywords))
-        target = f"aten.{func.overloadpacket.__name__}.{func._overloadname}"
+        target = f"aten.{func.overloadpacket.__name__}.{_without_generator(func)}"
         step = self._step(func, inputs, outputs, written)
         call = RecipeCall(target, arguments, keywords) if known else None
         source = self._source(arguments, inputs) if target == "aten.copy_.default" and step.kind == "cover" else None
@@ -280,6 +280,13 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 def _is_empty(call: RecipeCall | None) -> bool:
     return call is not None and call.target.removeprefix("aten.").partition(".")[0] in _EMPTY
+
+
+def _without_generator(func: Any) -> str:
+    """The overload that draws the same without a generator of its own, which is no part of a call that is kept."""
+    words = func._overloadname.split("_")
+    plain = "_".join(word for word in words if word != "generator") or "default"
+    return plain if "generator" in words and plain in func.overloadpacket.overloads() else str(func._overloadname)
 
 
 def _takes_dtype(func: Any) -> bool:
