@@ -28,7 +28,7 @@ class RunSpace:
 
 
 def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
-    """Every configuration that is possible, micro-batches (powers of two) ascending. Unless it is fixed, tensor
+    """Every configuration that is possible, micro-batches ascending. Unless it is fixed, tensor
     parallelism stays in a node, and a sequence is shared where each device keeps `LEAST_TOKENS` of it."""
     return (run for run in candidates(space, hardware) if is_possible(space.model, run))
 
@@ -51,7 +51,7 @@ def candidates(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
             inner = (
                 _choices(space, "sequence_parallel", [False, True] if tp > 1 else [False]),
                 _choices(space, "interleave", chunks),
-                _choices(space, "micro_batch", [d for d in divisors(batch // dp) if d & (d - 1) == 0]),
+                _choices(space, "micro_batch", divisors(batch // dp)),
                 _choices(space, "recompute", SEARCHED),
                 _choices(space, "zero", _zeros(space.run, dp * cp)),
                 _choices(space, "ep", divisors(math.gcd(dp, model.experts)) if model.experts else [1]),

@@ -86,8 +86,7 @@ class Divided:
 
 
 def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = None) -> Iterator[OuterChoice]:
-    """Every choice whose sizes divide. Tensor parallelism stays in a node and micro-batches are powers of two, unless
-    they are given."""
+    """Every choice whose sizes divide. Tensor parallelism stays in a node, unless it is given."""
     log = log or Divided()
     most = min(space.line, space.devices)
     for told in unsearched(space.context, space.expert, (space.long_tokens, space.experts)):
@@ -129,7 +128,7 @@ def _of_mesh(space: OuterSpace, stages: int, replicas: int, tensor: int, log: Di
         log.no(f"a batch of {space.global_batch} is not divided by {replicas} replicas")
         return
     samples = space.global_batch // replicas
-    for micro_batch in space.micro_batch or [d for d in divisors(samples) if d & (d - 1) == 0]:
+    for micro_batch in space.micro_batch or divisors(samples):
         if samples % micro_batch:
             log.no(f"{samples} samples of a replica are not divided by micro-batches of {micro_batch}")
             continue

@@ -263,6 +263,8 @@ def test_every_outer_choice_divides() -> None:
         )
     sizes = {(c.stages, c.tensor) for c in choices}
     assert sizes == {(s, t) for s, t in itertools.product((1, 2, 4), (1, 2, 4, 8)) if s * t <= 8}
+    alone = {c.micro_batch for c in choices if (c.stages, c.replicas) == (1, 1)}
+    assert alone == {1, 2, 3, 4, 6, 8, 12, 24}, "the best one need not be a power of two"
 
 
 def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
