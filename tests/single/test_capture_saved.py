@@ -13,6 +13,7 @@ from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.graph_capture.load_model import verify_arguments
 from autoshard.ir.graph import Graph, Op
 from tests.interpreter import call
+from tests.slow import slow
 
 
 def kept_by_autograd(op: Op, graph: Graph) -> tuple[set[int], set[int], int]:
@@ -61,7 +62,7 @@ def disagreements(graph: Graph) -> list[str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-@pytest.mark.parametrize("name", ["mlp", "lenet", "gpt2"])
+@pytest.mark.parametrize("name", ["mlp", "lenet", slow("gpt2")])
 def test_examples(name: str, precision: str) -> None:
     spec = f"examples/{name}.py:build"
     assert disagreements(capture(spec, verify_arguments(spec), precision)) == []

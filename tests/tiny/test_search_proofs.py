@@ -176,7 +176,7 @@ def test_no_time_at_all_is_enough_for_known_styles_on_any_mesh_of_theirs() -> No
     assert plan.search.cut_short
 
 
-@pytest.mark.parametrize("devices", [None, 4])
+@pytest.mark.parametrize("devices", [None, slow(4)])
 def test_a_machine_that_others_use_finds_the_same_plan(devices: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wall time runs a thousand times as fast as what the search computes."""
     mesh = MESH if devices is None else None

@@ -35,6 +35,7 @@ from autoshard.styles.known_styles import STYLES
 from autoshard.styles.low_weights import with_low_weights
 from autoshard.styles.parallel_mode import MODES, of_mode, read_mode
 from tests.graphs import mlp_graph
+from tests.slow import slow
 
 # --- styles ---
 
@@ -127,7 +128,7 @@ def test_shards_are_gathered_in_the_precision_of_their_use(style: str) -> None:
     assert len(tensors - cast) >= 8 and not [name for name in tensors & cast if len(LARGE.tensor(name or "").shape) > 1]
 
 
-@pytest.mark.parametrize("style", ["fsdp", "hsdp"])
+@pytest.mark.parametrize("style", ["fsdp", slow("hsdp")])
 def test_biases_are_cast_before_they_are_gathered(style: str) -> None:
     """In what plans are compared with, too: its biases were gathered whole, each with two all-reduces of its own."""
     graph = transformer_graph(Transformer(2, 768, 12, 1024, 50257), 8, "bf16-mixed", "adamw").graph

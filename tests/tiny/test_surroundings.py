@@ -20,6 +20,7 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.system.garbage import seldom_searched
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
+from tests.slow import slow
 
 # --- streams that are closed or full, no home, files that may not grow, missing packages: real processes ---
 
@@ -71,7 +72,7 @@ def test_what_the_system_refuses_is_told_in_a_sentence(line: str, says: str, tmp
 GOOD = [
     (PLAN, BARE),  # no HOME, no TERM, no locale
     (PLAN, {**BARE, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}),
-    (f"{PLAN} --json", {**BARE, "PYTHONIOENCODING": "ascii"}),
+    slow(f"{PLAN} --json", {**BARE, "PYTHONIOENCODING": "ascii"}),
     (PLAN, {**BARE, "PYTHONWARNINGS": "error", "PYTHONOPTIMIZE": "1"}),
 ]
 
