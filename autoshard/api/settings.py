@@ -56,6 +56,11 @@ def search_request(
     mode: str = "auto",
 ) -> SearchRequest:
     """As a program says it. UsageError names the setting that can't be."""
+    if devices is not None and (type(devices) is not int or devices < 1):
+        several = "a plan for each number, then write(first, folder, also=others)"
+        raise UsageError(
+            f"devices={devices!r}: expected a whole number, 1 or more", f"devices=4; for several: {several}"
+        )
     known = {*FURTHER, *STEP}
     for name in further:
         if name not in known:

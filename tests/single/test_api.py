@@ -121,6 +121,8 @@ def test_a_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (lambda: autoshard.plan(mlp(), torch.randn(8, 16), hardware="cpu-local"), UsageError, "neither a mesh nor"),
         (lambda: autoshard.plan(mlp(), torch.randn(8, 16), **WHERE, solvr="ilp"), UsageError, "no setting 'solvr'"),
         (lambda: autoshard.plan(mlp(), torch.randn(8, 16), **WHERE, devices=8), UsageError, "devices=8"),
+        (lambda: autoshard.plan(mlp(), hardware="cpu-local", devices=[4, 2]), UsageError, "folder, also=others"),
+        (lambda: autoshard.plan(mlp(), hardware="cpu-local", devices=0), UsageError, "devices=0: expected a whole"),
         (lambda: autoshard.plan(mlp(), **WHERE), UsageError, "needs example inputs"),
         (lambda: autoshard.plan("examples/mlp.py:build", torch.ones(1), **WHERE), UsageError, "its own inputs"),
         (lambda: autoshard.plan("examples/no.py:build", **WHERE), UsageError, "no file"),
