@@ -130,7 +130,7 @@ def plan(options: argparse.Namespace) -> int:
     from autoshard.api.settings import read_hardware
     from autoshard.system.allocator import freed_is_kept
     from autoshard.text import plan_summary
-    from autoshard.text.tables import table, terminal_width
+    from autoshard.text.tables import terminal_width
 
     freed_is_kept()
     wanted, quiet = _wanted(options), options.json
@@ -174,7 +174,7 @@ def plan(options: argparse.Namespace) -> int:
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
         if others:
-            print("\n".join(["", *table(plan_summary.devices_table(plans), terminal_width()), ""]))
+            print(plan_summary.devices_text(plans, terminal_width()))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
     code = _verify(options, summary) if to_verify is not None else 0
     if options.json:

@@ -34,7 +34,7 @@ from autoshard.solvers.common.result import fits
 from autoshard.text.answer_words import certainty, gap_words, space
 from autoshard.text.critical_path import left_open
 from autoshard.text.float8_words import float8_words
-from autoshard.text.plan_summary import collective_words, devices_table, purpose
+from autoshard.text.plan_summary import collective_words, devices_note, devices_table, purpose
 from autoshard.text.step_rows import HEADER, step_cells
 from autoshard.units import format_bytes, format_seconds
 
@@ -65,6 +65,7 @@ def page(
         "whole_step": whole_step(plan, graph, step),
         **size_view(plan, graph, hardware),
         "devices_table": devices_table([plan, *others]) if others else [],
+        "devices_note": devices_note([plan, *others]),
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,

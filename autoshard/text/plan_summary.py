@@ -256,6 +256,23 @@ def devices_table(plans: Sequence[Plan]) -> list[Sequence[str]]:
     return [DEVICES_HEADER, *(_row(plan, plans[0]) for plan in plans)]
 
 
+def devices_note(plans: Sequence[Plan]) -> str:
+    """What a job must know that goes on from one of these plans to another; "" where nothing."""
+    counts = sorted({plan.step.micro_batches for plan in plans})
+    if len(counts) == 1:
+        return ""
+    return (
+        f"steps have {' or '.join(map(str, counts))} micro-batches: the loss is the mean over them, so one that is a "
+        "sum over samples, and batch norm, compute something else in each"
+    )
+
+
+def devices_text(plans: Sequence[Plan], width: int) -> str:
+    """The table, and the note, as printed."""
+    note = devices_note(plans)
+    return "\n".join(["", *table(devices_table(plans), width), *(wrapped(f"note: {note}", width) if note else []), ""])
+
+
 def _row(plan: Plan, first: Plan) -> tuple[str, ...]:
     stages = f" on each of {plan.step.stages} {plan.step.word}s" if plan.step.stages > 1 else ""
     return (
