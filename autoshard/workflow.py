@@ -200,6 +200,8 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
+    if wanted.servers.said:
+        return _on_servers(graph, hardware, wanted)
     if wanted.sizes:
         return _expected(graph, hardware, wanted)
     from autoshard.constraints.model_request import with_requests, without_idle_place
@@ -234,6 +236,18 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
     log += _told(wanted.cache)
     return Made(plan, ignored, tuple(log), points, styles)
+
+
+def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
+    """A worker's plan, and what its servers make of it."""
+    from autoshard.servers.server_plan import WORKER, server_plan, worker_search
+    from autoshard.servers.server_request import ServerRequest
+
+    own = worker_search(graph, hardware, wanted.servers, wanted.step)
+    pins = (*wanted.pins, *own.pins)
+    asked = replace(wanted, mesh=WORKER, devices=None, pins=pins, step=own.step, servers=ServerRequest())
+    made = make_plan(graph, own.hardware, asked)
+    return replace(made, plan=server_plan(graph, hardware, wanted.servers, made.plan, wanted.pins), styles=())
 
 
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:

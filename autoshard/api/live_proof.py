@@ -16,7 +16,7 @@ from autoshard.verification.case import Backend, case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.sizing.dynamic_steps import size_words, step_sizes
 from autoshard.verification.sizing.shorter_axes import counterpart
-from autoshard.verification.verify_folder import MOST_RANKS
+from autoshard.verification.verify_folder import MOST_RANKS, by_rows
 
 
 def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
@@ -27,7 +27,8 @@ def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
         found = counterpart(own, graph, graph, plan.hardware, MOST_RANKS)
         own, program = found.plan, found.program
     sizes = step_sizes(graph)
-    case = case_of(real.module, real.tensors, graph, micro_batches=own.step.micro_batches, sizes=sizes)
+    count, tables = own.step.micro_batches, by_rows(own)
+    case = case_of(real.module, real.tensors, graph, micro_batches=count, sizes=sizes, by_rows=tables)
     if own.step.parts:
         check_stages(own.step.stages, own.devices, "gloo")
         backend = "gloo"

@@ -20,10 +20,12 @@ from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search.objectives import parse_level
 from autoshard.search.search_request import SearchRequest
+from autoshard.servers.server_request import ServerRequest
 from autoshard.styles.parallel_mode import BEST, STAND_ALONE, of_mode, read_mode
 from autoshard.units import parse_quantity
 
 FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse", "sizes", "buckets")
+SERVERS = ("parameter_servers", "workers", "asynchronous", "staleness", "table_optimizer")
 STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name not in PINNED)
 
 
@@ -61,7 +63,7 @@ def search_request(
         raise UsageError(
             f"devices={devices!r}: expected a whole number, 1 or more", f"devices=4; for several: {several}"
         )
-    known = {*FURTHER, *STEP}
+    known = {*FURTHER, *STEP, *SERVERS}
     for name in further:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
@@ -73,7 +75,8 @@ def search_request(
     if step.open_ or (step.global_batch is not None and own is None):
         told = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
         raise UsageError(told, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
-    given = {name: value for name, value in further.items() if name not in STEP}
+    given = {name: value for name, value in further.items() if name not in (*STEP, *SERVERS)}
+    given["servers"] = server_request(further)
     given.pop("pins_file", None)
     if "fuse" in given:
         given["fuse"] = _fuse_texts(given["fuse"])
@@ -109,6 +112,9 @@ def wanted(
 ) -> SearchRequest:
     """The request of a program or of a command; `settings` are fields of it. UsageError where they contradict."""
     read_fusion(settings.get("fuse", ()))
+    servers = settings.get("servers", ServerRequest())
+    if servers.said and mesh is None and devices is None:
+        devices = 1  # a worker
     strategy, mesh = of_mode(read_mode(mode), strategy, mesh, devices, bool(pins or pins_file))
     if read_mode(mode) == STAND_ALONE and step.place is None:
         step = dataclasses.replace(step, place=NO_PLACES)
@@ -123,12 +129,21 @@ def wanted(
     of_search: dict[str, Any] = {"pins": pins, "pins_file": pins_file, "level": parse_level(str(level))}
     request = SearchRequest(mesh=mesh, devices=devices, strategy=strategy, step=step, **of_search | settings)
     request.check_buckets()
+    request.check_servers()
     return request
 
 
 def sizes(given: Any) -> tuple[size_histogram.SizePoint, ...]:
     """How often steps have which dynamic sizes, as --sizes has it, or as rows; of nothing nothing."""
     return size_histogram.histogram(given) if given else ()
+
+
+def server_request(said: Mapping[str, Any]) -> ServerRequest:
+    """`said`: some of SERVERS."""
+    own = {name: said[name] for name in SERVERS[1:] if said.get(name) is not None}
+    if "workers" in own:
+        own["workers"] = str(own["workers"])
+    return ServerRequest(said.get("parameter_servers"), **own)
 
 
 def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | None = None) -> StepRequest:

@@ -246,6 +246,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         fuse=tuple(options.fuse),
         sizes=settings.sizes(options.sizes),
         buckets=options.buckets,
+        servers=settings.server_request(vars(options)),
     )
 
 

@@ -120,6 +120,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
     parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
     _add_step_options(parser)
+    _add_servers(parser)
     _add_search_options(parser)
     styles = "best (default), a well-known baseline (dp, fsdp, hsdp, megatron, megatron-sp, fsdp-tp), or random:SEED"
     parser.add_argument("--strategy", default="best", metavar="NAME", help=styles)
@@ -137,6 +138,21 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="run the package against the original model on this machine"
     )
     _add_verify_options(parser)
+
+
+def _add_servers(parser: argparse.ArgumentParser) -> None:
+    servers = "train on N parameter servers, which hold the parameters and the optimizer's state: a package for Ray"
+    parser.add_argument("--parameter-servers", type=whole("--parameter-servers"), metavar="N", help=servers)
+    workers = "workers of the servers, one device each, or the least and the most of them; default 1"
+    parser.add_argument("--workers", metavar="W|MIN:MAX", help=workers)
+    each = "apply the gradient of each micro-batch at once, not those of a step together"
+    parser.add_argument("--asynchronous", action="store_true", default=None, help=each)
+    age = (
+        "with --asynchronous: the most updates between a worker's reading of parameters and its gradient's; default 2W"
+    )
+    parser.add_argument("--staleness", type=whole("--staleness", 0), metavar="K", help=age)
+    tables = "of tables whose rows alone are read: rowwise-adagrad (default), or same as of all others"
+    parser.add_argument("--table-optimizer", metavar="NAME", help=tables)
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

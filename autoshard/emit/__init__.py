@@ -20,6 +20,7 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.replay.free_sizes import check_dynamic
+from autoshard.servers.server_files import FILES, server_files, server_readme
 
 __all__ = ["Header", "emit", "header_of", "package"]
 
@@ -44,7 +45,9 @@ def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
         )  # fmt: skip
         check_dynamic(small, of_bucket.others, graph)
         files[f"smaller_{number}.py"] = model_file(small, of_bucket)
-    return package(program, header, files)
+    files = package(program, header, files) | server_files(plan)
+    files["README.md"] += server_readme(plan)
+    return {name: text for name, text in files.items() if plan.servers.count or name not in FILES}
 
 
 def package(program: Program, header: Header, models: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -27,6 +27,7 @@ from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
+from autoshard.servers.server_words import server_rows, server_title
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.steps.program_step import AccountedStep
@@ -66,6 +67,7 @@ def page(
         **size_view(plan, graph, hardware),
         "devices_table": devices_table([plan, *others]) if others else [],
         "devices_note": devices_note([plan, *others]),
+        "servers": {"title": server_title(plan), "rows": server_rows(plan)} if plan.servers.count else None,
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,

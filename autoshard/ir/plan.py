@@ -330,6 +330,32 @@ class SizeBucket:
 
 
 @dataclass(frozen=True)
+class ServerPlan:
+    """Parameter servers, and workers of one device each, between `workers` and `most_workers`; `count` 0: none.
+
+    A micro-batch is a share of a step. `staleness`: how many updates old a gradient may be, None where all shares of a
+    step are of the same parameters. `tables`: paths of parameters whose rows alone are read; `rowwise`: these are
+    trained by row-wise Adagrad. Predicted: seconds of a step, of a share on its worker, of the update on a server, and
+    that each worker and server is busy in a step; bytes of a share pulled and pushed, and of the fullest server.
+    """
+
+    count: int = 0
+    workers: int = 1
+    most_workers: int = 1
+    staleness: int | None = None
+    tables: tuple[str, ...] = ()
+    rowwise: bool = True
+    step_seconds: float = 0.0
+    share_seconds: float = 0.0
+    update_seconds: float = 0.0
+    worker_busy_seconds: float = 0.0
+    server_busy_seconds: float = 0.0
+    pulled_bytes: float = 0.0
+    pushed_bytes: float = 0.0
+    server_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
 class Plan(Derives):
     graph_hash: str
     model: str  # what the user named: file.py:callable, package.module:callable, file.pt2, file.graph.json
@@ -353,6 +379,7 @@ class Plan(Derives):
     step: StepPlan = StepPlan()
     fusion: tuple[Fusion, ...] = ()  # of what none is said, buckets are as `program` makes them
     buckets: tuple[SizeBucket, ...] = ()  # from small to large; of larger steps the plan's own decisions hold
+    servers: ServerPlan = ServerPlan()
 
     def of_bucket(self, bucket: SizeBucket) -> Plan:
         """The plan of its steps alone."""
@@ -380,5 +407,6 @@ class Plan(Derives):
 
     @property
     def devices(self) -> int:
-        """Of all stages."""
-        return self.step.stages * self.mesh.size
+        """Of all stages, or of all workers of parameter servers."""
+        workers = self.servers.most_workers if self.servers.count else 1
+        return self.step.stages * self.mesh.size * workers

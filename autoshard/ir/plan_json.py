@@ -12,7 +12,17 @@ from autoshard.errors import InvalidFileError
 from autoshard.ir.codec import decode, encode
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import computed
-from autoshard.ir.plan import SCHEMA_VERSION, OpPlan, Plan, RedistributionPlan, Search, SizeBucket, StepPlan, TensorPlan
+from autoshard.ir.plan import (
+    SCHEMA_VERSION,
+    OpPlan,
+    Plan,
+    RedistributionPlan,
+    Search,
+    ServerPlan,
+    SizeBucket,
+    StepPlan,
+    TensorPlan,
+)
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
@@ -41,7 +51,7 @@ def loads(text: str, where: str = "plan") -> Plan:
         )
     found = data.get("schema_version")
     own = {name: data.get(name, {}) for name in ("step", "search")}
-    data = {"buckets": []} | data  # of plans before there were any
+    data = {"buckets": [], "servers": encode(ServerPlan())} | data  # of plans before there were any
     if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
         data = data | {"search": {"sizes": []} | own["search"]}
     if isinstance(own["step"], dict):  # of plans before there were places
@@ -100,7 +110,9 @@ DECISIONS: dict[type, tuple[str, ...]] = {
         "step",
         "fusion",
         "buckets",
+        "servers",
     ),
+    ServerPlan: ("count", "workers", "most_workers", "staleness", "tables", "rowwise"),
     TensorPlan: ("name", "layout"),
     SizeBucket: ("most", "ops", "redistributions"),
     OpPlan: ("op", "strategy", "variant"),
@@ -116,9 +128,9 @@ def plan_hash(plan: Plan, graph: Graph) -> str:
 
 
 def _decided(plan: Plan) -> str:
-    decided = (
-        _decisions(plan) if plan.buckets else _decisions(plan)[:-1]
-    )  # those of plans without any stay as they were
+    decided = _decisions(plan)
+    if not plan.servers.count:  # those of plans without any stay as they were
+        decided = decided[:-1] if plan.buckets else decided[:-2]
     return json.dumps(decided, separators=(",", ":"), allow_nan=False)
 
 

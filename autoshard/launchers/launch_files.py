@@ -75,6 +75,13 @@ def launch_of(
     hardware = parse_hardware(plan.hardware_text)
     if nodes is not None and hosts and nodes != len(hosts):
         raise UsageError(f"--nodes {nodes}, but --hosts names {len(hosts)}", "one of the two")
+    if plan.servers.count:
+        if on != "ray" or nodes is not None or hosts:
+            what = f"--on {on}" if on != "ray" else "--nodes and --hosts"
+            told = f"{what}: parameter servers and workers are processes of a Ray cluster that is running"
+            raise UsageError(told, "--on ray, with a cluster of `ray start`")
+        words = _words(DEFAULT_OPTIONS if options is None else options)
+        return Launch(on, 1, plan.devices, (), tuple(words), **more)
     count = nodes or len(hosts) or -(-plan.devices // hardware.devices_per_node)
     if plan.devices % count:
         raise UsageError(f"{plan.devices} devices can't stand on {count} nodes, as many on each", "--nodes N")
@@ -111,6 +118,7 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
         "nodes": launch.nodes, "per_node": launch.per_node, "processes": launch.nodes * launch.per_node,
         "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in here),
         "options": typed(*launch.options), "words": list(launch.options), "minutes": launch.minutes,
+        "servers": bool(plan.servers.count),
         "grace": launch.grace, "stopped": STOPPED, "image": launch.image, "python": typed(launch.python),
     }  # fmt: skip
     template = f"{LAUNCHERS[launch.on].file}.j2"

@@ -77,6 +77,12 @@ def build(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) 
     from autoshard.search.build_plan import simulated
     from autoshard.simulation import simulate
 
+    if plan.servers.count:
+        from autoshard.simulation.steps.server_step import worker_timeline
+
+        return SimulatedPlan(
+            plan, graph, hardware, lower(plan, graph), worker_timeline(plan, graph, hardware, compiled)
+        )
     if not compiled:
         made = simulated(plan, graph, hardware)
         return SimulatedPlan(plan, graph, hardware, made.program, made.timeline)

@@ -13,7 +13,8 @@ from autoshard.constraints.step_request import PLACE_PIN, RECOMPUTE, StagePin, p
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import OpPlan, Plan
+from autoshard.ir.plan import OpPlan, Plan, ServerPlan
+from autoshard.servers.server_request import SAME, ServerRequest
 
 
 def command(plan: Plan, graph: Graph | None = None) -> str:
@@ -26,7 +27,10 @@ def command(plan: Plan, graph: Graph | None = None) -> str:
         parts += ["--with", *(typed(f"{name}={value}") for name, value in given.items())]
     if loss is not None:
         parts.append(f"{LOSS} {typed(str(loss))}")
-    parts += [f"--devices {plan.devices}" if plan.step.samples else f"--mesh {plan.mesh}"]
+    if plan.servers.count:
+        parts.append(servers_text(plan.servers))
+    else:
+        parts.append(f"--devices {plan.devices}" if plan.step.samples else f"--mesh {plan.mesh}")
     parts.append(f"--hardware {typed(Path(plan.hardware))}")
     points = [SizePoint(own.sizes, own.weight) for own in plan.search.sizes]
     parts += [f"--sizes {typed(histogram_text(points))}"] * bool(points)
@@ -52,6 +56,16 @@ def command(plan: Plan, graph: Graph | None = None) -> str:
     if math.isfinite(plan.capacity_bytes) and plan.capacity_bytes != usable:
         parts.append(f"--memory-limit '{plan.capacity_bytes:.17g} B'")
     return " ".join([*parts, *(f"--pin {typed(pin)}" for pin in plan.search.pins)])
+
+
+def servers_text(servers: ServerPlan) -> str:
+    """The options that ask for them."""
+    workers = (
+        str(servers.workers) if servers.workers == servers.most_workers else f"{servers.workers}:{servers.most_workers}"
+    )
+    how = None if servers.rowwise else SAME
+    asynchronous = servers.staleness is not None
+    return ServerRequest(servers.count, workers, asynchronous, servers.staleness, how).text
 
 
 def dynamic_text(graph: Graph) -> str:

@@ -14,6 +14,7 @@ from autoshard.ir.layout import REPLICATE_PARTIAL
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.operators import OPERATORS, record
 
+LOOK_UPS = {"aten.embedding", "autoshard.embedding_bags"}
 TABLE = 0  # the operand of a look-up that may lie on the host
 SUMMED = "the gradient of a table on the host is never summed over devices: each holds rows or columns of its own"
 
@@ -21,6 +22,12 @@ SUMMED = "the gradient of a table on the host is never summed over devices: each
 def host_tables(graph: Graph) -> tuple[str, ...]:
     """The parameters (tensors) that can lie on the host."""
     return tuple(p.tensor for p in graph.parameters if not host_problem(graph, p.tensor))
+
+
+def served_tables(graph: Graph) -> tuple[str, ...]:
+    """The parameters (tensors) of which look-ups read rows, and nothing reads more: parameter servers keep them."""
+    reads = {p.tensor: {op.target for op, _ in graph.consumers[p.tensor]} for p in graph.parameters}
+    return tuple(table for table in host_tables(graph) if reads[table] <= LOOK_UPS)
 
 
 def host_problem(graph: Graph, tensor: str) -> str:

@@ -17,6 +17,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.step_check import micro_batches_of
 from autoshard.search.build_plan import Origin
 from autoshard.search.objectives import SPEED
+from autoshard.servers.server_request import ServerRequest
 from autoshard.styles.known_styles import STYLES
 from autoshard.system.disk_cache import DiskCache
 
@@ -34,6 +35,7 @@ class SearchRequest:
     as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each. `fuse`:
     which collectives go together, see fusion_request.py. `sizes`: how often steps have which dynamic sizes; of none the
     plan is for the largest. `buckets`: into how many of these sizes a plan may be split.
+    `servers`: parameter servers, whose workers are devices by themselves.
     `cache`: what earlier searches found; it changes no plan.
     """
 
@@ -54,6 +56,7 @@ class SearchRequest:
     fuse: tuple[str, ...] = ()
     sizes: tuple[SizePoint, ...] = ()
     buckets: int = 1
+    servers: ServerRequest = field(default_factory=ServerRequest)
     cache: DiskCache | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -87,6 +90,17 @@ class SearchRequest:
         """The model, and what is asked of all plans of it."""
         origin = self.origin if self.origin.model else Origin(graph.source)
         return replace(origin, fusion=read_fusion(self.fuse))
+
+    def check_servers(self) -> None:
+        """UsageError where parameter servers can't be."""
+        if not self.servers.said:
+            return
+        self.servers.check(self.mesh, self.devices, self.step)
+        others = {"--sizes": bool(self.sizes), "--pareto": self.pareto, "--fuse": bool(self.fuse)}
+        others |= {f"--strategy {self.strategy}": self.strategy != "best"}
+        for option, given in others.items():
+            if given:
+                raise UsageError(f"{option} and parameter servers: a worker is one device", f"no {option}")
 
     def check_buckets(self) -> None:
         """UsageError where buckets can't be."""

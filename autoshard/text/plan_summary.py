@@ -22,6 +22,7 @@ from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Candidate, Fusion, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
+from autoshard.servers.server_words import server_rows, server_title
 from autoshard.simulation.step_account import StepAccount, one_stage
 from autoshard.text import plan_words
 from autoshard.text.account_text import breakdown_rows, parts, stage_breakdown
@@ -60,6 +61,9 @@ def summary(
     stages = f" on each of {plan.step.stages} {plan.step.word}s" if plan.step.stages > 1 else ""
     where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
+    if plan.servers.count:
+        title = f"{plan.model or graph.name} on {server_title(plan)} of {plan.hardware}"
+        lines = wrapped(f"{title}, {plan.precision}, {purpose(plan, graph)}", width)
     lines += ["", *_answer(plan, graph, styles, width, timeline), ""]
     lines += [*table(size_table(plan), width), ""] if plan.search.sizes else []
     if step is not None and step.timeline is not None and (plan.step.parts or plan.step.recompute):
@@ -83,7 +87,7 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, t
     if math.isfinite(plan.capacity_bytes):
         memory += f" of {format_bytes(plan.capacity_bytes)} ({peak / plan.capacity_bytes:.1%})"
     rows.append(("memory per device", memory))
-    rows += [("host memory", words) for words in host_words(plan, graph)]
+    rows += server_rows(plan) or [("host memory", words) for words in host_words(plan, graph)]
     ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.devices) * plan.step.micro_batches
     if ideal and seconds:
         rows.append(("MFU", f"{ideal / seconds:.1%} of the devices' peak FLOP/s"))
@@ -91,6 +95,8 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, t
     for index, (style, words) in enumerate(gains(plan, styles)):
         step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
         rows.append(("vs. baselines" if index == 0 else "", f"{style.name}{step}: {words}"))
+    if plan.servers.count:  # the search was of a worker's program alone, which has no choices
+        return table(rows, width)
     rows.append(("optimality", certainty(plan)))
     if timeline is not None and (words := left_open(plan, timeline)):
         rows.append(("left open", words))
@@ -177,7 +183,8 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: Accounte
         rows.append((name, seconds, words + what))
     one = timeline is not None and timeline.events and not plan.step.is_whole
     asked = [("critical path", waits(timeline))] if timeline is not None and one else []
-    asked += certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
+    asked += [] if plan.servers.count else certificate_rows(plan)
+    asked += [("pinned", ", ".join(plan.search.pins))] if plan.search.pins else []
     asked += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
     if timeline is not None and (words := collective_words(timeline)):
         asked.append(("collectives", words.replace(" a step ", " a micro-batch ", plan.step.is_whole)))
@@ -299,6 +306,9 @@ def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = Fal
     if plan.devices > hardware.devices_per_node:
         nodes = -(-plan.devices // hardware.devices_per_node)
         return f"{typed(out / 'README.md')} says how to start it on {nodes} nodes"
+    if plan.servers.count:
+        device = "" if backend_of(hardware) == "gloo" else " --device cpu  # on the CPUs here"
+        return f"python {typed(out / 'train_servers.py')} --steps 5{device}"
     started = f"torchrun --nproc-per-node {plan.devices} {typed(out / 'train.py')}"
     backend = backend_of(hardware)
     held = plan.devices * (plan.step.predicted_peak_bytes or plan.predicted_peak_bytes)
@@ -429,6 +439,7 @@ def as_dict(plan: Plan, graph: Graph, account: StepAccount | None = None) -> dic
         "candidates": [vars(candidate) for candidate in plan.search.candidates],
         "meshes": [vars(tried) | {"mesh": str(tried.mesh)} for tried in plan.search.meshes],
         "float8": float8_words(plan, graph),
+        "servers": vars(plan.servers) if plan.servers.count else None,
         "notes": list(plan.search.notes),
         "cut_short": plan.search.cut_short,
         "dynamic": [vars(own) for own in graph.dynamic],

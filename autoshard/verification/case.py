@@ -38,6 +38,7 @@ from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 from autoshard.verification.ranks.rank_steps import Job, job_of, run_rank
+from autoshard.verification.ranks.served_steps import SERVER_PLAN, run_served, served_notes
 
 Sizes = Mapping[str, int]  # a dynamic size -> what it is in a step
 Backend = Literal["gloo", "lockstep"]
@@ -69,18 +70,19 @@ def make_case(
     steps: int = STEPS,
     micro_batches: int = 1,
     sizes: Sequence[Sizes] = (),
+    by_rows: Sequence[str] = (),
 ) -> Case:
     """Builds the original model for real, randomises it and trains it in float64, a step of so many micro-batches.
 
-    `sizes`: the dynamic ones of each step, in place of `steps`. CaptureError where the model can't be called with its
-    example inputs.
+    `sizes`: the dynamic ones of each step, in place of `steps`. `by_rows`: paths of tables that
+    row-wise Adagrad trains. CaptureError where the model can't be called with its example inputs.
     """
     check_has_code(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
         module, examples = load_model(spec, arguments, device="cpu")
     try:
-        return case_of(module, examples, graph, seed, steps, micro_batches, sizes)
+        return case_of(module, examples, graph, seed, steps, micro_batches, sizes, by_rows)
     except UserError:
         raise
     except Exception:
@@ -99,6 +101,7 @@ def case_of(
     steps: int = STEPS,
     micro_batches: int = 1,
     sizes: Sequence[Sizes] = (),
+    by_rows: Sequence[str] = (),
 ) -> Case:
     """The same of a model that is there, on the CPU with values; it is used up."""
     tie(module, graph)
@@ -119,15 +122,16 @@ def case_of(
         (given, True, ("parameters near those of the constructor: with others the model gives no numbers",)),
     )
     buffers = {name for b in graph.buffers for name in (b.path, *b.ties)}
+    make = _optimizer(graph, module, by_rows)
     for batches, mildly, notes in tries:
         _set_state(module, own)
         randomise_state(module, seed, buffers, mildly)
         with attributes_put_back(module):  # what it keeps from call to call is of these values, and in float64
-            reference = _reference(module, graph, batches, seed, literal, micro_batches, last=mildly)
+            reference = _reference(module, graph, batches, make, seed, literal, micro_batches, last=mildly)
         if reference is not None and (reference.finite or mildly):
             _check_sizes(reference, sizes)
             with attributes_put_back(module):
-                noise = measure_noise(module, graph, batches, _optimizer(graph), reference, literal)
+                noise = measure_noise(module, graph, batches, make, reference, literal)
             dtypes = {name: value.dtype for name, value in own.items()}
             with attributes_put_back(module):
                 return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
@@ -146,6 +150,7 @@ def _reference(
     module: torch.nn.Module,
     graph: Graph,
     batches: Sequence[Batch],
+    make: MakeOptimizer,
     seed: int,
     literal: torch.dtype,
     micro_batches: int,
@@ -153,7 +158,7 @@ def _reference(
 ) -> Reference | None:
     """None where the model can't be run so, unless it is the last way to run it."""
     try:
-        return run_reference(module, graph, batches, _optimizer(graph), seed, literal, micro_batches)
+        return run_reference(module, graph, batches, make, seed, literal, micro_batches)
     except UserError:
         raise
     except Exception:
@@ -162,8 +167,9 @@ def _reference(
         return None
 
 
-def _optimizer(graph: Graph) -> MakeOptimizer:
-    return lambda parameters: make_optimizer(graph.optimizer, parameters)
+def _optimizer(graph: Graph, module: torch.nn.Module, by_rows: Sequence[str]) -> MakeOptimizer:
+    tables = [own for name, own in module.named_parameters(remove_duplicate=False) if name in by_rows]
+    return lambda parameters: make_optimizer(graph.optimizer, parameters, tables)
 
 
 def _state(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -191,7 +197,14 @@ def check_folder(
     start = time.monotonic()
     steps = case.reference.steps
     mesh, clipped, stages = program.mesh, case.reference.clipped_steps, program.step.stages
-    notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()), *unsplit_note(program))
+    served = (folder / SERVER_PLAN).exists()
+    own_precision = own_precision and not served
+    notes = (
+        *case.notes,
+        *served_notes(folder),
+        *(amplified(case.reference, case.noise) if case.noise else ()),
+        *unsplit_note(program),
+    )
     where = f"{mesh} on each of {stages} {program.step.word}s" if stages > 1 else str(mesh)
     proof = Proof(where, backend, mesh.size * stages, len(steps), clipped, (), 0.0, notes=notes)
     least = [f"{own.name}={own.least}" for own in case.graph.dynamic]
@@ -199,7 +212,8 @@ def check_folder(
     refused = _refused(case, program) if own_precision else ""
     starts = options if own_precision and not isinstance(case.own, str) else ()
     try:
-        results, failed = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds, starts)
+        run = _on_servers if served else _RUNNERS[backend]
+        results, failed = run(folder, job_of(program, case.reference), program, timeout_seconds, starts)
         own: list[Error] = []
         if own_precision and (stages == 1 or program.step.placed) and isinstance(case.own, OwnStep):
             own = check_own(case.own, case.reference, program, folder, timeout_seconds)
@@ -286,6 +300,15 @@ def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float, s
                 raise
             failed = str(error)
         return [load_result(file) for file in files], failed
+
+
+def _on_servers(folder: Path, job: Job, program: Program, timeout_seconds: float, starts: Sequence[str]) -> _Results:
+    """Workers and servers in this process."""
+    try:
+        package = load_package(folder)
+    except Exception as error:
+        raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
+    return [run_served(package, job)], ""
 
 
 _RUNNERS = {"lockstep": _in_lockstep, "gloo": _on_gloo}

@@ -93,7 +93,14 @@ def planned_arguments(plan: Plan) -> dict[str, Any]:
 
 def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float, full: bool) -> Proof:
     count, sizes = package.plan.step.micro_batches, _sizes(package.plan, package.graph, backend, full)
-    case = make_case(package.plan.model, package.arguments, package.graph, micro_batches=count, sizes=sizes)
+    case = make_case(
+        package.plan.model,
+        package.arguments,
+        package.graph,
+        micro_batches=count,
+        sizes=sizes,
+        by_rows=by_rows(package.plan),
+    )
     proof = check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
     return replace(proof, sizes=size_words(package.graph, sizes))
 
@@ -108,13 +115,18 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
         more = f" (and {len(found.lost) - 1} more)" if len(found.lost) > 1 else ""
         raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
     count, sizes = plan.step.micro_batches, _sizes(found.plan, small_graph, backend)
-    case = make_case(plan.model, small_arguments, small_graph, micro_batches=count, sizes=sizes)
+    case = make_case(plan.model, small_arguments, small_graph, micro_batches=count, sizes=sizes, by_rows=by_rows(plan))
     files = emit(found.program, found.plan, small_graph)
     proof = check_files(case, found.program, files, backend, timeout_seconds, own_precision=True)
     planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)
     unverified = (*proof.unverified, *_uncovered(package, found, small_graph))
     words = size_words(small_graph, sizes)
     return replace(proof, reduced=smaller, planned_mesh=planned, unverified=unverified, sizes=words)
+
+
+def by_rows(plan: Plan) -> tuple[str, ...]:
+    """The tables that row-wise Adagrad trains."""
+    return plan.servers.tables if plan.servers.count and plan.servers.rowwise else ()
 
 
 def _sizes(plan: Plan, graph: Graph, backend: Backend, full: bool = False) -> list[dict[str, int]]:

@@ -5,7 +5,7 @@ The host waits for what it needs of the device; what it sends is on its way whil
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,12 @@ HOST = torch.device("cpu")
 
 
 def to_host(x: Tensor) -> Tensor:
-    """In host memory, once it is there."""
-    return x if x.device == HOST else x.to(HOST)
+    """In host memory, once it is there; it knows what it is a copy of."""
+    if x.device == HOST:
+        return x
+    copied = x.to(HOST)
+    cast(Any, copied).on_device = x
+    return copied
 
 
 def to_device(rows: Tensor, device: torch.device) -> Tensor:

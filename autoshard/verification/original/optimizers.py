@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -15,9 +16,39 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
-def make_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+ROW_RATE, ROW_EPS = 5e-2, 1e-10  # of row-wise Adagrad, as parameter servers train tables
+
+
+def make_optimizer(
+    name: str, parameters: list[torch.nn.Parameter], by_rows: Sequence[torch.nn.Parameter] = ()
+) -> Stepping:
+    """`by_rows`: those that row-wise Adagrad trains, in place of the optimizer."""
     kind, options = OPTIMIZERS[name]
-    return kind(parameters, **options)
+    rows = {id(own) for own in by_rows}
+    dense = [own for own in parameters if id(own) not in rows]
+    return RowAdagrad(by_rows, kind(dense, **options) if dense else None) if rows else kind(parameters, **options)
+
+
+class Stepping(Protocol):
+    def step(self) -> Any: ...
+
+
+class RowAdagrad:
+    """Of dense gradients: a row by the root of the sum of the mean squares of its gradients so far."""
+
+    def __init__(self, tables: Sequence[torch.nn.Parameter], others: torch.optim.Optimizer | None) -> None:
+        self.others = others
+        self.tables = [(own, own.new_zeros(own.shape[0])) for own in tables]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.others is not None:
+            self.others.step()
+        for table, sums in self.tables:
+            if table.grad is not None:
+                sums += table.grad.flatten(1).pow(2).mean(dim=1)
+                rates = ROW_RATE / (sums.sqrt() + ROW_EPS)
+                table -= rates.reshape(-1, *[1] * (table.dim() - 1)) * table.grad
 
 
 def set_options(optimizer: torch.optim.Optimizer, name: str) -> None:

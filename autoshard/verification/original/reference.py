@@ -16,9 +16,10 @@ from autoshard.ir.graph import SAME, Graph
 from autoshard.verification.original.draws import exact_dropout
 from autoshard.verification.original.float64 import exact_precision, limits_of, widened
 from autoshard.verification.original.micro_batches import at, label_shares, sharing
+from autoshard.verification.original.optimizers import Stepping
 
 State = dict[str, torch.Tensor]
-MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[torch.nn.Parameter]], Stepping]
 Batch = Sequence[torch.Tensor]
 
 CLIP_FRACTION = 0.1  # of a step's norm: clipping is active

@@ -77,18 +77,22 @@ class LoadedPackage:
     batches: Any = None
     initial: Any = None
     evaluation: Any = None
+    server_plan: Any = None
+    server_run: Any = None  # of a package for parameter servers
 
 
 def load_package(folder: Path) -> LoadedPackage:
     """Imports runtime, model_parallel and train of `folder`, under private names."""
     with _LOADING, _private_imports(folder):
         modules: list[Any] = [importlib.import_module(name) for name in ("runtime", "model_parallel", "train")]
-        others = [_if_there(folder, name) for name in ("batches", "initial", "evaluation")]
+        others = [_if_there(folder, name) for name in ("batches", "initial", "evaluation", "server_plan")]
+        run = importlib.import_module("runtime.servers.server_run") if others[-1] is not None else None
     runtime, model, train = modules
     accumulate = getattr(train, "accumulate_gradients", None)  # not there in packages of older versions
     recorder = GradientRecorder(runtime, train.compute_gradients, accumulate)
     train.compute_gradients, train.accumulate_gradients = recorder, recorder.accumulate
-    return LoadedPackage(runtime, model, train, recorder, *others)
+    batches, initial, evaluation, plan = others
+    return LoadedPackage(runtime, model, train, recorder, batches, initial, evaluation, plan, run)
 
 
 def _if_there(folder: Path, name: str) -> Any:

@@ -1,0 +1,485 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""Trains the model of model_parallel.py on parameter servers and workers, which are processes of Ray.
+
+    python train_servers.py --steps 100                             on this machine
+    python train_servers.py --steps 100 --address auto              in the Ray cluster that runs here: ray start --head
+    python train_servers.py --to-original checkpoints model.safetensors
+
+This process reads batches, as train.py does, and deals them to workers. A worker or server that is killed is started
+again: the worker's batches go to others, the servers all go back to their last snapshot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batches import UserError, loader_batches, synthetic_batches
+from initial import INITIAL
+from model_parallel import LABEL_COUNTS, MESH, MICRO_BATCHES, build_labels, build_model
+from run_options import AUTO, LEARNING_RATE, check_file, check_writable
+from runtime import (
+    EXIT_CODE, EXIT_STOPPED, SHAPES, ParallelMesh, Prefetched, TrainingLog, assign, init_computed, init_parameter,
+    local, put_in_place, sharding,
+)  # fmt: skip
+from runtime.learning_rate import share_of_rate
+from runtime.servers.dealing import DEPTH, Dealer
+from runtime.servers.served import served_parameters, stored_tensors
+from runtime.servers.server_client import ServerClient
+from runtime.servers.server_run import apply_update, labels_of_step, share_works, update_norm
+from saving import locked
+from server_plan import DEVICE, MOST_WORKERS, SERVERS, STALENESS, TABLES, WORKERS
+from start_state import read_weights
+
+GONE, NEW = "servers gone", "worker new"  # as of server_actors.py, which needs Ray
+PATIENCE = 300.0  # seconds for an actor to come back
+SNAPSHOT_EVERY = 100  # steps, where nothing is said
+
+
+# --- options ---
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--address", metavar="auto|HOST:PORT", help="a Ray cluster that runs; else one on this machine")
+    workers = f"as planned: {WORKERS}" + (f":{MOST_WORKERS}" if MOST_WORKERS > WORKERS else "")
+    parser.add_argument("--workers", metavar="W|MIN:MAX", help=f"{workers}. Those beyond MIN join when there is room")
+    parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default=DEVICE, help="of workers")
+    parser.add_argument("--steps", type=int, default=10, help="in all, those before --resume included")
+    parser.add_argument("--seed", type=int, default=0, help="of initialisation, synthetic batches and dropout")
+    parser.add_argument("--lr", type=float, default=LEARNING_RATE, help="(highest) learning rate")
+    parser.add_argument("--table-lr", type=float, default=0.01, help="of row-wise Adagrad, for tables")
+    parser.add_argument("--schedule", choices=sorted(SHAPES), default="constant", help="of the rates, down to --steps")
+    parser.add_argument("--warmup", type=int, default=0, metavar="N", help="steps in which the rates rise first")
+    parser.add_argument("--lr-least", type=float, default=0.0, metavar="SHARE", help="of the rates, left at the end")
+    parser.add_argument(
+        "--weight-decay", type=float, metavar="X", help="of matrices; without it as torch has it, of all"
+    )
+    parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
+    parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
+    parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
+    parser.add_argument("--weights", metavar="FILE", help="start from the original model's weights")
+    parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR/step-N; all nodes must see it")
+    parser.add_argument("--save-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
+    parser.add_argument("--keep", type=int, metavar="N", help="the last N checkpoints; without it all")
+    every = f"steps after which servers can go back; without it --save-every, or {SNAPSHOT_EVERY}"
+    parser.add_argument("--snapshot-every", type=int, metavar="N", help=every)
+    parser.add_argument(
+        "--resume", metavar="DIR|auto", help="continue from the last checkpoint in DIR; auto: of --save"
+    )
+    parser.add_argument("--to-original", nargs=2, metavar=("DIR", "FILE"), help="a checkpoint to weights, and stop")
+    parser.add_argument("--log-every", type=int, default=1, metavar="N", help="print every N steps")
+    parser.add_argument("--log-json", metavar="FILE", help="also add the steps to FILE, one JSON object a line")
+    return parser.parse_args()
+
+
+def take_options(options: argparse.Namespace) -> None:
+    """UserError on a setting that makes no sense."""
+    words = (options.workers or f"{WORKERS}:{MOST_WORKERS}").split(":")
+    numbers = [int(word) for word in words if word.isdecimal()]
+    if len(numbers) != len(words) or len(words) > 2 or not 1 <= numbers[0] <= numbers[-1]:
+        raise UserError(
+            f"--workers {options.workers}: expected a number of 1 or more, or MIN:MAX\n  try: --workers 2:4"
+        )
+    options.least, options.most = numbers[0], numbers[-1]
+    least = {"steps": 0, "warmup": 0, "prefetch": 0, "save_every": 0, "log_every": 1, "snapshot_every": 1, "keep": 1}
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if value is not None and value < bound:
+            raise UserError(f"--{name.replace('_', '-')} {value}: expected {bound} or more")
+    if not (options.lr >= 0 and options.table_lr >= 0 and 0 <= options.lr_least <= 1 and options.max_norm > 0):
+        raise UserError("--lr, --table-lr: expected 0 or more; --lr-least: from 0 to 1; --max-norm: more than 0")
+    if (options.save_every or options.keep or options.resume == AUTO) and not options.save:
+        raise UserError("--save-every, --keep and --resume auto need a folder\n  try: --save checkpoints")
+    if options.weights and options.resume:
+        raise UserError("--weights and --resume both say what to start from\n  try: one of them")
+    if options.save:
+        check_writable(f"--save {options.save}", options.save)
+        options.save = os.path.abspath(options.save)
+    if options.log_json:
+        check_file(f"--log-json {options.log_json}", options.log_json)
+
+
+# --- what is no parameter on the servers ---
+
+
+def fixed_tensors(stored: dict, served: dict, weights: Any, seed: int) -> dict[str, torch.Tensor]:
+    """Frozen parameters and buffers, whole, by original name: of the weights, else as the original model makes them."""
+    found = {}
+    for name, own in stored.items():
+        if name in served:
+            continue
+        held = sharding(own)
+        made = torch.empty(own.shape, dtype=own.dtype)
+        made.sharding = held
+        key = next((key for key in (name, *held.ties) if key in weights), None)
+        if key is not None:
+            assign(made, weights[key])
+        elif name in INITIAL:
+            init_computed(made, INITIAL[name], seed)
+        elif held.init and not (weights and isinstance(own, torch.nn.Parameter)):
+            init_parameter(made, held.init, seed)
+        else:
+            raise UserError(f"{name} is not trained, and how the model makes it is unknown\n  try: --weights FILE")
+        found[name] = local(made).reshape(held.shape)
+    return found
+
+
+# --- snapshots ---
+
+
+def last_snapshot(folder: str) -> Path | None:
+    """The folder itself, or its step-N with the largest N."""
+    path = Path(folder)
+    if (path / "training.json").exists():
+        return path
+    steps = [own for own in path.glob("step-*") if own.name[5:].isdecimal() and (own / "training.json").exists()]
+    return max(steps, key=lambda own: int(own.name[5:]), default=None)
+
+
+def to_original(folder: str, target: str) -> None:
+    from convert import write_state_dict
+
+    found = last_snapshot(folder)
+    if found is None:
+        raise UserError(f"--to-original {folder}: there is no checkpoint here")
+    state = dict(torch.load(found / "fixed.pt", weights_only=True))
+    parts: dict[str, list] = {}
+    for path in sorted(found.glob("server-*.pt")):
+        for name, part in torch.load(path, weights_only=True, mmap=True)["parts"].items():
+            parts.setdefault(name, []).append((part["start"], part["value"]))
+    for name, own in parts.items():
+        values = [value for _, value in sorted(own, key=lambda part: part[0])]
+        state[name] = values[0] if len(values) == 1 else torch.cat(values)
+    ties = {}
+    for name, own in stored_tensors(build_model, MESH).items():
+        state[name] = state[name].reshape(sharding(own).shape)
+        ties |= dict.fromkeys(sharding(own).ties, name)
+    write_state_dict(target, state | {tie: state[name] for tie, name in ties.items()}, ties)
+    print(f"{target}: the weights of {found}", flush=True)
+
+
+# --- the run ---
+
+
+class Run:
+    """The driver: deals shares, updates the servers, and goes back with them where one is lost."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import ray
+
+        from server_actors import LOST, ServerActor, WorkerActor
+
+        self.ray, self.options, self.lost = ray, options, LOST
+        self.stored = stored_tensors(build_model, MESH)
+        self.served = served_parameters(self.stored, TABLES, SERVERS)
+        self.mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("cpu"))
+        self.mesh.random.seed = options.seed
+        self.source = self.first_source()
+        weights = read_weights(options.weights) if options.weights else {}
+        if self.source is not None:
+            self.fixed = torch.load(self.source / "fixed.pt", weights_only=True)
+        else:
+            self.fixed = fixed_tensors(self.stored, self.served, weights, options.seed)
+        connected = {"address": options.address} if options.address else {
+            "num_cpus": SERVERS + options.most, "include_dashboard": False
+        }  # fmt: skip
+        path = os.pathsep.join(filter(None, [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH")]))
+        ray.init(
+            **connected, runtime_env={"env_vars": {"PYTHONPATH": path}}, logging_level="ERROR", log_to_driver=False
+        )
+        again = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 1}
+        server, worker = ray.remote(ServerActor), ray.remote(WorkerActor)
+        self.servers = [server.options(**again).remote(number, options.weight_decay) for number in range(SERVERS)]
+        device = {"cuda": {"num_gpus": 1}, "npu": {"resources": {"NPU": 1}}}.get(options.device, {})
+        self.fixed_put = ray.put(self.fixed)
+        self.workers = [worker.options(**again, **device, max_concurrency=DEPTH).remote() for _ in range(options.most)]
+        self.client = ServerClient(self.served, SERVERS, self.send, ray.get)
+        self.dealer = Dealer(STALENESS)
+        self.generation, self.done = 0, 0
+        self.calls: dict[Any, tuple[int, Any]] = {}  # of workers: which, and the share; None: it says that it is there
+        self.present: set[int] = set()
+        self.works: dict[tuple[int, int], Any] = {}  # since the last snapshot
+        self.results: dict[tuple[int, int], Any] = {}
+        self.started, self.stopped, self.begun = 0, "", time.perf_counter()
+        self.folder = options.save or tempfile.mkdtemp(prefix="autoshard-servers-")
+        self.every = options.snapshot_every or options.save_every or SNAPSHOT_EVERY
+        self.log = TrainingLog(0, options.log_json)
+
+    def first_source(self) -> Path | None:
+        asked = self.options.save if self.options.resume == AUTO else self.options.resume
+        found = last_snapshot(asked) if asked else None
+        if asked and found is None and self.options.resume != AUTO:
+            raise UserError(f"--resume {asked}: there is no checkpoint here\n  try: a folder that --save wrote")
+        if found is None and self.options.resume == AUTO:
+            print(f"--resume auto: no checkpoint in {asked}: a fresh start", flush=True)
+        if found is None and self.options.save and last_snapshot(self.options.save):
+            raise UserError(f"--save {self.options.save}: it has checkpoints of another run\n  try: --resume auto")
+        return found
+
+    def send(self, number: int, method: str, *arguments: Any) -> Any:
+        return getattr(self.servers[number], method).remote(*arguments)
+
+    # --- servers ---
+
+    def start_servers(self) -> None:
+        """From the last snapshot, or from where the run starts."""
+        for number in range(SERVERS):
+            if self.source is not None:
+                guessed = self.patiently(number, "restore", self.generation, str(self.source)) or []
+            else:
+                guessed = self.patiently(number, "begin", self.generation, self.options.weights, self.options.seed)
+            if guessed and not self.generation:
+                print(f"note: {', '.join(guessed[:3])} start from a guess: how the model makes them is unknown")
+        self.done = self.started = (
+            int(json.loads((self.source / "training.json").read_text())["step"]) if self.source else 0
+        )
+
+    def patiently(self, number: int, method: str, *arguments: Any) -> Any:
+        """A call of a server that Ray may be starting again."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.ray.get(self.send(number, method, *arguments))
+            except self.ray.exceptions.RayActorError as error:
+                if time.monotonic() > until or "creation task" in str(error):
+                    raise
+                time.sleep(0.2)
+
+    def go_back(self) -> None:
+        """All servers to the last snapshot; what was in work since is done again."""
+        before = self.done
+        self.generation += 1
+        self.calls = {ref: call for ref, call in self.calls.items() if call[1] is None}
+        self.dealer.clear()
+        self.results.clear()
+        self.start_servers()
+        what = f"all are back at step {self.done}: {before - self.done} steps are lost and done again"
+        print(f"a server was lost in step {before + 1}; {what}", flush=True)
+
+    def snapshot(self) -> None:
+        """Of all servers, between two updates; with --save a checkpoint."""
+        folder = f"{self.folder}/step-{self.done}"
+        partial = Path(f"{folder}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        self.client.all("save", self.generation, str(partial))
+        torch.save(self.fixed, partial / "fixed.pt")
+        (partial / "training.json").write_text(json.dumps({"step": self.done, "seed": self.options.seed}))
+        put_in_place(folder)
+        self.source = Path(folder)
+        self.works = {share: work for share, work in self.works.items() if share[0] > self.done}
+        kept = self.options.keep if self.options.save else 1
+        there = sorted(Path(self.folder).glob("step-*[0-9]"), key=lambda path: int(path.name[5:]))
+        for path in there[: -kept if kept else 0]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def due(self, step: int) -> bool:
+        saved = self.options.save and (step == self.options.steps or bool(self.stopped))
+        return bool(
+            step % self.every == 0 or (self.options.save_every and step % self.options.save_every == 0) or saved
+        )
+
+    # --- workers ---
+
+    def call_worker(self, number: int) -> None:
+        given = (self.servers, self.fixed_put, self.options.device, self.options.seed)
+        self.calls[self.workers[number].prepare.remote(*given)] = number, None
+
+    def deal(self) -> None:
+        for number in sorted(self.present):
+            while (share := self.dealer.deal(number)) is not None:
+                ref = self.workers[number].compute.remote(self.generation, self.works[share])
+                self.calls[ref] = number, share
+
+    def arrived(self, ref: Any) -> None:
+        number, share = self.calls.pop(ref)
+        try:
+            result = self.ray.get(ref)
+        except self.ray.exceptions.RayActorError as error:
+            if "creation task" in str(error):
+                raise
+            result = NEW
+        if result == NEW:
+            if number in self.present:
+                self.present.discard(number)
+                given = len(self.dealer.lose(number))
+                print(
+                    f"worker {number} was lost in step {self.done + 1}; {given} of its shares go to others", flush=True
+                )
+                self.call_worker(number)
+            elif share is None:
+                time.sleep(0.2)
+                self.call_worker(number)
+            return
+        if share is None:
+            self.present.add(number)
+            if self.generation or self.done or self.results or self.dealer.outstanding:
+                print(f"worker {number} joined in step {self.done + 1}", flush=True)
+        elif result == GONE:
+            if share in self.dealer.dealt:
+                raise self.lost[1]("a worker has seen it")
+        elif share in self.dealer.dealt:
+            self.dealer.done(share)
+            self.results[share] = result
+
+    # --- steps ---
+
+    def rates(self, step: int) -> tuple[float, float]:
+        own = self.options
+        shape = {"shape": own.schedule, "warmup": own.warmup, "steps": own.steps, "least": own.lr_least}
+        share = share_of_rate(step - 1, **shape)
+        return own.lr * share, own.table_lr * share
+
+    def fill(self) -> None:
+        """Shares of the next step, where none wait: asynchronously of those up to the next snapshot."""
+        ahead = 0 if STALENESS is None else self.every - self.done % self.every - 1
+        last = min(self.done + 1 + ahead, self.options.steps)
+        if self.stopped and self.started > self.done:
+            return
+        if STALENESS is not None and self.options.save_every:
+            last = min(last, self.done - self.done % self.options.save_every + self.options.save_every)
+        if self.started < last and len(self.dealer.waiting) < len(self.workers):
+            self.started += 1
+            if (self.started, 0) not in self.works:
+                self.read(self.started)
+            self.dealer.add((self.started, number) for number in range(MICRO_BATCHES))
+
+    def read(self, step: int) -> None:
+        batches = self.batches.of_step(MICRO_BATCHES)
+        if STALENESS is not None:
+            works = share_works(step, batches, [], (self.options.max_norm, self.rates(step)))
+        else:
+            works = share_works(
+                step,
+                batches,
+                labels_of_step(
+                    build_labels, LABEL_COUNTS, self.mesh, batches, self.fixed, self.client, self.generation
+                ),
+                None,
+            )
+        self.works |= {work.share: self.ray.put(work) for work in works}
+
+    def finish(self) -> None:
+        """Steps all of whose shares are there."""
+        step = self.done + 1
+        shares = [(step, number) for number in range(MICRO_BATCHES)]
+        if any(share not in self.results for share in shares):
+            return
+        results = [self.results[share] for share in shares]
+        loss = sum(result.loss for result in results) / len(results)
+        norm = math.sqrt(sum(result.norm**2 for result in results) / len(results))
+        if math.isfinite(loss):
+            if STALENESS is None:
+                norm = update_norm(self.client, self.generation, step)
+                if math.isfinite(norm):
+                    clipped = (norm, self.options.max_norm, self.rates(step))
+                    apply_update(self.client, self.generation, step, *clipped)
+            else:
+                self.client.all("done", self.generation, step)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise FloatingPointError(f"step {step}: loss {loss}, gradient norm {norm}")
+        for share in shares:
+            del self.results[share]
+        self.done = step
+        now, self.begun = time.perf_counter() - self.begun, time.perf_counter()
+        if step % self.options.log_every == 0 or step == self.options.steps:
+            figures = {"loss": loss, "gradient_norm": norm, "lr": self.rates(step)[0], "seconds": now}
+            self.log.write(step, figures, f"step {step}: loss {loss:.6f}, gradient norm {norm:.4f}, {now * 1e3:.1f} ms")
+        if self.due(step) and not self.dealer.outstanding:
+            self.snapshot()
+
+    def batches_from(self, step: int) -> Prefetched:
+        start = step * MICRO_BATCHES
+        if not self.options.data:
+            made = ((batch, None) for batch in synthetic_batches(self.mesh, self.options.seed, start))
+            return Prefetched(made, self.mesh.device, 0)
+        reading = loader_batches(self.options.data, self.mesh, self.options.seed, start)
+        return Prefetched(reading, self.mesh.device, self.options.prefetch)
+
+    def go(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda heard, _: setattr(self, "stopped", signal.Signals(heard).name))
+        self.start_servers()
+        if self.done:
+            print(f"resumed {self.source} at step {self.done}", flush=True)
+        self.batches = self.batches_from(self.done)
+        for number in range(len(self.workers)):
+            self.call_worker(number)
+        enough, begun, told = False, time.monotonic(), False
+        while self.done < self.options.steps and not (self.stopped and self.started == self.done):
+            if not enough and len(self.present) >= self.options.least:
+                enough, self.begun = True, time.perf_counter()
+            if not enough and not told and time.monotonic() - begun > 60:
+                told = True
+                print(f"waiting for {self.options.least} workers: {len(self.present)} are there", flush=True)
+            try:
+                if enough:
+                    self.fill()
+                    self.deal()
+                ready, _ = self.ray.wait(list(self.calls), num_returns=1, timeout=0.5) if self.calls else ([], [])
+                for ref in ready:
+                    self.arrived(ref)
+                self.finish()
+            except self.lost:
+                self.go_back()
+        self.batches.close()
+        return self.end()
+
+    def end(self) -> int:
+        if self.options.save and self.source != Path(f"{self.folder}/step-{self.done}") and self.done:
+            self.snapshot()
+        if STALENESS is not None:
+            oldest = max(own["oldest"] for own in self.client.all("report"))
+            print(f"the oldest gradient was {oldest} updates old, at most {STALENESS} may be", flush=True)
+        if self.stopped and self.done < self.options.steps:
+            saved = f", which is saved in {self.options.save}: --resume auto goes on" if self.options.save else ""
+            print(f"{self.stopped}: stopped after step {self.done}{saved}; exit code {EXIT_STOPPED}", flush=True)
+            return EXIT_STOPPED
+        return 0
+
+    def close(self) -> None:
+        if not self.options.save:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.ray.shutdown()
+
+
+def main() -> int:
+    options = parse_arguments()
+    try:
+        if options.to_original:
+            to_original(*options.to_original)
+            return 0
+        take_options(options)
+        try:
+            import ray  # noqa: F401
+        except ImportError:
+            raise UserError("parameter servers need Ray\n  try: pip install 'ray>=2.40'") from None
+        with locked(options.save):
+            run = Run(options)
+            try:
+                return run.go()
+            finally:
+                run.close()
+    except FloatingPointError as error:
+        print(f"error: {error}\n  try: a lower --lr, or a --warmup", file=sys.stderr, flush=True)
+        return EXIT_CODE
+    except (UserError, OSError, ValueError, KeyError) as error:
+        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr, flush=True)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Which rows of each parameter lie on which server: small parameters whole, others in equal parts of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..mesh import ParallelMesh
+from ..parameters import sharding
+
+CUT_BYTES = 1 << 20  # a parameter of more is cut over all servers; so is every table, whose rows are read one by one
+
+
+@dataclass(frozen=True)
+class Served:
+    """A parameter on the servers. `table`: only its rows are read. `parts`: (server, first row, the row after the
+    last), in the order of the rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    split_shape: tuple[int, ...]
+    dtype: torch.dtype
+    init: tuple[str | float, ...]
+    ties: tuple[str, ...]
+    trained: bool
+    table: bool
+    parts: tuple[tuple[int, int, int], ...]
+
+    def on(self, server: int) -> tuple[int, int] | None:
+        return next(((start, stop) for own, start, stop in self.parts if own == server), None)
+
+
+def stored_tensors(build_model: Callable[[ParallelMesh], nn.Module], axes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Parameters and buffers by original name, on the meta device: without memory."""
+    mesh = ParallelMesh(axes, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type]
+    model = build_model(mesh)
+    return {sharding(own).name: own for own in (*model.parameters(), *model.buffers())}
+
+
+def served_parameters(stored: Mapping[str, Tensor], tables: Collection[str], servers: int) -> dict[str, Served]:
+    """What lies on servers: all that is trained, and all tables. The largest first, each where least lies."""
+    loads, found = [0] * servers, {}
+    kept = {name: own for name, own in stored.items() if isinstance(own, nn.Parameter)}
+    kept = {name: own for name, own in kept.items() if own.requires_grad or name in tables}
+    for name, own in sorted(kept.items(), key=lambda item: (-item[1].nbytes, item[0])):
+        held: Any = sharding(own)
+        rows, size = (held.shape or (1,))[0], own.element_size() * math.prod(held.shape)
+        least = loads.index(min(loads))
+        parts: tuple[tuple[int, int, int], ...] = ((least, 0, rows),)
+        if (name in tables or size > CUT_BYTES) and rows >= servers > 1:
+            step = -(-rows // servers)  # as torch.chunk
+            bounds = [(number, number * step, min((number + 1) * step, rows)) for number in range(servers)]
+            parts = tuple(own for own in bounds if own[1] < own[2])
+        for server, start, stop in parts:
+            loads[server] += size * (stop - start) // max(rows, 1)
+        found[name] = Served(
+            name, held.shape, held.split_shape, own.dtype, held.init, held.ties, own.requires_grad, name in tables,
+            parts,
+        )  # fmt: skip
+    return found

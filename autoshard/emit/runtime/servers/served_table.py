@@ -1,0 +1,110 @@
+"""A table on a worker that does not hold it: a look-up gets the rows of its ids from the servers, and reads these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+RowsOf = Callable[[str, Tensor], Tensor]  # of a table, the rows of rising ids
+Way = tuple[int, int, tuple[int, ...], tuple[int, ...], int]  # of ids: which input, of what size, and which part
+
+
+@dataclass
+class Lookups:
+    """The look-ups of the share that runs. `read`: of each table the ids, once each, and the rows, whose `grad`
+    backward fills; the order is that of the look-ups."""
+
+    rows_of: RowsOf
+    ways: dict[str, list[Way]]  # kept from share to share
+    inputs: Sequence[Tensor] = ()
+    ahead: Mapping[tuple[str, Way], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    read: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+
+    def take(self, table: ServedTable, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of all ids, each once, as a leaf of autograd; and where in them each id is."""
+        way = way_of(getattr(ids, "on_device", ids), self.inputs)
+        own, rows = self.ahead.get((table.table_name, way), (None, None)) if way is not None else (None, None)
+        if way is not None and way not in self.ways.setdefault(table.table_name, []):
+            self.ways[table.table_name].append(way)
+        if own is None or rows is None:
+            own = ids.unique()
+            rows = self.rows_of(table.table_name, own)
+        rows = rows.detach().requires_grad_(table.trained)
+        self.read.append((table.table_name, own, rows))
+        return rows, torch.searchsorted(own, ids.contiguous())
+
+    def pull_ahead(self, inputs: Sequence[Tensor]) -> dict[tuple[str, Way], tuple[Tensor, Tensor]]:
+        """The rows that the next share will look up, as far as their ids are parts of its inputs."""
+        found = {}
+        for table, ways in [(name, list(own)) for name, own in list(self.ways.items())]:
+            for way in ways:
+                number, size, *part = way
+                if inputs[number].numel() == size:
+                    ids = inputs[number].contiguous().as_strided(*part).unique()
+                    found[table, way] = ids, self.rows_of(table, ids)
+        return found
+
+
+def way_of(ids: Tensor, inputs: Sequence[Tensor]) -> Way | None:
+    """How ids are a view of an input; None where they are computed."""
+    address = ids.untyped_storage().data_ptr()
+    for number, own in enumerate(inputs):
+        if own.untyped_storage().data_ptr() == address and own.dtype == ids.dtype and own.is_contiguous():
+            offset = ids.storage_offset() - own.storage_offset()
+            return number, own.numel(), tuple(ids.shape), tuple(ids.stride()), offset
+    return None
+
+
+class ServedTable(torch.Tensor):
+    """Stands for the table in a model: it has its shape, no memory, and takes part in look-ups alone."""
+
+    table_name: str
+    trained: bool
+    lookups: Callable[[], Lookups]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        looks_up = _LOOK_UPS.get(func)
+        if looks_up is not None:
+            return looks_up(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def served_table(shape: Sequence[int], name: str, trained: bool, lookups: Callable[[], Lookups]) -> ServedTable:
+    made = cast(ServedTable, torch.Tensor._make_subclass(ServedTable, torch.empty(tuple(shape), device="meta")))
+    made.table_name, made.trained, made.lookups = name, trained, lookups
+    return made
+
+
+def _padding(padding_idx: int | None, table: ServedTable, own: Tensor) -> int | None:
+    """Where among the rows the padding is, if it is."""
+    if padding_idx is None:
+        return None
+    index = padding_idx + table.shape[0] if padding_idx < 0 else padding_idx
+    found = (own == index).nonzero()
+    return int(found[0]) if len(found) else None
+
+
+def _embedding(
+    input: Tensor, weight: Any, padding_idx: int | None = None, max_norm: Any = None, *args: Any, **keywords: Any
+) -> Tensor:
+    rows, places = weight.lookups().take(weight, input)
+    own = weight.lookups().read[-1][1]
+    return F.embedding(places, rows, _padding(padding_idx, weight, own), None, *args, **keywords)
+
+
+def _embedding_bag(
+    input: Tensor, weight: Any, offsets: Tensor | None = None, *, padding_idx: int | None = None, **keywords: Any
+) -> Tensor:
+    rows, places = weight.lookups().take(weight, input)
+    keywords["padding_idx"] = _padding(padding_idx, weight, weight.lookups().read[-1][1])
+    return F.embedding_bag(places, rows, offsets, **keywords)
+
+
+_LOOK_UPS: dict[Any, Callable[..., Tensor]] = {F.embedding: _embedding, F.embedding_bag: _embedding_bag}

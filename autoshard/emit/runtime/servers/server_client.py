@@ -1,0 +1,80 @@
+"""How workers and the driver reach the servers: whole parameters and tables here, parts and ids of parts there.
+
+`send` starts a call of one server's method and returns what `wait` turns into results: the functions are the
+transport's, Ray's or plain calls in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dealing import Share
+from .served import Served
+
+Read = tuple[str, Tensor, Tensor]  # a table, ids, and the gradient of the row of each
+
+
+@dataclass(frozen=True)
+class ServerClient:
+    served: Mapping[str, Served]
+    servers: int
+    send: Callable[..., Any]  # (server, method, *arguments)
+    wait: Callable[[list[Any]], list[Any]]
+
+    def all(self, method: str, *arguments: Any) -> list[Any]:
+        """The results of every server, in their order."""
+        return self.wait([self.send(number, method, *arguments) for number in range(self.servers)])
+
+    def pull(self, generation: int) -> tuple[list[int], dict[str, Tensor]]:
+        """The version of each server, and each parameter that is no table, whole."""
+        found = self.all("pull", generation)
+        whole = {}
+        for name, own in self.served.items():
+            if not own.table:
+                parts = [found[server][1][name] for server, *_ in own.parts]
+                whole[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(own.split_shape)
+        return [version for version, _ in found], whole
+
+    def rows(self, generation: int, wanted: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+        """Of tables, the rows of rising ids; all that one server has by one call."""
+        asked: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, ids in wanted:
+            for server, start, own in self._split(name, ids):
+                asked.setdefault(server, []).append((name, ids[own] - start))
+        replies = self.wait([self.send(server, "rows", generation, own) for server, own in asked.items()])
+        found = {server: iter(reply) for server, reply in zip(asked, replies, strict=True)}
+        return [torch.cat([next(found[server]) for server, *_ in self._split(name, ids)]) for name, ids in wanted]
+
+    def _split(self, name: str, ids: Tensor) -> list[tuple[int, int, slice]]:
+        """Which servers have rows of rising ids: the server, its first row, and where among the ids these are. One at
+        least, though there be no id."""
+        parts = self.served[name].parts
+        ends = torch.searchsorted(ids, torch.tensor([stop for *_, stop in parts], dtype=ids.dtype)).tolist()
+        if len(ids) and (int(ids[0]) < 0 or ends[-1] < len(ids)):
+            raise IndexError(f"{name} has {parts[-1][2]} rows, and ids from {int(ids[0])} to {int(ids[-1])} are read")
+        spans = zip(parts, [0, *ends[:-1]], ends, strict=True)
+        found = [(server, start, slice(low, high)) for (server, start, _), low, high in spans if high > low]
+        return found or [(parts[0][0], parts[0][1], slice(0, 0))]
+
+    def push(
+        self, generation: int, share: Share, versions: Sequence[int], dense: Mapping[str, Tensor],
+        read: Sequence[Read], rates: tuple[float, float] | None,
+    ) -> None:  # fmt: skip
+        """To every server its part of a share's gradients, and an empty one where there is nothing for it."""
+        parts: list[dict[str, Tensor]] = [{} for _ in range(self.servers)]
+        rows: list[dict[str, list[tuple[Tensor, Tensor]]]] = [{} for _ in range(self.servers)]
+        for name, gradient in dense.items():
+            own = self.served[name]
+            whole = gradient.reshape(own.shape)
+            for server, start, stop in own.parts:
+                parts[server][name] = whole if len(own.parts) == 1 else whole[start:stop]
+        for name, ids, gradient in read:
+            for server, start, there in self._split(name, ids):
+                rows[server].setdefault(name, []).append((ids[there] - start, gradient[there]))
+        versioned = zip(versions, parts, rows, strict=True)
+        self.wait([self.send(n, "push", generation, share, *own, rates) for n, own in enumerate(versioned)])

@@ -1,0 +1,55 @@
+"""What a package for parameter servers has beside one of a single device: the servers, the workers and their driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autoshard.cluster.hardware import backend_of, parse_hardware
+from autoshard.ir.plan import Plan
+from autoshard.servers.server_request import ROWWISE, SAME
+
+DEVICES = {"nccl": "cuda", "hccl": "npu", "gloo": "cpu"}
+EMIT = Path(__file__).parents[1] / "emit"
+FILES = ("train_servers.py", "server_actors.py")  # of emit/package, for such packages alone
+_README = """
+## Parameter servers
+
+`python train_servers.py --steps 100` trains on {count} servers and {workers} workers, which are processes of Ray
+(`pip install ray`); `--address auto` uses a Ray cluster that is running. {how} Servers hold the parameters
+and the optimizer's state; a worker gets the rows of tables that its batch reads. Workers may end, come back and join
+(`--workers MIN:MAX`). If a server ends, all go back to the last snapshot, of every `--snapshot-every` steps, and a line
+says how many steps are done again. `--save`, `--resume` and `--weights` are those of `train.py`, and
+`train_servers.py --to-original checkpoints model.safetensors` writes the original model's weights. `train.py` trains
+the same model on one device.
+"""
+
+
+def server_files(plan: Plan) -> dict[str, str]:
+    """None without servers."""
+    own = plan.servers
+    if not own.count:
+        return {}
+    constants = {
+        "SERVERS": own.count, "WORKERS": own.workers, "MOST_WORKERS": own.most_workers, "STALENESS": own.staleness,
+        "TABLES": list(own.tables), "TABLE_OPTIMIZER": ROWWISE if own.rowwise else SAME,
+        "DEVICE": DEVICES[backend_of(parse_hardware(plan.hardware_text))],
+    }  # fmt: skip
+    lines = [
+        '"""Parameter servers, as planned. STALENESS None: all shares of a step are of the same parameters."""',
+        "",
+    ]
+    files = {"server_plan.py": "\n".join([*lines, *(f"{name} = {value!r}" for name, value in constants.items()), ""])}
+    for path in sorted((EMIT / "runtime" / "servers").glob("*.py")):
+        files[f"runtime/servers/{path.name}"] = path.read_text(encoding="utf-8")
+    return files
+
+
+def server_readme(plan: Plan) -> str:
+    """The part of README.md; "" without servers."""
+    own = plan.servers
+    if not own.count:
+        return ""
+    workers = str(own.workers) if own.workers == own.most_workers else f"{own.workers} to {own.most_workers}"
+    old = f"Each gradient is applied as it comes, at most {own.staleness} updates old."
+    how = "A step's gradients are added up before the update." if own.staleness is None else old
+    return _README.format(count=own.count, workers=workers, how=how)

@@ -1,0 +1,66 @@
+"""A plan for parameter servers: a worker's program on one device, its tables elsewhere, and the servers' step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.costs.host_memory import host_of
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan, ServerPlan
+from autoshard.rules.host_tables import served_tables
+from autoshard.servers.server_request import ROWWISE, SAME, ServerRequest
+from autoshard.simulation.steps.server_step import with_server_step
+
+WORKER = Mesh.parse("dp=1")
+
+
+@dataclass(frozen=True)
+class WorkerSearch:
+    """`pins`: further ones."""
+
+    hardware: Hardware
+    pins: tuple[str, ...]
+    step: StepRequest
+
+
+def check_model(graph: Graph) -> None:
+    """UsageError where servers can't train the model."""
+    reasons = {
+        "it has no trainable parameter": not any(p.trainable for p in graph.parameters),
+        "it has no loss, so there is nothing to train": graph.loss is None,
+        "it writes buffers in training, as batch norm does, and each worker would have others": bool(
+            graph.buffer_updates
+        ),
+        "the scale of a loss in float16 is one of all shares": graph.precision == "fp16-mixed",
+        "its sizes change from step to step": bool(graph.dynamic),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            hint = "--precision bf16-mixed" if "float16" in reason else "a package without --parameter-servers"
+            raise UsageError(f"{graph.name} can't be trained on parameter servers: {reason}", hint)
+
+
+def worker_search(graph: Graph, hardware: Hardware, asked: ServerRequest, step: StepRequest) -> WorkerSearch:
+    """What is searched for: one device whose look-ups read rows from a host without end, and a share a worker."""
+    check_model(graph)
+    host = replace(host_of(hardware), memory_bytes=math.inf)
+    if step.micro_batches is None:
+        step = replace(step, micro_batches=asked.worker_range[1])
+    tables = sorted(p.path for p in graph.parameters if p.tensor in served_tables(graph))
+    return WorkerSearch(replace(hardware, host=host), tuple(f"{path}=host" for path in tables), step)
+
+
+def server_plan(graph: Graph, hardware: Hardware, asked: ServerRequest, found: Plan, pins: tuple[str, ...]) -> Plan:
+    """The plan of a worker with its servers. `found`: what the search gave; `pins`: those of the user."""
+    least, most = asked.worker_range
+    assert asked.servers is not None
+    tables = tuple(p.path for p in graph.parameters if p.tensor in served_tables(graph))
+    rowwise = (asked.table_optimizer or ROWWISE) != SAME
+    servers = ServerPlan(asked.servers, least, most, asked.bound, tables, rowwise)
+    search = replace(found.search, pins=pins)
+    return with_server_step(replace(found, servers=servers, search=search), graph, hardware)

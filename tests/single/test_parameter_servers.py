@@ -1,0 +1,299 @@
+"""Parameter servers in one process: equal to the original, gradients as old as they may be, convergence, faults."""
+
+from __future__ import annotations
+
+import random
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.api.live_model import on_cpu
+from autoshard.emit import emit
+from autoshard.emit.runtime.servers.dealing import Dealer
+from autoshard.emit.runtime.servers.parameter_server import ParameterServer, TooOld
+from autoshard.emit.runtime.servers.served import Served
+from autoshard.emit.runtime.servers.server_run import InProcess
+from autoshard.errors import UsageError
+from autoshard.verification.case import case_of, check_files
+from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.verify_folder import by_rows
+
+SHARES = 3
+
+
+class Reader(nn.Module):
+    """Tables that are read once, twice, with padding, as bags, and by computed ids; one that a product reads, too; a
+    frozen one; a mean over labels, of which some are ignored, class by class; dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(40, 8, padding_idx=-3), nn.Embedding(6, 8)
+        self.bag = nn.EmbeddingBag(50, 8, mode="mean", padding_idx=2)
+        self.weighted = nn.EmbeddingBag(31, 8, mode="sum")
+        self.tied, self.frozen = nn.Embedding(9, 8), nn.Embedding(40, 8).requires_grad_(False)
+        self.up, self.drop = nn.Linear(8, 12), nn.Dropout(0.2)
+        self.register_buffer("classes", torch.rand(9) + 0.5)
+
+    def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+        x = self.words(ids) + self.words(ids.flip(1)) + self.places(torch.arange(6)) + self.frozen(ids)
+        x = x + self.bag(ids)[:, None] + self.weighted(ids % 31, per_sample_weights=torch.sigmoid(x.sum(2)))[:, None]
+        x = F.gelu(self.up(self.drop(x)))[..., :8] + self.tied(tags.clamp(min=0))
+        logits = x @ self.tied.weight.T
+        return F.cross_entropy(logits.flatten(0, 1), tags.flatten(), self.classes, ignore_index=-1)
+
+
+def reader_inputs() -> tuple[Tensor, Tensor]:
+    tags = torch.randint(0, 9, (4, 6))
+    return torch.randint(0, 40, (4, 6)), torch.where(torch.rand(4, 6) < 0.4, -1, tags)
+
+
+def planned(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Any:
+    return autoshard.plan(model, inputs, hardware="a100-80g-sxm", **{"parameter_servers": 3, "workers": 2} | options)
+
+
+def proof_of(plan: Any, steps: int) -> Proof:
+    real = on_cpu(plan.live)
+    own, graph = plan.plan, plan.graph
+    case = case_of(
+        real.module, real.tensors, graph, steps=steps, micro_batches=own.step.micro_batches, by_rows=by_rows(own)
+    )
+    return check_files(case, plan.simulated.program, emit(plan.simulated.program, own, graph))
+
+
+@pytest.mark.parametrize(("optimizer", "tables"), [("adamw", "same"), ("sgd", "same"), ("adamw", "rowwise-adagrad")])
+def test_synchronous_steps_are_those_of_the_original(optimizer: str, tables: str) -> None:
+    torch.manual_seed(0)
+    plan = planned(Reader(), reader_inputs(), micro_batches=SHARES, optimizer=optimizer, table_optimizer=tables)
+    tables_read = {"words", "places", "bag", "weighted", "frozen"}
+    assert {name.partition(".")[0] for name in plan.plan.servers.tables} == tables_read
+    proof = proof_of(plan, 20)
+    assert proof.passed and proof.steps == 20 and proof.clipped_steps > 5, proof.summary()
+
+
+def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding that is trained, and a row that is read twice and counted once: in the package's own files."""
+    torch.manual_seed(0)
+    plan = planned(Reader(), reader_inputs(), micro_batches=SHARES)
+    real = on_cpu(plan.live)
+    case = case_of(real.module, real.tensors, plan.graph, steps=2, micro_batches=SHARES, by_rows=by_rows(plan.plan))
+    files = emit(plan.simulated.program, plan.plan, plan.graph)
+    faults = {
+        "runtime/servers/served_table.py": ("return int(found[0]) if len(found) else None", "return None"),
+        "runtime/servers/parameter_server.py": (".index_add_(0, places, values)", ".index_copy_(0, places, values)"),
+        "runtime/servers/share_worker.py": ("(outputs[0] / work.count)", "outputs[0]"),
+    }
+    for name, (right, wrong) in faults.items():
+        assert right in files[name]
+        assert not check_files(case, plan.simulated.program, files | {name: files[name].replace(right, wrong)}).passed
+
+
+# --- dealing ---
+
+
+def one_parameter() -> dict[str, Served]:
+    return {"w": Served("w", (2,), (2,), torch.float32, (), (), True, False, ((0, 0, 2),))}
+
+
+def one_server(staleness: int) -> ParameterServer:
+    server = ParameterServer(one_parameter(), 1, 0, optimizer="sgd", rowwise=True, shares=0, staleness=staleness)
+    server.start(0, {"w": torch.zeros(2)}, {}, 0)
+    return server
+
+
+class Heedless(Dealer):
+    def _young_enough(self) -> bool:
+        return True
+
+
+def walk(dealer: Dealer, staleness: int, seed: int) -> int:
+    """Workers that pull late, push in any order, and are killed before or after their push: the oldest gradient."""
+    server, chance, works = one_server(staleness), random.Random(seed), 4
+    dealer.add((1, number) for number in range(60))
+    pulled: list[tuple[int, Any, int]] = []
+    for _ in range(10_000):
+        if not dealer.waiting and not dealer.outstanding:
+            break
+        worker = chance.randrange(works)
+        if chance.random() < 0.5 and (share := dealer.deal(worker)) is not None:
+            pulled.append((worker, share, server.pull(0)[0]))
+        elif pulled and chance.random() < 0.6:
+            worker, share, version = pulled.pop(chance.randrange(len(pulled)))
+            server.push(0, share, version, {"w": torch.ones(2)}, {}, (0.1, 0.1))
+            if chance.random() < 0.8:
+                dealer.done(share)
+            else:  # killed after the push, before it could say so
+                dealer.lose(worker)
+                pulled = [own for own in pulled if own[0] != worker]
+        elif chance.random() < 0.05:
+            dealer.lose(worker)
+            pulled = [own for own in pulled if own[0] != worker]
+    assert not dealer.outstanding and server.version == 60
+    return server.oldest
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
+def test_no_gradient_is_older_than_it_may_be(staleness: int) -> None:
+    oldest = [walk(Dealer(staleness), staleness, seed) for seed in range(30)]
+    assert max(oldest) <= staleness and (not staleness or max(oldest) > 0)
+
+
+def test_a_dealer_that_ignores_the_rule_is_caught() -> None:
+    with pytest.raises(TooOld, match="at most 2 may be"):
+        for seed in range(10):
+            walk(Heedless(2), 2, seed)
+
+
+# --- runs of whole packages ---
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.int64), torch.tensor(labels)
+
+
+class Digits(nn.Module):
+    """The 17 shades of each of 64 places, from a table; then two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shades, self.up, self.down = nn.Embedding(64 * 17, 8), nn.Linear(512, 32), nn.Linear(32, 10)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = self.shades(images + 17 * torch.arange(64)).flatten(1)
+        return F.cross_entropy(self.down(F.relu(self.up(x))), labels)
+
+    def guess(self, images: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(self.shades(images + 17 * torch.arange(64)).flatten(1)))).argmax(1)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    torch.manual_seed(0)
+    images, labels = digits()
+    folder = tmp_path_factory.mktemp("servers") / "package"
+    plan = planned(Digits(), (images[:32], labels[:32]), asynchronous=True, staleness=4, workers=4)
+    autoshard.write(plan, folder)
+    return load_package(folder)
+
+
+def run_of(package: Any, shares: int, staleness: int | None, workers: int = 4, servers: int = 3) -> InProcess:
+    torch.manual_seed(0)
+    names = {"SERVERS": servers, "STALENESS": staleness, "MOST_WORKERS": workers, "TABLE_OPTIMIZER": "rowwise-adagrad"}
+    plan = types.SimpleNamespace(TABLES=["shades.weight"], **names)
+    made: InProcess = package.server_run.InProcess(
+        package.model.build_model, package.model.MESH, plan, "adamw", shares, dict(Digits().state_dict())
+    )
+    return made
+
+
+def trained(package: Any, run: InProcess, staleness: int, steps: int, seed: int = 0) -> dict[str, Tensor]:
+    images, labels = digits()
+    chance, dealer, own = random.Random(seed), package.server_run.Dealer(staleness), package.server_run
+    for step in range(1, steps + 1):
+        places = [torch.arange(32) + 32 * ((4 * step + n) % 40) for n in range(4)]
+        works = own.share_works(step, [[images[at], labels[at]] for at in places], [], (1.0, (3e-3, 5e-2)))
+        run.compute(dealer, works, lambda count: chance.randrange(count))
+    return run.values()
+
+
+def test_asynchronous_training_converges_on_digits(package: Any) -> None:
+    run = run_of(package, 0, 4)
+    values = trained(package, run, 4, 90)
+    model = Digits()
+    model.load_state_dict(values)
+    images, labels = digits()
+    right = float((model.guess(images[1400:]) == labels[1400:]).float().mean())
+    oldest = max(server.oldest for server in run.servers)
+    assert right > 0.8 and 0 < oldest <= 4, (right, oldest)
+
+
+def test_without_staleness_it_is_training_on_shares_one_by_one(package: Any) -> None:
+    values = trained(package, run_of(package, 0, 0), 0, 5, seed=3)
+    torch.manual_seed(0)
+    model, (images, labels) = Digits(), digits()
+    table = model.shades.weight
+    others = torch.optim.AdamW([p for p in model.parameters() if p is not table], lr=3e-3)
+    sums = torch.zeros(len(table))
+    for share in range(20):
+        at = torch.arange(32) + 32 * ((4 + share) % 40)
+        model.zero_grad()
+        model(images[at], labels[at]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        others.step()
+        with torch.no_grad():
+            sums += table.grad.square().mean(1)  # type: ignore[union-attr]
+            table -= 5e-2 * table.grad / (sums.sqrt() + 1e-10)[:, None]  # type: ignore[operator]
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-5)
+
+
+def synchronous(package: Any, run: InProcess, first: int, last: int, order: Any = lambda count: 0) -> None:
+    images, labels = digits()
+    own = package.server_run
+    for step in range(first, last + 1):
+        places = [torch.arange(32) + 32 * ((4 * step + n) % 40) for n in range(4)]
+        works = own.share_works(step, [[images[at], labels[at]] for at in places], [()] * 4, None)
+        run.compute(own.Dealer(), works, order)
+        own.apply_update(run.client, 0, step, own.update_norm(run.client, 0, step), 1.0, (3e-3, 5e-2))
+
+
+def test_bits_do_not_depend_on_who_computes_and_when(package: Any, tmp_path: Path) -> None:
+    """Nor on going back to a snapshot; on other servers the norm is summed in another order, and no more differs."""
+    run = run_of(package, 4, None)
+    synchronous(package, run, 1, 6)
+    chance = random.Random(1)
+    other = run_of(package, 4, None, workers=2)
+    synchronous(package, other, 1, 3, lambda count: chance.randrange(count))
+    other.client.all("save", 0, str(tmp_path))
+    third = run_of(package, 4, None, workers=1, servers=4)
+    synchronous(package, third, 1, 2, lambda count: count - 1)
+    third.client.all("restore", 0, str(tmp_path))
+    synchronous(package, third, 4, 6)
+    synchronous(package, other, 4, 5)
+    other.client.all("restore", 0, str(tmp_path))
+    synchronous(package, other, 4, 6, lambda count: count - 1)
+    for name, value in run.values().items():
+        assert torch.equal(value, other.values()[name]), name
+        torch.testing.assert_close(third.values()[name], value, rtol=1e-5, atol=1e-6)
+    for server in other.servers:  # a run that begins anew
+        server.start(0, dict(run.values()), {}, 0)
+    fresh = other.servers[0]
+    assert not fresh.optimizer.state and not any(bool(own.any()) for own in fresh.sums.values())  # type: ignore[union-attr]
+
+
+def test_calls_of_another_generation_are_refused(package: Any) -> None:
+    run = run_of(package, 4, None, servers=1)
+    run.servers[0].generation = 3
+    for call in (lambda: run.client.pull(2), lambda: run.client.push(2, (1, 0), [0], {}, [], None)):
+        with pytest.raises(Exception, match="is in generation 3, the call of 2"):
+            call()
+
+
+def test_rows_are_pulled_ahead_and_a_worker_holds_no_table(package: Any) -> None:
+    run = run_of(package, 4, None)
+    run2 = package.server_run
+    images, labels = digits()
+    works = run2.share_works(1, [[images[:32], labels[:32]]] * 4, [()] * 4, None)
+    found = run.compute(run2.Dealer(), works)
+    assert all(own.pulled_ahead == 0 for own in found)  # the ids are computed
+    table = dict(run.workers[0].model.named_buffers())["shades.weight"]
+    assert table.is_meta and table.shape == (64 * 17, 8)
+    with pytest.raises(IndexError, match="has 1088 rows"):
+        run.client.rows(0, [("shades.weight", torch.tensor([3, 1088]))])
+
+
+def test_what_servers_can_not_train_is_said() -> None:
+    x = torch.randn(4, 3), torch.randn(4, 2)
+    norm = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+    for model, told in ((norm, "batch norm"), (frozen, "no trainable")):
+        with pytest.raises(UsageError, match=told):
+            autoshard.plan(model, x[:1], targets=x[1], loss=F.mse_loss, hardware="a100-80g-sxm", parameter_servers=2)
