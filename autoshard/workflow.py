@@ -207,6 +207,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     from autoshard.constraints.model_request import with_requests, without_idle_place
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
+    from autoshard.search.whole_step import check_request, with_place_plans
     from autoshard.simulation.fusion_sizes import with_unused_fusion
 
     wanted = replace(wanted, step=without_idle_place(wanted.step, graph))
@@ -224,7 +225,9 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
             all_to_all=wanted.all_to_all,
             micro_batches=micro_batches(graph, wanted),
         )
-        plan = _with_step(plan, graph, hardware, wanted)
+        check_request(graph, wanted.step)
+        own = {mesh: random_plan(graph, mesh, hardware, seed) for mesh in wanted.step.place_meshes.values()}
+        plan = _with_step(with_place_plans(plan, wanted.step, own), graph, hardware, wanted)
         plan = replace(plan, search=replace(plan.search, step_options=typed))
         return Made(with_unused_fusion(plan, graph), ignored)
     log: Log = []
@@ -305,14 +308,20 @@ def _stepped(
     from autoshard.joint.optimizer_shards import least_step
     from autoshard.search.memory_fit import fitting_step
     from autoshard.search.objectives import MEMORY, SPEED
-    from autoshard.search.whole_step import check_request
+    from autoshard.search.whole_step import check_request, with_place_plans
 
     check_request(graph, wanted.step)
+    check_place_devices(hardware, wanted)
     found: list[tuple[Plan, tuple[Point, ...], SearchTask | None]] = []
 
     def searched(limit_bytes: float, level: int = wanted.level) -> Plan:
         own = replace(wanted, memory_limit_bytes=limit_bytes, level=level)
-        found.append(_searched(graph, hardware, own, clock, log))
+        plan, points, task = _searched(graph, hardware, own, clock, log)
+        others = {
+            mesh: _searched(graph, hardware, replace(own, mesh=mesh, pareto=False), clock, log)[0]
+            for mesh in dict.fromkeys(own.step.place_meshes.values())
+        }
+        found.append((with_place_plans(plan, own.step, others), points, task))
         return found[-1][0]
 
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
@@ -322,6 +331,15 @@ def _stepped(
     if wanted.level == MEMORY and wanted.mesh is not None and not clock.over:
         plan = least_step(plan, completed(searched(start, SPEED)))
     return plan, *found[0][1:]
+
+
+def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:
+    """UsageError where the meshes of all places have more devices than there are."""
+    from autoshard.cluster.hardware import check_devices
+
+    own = wanted.step.place_meshes
+    if own and wanted.mesh is not None:
+        check_devices(hardware, sum(own.get(n, wanted.mesh).size for n in range(wanted.step.fixed_stages())))
 
 
 def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Plan:

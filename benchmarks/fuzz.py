@@ -128,10 +128,13 @@ def run_step(seed: int, debug: bool = False) -> Row:
 
 def run_places(seed: int, debug: bool = False) -> Row:
     """A whole step on random places (tests/placements.py), five placements of each model."""
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.constraints.step_request import StepRequest
     from autoshard.ir.plan import StepPlan
     from autoshard.program.step_check import check_step
-    from autoshard.search.whole_step import predicted
-    from tests.placements import random_parts
+    from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.whole_step import predicted, with_place_plans
+    from tests.placements import random_meshes, random_parts
 
     rng = random.Random(seed)
     mesh, count, order = rng.choice(("dp=1", "tp=2", "dp=2")), rng.choice((1, 2, 3)), rng.choice(("gpipe", "1f1b"))
@@ -139,7 +142,10 @@ def run_places(seed: int, debug: bool = False) -> Row:
     def placed(plan: Any, graph: Any) -> Any:
         step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
         check_step(step, graph)
-        return predicted(replace(plan, step=step), graph)
+        own = StepRequest(place_mesh=random_meshes(step.stages, seed))
+        hardware = load_hardware("cpu-local")
+        plans = {one: random_plan(graph, one, hardware, seed) for one in own.place_meshes.values()}
+        return predicted(with_place_plans(replace(plan, step=step), own, plans), graph)
 
     return tried(seed, mesh, lambda: _verified(seed // 5, mesh, seed, count, "lockstep", placed)[0], debug)
 
@@ -264,8 +270,8 @@ def places_section(rows: Sequence[Row]) -> str:
     models, command = len({row.seed // 5 for row in rows}), f"--places --first {rows[0].seed} --models {len(rows)}"
     return f"""{PLACES_HEAD}
 
-{len(rows)} placements of {models} of these models, each operator's or by modules, on 2 to 4 places of 1 or 2 devices,
-with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
+{len(rows)} placements of {models} of these models, each operator's or by modules, on 2 to 4 places, each with a
+mesh of 1 to 4 devices, with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
 {ends[RIGHT]} right, {ends[REFUSED]} refused, {ends[WRONG]} wrong,
 {ends[CRASH]} crashed or hanging. Written by `python benchmarks/fuzz.py {command} --write`.
 Refused: {listed}.

@@ -9,6 +9,14 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import StagePart
 from autoshard.program.places.placed_parts import op_places, parts_on, rewritten
 
+MESHES = ("dp=1", "dp=2", "tp=2", "tp=3", "dp=2,tp=2")
+
+
+def random_meshes(places: int, seed: int) -> tuple[str, ...]:
+    """As `--place-mesh` takes them, of about half of the places."""
+    rng = random.Random(f"meshes {seed}")
+    return tuple(f"{place}:{rng.choice(MESHES)}" for place in range(places) if rng.random() < 0.5)
+
 
 def random_parts(graph: Graph, seed: int) -> tuple[StagePart, ...]:
     """On 2 to 4 places, of which each has work."""

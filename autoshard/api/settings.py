@@ -122,7 +122,9 @@ def wanted(
     if mesh is None and devices is None:
         raise UsageError(*words.missing)
     stages = step.fixed_stages()
-    if mesh is not None and devices not in (None, mesh.size * stages):
+    if step.place_meshes and mesh is None:
+        raise UsageError("--place-mesh needs --mesh, for places without one", "--mesh dp=1")
+    if mesh is not None and not step.place_mesh and devices not in (None, mesh.size * stages):
         of = f" on each of {stages} stages" if stages > 1 else ""
         told, hint = (text.format(mesh=mesh, devices=devices) for text in words.unequal)
         raise UsageError(f"the mesh {mesh} has {mesh.size} devices{of}, {told}", hint)
@@ -149,6 +151,10 @@ def server_request(said: Mapping[str, Any]) -> ServerRequest:
 def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | None = None) -> StepRequest:
     """`said`: fields of STEP; `file`: further pins."""
     texts = (*(pin_file_texts(file) if file else ()), *pins)
+    meshes = said.get("place_mesh") or ()
+    if isinstance(meshes, Mapping):
+        meshes = [f"{place}:{mesh}" for place, mesh in meshes.items()]
+    said = {**said, "place_mesh": (meshes,) if isinstance(meshes, str) else tuple(meshes)}
     return StepRequest(**said, pins=read_stage_pins(texts), places=read_stage_pins(texts, PLACE_PIN))
 
 

@@ -208,6 +208,8 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     place = "auto: which of --stages places runs what is not placed, by the shortest step; none: place() of the model "
     place += "has no effect"
     parser.add_argument("--place", metavar="HOW", help=place)
+    mesh = "the mesh of one place, e.g. 1:dp=2,tp=2; repeatable; other places have the mesh --mesh"
+    parser.add_argument("--place-mesh", action="append", default=[], metavar="PLACE:MESH", help=mesh)
     parts = "model chunks per stage, for the interleaved schedule; default 1"
     parser.add_argument("--virtual-stages", type=_count("--virtual-stages", MOST_STAGES), metavar="V", help=parts)
     parser.add_argument("--schedule", metavar="NAME", help="pipeline schedule: gpipe, 1f1b (default) or interleaved")

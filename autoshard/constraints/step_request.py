@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from autoshard.code_text import typed
+from autoshard.constraints.axis_names import check_axis_names
 from autoshard.errors import UsageError
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import COMMUNICATED, SCHEDULES
 from autoshard.program.step_check import check_counts
 
@@ -58,6 +60,7 @@ class StepRequest:
     places: tuple[StagePin, ...] = ()
     # AUTO: which place runs what no place says is searched for; NO_PLACES: what the model says of places has no effect
     place: str | None = None
+    place_mesh: tuple[str, ...] = ()  # as typed: `1:dp=2,tp=2`, the mesh of place 1 alone
     micro_batch: Count = None
     zero: Count = None
     enable_parallel_optimizer: bool = False
@@ -89,13 +92,47 @@ class StepRequest:
     @property
     def text(self) -> str:
         """The options that say this, as typed."""
-        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name not in PINNED]
+        listed = (*PINNED, "place_mesh")
+        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name not in listed]
         flags = [f"--{name.replace('_', '-')}" for name, value in named if value is True]
         said = [(name, value) for name, value in named if value is not None and not isinstance(value, bool)]
         options = [f"--{name.replace('_', '-')} {typed(str(value))}" for name, value in said]
         texts = (*pin_texts(self.pins), *pin_texts(self.places, PLACE_PIN))
         pins = [f"--pin {typed(text)}" for text in texts]
-        return " ".join([*options, *flags, *pins])
+        meshes = [f"--place-mesh {typed(text)}" for text in self.place_mesh]
+        return " ".join([*options, *meshes, *flags, *pins])
+
+    @property
+    def place_meshes(self) -> dict[int, Mesh]:
+        """Of places that have one of their own. UsageError for what can't be read, and for a place that is said
+        twice."""
+        found: dict[int, Mesh] = {}
+        for text in self.place_mesh:
+            place, colon, mesh = text.partition(":")
+            if not colon or not place.strip().isdecimal():
+                message = f"--place-mesh {text}: expected a place and its mesh"
+                raise UsageError(message, "--place-mesh 1:dp=2,tp=2")
+            if int(place) in found:
+                raise UsageError(f"--place-mesh says the mesh of place {int(place)} twice", "one of them")
+            found[int(place)] = check_axis_names(Mesh.parse(mesh))
+        return found
+
+    def check_place_meshes(self) -> None:
+        """UsageError where places, which the model's own modules may name, can't have them."""
+        if not self.place_mesh:
+            return
+        count = self.fixed_stages()
+        if not self.places or self.place is not None:
+            how = f"--place {self.place}" if self.place else "a model without places"
+            hint = f"--pin place:MODULE={max(self.place_meshes)}, and --mesh for the others"
+            raise UsageError(f"--place-mesh {self.place_mesh[0]} with {how}: there is no such place", hint)
+        for place, mesh in self.place_meshes.items():
+            if place >= count:
+                message = f"--place-mesh {place}:{mesh}: there are places 0 to {count - 1}"
+                raise UsageError(message, f"--place-mesh {count - 1}:{mesh}, or a module on place {place}")
+        if self.zero_levels:
+            message = "--place-mesh with a level of ZeRO: the search of each place decides what is stored in shards"
+            raise UsageError(message, "no --zero, or one mesh for all places")
 
     @property
     def open_(self) -> bool:

@@ -18,6 +18,7 @@ from autoshard.emit.user_operators import registering_lines
 from autoshard.errors import UsageError
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.layout import PARTIAL
+from autoshard.ir.plan import meshes_text
 from autoshard.ir.program import Compute, Program
 from autoshard.program.early_reductions import ALONE, SHARED, with_column_parallel
 from autoshard.program.label_counts import CLASS, labels_program
@@ -40,8 +41,8 @@ RUNTIME_NAMES = frozenset({
 _RESERVED = RUNTIME_NAMES | {
     "BUCKETS", "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS",
     "HAS_LOSS", "HOST_TABLES", "Holder", "IGNORED", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
-    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "PRECISION", "SHARED", "STAGES", "Tensor",
-    "UPDATES_BUFFERS",
+    "MESH", "MESHES", "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "PRECISION", "SHARED", "STAGES", "Tensor",
+    "PLACE_INPUTS", "UPDATES_BUFFERS",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
     "build_pipeline", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
@@ -197,11 +198,12 @@ def labels_context(program: Program, others: OtherSizes | None = None) -> ClassC
 def head_lines(program: Program, header: Header) -> list[str]:
     shape = " x ".join(f"{name}={size}" for name, size in program.mesh.axes)
     each = f" on each of {program.step.stages} {program.step.word}s" if program.step.stages > 1 else ""
+    where = f"the mesh {shape}{each}" if not program.others else meshes_text(program.meshes, program.step.word)
     predicted = (
         f"{format_seconds(header.predicted_seconds, 3)} a step, {format_bytes(header.predicted_peak_bytes)} a device"
     )
     text = [
-        f"{printable(program.name)} over {program.step.stages * program.mesh.size} devices: the mesh {shape}{each}.",
+        f"{printable(program.name)} over {program.firsts[-1]} devices: {where}.",
         "",
         *textwrap.wrap(
             printable(f"Written by autoshard ({header.versions or 'unknown version'}) from plan {header.plan_hash}:"),
@@ -269,9 +271,12 @@ def facts(
         *_bucket_lines(header),
     ]
     lines += [f"OPTIMIZER = {quoted(program.optimizer)}", f"PRECISION = {quoted(program.precision)}"]
-    loss = program.loss
+    lines += _place_lines(program)
+    stages = program.step.part_stages
+    ending = program.of_stage(stages[-1 if loss_part is None else loss_part])  # on the mesh where the loss is made
+    loss = ending.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
-    axes = _partial_axes(program, loss) if loss is not None else []
+    axes = _partial_axes(ending, loss) if loss is not None else []
     again = any(isinstance(step, Compute) and step.again for step in program.instructions)
     lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has freed")
     lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
@@ -292,6 +297,20 @@ def facts(
     counts = (f"({_names([*own.axes])}, {own.ignored}, {quoted(own.weights)})" for own in program.label_counts)
     lines += [said, *statement(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int, str]] = [{', '.join(counts)}]", 0)]
     return lines
+
+
+def _place_lines(program: Program) -> list[str]:
+    """The meshes of places, and how inputs lie where these are of their own."""
+    meshes = program.meshes if program.step.placed else ()
+    rows = [f"{{{', '.join(f'{quoted(name)}: {size}' for name, size in mesh.axes)}}}" for mesh in meshes]
+    said = "of each place; ranks count through them"
+    lines = statement(f"MESHES: list[dict[str, int]] = [{', '.join(rows)}]", 0, said)
+    own = []
+    for place, other in program.others:
+        pairs = (f"{quoted(other.value(n).tensor)}: {quoted(str(other.value(n).layout))}" for n in other.inputs)
+        own.append(f"{place}: {{{', '.join(pairs)}}}")
+    kind = "dict[int, dict[str, str]]"
+    return lines + statement(f"PLACE_INPUTS: {kind} = {{{', '.join(own)}}}", 0, "layouts on places with another mesh")
 
 
 def _evaluation_lines(why: str) -> list[str]:

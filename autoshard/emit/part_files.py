@@ -29,7 +29,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import LocalValue, Program
 from autoshard.program.places.place_order import placed_order
-from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
+from autoshard.program.stage_programs import counting_program, handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
 from autoshard.replay.size_texts import sum_text
 
@@ -41,15 +41,17 @@ def part_files(program: Program, plan: Plan, header: Header) -> dict[str, str]:
     sources = handed_from(parts, program) if program.step.placed else ()
     others = [header.others.each(lambda own, n=n: stage_programs(own, plan)[n]) for n in range(len(parts))]  # type: ignore[misc]
     for number, part in enumerate(parts):
-        given = _source_lines(sources[number]) if sources else []
+        given = _source_lines(sources[number], part) if sources else []
         files[f"part_{number}.py"] = _part_file(part, others[number], program, number, len(parts), header, given)
     return files
 
 
-def _source_lines(sources: Sequence[tuple[int, int]]) -> list[str]:
+def _source_lines(sources: Sequence[tuple[int, int]], part: Program) -> list[str]:
     pairs = ", ".join(map(str, sources))
     comment = "# Of each: the part that gives it, and its place among what that one gives."
-    return [comment, *statement(f"SOURCES: list[tuple[int, int]] = [{pairs}]", 0)]
+    layouts = ", ".join(quoted(str(part.value(name).layout)) for name in part.outputs)
+    lines = [comment, *statement(f"SOURCES: list[tuple[int, int]] = [{pairs}]", 0)]
+    return [*lines, *statement(f"GIVEN: list[str] = [{layouts}]  # the layouts of what it gives", 0)]
 
 
 def _part_file(
@@ -73,7 +75,8 @@ def _part_file(
     ]
     taken = [part.value(v).tensor for v in part.inputs if v in whole.inputs]
     giver = "earlier parts give" if whole.step.placed else "the part before hands on"
-    losses = [str(whole.label_counts.index(count)) for count in part.label_counts]
+    known = [count.op for count in whole.label_counts]
+    losses = [str(known.index(count.op)) for count in part.label_counts]
     lines = [
         "",
         f"# What {giver}, in order: global shape, dtype, layout, and if it carries a gradient.",
@@ -96,7 +99,8 @@ def _part_file(
 _PIPELINE = ("    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs, labels, ReceivingStage)",)
 _PLACES = (
     "    sources = [part.SOURCES for part in PARTS]",
-    "    return Places(model, mesh, SLOTS, PART_STAGES, LOSS_PART, handed, sources, inputs, labels)",
+    "    given = [part.GIVEN for part in PARTS]",
+    "    return Places(model, mesh, SLOTS, PART_STAGES, LOSS_PART, handed, sources, inputs, labels, given)",
 )
 
 
@@ -125,7 +129,9 @@ def _at_sizes(value: LocalValue, part: Program, others: OtherSizes) -> str:
 
 
 def _common_file(program: Program, parts: Sequence[Program], header: Header) -> str:
-    labels = labels_context(program, header.others)
+    last = next(number for number, part in enumerate(parts) if part.loss)
+    counting = counting_program(program, parts)
+    labels = labels_context(counting, header.others)
     if labels is not None:
         check_followed(header.dynamic, labels.others)
     classes = class_texts(labels) if labels is not None else []
@@ -136,12 +142,11 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
     first = imports(names_in(code) | {"Places" if placed else "Pipeline"})
     at = next(i for i, line in enumerate(first) if line.startswith("from runtime"))
     shared = shared_parameters(parts, program.step)
-    last = next(number for number, part in enumerate(parts) if part.loss)
     first += [] if placed else ["from runtime.receive_buffers import ReceivingStage"]
     head = [
         head_lines(program, header),
         [*first[:at], *modules, *first[at:]],
-        facts(program, header, shared=shared, loss_part=last),
+        facts(replace(program, label_counts=counting.label_counts), header, shared=shared, loss_part=last),
     ]
     names = ", ".join(f"part_{number}" for number in range(count))
     lines = [

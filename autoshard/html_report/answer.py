@@ -61,7 +61,7 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount) 
         note = "MFU: the model's FLOPs over the devices' peak"
         found.append(_figure("Model FLOPs utilisation", f"{used:.1%}", note, used))
     nodes = -(-plan.devices // hardware.devices_per_node)
-    where = f"{plan.mesh} on each of {plan.step.stages} stages" if plan.step.stages > 1 else str(plan.mesh)
+    where = plan.where
     note = f"{where} of {hardware.name}, {nodes} node{'s' if nodes > 1 else ''}"
     found.append(_figure("Devices", str(plan.devices), note))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.ir.graph import Derives
@@ -244,7 +244,8 @@ def kept_results(keep: str) -> tuple[tuple[str, str], ...]:
 class StepPlan:
     """How one optimizer step is made of micro-batches, each the batch that the graph was captured with.
 
-    Without `parts` there is one stage. Every stage has the plan's mesh: rank = stage * mesh.size + rank within it.
+    Without `parts` there is one stage. Ranks count through the stages, each with its mesh: the plan's, or of a place
+    its own (`Plan.place_plans`).
     Blocks that `recompute` does not name keep all. Predicted are the seconds of the whole step and the bytes of its
     fullest device; 0 of a step of one micro-batch, of which the plan says them. `samples`: of a micro-batch over the
     mesh, where the step was searched for and the graph is the captured one at that batch; 0: as captured.
@@ -356,6 +357,19 @@ class ServerPlan:
 
 
 @dataclass(frozen=True)
+class PlacePlan:
+    """What is decided on the mesh that a place has for itself: of the whole model, of which it runs its parts."""
+
+    place: int
+    mesh: Mesh
+    inputs: tuple[TensorPlan, ...]
+    parameters: tuple[TensorPlan, ...]
+    buffers: tuple[TensorPlan, ...]
+    ops: tuple[OpPlan, ...]
+    redistributions: tuple[RedistributionPlan, ...]
+
+
+@dataclass(frozen=True)
 class Plan(Derives):
     graph_hash: str
     model: str  # what the user named: file.py:callable, package.module:callable, file.pt2, file.graph.json
@@ -380,6 +394,23 @@ class Plan(Derives):
     fusion: tuple[Fusion, ...] = ()  # of what none is said, buckets are as `program` makes them
     buckets: tuple[SizeBucket, ...] = ()  # from small to large; of larger steps the plan's own decisions hold
     servers: ServerPlan = ServerPlan()
+    place_plans: tuple[PlacePlan, ...] = ()  # of places with a mesh of their own
+
+    def of_place(self, own: PlacePlan) -> Plan:
+        """The plan of the whole model on the mesh of that place."""
+        decided = {name: getattr(own, name) for name in PLACED_FIELDS}
+        return replace(self, **decided, place_plans=())
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Of each stage."""
+        own = {other.place: other.mesh for other in self.place_plans}
+        return tuple(own.get(stage, self.mesh) for stage in range(self.step.stages))
+
+    @property
+    def where(self) -> str:
+        """The meshes in words."""
+        return meshes_text(self.meshes, self.step.word)
 
     def of_bucket(self, bucket: SizeBucket) -> Plan:
         """The plan of its steps alone."""
@@ -409,4 +440,14 @@ class Plan(Derives):
     def devices(self) -> int:
         """Of all stages, or of all workers of parameter servers."""
         workers = self.servers.most_workers if self.servers.count else 1
-        return self.step.stages * self.mesh.size * workers
+        return sum(mesh.size for mesh in self.meshes) * workers
+
+
+PLACED_FIELDS = ("mesh", "inputs", "parameters", "buffers", "ops", "redistributions")
+
+
+def meshes_text(meshes: Sequence[Mesh], word: str) -> str:
+    """`dp=2 on each of 3 places`, or `place 0: dp=2, place 1: dp=2,tp=2`."""
+    if len(set(meshes)) > 1:
+        return ", ".join(f"{word} {number}: {mesh}" for number, mesh in enumerate(meshes))
+    return f"{meshes[0]} on each of {len(meshes)} {word}s" if len(meshes) > 1 else str(meshes[0])

@@ -13,8 +13,10 @@ from autoshard.ir.codec import decode, encode
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import computed
 from autoshard.ir.plan import (
+    PLACED_FIELDS,
     SCHEMA_VERSION,
     OpPlan,
+    PlacePlan,
     Plan,
     RedistributionPlan,
     Search,
@@ -51,7 +53,8 @@ def loads(text: str, where: str = "plan") -> Plan:
         )
     found = data.get("schema_version")
     own = {name: data.get(name, {}) for name in ("step", "search")}
-    data = {"buckets": [], "servers": encode(ServerPlan())} | data  # of plans before there were any
+    # of plans before there were any
+    data = {"buckets": [], "servers": encode(ServerPlan()), "place_plans": []} | data
     if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
         data = data | {"search": {"sizes": []} | own["search"]}
     if isinstance(own["step"], dict):  # of plans before there were places
@@ -111,8 +114,10 @@ DECISIONS: dict[type, tuple[str, ...]] = {
         "fusion",
         "buckets",
         "servers",
+        "place_plans",
     ),
     ServerPlan: ("count", "workers", "most_workers", "staleness", "tables", "rowwise"),
+    PlacePlan: ("place", *PLACED_FIELDS),
     TensorPlan: ("name", "layout"),
     SizeBucket: ("most", "ops", "redistributions"),
     OpPlan: ("op", "strategy", "variant"),
@@ -129,8 +134,9 @@ def plan_hash(plan: Plan, graph: Graph) -> str:
 
 def _decided(plan: Plan) -> str:
     decided = _decisions(plan)
-    if not plan.servers.count:  # those of plans without any stay as they were
-        decided = decided[:-1] if plan.buckets else decided[:-2]
+    given = [plan.buckets, plan.servers.count, plan.place_plans]  # the last of what is decided
+    while given and not given.pop():  # plans without any stay as they were
+        decided.pop()
     return json.dumps(decided, separators=(",", ":"), allow_nan=False)
 
 

@@ -206,6 +206,21 @@ class Program(Derives):
     label_counts: tuple[LabelCount, ...] = ()  # in order; of a step with one micro-batch none
     short_lived: tuple[tuple[str, ...], ...] = ()  # values of one storage each, see `program.short_lived`
     fusion: tuple[Fusion, ...] = ()  # the plan's: what its buckets were made by
+    others: tuple[tuple[int, Program], ...] = ()  # place -> the whole program on the mesh that it has for itself
+
+    def of_stage(self, stage: int) -> Program:
+        """The whole program on the mesh of that stage, of which it runs its parts; one object for one mesh."""
+        return next((own for place, own in self.others if place == stage), self)
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Of each stage."""
+        return tuple(self.of_stage(stage).mesh for stage in range(self.step.stages))
+
+    @cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """Of each stage, the rank of its first device; and how many devices there are."""
+        return tuple(sum(mesh.size for mesh in self.meshes[:stage]) for stage in range(len(self.meshes) + 1))
 
     @cached_property
     def variables(self) -> frozenset[str]:

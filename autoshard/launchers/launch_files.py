@@ -39,7 +39,7 @@ LAUNCHERS = {
     "slurm": Launcher("slurm.sbatch", ("sbatch",)),
     "kubernetes": Launcher("kubernetes.yaml", ("kubectl", "apply", "-f")),
     "mpirun": Launcher("mpirun.sh", ("bash",)),
-    "ray": Launcher("ray.py", ("python",)),
+    "ray": Launcher("ray_job.py", ("python",)),
 }
 
 

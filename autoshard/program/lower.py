@@ -38,7 +38,13 @@ from autoshard.rules.algebra.strategy import Strategy
 def lower(plan: Plan, graph: Graph, strategies: dict[str, Strategy] | None = None) -> Program:
     """The SPMD program of `plan`. Raises UsageError where the plan names a strategy that an op doesn't offer.
     `strategies`: `chosen_strategies`, where they are known."""
-    return _Lowering(plan, graph, chosen_strategies(plan, graph) if strategies is None else strategies).run()
+    program = _Lowering(plan, graph, chosen_strategies(plan, graph) if strategies is None else strategies).run()
+    known = {plan.mesh: program}  # places of one mesh run one program
+    for own in plan.place_plans:
+        if own.mesh not in known:
+            known[own.mesh] = lower(plan.of_place(own), graph)
+    others = tuple((own.place, known[own.mesh]) for own in plan.place_plans if own.mesh != plan.mesh)
+    return replace(program, others=others) if others else program
 
 
 @dataclass(frozen=True, eq=False)

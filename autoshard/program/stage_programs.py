@@ -3,7 +3,8 @@
 What one part makes and a later one reads is handed on from part to part; of a placed model, straight to each part that
 reads it. What takes only the model's inputs, constants and stored weights (masks, tables of positions, a weight that is
 gathered) is made again where it is read: every stage has the inputs of the micro-batch. A part gives nothing but what
-is handed on, the one that makes it the loss.
+is handed on, the one that makes it the loss. Where places have meshes of their own, each part is of the program
+on its place's mesh, and what travels between two meshes is what an operator made: each redistributes it for its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan, StagePart, StepPlan
@@ -35,6 +37,8 @@ def stage_programs(program: Program, plan: Plan | None = None) -> tuple[Program,
     parts = tuple(cut.part(number) for number in range(len(step.parts)))
     _check_buffers(program, parts, step)
     _check_weights(parts, step)
+    _check_meshes(parts, step)
+    counting_program(program, parts)
     return parts
 
 
@@ -62,31 +66,39 @@ def shared_parameters(parts: Sequence[Program], step: StepPlan) -> dict[str, tup
     return {path: tuple(sorted(own)) for path, own in held.items() if len(own) > 1}
 
 
+def counting_program(program: Program, parts: Sequence[Program]) -> Program:
+    """The whole program on the mesh where losses that are means over labels are made. UsageError where these are
+    several: each device of one mesh counts its labels for all of them."""
+    stages = [stage for stage, part in zip(program.step.part_stages, parts, strict=True) if part.label_counts]
+    found = {id(own): own for own in map(program.of_stage, stages)}
+    if len(found) > 1:
+        told = " and ".join(f"place {stage} on {program.meshes[stage]}" for stage in dict.fromkeys(stages))
+        message = f"losses that are means over labels are on places of different meshes: {told}"
+        raise UsageError(message, "all losses on one place, or one micro-batch a step")
+    return next(iter(found.values()), program)
+
+
 class _Cut:
     def __init__(self, program: Program, step: StepPlan) -> None:
-        self.program, self.count, self.relays = program, len(step.parts), not step.placed
-        if step.placed:
-            self.part_of = _placed_parts_of(program, step.parts)
-        else:
-            self.part_of = _parts_of(program.instructions, _starts(program.instructions, step.parts))
-        self.maker = {name: i for i, step in enumerate(program.instructions) for name in results_of(step)}
-        self.stored = {p.value for p in (*program.parameters, *program.buffers)}
-        self.again = _made_again(program)
+        self.count, self.relays = len(step.parts), not step.placed
+        known = {id(own): _Whole(own, step) for own in (program, *(other for _, other in program.others))}
+        self.of = [known[id(program.of_stage(stage))] for stage in step.part_stages]
         self.steps = [self._instructions(number) for number in range(self.count)]
         self.handed, self.given = self._handed()
 
     def part(self, number: int) -> Program:
-        program, steps = self.program, self.steps[number]
+        whole, steps = self.of[number], self.steps[number]
+        program = whole.program
         instructions = tuple(program.instructions[i] for i in steps)
         read = {name for step in instructions for name in filter(None, reads_of(step))}
         made = {name for step in instructions for name in results_of(step)}
         updates = tuple((buffer, new) for buffer, new in program.buffer_updates if new in made)
         read |= {buffer for buffer, _ in updates}
         if number == 0:  # what nobody reads is kept for checkpoints
-            read |= self.stored - {name for step in program.instructions for name in filter(None, reads_of(step))}
+            read |= whole.stored - {name for step in program.instructions for name in filter(None, reads_of(step))}
         parameters = tuple(p for p in program.parameters if p.value in read)
         inputs = (*self.handed[number], *(name for name in program.inputs if name in read))
-        known = made | {*inputs} | {name for name in self.stored if name in read}
+        known = made | {*inputs} | {name for name in whole.stored if name in read}
         values = tuple(value for value in program.values if value.name in known)
         named = {value.name: value for value in values}
         ops = {step.op for step in instructions if isinstance(step, Compute)}
@@ -107,61 +119,88 @@ class _Cut:
             ),
             weight_buckets=together,
             label_counts=tuple(count for count in program.label_counts if count.op in ops),
+            others=(),
         )
 
     def _instructions(self, number: int) -> list[int]:
         """Its own, and those that make again what it reads of an earlier part."""
-        own = [i for i, part in enumerate(self.part_of) if part == number]
-        wanted = [name for i in own for name in filter(None, reads_of(self.program.instructions[i]))]
+        whole = self.of[number]
+        own = [i for i, part in enumerate(whole.part_of) if part == number]
+        wanted = [name for i in own for name in filter(None, reads_of(whole.program.instructions[i]))]
         needed: set[int] = set()
         while wanted:
-            made = self.maker.get(wanted.pop())
-            earlier = made is not None and self.part_of[made] < number and made in self.again
-            if made is not None and earlier and made not in needed:
+            made = whole.maker.get(wanted.pop())
+            if made is not None and whole.part_of[made] < number and self._remakes(made, number) and made not in needed:
                 needed.add(made)
-                wanted += filter(None, reads_of(self.program.instructions[made]))
+                wanted += filter(None, reads_of(whole.program.instructions[made]))
         return [*sorted(needed), *own]
 
-    @property
+    def _remakes(self, made: int, number: int) -> bool:
+        """Does a part make again what the instruction `made` of an earlier part makes, in the program of its mesh?"""
+        whole = self.of[number]
+        moves = isinstance(whole.program.instructions[made], Collective)
+        return made in whole.again or (moves and self.of[whole.part_of[made]] is not whole)
+
+    @cached_property
     def loss_part(self) -> int:
-        return self.part_of[self.maker[self.program.loss or ""]]
+        whole = self.of[0]
+        return whole.part_of[whole.maker[whole.program.loss or ""]]
 
     def _handed(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         """To each part, and by it: what an earlier one made, and it reads, or where values are relayed a later one.
         What nobody reads is dropped."""
         handed: list[tuple[str, ...]] = [()] * len(self.steps)
         given: list[tuple[str, ...]] = [()] * len(self.steps)
-        wanted = dict.fromkeys([self.program.loss or ""])
+        loss = self.of[self.loss_part].program.loss or ""
+        wanted = {(self.loss_part, loss): None}  # (the part that makes it, the value)
         for number in reversed(range(len(self.steps))):
-            kept = []
-            here = {name for i in self.steps[number] for name in results_of(self.program.instructions[i])}
-            ends = {new for _, new in self.program.buffer_updates if new in here and not self._remade(new, number)}
-            asked = wanted if self.relays else {name: None for name in wanted if self._made_by(name) == number}
-            given[number] = tuple(asked)
-            live = {**asked, **dict.fromkeys(ends)}
+            kept: list[int] = []
+            whole = self.of[number]
+            program = whole.program
+            here = {name for i in self.steps[number] for name in results_of(program.instructions[i])}
+            updated = {new for _, new in program.buffer_updates if new in here}
+            ends = {
+                new for new in updated if whole.part_of[whole.maker[new]] == number
+            }  # else an earlier one writes it
+            asked = {own: None for own in wanted if self.relays or own[0] == number}
+            given[number] = tuple(name for _, name in asked)
+            live = dict.fromkeys((*given[number], *ends))
             for i in reversed(self.steps[number]):
-                step = self.program.instructions[i]
+                step = program.instructions[i]
                 if not live.keys().isdisjoint(results_of(step)):
                     kept.append(i)
                     live |= dict.fromkeys(filter(None, reads_of(step)))
             self.steps[number] = kept[::-1]
-            outside = {*here, *self.stored, *self.program.inputs}
-            read = {n for n in live if n not in outside}
-            handed[number] = self._in_order(read)
-            wanted = dict.fromkeys(handed[number] if self.relays else self._in_order({*wanted, *read} - {*asked}))
+            outside = {*here, *whole.stored, *program.inputs}
+            read = {(whole.part_of[whole.maker[name]], name) for name in live if name not in outside}
+            ordered = self._in_order(read)
+            handed[number] = tuple(name for _, name in ordered)
+            wanted = dict.fromkeys(ordered if self.relays else self._in_order({*wanted, *read} - {*asked}))
         assert not handed[0] and not wanted, (handed[0], wanted)
         return handed, given
 
-    def _in_order(self, names: set[str]) -> tuple[str, ...]:
+    def _in_order(self, values: set[tuple[int, str]]) -> list[tuple[int, str]]:
         """As they are made; before all the loss."""
-        return tuple(sorted(names, key=lambda name: -1 if name == self.program.loss else self.maker[name]))
+        last = (self.loss_part, self.of[self.loss_part].program.loss)
 
-    def _made_by(self, name: str) -> int:
-        return self.part_of[self.maker[name]]
+        def turn(value: tuple[int, str]) -> tuple[int, int, int]:
+            return value != last, self.of[value[0]].maker[value[1]], value[0]
 
-    def _remade(self, name: str, number: int) -> bool:
-        """Made in an earlier part, too, which is the one that writes it back."""
-        return self._made_by(name) < number
+        return sorted(values, key=turn)
+
+
+class _Whole:
+    """The whole program on one mesh, and the part of each of its instructions."""
+
+    def __init__(self, program: Program, step: StepPlan) -> None:
+        self.program = program
+        if step.placed:
+            self.part_of = _placed_parts_of(program, step.parts)
+        else:
+            self.part_of = _parts_of(program.instructions, _starts(program.instructions, step.parts))
+        self.maker = {name: i for i, own in enumerate(program.instructions) for name in results_of(own)}
+        self.stored = {p.value for p in (*program.parameters, *program.buffers)}
+        self.again = _made_again(program)
 
 
 def _starts(instructions: Sequence[Instruction], parts: Sequence[StagePart]) -> list[int]:
@@ -254,6 +293,20 @@ def _check_weights(parts: Sequence[Program], step: StepPlan) -> None:
                     if step.placed
                     else "another --virtual-stages or --stages",
                 )
+
+
+def _check_meshes(parts: Sequence[Program], step: StepPlan) -> None:
+    """Gradients of a weight that several places hold are summed shard by shard: these must be the same shards."""
+    meshes = {stage: part.mesh for stage, part in zip(step.part_stages, parts, strict=True)}
+    for path, stages in shared_parameters(parts, step).items():
+        own = {meshes[stage] for stage in stages}
+        trainable = any(p.path == path and p.trainable for part in parts for p in part.parameters)
+        if len(own) > 1 and trainable:
+            told = " and ".join(f"place {stage} on {meshes[stage]}" for stage in stages)
+            raise UsageError(
+                f"{path} is read on places of different meshes: {told}",
+                f"--pin place:MODULE={stages[0]} for all modules that read it, or one mesh for these places",
+            )
 
 
 def _module(path: str) -> str:

@@ -89,7 +89,17 @@ def _decided(plan: Plan) -> tuple[object, ...]:
     """All of a plan that its program depends on, beside the graph."""
     stored = tuple((t.name, t.layout) for t in (*plan.inputs, *plan.parameters, *plan.buffers))
     chosen = tuple((op.op, op.strategy) for op in plan.ops)
-    return plan.mesh, plan.step, plan.fusion, plan.precision, plan.optimizer, stored, chosen, plan.redistributions
+    return (
+        plan.place_plans,
+        plan.mesh,
+        plan.step,
+        plan.fusion,
+        plan.precision,
+        plan.optimizer,
+        stored,
+        chosen,
+        plan.redistributions,
+    )
 
 
 def _best(graph: Graph) -> dict[str, tuple[float, Simulated]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,8 @@ from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.step_request import AUTO, NO_PLACES, RECOMPUTE, TENSORS, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import KEEP_ALL, PLACED_FIELDS, BlockPolicy, PlacePlan, Plan, StagePart, StepPlan
 from autoshard.program.places.placed_parts import parts_on, placed_parts
 from autoshard.program.step_check import check_counts, check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
@@ -47,6 +49,13 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     return without_torn(plan, graph)
 
 
+def with_place_plans(plan: Plan, request: StepRequest, plans: Mapping[Mesh, Plan]) -> Plan:
+    """`plan` with what is decided on the meshes that places have for themselves: of `plans`, by the mesh."""
+    own = [(place, mesh) for place, mesh in sorted(request.place_meshes.items()) if mesh != plan.mesh]
+    decided = ((place, {name: getattr(plans[mesh], name) for name in PLACED_FIELDS}) for place, mesh in own)
+    return replace(plan, place_plans=tuple(PlacePlan(place, **fields) for place, fields in decided))
+
+
 def _found_words(found: PlacedFound, count: int) -> str:
     gap = 1 - found.bound_seconds / found.seconds if found.seconds else 0.0
     return (
@@ -67,6 +76,7 @@ def check_request(graph: Graph, request: StepRequest) -> int:
     for option in (option for option, said in shared.items() if said is not None):
         told = f"{option} is for steps that are searched for, for a global batch on devices: --mesh has its own axes"
         raise UsageError(told, "--global-batch and --devices, without --mesh")
+    request.check_place_meshes()
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
     assert isinstance(virtual, int)
     count = request.micro_batches or 1

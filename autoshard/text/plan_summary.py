@@ -58,8 +58,7 @@ def summary(
     """The printed plan, `width` columns wide: the answer, the plan block by block, where time goes, what else was
     possible. `styles`: see search/style_plans.py. `timeline`: the simulated step, whose collectives are counted;
     `step`: the whole step, of which the breakdown is, and its stages."""
-    stages = f" on each of {plan.step.stages} {plan.step.word}s" if plan.step.stages > 1 else ""
-    where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
+    where = f"{plan.where} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
     if plan.servers.count:
         title = f"{plan.model or graph.name} on {server_title(plan)} of {plan.hardware}"

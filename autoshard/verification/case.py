@@ -19,6 +19,7 @@ from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import check_has_code
 from autoshard.ir.layout import Replicate
+from autoshard.ir.plan import meshes_text
 from autoshard.ir.program import Program
 from autoshard.system.guard import guarded_folder
 from autoshard.verification.comparison.compare import RankResult, compare_stages
@@ -37,7 +38,7 @@ from autoshard.verification.ranks.job_files import load_result, save_job
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
-from autoshard.verification.ranks.rank_steps import Job, job_of, run_rank
+from autoshard.verification.ranks.rank_steps import Job, job_of, place_axes, run_rank
 from autoshard.verification.ranks.served_steps import SERVER_PLAN, run_served, served_notes
 
 Sizes = Mapping[str, int]  # a dynamic size -> what it is in a step
@@ -196,7 +197,7 @@ def check_folder(
     """
     start = time.monotonic()
     steps = case.reference.steps
-    mesh, clipped, stages = program.mesh, case.reference.clipped_steps, program.step.stages
+    clipped, stages = case.reference.clipped_steps, program.step.stages
     served = (folder / SERVER_PLAN).exists()
     own_precision = own_precision and not served
     notes = (
@@ -205,8 +206,8 @@ def check_folder(
         *(amplified(case.reference, case.noise) if case.noise else ()),
         *unsplit_note(program),
     )
-    where = f"{mesh} on each of {stages} {program.step.word}s" if stages > 1 else str(mesh)
-    proof = Proof(where, backend, mesh.size * stages, len(steps), clipped, (), 0.0, notes=notes)
+    where = meshes_text(program.meshes, program.step.word)
+    proof = Proof(where, backend, program.firsts[-1], len(steps), clipped, (), 0.0, notes=notes)
     least = [f"{own.name}={own.least}" for own in case.graph.dynamic]
     options = started_train.arguments(folder, program.loss is not None, least)
     refused = _refused(case, program) if own_precision else ""
@@ -277,10 +278,12 @@ def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: floa
     except Exception as error:
         raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
     own, axes = (package.runtime.ParallelMesh, package.runtime.Stages), dict(program.mesh.axes)
-    results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, *own, step.part_stages)
+    places = place_axes(program)
+    more = step.part_stages, places
+    results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, *own, *more)
     try:
         if starts:
-            started_train.run_in_lockstep(folder, axes, starts, timeout_seconds, step.part_stages)
+            started_train.run_in_lockstep(folder, axes, starts, timeout_seconds, *more)
     except LockstepError as error:
         return results, str(error)
     return results, ""
@@ -291,7 +294,7 @@ def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float, s
         job_file, failed = scratch / "job.pt", ""
         save_job(job, job_file)
         arguments = [str(folder.resolve()), str(job_file), str(scratch), *starts]
-        count = program.mesh.size * program.step.stages
+        count = program.firsts[-1]
         files = [scratch / f"rank{rank}.pt" for rank in range(count)]
         try:
             run_processes("autoshard.verification.ranks.rank_worker", arguments, count, timeout_seconds, scratch)

@@ -34,6 +34,7 @@ from autoshard.verification.original.reference import (
 )
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.rank_steps import place_axes
 
 TIMES = 8.0  # the original's own error
 ROUNDINGS = 32.0  # of the largest of a tensor
@@ -130,14 +131,15 @@ def check_own(
     def work(mesh: Any) -> _Rank:
         return _run(package, mesh, own, reference, program)
 
-    ranks = run_lockstep(axes, work, timeout_seconds, *kinds, step.part_stages)
+    ranks = run_lockstep(axes, work, timeout_seconds, *kinds, step.part_stages, place_axes(program))
     if not step.placed:
         return list(_compared(own, reference, program, ranks))
-    size, alone = program.mesh.size, replace(own, outputs=own.outputs[program.outputs.index(program.loss or "") :][:1])
+    alone = replace(own, outputs=own.outputs[program.outputs.index(program.loss or "") :][:1])
     return [
-        replace(error, rank=error.rank + stage * size)
+        replace(error, rank=error.rank + program.firsts[stage])
         for stage, view in stage_views(program)
-        for error in _compared(alone, _only_loss(reference, program), view, ranks[stage * size : (stage + 1) * size])
+        for own_ranks in (ranks[slice(*program.firsts[stage : stage + 2])],)
+        for error in _compared(alone, _only_loss(reference, program), view, own_ranks)
     ]
 
 
@@ -148,6 +150,7 @@ def _only_loss(reference: Reference, program: Program) -> Reference:
 
 
 def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, program: Program) -> _Rank:
+    program = program.of_stage(0 if mesh.stages is None else mesh.stages.index)
     mesh.random.exact, mesh.random.seed, mesh.random.step = True, reference.seed, 0
     runtime, model = package.runtime, package.model.build_model(mesh)
     state = reference.parameters | reference.buffers

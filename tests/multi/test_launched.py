@@ -36,7 +36,7 @@ def package(tmp_path: Path) -> Path:
     graph = capture(spec("residual"), {})
     plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), 3)
     write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
-    for on, hosts in (("ssh", ("127.0.0.1", "localhost")), ("slurm", ("n1", "n2")), ("mpirun", ())):
+    for on, hosts in (("ssh", ("127.0.0.1", "localhost")), ("slurm", ("n1", "n2")), ("mpirun", ()), ("ray", ())):
         launch = launch_of(plan, on, None, hosts, OPTIONS, python=sys.executable)
         write_launch(launch, plan, tmp_path / "package")
         (tmp_path / f"{on}.json").write_text(json.dumps(start_words(launch, tmp_path / "package")))
@@ -62,6 +62,16 @@ def test_ssh(package: Path) -> None:
     (folder / "ssh").chmod(0o755)
     done = launched(package, "ssh", PATH=f"{folder}:{os.environ['PATH']}", PORT="29761")
     assert done.returncode == 0 and "step 2: loss" in done.stdout, done.stdout + done.stderr
+    assert (package / "saved" / "step-2").is_dir()
+
+
+@pytest.mark.slow
+def test_ray(package: Path) -> None:
+    """In a Ray of its own on this machine."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'autoshard[ps]'")
+    (package.parent / "ray.json").write_text(json.dumps([sys.executable, *words(package, "ray")[1:]]))
+    done = launched(package, "ray")
+    assert done.returncode == 0 and "step 2: loss" in done.stdout + done.stderr, done.stdout + done.stderr
     assert (package / "saved" / "step-2").is_dir()
 
 

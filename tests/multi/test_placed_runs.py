@@ -99,3 +99,20 @@ def test_a_checkpoint_goes_on_under_another_placement(
     assert [int(row["step"]) for row in rows] == [5, 6, 7, 8]
     for row in rows:
         assert row["loss"] == pytest.approx(alone[0][int(row["step"])], rel=1e-6)
+
+
+def test_places_of_different_sizes(tmp_path: Path, alone: tuple[dict[int, float], placed_lenet.LeNet]) -> None:
+    """Three devices: trained, evaluated, and gone on with on two places of other sizes."""
+    on = {"conv1": 0, "conv2": 0, "fc1": 1, "fc2": 1, "fc3": 1}
+    pins = tuple(StagePin(path, place) for path, place in on.items())
+    first = written(tmp_path / "first", StepRequest(places=pins, place_mesh=("1:dp=2",)))
+    checked = ("--eval-data", f"{SPEC}:make_evaluation", "--eval-batches", 2)
+    rows = trained(first, 3, tmp_path, "--steps", 3, "--save", tmp_path / "saved", *checked)
+    second = written(tmp_path / "second", StepRequest(places=pins, place_mesh=("0:tp=2",)))
+    rows += trained(second, 3, tmp_path, "--steps", 5, "--resume", tmp_path / "saved")
+    assert [int(row["step"]) for row in rows if "loss" in row] == [1, 2, 3, 4, 5]
+    for row in rows:
+        if "loss" in row:
+            assert row["loss"] == pytest.approx(alone[0][int(row["step"])], rel=1e-6)
+    assert run([first / "convert.py", "--to-original", tmp_path / "saved", tmp_path / "w.pt"]).returncode == 0
+    assert {*torch.load(tmp_path / "w.pt")} == {*alone[1].state_dict()}

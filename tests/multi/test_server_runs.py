@@ -100,9 +100,8 @@ def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None
     assert figures(lines) == expected, "".join(lines)
     text = "".join(lines)
     assert re.search(r"worker \d was lost in step [345]", text) and re.search(r"worker \d joined in step", text), text
-    lost = re.search(r"a server was lost in step \d: all are back at step 4: (\d) steps are lost", text)
+    lost = re.search(r"a server was lost in step \d; all are back at step 4: (\d) steps are lost", text)
     assert lost and int(lost[1]) <= 4, text
-    assert "joined" in text
     command = [sys.executable, str(package / "train_servers.py"), "--to-original"]
     subprocess.run([*command, str(tmp_path / "saved"), str(tmp_path / "model.pt")], check=True, timeout=HANGS)
     state = torch.load(tmp_path / "model.pt", weights_only=True)

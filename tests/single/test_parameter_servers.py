@@ -19,6 +19,7 @@ from autoshard.emit import emit
 from autoshard.emit.runtime.servers.dealing import Dealer
 from autoshard.emit.runtime.servers.parameter_server import ParameterServer, TooOld
 from autoshard.emit.runtime.servers.served import Served
+from autoshard.emit.runtime.servers.served_table import Lookups, served_table
 from autoshard.emit.runtime.servers.server_run import InProcess
 from autoshard.errors import UsageError
 from autoshard.verification.case import case_of, check_files
@@ -275,6 +276,29 @@ def test_calls_of_another_generation_are_refused(package: Any) -> None:
     for call in (lambda: run.client.pull(2), lambda: run.client.push(2, (1, 0), [0], {}, [], None)):
         with pytest.raises(Exception, match="is in generation 3, the call of 2"):
             call()
+
+
+def test_rows_of_views() -> None:
+    """A part of an input that is itself a part of a batch, which lies elsewhere in the next batch."""
+    table, asked = torch.arange(40.0).reshape(20, 2), []
+
+    def rows_of(name: str, ids: Tensor) -> Tensor:
+        asked.append(name)
+        return table[ids]
+
+    lookups = Lookups(rows_of, {})
+    weight = served_table((20, 2), "t", True, lambda: lookups)
+    batch, other = torch.randint(0, 20, (6, 4)), torch.randint(0, 20, (6, 4))
+    for count, (whole, first) in enumerate(((batch, 0), (batch, 3), (other, 3))):
+        inputs = [whole[first : first + 3]]
+        ahead = lookups.pull_ahead(inputs)
+        assert len(ahead) == (count > 0) and len(asked) == (1 + count if count else 0)
+        lookups = Lookups(rows_of, lookups.ways, inputs, ahead)
+        assert torch.equal(F.embedding(inputs[0][:, 1], weight), table[inputs[0][:, 1]])
+        assert len(asked) == 1 + count
+    lookups = Lookups(rows_of, lookups.ways, inputs, {key: (torch.tensor([0]), table[:1]) for key in ahead})
+    with pytest.raises(AssertionError, match="not those of its ids"):
+        F.embedding(inputs[0][:, 1], weight)
 
 
 def test_rows_are_pulled_ahead_and_a_worker_holds_no_table(package: Any) -> None:

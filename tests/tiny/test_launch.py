@@ -24,7 +24,7 @@ ON = {
     "slurm": "slurm.sbatch",
     "kubernetes": "kubernetes.yaml",
     "mpirun": "mpirun.sh",
-    "ray": "ray.py",
+    "ray": "ray_job.py",
 }
 
 

@@ -21,10 +21,12 @@ from autoshard.ir.plan import (
     Fusion,
     OpPlan,
     Parts,
+    PlacePlan,
     Plan,
     PlanStep,
     RedistributionPlan,
     Search,
+    ServerPlan,
     SizeBucket,
     StagePart,
     StepPlan,
@@ -42,6 +44,11 @@ BESIDE: dict[type, tuple[str, ...]] = {
         "predicted_peak_bytes", "capacity_bytes", "certificate", "versions", "search",
     ),
     SizeBucket: (),
+    PlacePlan: (),
+    ServerPlan: (
+        "step_seconds", "share_seconds", "update_seconds", "worker_busy_seconds", "server_busy_seconds", "pulled_bytes",
+        "pushed_bytes", "server_bytes",
+    ),
     TensorPlan: ("path", "decided_by", "parts"),
     OpPlan: ("forward_seconds", "backward_seconds", "decided_by", "parts"),
     RedistributionPlan: ("forward_seconds", "backward_seconds"),
@@ -54,21 +61,24 @@ MOVE = RedistributionPlan(
 )
 STEP = StepPlan(4, "1f1b", 1, (StagePart(0, 0, "linear"),), (BlockPolicy("h.0", "input"),), 1.0, 2.0, 8, 3)
 BUCKET = SizeBucket((("batch", 8),), (OP,), (MOVE,))
+SERVERS = ServerPlan(2, 3, 4, 5, ("x",))
+PLACE = PlacePlan(1, Mesh((("dp", 2),)), (TENSOR,), (TENSOR,), (TENSOR,), (OP,), (MOVE,))
 PLAN = Plan(
     "hash", "m.py:f", (("n", 2),), Mesh((("dp", 2), ("tp", 2))), "cpu", "text", "fp32", "sgd", (TENSOR,), (TENSOR,),
     (TENSOR,), (OP,), (MOVE,), 3e-3, 10.0, 20.0, Certificate("dp", "optimal", 3e-3, 3e-3), (("torch", "2.13"),),
-    Search(), STEP, (Fusion("all_reduce", "size", 25e6),), (BUCKET,),
+    Search(), STEP, (Fusion("all_reduce", "size", 25e6),), (BUCKET,), SERVERS, (PLACE,),
 )  # fmt: skip
 HOLDS = {TensorPlan: "parameters", OpPlan: "ops", RedistributionPlan: "redistributions", StepPlan: "step"}
-HOLDS[SizeBucket] = "buckets"
+HOLDS[SizeBucket], HOLDS[ServerPlan], HOLDS[PlacePlan] = "buckets", "servers", "place_plans"
 RECORDS = {Plan: PLAN, TensorPlan: TENSOR, OpPlan: OP, RedistributionPlan: MOVE, StepPlan: STEP, SizeBucket: BUCKET}
+RECORDS |= {ServerPlan: SERVERS, PlacePlan: PLACE}
 CHANGED: dict[str, Any] = {
     "mesh": Mesh((("dp", 4),)), "layout": OTHER, "source": OTHER, "target": LAYOUT, "parts": Parts(1.0),
     "certificate": Certificate("ilp", "feasible", 1.0, 0.0),
     "search": Search(1, ("a=b",), (Candidate("c", "", 1, 1, 1),)),
     "step": replace(STEP, micro_batches=5), "steps": (), "recompute": (BlockPolicy("h.0", "expensive"),),
     "fusion": (Fusion("all_reduce", "auto", 25e6),), "places": (("h", 1),),
-    "most": (("batch", 16),), "buckets": (),
+    "most": (("batch", 16),), "buckets": (), "servers": replace(SERVERS, count=4), "place_plans": (),
 }  # fmt: skip
 FIELDS = [(kind, field.name) for kind in DECISIONS for field in dataclasses.fields(kind)]
 
@@ -88,7 +98,7 @@ def within(kind: type, record: Any) -> Plan:
     """A plan that has the record."""
     if kind is Plan:
         return record
-    return replace(PLAN, **{HOLDS[kind]: record if kind is StepPlan else (record,)})
+    return replace(PLAN, **{HOLDS[kind]: record if kind in (StepPlan, ServerPlan) else (record,)})
 
 
 def test_every_field_is_judged() -> None:

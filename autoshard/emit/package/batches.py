@@ -18,8 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamic_sizes import DYNAMIC_SIZES, SET, check_sizes, drawn_sizes, padded, shape_at, sizes_of
-from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS, MICRO_BATCHES
+from dynamic_sizes import (
+    DYNAMIC_SIZES,
+    SET,
+    check_sizes,
+    drawn_sizes,
+    layout_of,
+    mesh_devices,
+    padded,
+    shape_at,
+    sizes_of,
+)
+from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS, MICRO_BATCHES, PLACE_INPUTS
 from runtime import ParallelMesh, Read, held_indices
 from user_errors import BatchError, ElsewhereError, UserError
 
@@ -47,14 +57,14 @@ def set_size(name: str, size: int) -> None:
 
 def local_shape(name: str, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
     """The shape of this rank's part of an input; as planned, or at these dynamic sizes."""
-    layout = INPUTS[name][2]
+    layout = layout_of(name, mesh)
     return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape_at(name, sizes or {})))
 
 
 def local_part(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> Tensor:
     """This rank's part of an input, of which each dim is global or local already; as planned, or at these dynamic
     sizes."""
-    layout = INPUTS[name][2]
+    layout = layout_of(name, mesh)
     for dim, size in enumerate(shape_at(name, sizes or {})):
         held = held_indices(size, dim, layout, mesh)
         if len(held) < size == x.shape[dim]:
@@ -66,8 +76,8 @@ def parts(mesh: ParallelMesh) -> dict[str, tuple[slice, ...]]:
     """Of each input, the slices that this rank needs: what a loader reads of an image cut by rows, say. A dim that is
     cut in blocks is whole."""
     found = {}
-    for name, (shape, _, layout, *_) in INPUTS.items():
-        every = [held_indices(size, dim, layout, mesh).tolist() for dim, size in enumerate(shape)]
+    for name, (shape, *_) in INPUTS.items():
+        every = [held_indices(size, dim, layout_of(name, mesh), mesh).tolist() for dim, size in enumerate(shape)]
         found[name] = tuple(_slice(held) for held in every)
     return found
 
@@ -205,12 +215,14 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, ste
             head = batch[row].detach().reshape(-1)
             head = head[: max(1, MARKED_BYTES // head.element_size())].cpu().contiguous()
             mark = zlib.crc32(head.view(torch.uint8).numpy(), mark)
-        place = part_number(INPUTS[name][2], mesh)
+        place = part_number(layout_of(name, mesh), mesh)
         found[0, row, place], found[1, row, place] = mark % MARKS, MARKS - mark % MARKS
     found = found.to(mesh.device)
     mesh.joint(tuple(mesh.axes)).transport.all_reduce(found, "max")()
     if mesh.stages is not None:
-        mesh.stages.transport.all_reduce(found, "max")()
+        alike = found if not PLACE_INPUTS else found[:, -1:, :1].contiguous()  # other meshes have other parts
+        mesh.stages.transport.all_reduce(alike, "max")()
+        found[:, -alike.shape[1] :, : alike.shape[2]] = alike
     largest, least = found[0], MARKS - found[1]
     if largest[-1, 0] > least[-1, 0]:
         raise _ended(step, ends > least[-1, 0])
@@ -226,7 +238,7 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, ste
 
 def check_ends(mesh: ParallelMesh, step: int, own: int, of_all: float) -> None:
     """Raises where loaders have ended in different steps. `own`: how often this rank's has, `of_all`: the sum."""
-    ranks = mesh_size(mesh) * (1 if mesh.stages is None else mesh.stages.count)
+    ranks = mesh_devices()
     if own * ranks != of_all:
         raise _ended(step, own * ranks > of_all)
 

@@ -29,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from initial import INITIAL
-from model_parallel import MESH, PART_STAGES, STAGES, build_model
+from model_parallel import MESH, MESHES, PART_STAGES, STAGES, build_model
 from runtime import (
     ParallelMesh,
     Sharding,
@@ -110,7 +110,8 @@ def shardings() -> dict[str, tuple[Sharding, torch.dtype, bool]]:
     """Original name -> how this package holds it, and if it is a buffer; built on the meta device, without memory."""
     held: list[Tensor] = []
     for index in range(STAGES):
-        mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
+        axes = MESHES[index] if MESHES else MESH
+        mesh = ParallelMesh(axes, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
         mesh.stages = Stages(index, PART_STAGES, lambda *_: None) if STAGES > 1 else None
         model: nn.Module = build_model(mesh)
         held += model.state_dict(keep_vars=True).values()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import model_parallel
-from model_parallel import INPUTS
+from model_parallel import INPUTS, MESH, MESHES, PLACE_INPUTS, STAGES
 from runtime import ParallelMesh
 from user_errors import BatchError, UserError
 
@@ -67,9 +67,20 @@ def padded(batch: Sequence[Tensor]) -> list[Tensor]:
     return list(made.values())
 
 
+def mesh_devices() -> int:
+    """Of all places or stages."""
+    return sum(math.prod(axes.values()) for axes in MESHES or [MESH] * STAGES)
+
+
+def layout_of(name: str, mesh: ParallelMesh) -> str:
+    """How an input lies on this place."""
+    own = PLACE_INPUTS.get(mesh.stages.index, {}) if mesh.stages is not None else {}
+    return own.get(name, INPUTS[name][2])
+
+
 def parts_of(name: str, dim: int, mesh: ParallelMesh) -> int:
     """In how many parts devices hold a dim of an input."""
-    pairs = zip(mesh.axes.values(), INPUTS[name][2].split(), strict=False)
+    pairs = zip(mesh.axes.values(), layout_of(name, mesh).split(), strict=False)
     cut = f"S{dim}"
     return math.prod(n for n, placed in pairs if placed == cut or placed.startswith((f"{cut}/", f"{cut}*", f"{cut}[")))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from model_parallel import MESH, STAGES
+from dynamic_sizes import mesh_devices
 from runtime import processes_started, take_start
 
 FOLDER = "devices_"
@@ -25,11 +25,9 @@ ENDED = "train/ended"
 
 def planned_numbers() -> dict[int, Path]:
     """Numbers of devices -> the folders of their plans, this one's among them."""
-    here, own = Path(__file__).resolve().parent, STAGES
-    for size in MESH.values():
-        own *= size
+    here = Path(__file__).resolve().parent
     others = {int(path.parent.name.removeprefix(FOLDER)): path.parent for path in here.glob(f"{FOLDER}*/train.py")}
-    return others | {own: here}
+    return others | {mesh_devices(): here}
 
 
 def run_fitting_plan() -> bool:

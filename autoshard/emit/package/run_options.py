@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from batches import UserError, set_size
-from dynamic_sizes import PADDING, parsed
+from dynamic_sizes import PADDING, mesh_devices, parsed
 from elastic import planned_numbers
-from model_parallel import MESH, PLACED, PRECISION, STAGES
+from model_parallel import MESH, MESHES, PLACE_INPUTS, PLACED, PRECISION, STAGES
 from runtime import SHAPES, ParallelMesh
 
 BACKENDS = ("gloo", "nccl", "hccl")
@@ -254,12 +254,14 @@ def _check_devices(backend: str) -> None:
 
 def check_launch(backend: str) -> None:
     """UserError where the number of processes is not that of the mesh, or this node lacks the backend's devices."""
-    size, started = math.prod(MESH.values()) * STAGES, int(os.environ.get("WORLD_SIZE", "1"))
+    size, started = mesh_devices(), int(os.environ.get("WORLD_SIZE", "1"))
     if size != started:
         mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
         processes = "1 process was" if started == 1 else f"{started} processes were"
         line = f"torchrun --nproc-per-node {size} {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
         mesh += f" on each of {STAGES} {'places' if PLACED else 'stages'}" if STAGES > 1 else ""
+        if PLACE_INPUTS:
+            mesh = f"of {STAGES} places, {'; '.join(', '.join(f'{n}={k}' for n, k in own.items()) for own in MESHES)},"
         if others := sorted(planned_numbers().keys() - {size}):
             mesh += f" (and there are plans for {', '.join(map(str, others))} devices)"
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from batches import UserError, loader_batches, local_shape, synthetic_batches
-from model_parallel import DEVICES_PER_NODE, HAS_LOSS, INPUTS, MESH, MICRO_BATCHES, PLAN, STAGES
+from model_parallel import DEVICES_PER_NODE, HAS_LOSS, INPUTS, MESH, MICRO_BATCHES, PLACE_INPUTS, PLAN, STAGES
 from packing import check_pack, first_label_counts, packed
 from runtime import ParallelMesh, Prefetched, TrainingLog, node_name, sharding
 from start_state import saved_loader
@@ -51,7 +51,7 @@ def check_nodes(mesh: ParallelMesh) -> None:
     ranks = dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     store.set(f"train/node/{mesh.global_rank}", node_name())
-    if mesh.global_rank:
+    if mesh.global_rank or PLACE_INPUTS:  # axes of one name are of other sizes elsewhere
         return
     nodes = [store.get(f"train/node/{rank}").decode() for rank in range(ranks)]
     sizes = {"stage": STAGES, **MESH} if STAGES > 1 else MESH

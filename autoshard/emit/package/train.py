@@ -41,6 +41,7 @@ from model_parallel import (
     LABEL_COUNTS,
     LOSS_AXES,
     MESH,
+    MESHES,
     MICRO_BATCHES,
     OPTIMIZER,
     PART_STAGES,
@@ -457,7 +458,7 @@ def main() -> int:
             take_options(options)
             check_launch(options.backend)
             own = (options.timeout, PART_STAGES, bool(HOST_TABLES), options.hccl_buffer)
-            mesh = ParallelMesh.from_environment(MESH, options.backend, *own)
+            mesh = ParallelMesh.from_environment(MESH, options.backend, *own, MESHES)
             failures.watch()
             check_nodes(mesh)
             code = run(options, mesh, stop)

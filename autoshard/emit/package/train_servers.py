@@ -200,6 +200,9 @@ class Run:
         ray.init(
             **connected, runtime_env={"env_vars": {"PYTHONPATH": path}}, logging_level="ERROR", log_to_driver=False
         )
+        needed = {"cuda": "GPU", "npu": "NPU"}.get(options.device)
+        if needed and not options.address and not ray.cluster_resources().get(needed):
+            raise UserError(f"--device {options.device}: this machine has none\n  try: --device cpu, or --address auto")
         again = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 1}
         server, worker = ray.remote(ServerActor), ray.remote(WorkerActor)
         self.servers = [server.options(**again).remote(number, options.weight_decay) for number in range(SERVERS)]
@@ -358,7 +361,8 @@ class Run:
             self.dealer.add((self.started, number) for number in range(MICRO_BATCHES))
 
     def read(self, step: int) -> None:
-        batches = self.batches.of_step(MICRO_BATCHES)
+        read = self.batches.of_step(MICRO_BATCHES)
+        batches = [[x.clone() for x in batch] for batch in read]  # of a view all that it is a part of would travel
         if STALENESS is not None:
             works = share_works(step, batches, [], (self.options.max_norm, self.rates(step)))
         else:

@@ -184,8 +184,13 @@ _PLACEMENT = re.compile(r"S(\d+)(?:\[([\d+]+)\])?(?:/(\d+))?(?:\*(\d+))?")
 
 def shard_cuts(layout: str, mesh: ParallelMesh) -> list[tuple[Axis, int, int, Unit]]:
     """The (axis, dim, blocks, unit) of every shard in a layout's text."""
-    matches = zip(mesh.axes, map(_PLACEMENT.fullmatch, layout.split()), strict=True)
-    return [(mesh[name], int(m[1]), int(m[3] or 1), _unit(m[2], m[4])) for name, m in matches if m]
+    return [(mesh[name], dim, blocks, unit) for name, dim, blocks, unit in layout_cuts(layout, tuple(mesh.axes))]
+
+
+def layout_cuts(layout: str, names: Sequence[str]) -> list[tuple[str, int, int, Unit]]:
+    """The same of a mesh with axes of these names."""
+    matches = zip(names, map(_PLACEMENT.fullmatch, layout.split()), strict=True)
+    return [(name, int(m[1]), int(m[3] or 1), _unit(m[2], m[4])) for name, m in matches if m]
 
 
 def _unit(parts: str | None, unit: str | None) -> Unit:

@@ -21,7 +21,7 @@ from .axis import Axis, GroupTransport, Transport
 from .host_rows import HOST
 from .micro_batches import LabelShares
 from .randomness import Random
-from .stages import Stages
+from .stages import Stages, first_ranks
 from .start_variables import take_start
 
 Timeout = datetime.timedelta | None  # of a collective; None: the backend's own
@@ -47,6 +47,8 @@ class ParallelMesh:
         self.axes, self.rank, self.device, self.device_mesh = dict(axes), rank, device, device_mesh
         self.host_mesh = host_mesh
         self.stages = stages
+        if stages is not None:
+            stages.leads = not stages.meshes or rank == 0
         self.coordinates: dict[str, int] = {}
         for name, size in reversed(self.axes.items()):
             rank, self.coordinates[name] = divmod(rank, size)
@@ -67,17 +69,20 @@ class ParallelMesh:
         part_stages: Sequence[int] = (0,),
         host: bool = False,
         hccl_buffers: Mapping[str, int] | None = None,
+        places: Sequence[Mapping[str, int]] = (),
     ) -> ParallelMesh:
         """Joins the processes that torchrun, or another launcher that `start_variables` knows, started. `backend` is
         gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
         `timeout_seconds`: of a collective, None for the backend's own. `part_stages`: of each part of the model,
-        the stage; each of these has a mesh of its own. `host`: some of the model lies in host memory, for which gloo
-        joins the hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group, by its axes (`tp`, `dp+tp`).
+        the stage; each has a mesh of these axes, or as `places` says. `host`: some of the model lies in host memory,
+        for which gloo joins the hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group, by its axes (`tp`,
+        `dp+tp`).
         """
         take_start()
         stages = max(part_stages) + 1
-        size, started = math.prod(axes.values()) * stages, int(os.environ.get("WORLD_SIZE", "1"))
+        size = first_ranks(places or [axes] * stages)[-1]
+        started = int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())
             raise SystemExit(f"the mesh {mesh} has {size} devices but {started} processes were started: use torchrun")
@@ -107,6 +112,8 @@ class ParallelMesh:
                 "stages: every new group would be split from the process group that is there, which all ranks must "
                 "take part in\n  try: init_process_group without device_id, or none before"
             )
+        if places:
+            return cls._of_place(places, part_stages, connect, device, timeout, host)
         outer = next(name for name in ("stage", "stage_", "stage__") if name not in axes)
         whole = init_device_mesh(device.type, (stages, *axes.values()), mesh_dim_names=(outer, *axes))
         hosts = _host_mesh(whole)[tuple(axes)] if host or device == HOST else None
@@ -116,9 +123,38 @@ class ParallelMesh:
         held = Stages(index, part_stages, groups, across)
         return cls(axes, rank, connect, device, whole[tuple(axes)], held, hosts)
 
+    @classmethod
+    def _of_place(
+        cls, places: Sequence[Mapping[str, int]], part_stages: Sequence[int],
+        connect: Callable[[ParallelMesh, tuple[str, ...]], Transport], device: torch.device, timeout: Timeout,
+        host: bool,
+    ) -> ParallelMesh:  # fmt: skip
+        """Each place has its mesh; all ranks make all groups, in one order."""
+        firsts, rank = first_ranks(places), dist.get_rank()
+        grids = [
+            torch.arange(first, first + math.prod(axes.values())).reshape(tuple(axes.values()))
+            for first, axes in zip(firsts, places, strict=False)
+        ]
+        index = next(number for number, grid in enumerate(grids) if rank in grid)
+        made = [
+            DeviceMesh(device.type, grid, mesh_dim_names=tuple(axes)) for grid, axes in zip(grids, places, strict=True)
+        ]
+        hosts = made
+        if (host or device == HOST) and device.type != HOST.type:
+            hosts = [
+                DeviceMesh(HOST.type, grid, mesh_dim_names=tuple(axes))
+                for grid, axes in zip(grids, places, strict=True)
+            ]
+        shared = _place_groups(firsts, timeout)
+        held = Stages(index, part_stages, shared, dist.group.WORLD, meshes=places)
+        own = hosts[index] if host or device == HOST else None
+        return cls(places[index], rank - firsts[index], connect, device, made[index], held, own)
+
     @property
     def global_rank(self) -> int:
         """Over all stages."""
+        if self.stages is not None and self.stages.meshes:
+            return self.rank + self.stages.firsts[self.stages.index]
         return self.rank + (self.stages.index * math.prod(self.axes.values()) if self.stages is not None else 0)
 
     @property
@@ -217,7 +253,7 @@ def _connect_group(
     if len(names) == 1 and options is None:
         return GroupTransport(_timed(mesh.device_mesh.get_group(names[0]), timeout))
     if mesh.stages is not None:  # other stages make other groups, or none
-        first = mesh.stages.index * math.prod(mesh.axes.values())
+        first = mesh.global_rank - mesh.rank
         own = next(group for group in mesh.groups(names) if mesh.rank in group)
         ranks = [first + rank for rank in own]
         return GroupTransport(dist.new_group(ranks, timeout, pg_options=options, use_local_synchronization=True))
@@ -242,6 +278,19 @@ def _timed(group: dist.ProcessGroup, timeout: Timeout) -> dist.ProcessGroup:
     if timeout is not None:
         cast(Any, dist.distributed_c10d)._set_pg_timeout(timeout, group)
     return group
+
+
+def _place_groups(firsts: Sequence[int], timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:
+    """The same of places with equal meshes."""
+
+    def connect(places: tuple[int, ...]) -> Transport:
+        size = firsts[places[0] + 1] - firsts[places[0]]
+        groups = [[firsts[place] + rank for place in places] for rank in range(size)]
+        made = [dist.new_group(ranks, timeout) for ranks in groups]
+        own = next((group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks), None)
+        return GroupTransport(own)
+
+    return connect
 
 
 def _stage_groups(devices: int, timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:

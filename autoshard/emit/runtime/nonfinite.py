@@ -34,6 +34,7 @@ def start_loss_sum(
 
     With `counts`, their sums over all devices follow it.
     """
+    axes = [name for name in axes if name in mesh.axes]  # another place, which makes no loss, may lack some
     total = loss.detach().to(torch.float32).clone()
     if counts:
         own = total.new_tensor(counts) if any(counts) else total.new_zeros(len(counts))

@@ -36,10 +36,13 @@ class Handed(NamedTuple):
     has_gradient: bool
     at: Callable[..., tuple[int, ...]] | None = None
 
+    def whole(self, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """The global shape; as planned, or at these sizes."""
+        return self.shape if self.at is None or not sizes else self.at(**sizes)
+
     def example(self, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> Tensor:
         """This rank's part of it, without memory; as planned, or at these sizes."""
-        whole = self.shape if self.at is None or not sizes else self.at(**sizes)
-        shape = [len(held_indices(size, dim, self.layout, mesh)) for dim, size in enumerate(whole)]
+        shape = [len(held_indices(size, dim, self.layout, mesh)) for dim, size in enumerate(self.whole(sizes))]
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.has_gradient)
 
 

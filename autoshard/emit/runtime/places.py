@@ -3,7 +3,8 @@
 A value travels straight from the place that makes it to each place that reads it, once to each; its gradients come back
 the same way and are added up. All places keep to one order of slots (SLOTS), and between two places messages are sent
 and received in the order in which that has their makers, both directions together: no place waits for one that waits
-for it. Sends are waited for at the end of the step.
+for it. Sends are waited for at the end of the step. Between places of different meshes each device sends what the other
+one's layout needs of it: see `between_meshes`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .between_meshes import MeshLayout, pieces, put, taken, whole_sum
+
 if TYPE_CHECKING:
     from .axis import Sent
+    from .between_meshes import Piece
     from .loss_scaling import LossScaler
     from .mesh import ParallelMesh
     from .pipeline import Handed
@@ -41,6 +45,14 @@ class PlaceMessage(NamedTuple):
     part: int
     position: int
     place: int
+
+
+class Way(NamedTuple):
+    """How a value lies where it is sent from, all that travels, and whether a sum is made before."""
+
+    first: MeshLayout
+    pieces: tuple[Piece, ...]
+    sums: bool
 
 
 def read_slots(text: str) -> list[PlaceSlot]:
@@ -101,29 +113,41 @@ class Routes:
 
 
 class Places:
-    """The parts of the model on this place. `inputs[n]`: the positions of the model's inputs that part n takes;
-    `labels[n]`: those of its losses among all that are means over labels; `loss_part` makes the loss."""
+    """The parts of the model on this place. `given[n]`: the layouts of what part n gives; `inputs[n]`: the positions of
+    the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels; `loss_part`
+    makes the loss."""
 
     def __init__(
         self, parts: nn.ModuleList, mesh: ParallelMesh, slots: str, part_places: Sequence[int], loss_part: int,
         handed: Sequence[Sequence[Handed]], sources: Sources, inputs: Sequence[Sequence[int]],
-        labels: Sequence[Sequence[int]],
+        labels: Sequence[Sequence[int]], given: Sequence[Sequence[str]],
     ) -> None:  # fmt: skip
         assert mesh.stages is not None
         self.parts = dict(zip(mesh.stages.parts, parts, strict=True))
         self.mesh, self.place, self.part_places, self.loss_part = mesh, mesh.stages.index, part_places, loss_part
-        self.transport = mesh.stages.transport
+        self.transport, self.stages = mesh.stages.transport, mesh.stages
         self.handed, self.sources, self.inputs, self.labels = handed, sources, inputs, labels
-        self.of_value = {
-            source: value
-            for number in self.parts
-            for value, source in zip(handed[number], sources[number], strict=True)
+        self.given = given
+        self.read_as = {  # (what is read, the place that reads it) -> as what
+            (source, part_places[number]): value
+            for number, own in enumerate(sources)
+            for value, source in zip(handed[number], own, strict=True)
         }
         order = read_slots(slots)
         self.training = Routes(order, part_places, handed, sources)
         forward = [slot for slot in order if slot.kind == "F" and slot.micro_batch == 0]
         self.evaluation = Routes(forward, part_places, handed, sources)  # the forwards of one micro-batch
         self.counts_labels = any(labels[number] for number in self.parts)
+
+    def way(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
+        """Of a message."""
+        source, meshes = (message.part, message.position), self.stages.meshes
+        value = self.read_as[source, message.place]
+        first = MeshLayout(meshes[self.part_places[message.part]], self.given[message.part][message.position])
+        second = MeshLayout(meshes[message.place], value.layout)
+        if message.kind == "B":
+            first, second = second.of_gradient, first.of_gradient
+        return Way(first, pieces(value.whole(sizes), first, second), first != second)
 
     def run(
         self,
@@ -153,8 +177,8 @@ class _PlacedStep:
         self.places, self.routes, self.micro_batches = places, routes, micro_batches
         self.shares, self.scaler, self.sizes = shares, scaler, sizes
         self.waiting = {place: iter(messages) for place, messages in routes.between[places.place].items()}
-        self.arriving: dict[PlaceMessage, tuple[Callable[[], object], Tensor]] = {}
-        self.sent: list[tuple[Sent, Tensor]] = []
+        self.arriving: dict[PlaceMessage, list[tuple[Piece, Callable[[], object], Tensor]]] = {}
+        self.sent: list[tuple[Sent, Tensor]] = []  # with what must stay until then
         self.arrived: dict[PlaceMessage, Tensor] = {}
         self.uses = routes.uses(places.place)
         self.made: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by micro-batch and part
@@ -236,27 +260,40 @@ class _PlacedStep:
             return
         if message not in self.arriving:
             self._post(self._peer(message), message)
-        wait, buffer = self.arriving.pop(message)
-        wait()
-        self.arrived[message] = buffer
+        received = []
+        for piece, wait, buffer in self.arriving.pop(message):
+            wait()
+            received.append((piece, buffer))
+        self.arrived[message] = put(self._buffer(message), received)
 
     def _send(self, message: PlaceMessage) -> None:
         if message.kind == "F":
             value = self.made[message.micro_batch, message.part][message.position].detach()
         else:
             value = self.gradients.pop((message.micro_batch, message.part, message.position))
-        self._post(self._peer(message), message, value.contiguous())
+        self._post(self._peer(message), message, value)
 
     def _post(self, peer: int, message: PlaceMessage, value: Tensor | None = None) -> None:
         """All messages of this pair of places up to this one."""
-        transport = self.places.transport
+        places = self.places
+        transport, first, here = places.transport, places.stages.firsts[peer], places.mesh.rank
         for own in self.waiting[peer]:
+            layout, every, sums = places.way(own, self.sizes[own.micro_batch] if self.sizes else None)
             if own == message and value is not None:
-                self.sent.append((transport.send(value, peer), value))
+                value = whole_sum(value, layout, places.mesh) if sums else value.contiguous()
+                for piece in every:
+                    if piece.sender == here:
+                        sent = taken(value, piece)
+                        self.sent.append((transport.send(sent, first + piece.receiver), sent))
                 return
-            assert (own.kind == "F") == (own.place == self.places.place), "what is to be sent before is not made yet"
-            buffer = self._buffer(own)
-            self.arriving[own] = transport.receive(buffer, peer), buffer
+            assert (own.kind == "F") == (own.place == places.place), "what is to be sent before is not made yet"
+            m, part, position = own.micro_batch, own.part, own.position
+            like = places.read_as[(part, position), own.place] if own.kind == "F" else self.made[m, part][position]
+            self.arriving[own] = arriving = []
+            for piece in every:
+                if piece.receiver == here:
+                    buffer = torch.empty(piece.lengths, dtype=like.dtype, device=places.mesh.device)
+                    arriving.append((piece, transport.receive(buffer, first + piece.sender), buffer))
             if own == message:
                 return
         raise AssertionError(f"{message} is not a message between these places, or was sent before")
@@ -265,5 +302,7 @@ class _PlacedStep:
         kind, m, part, position, _ = message
         if kind == "B":
             return torch.empty_like(self.made[m, part][position], memory_format=torch.contiguous_format)
-        like = self.places.of_value[part, position].example(self.places.mesh, self.sizes[m] if self.sizes else None)
+        like = self.places.read_as[(part, position), self.places.place].example(
+            self.places.mesh, self.sizes[m] if self.sizes else None
+        )
         return torch.empty(like.shape, dtype=like.dtype, device=self.places.mesh.device)

@@ -1,11 +1,14 @@
 """Which stage of a pipeline this device is on, and what its stages have in common: weights, and the gradients' norm.
 
-Every stage has the same mesh of devices; rank = stage * devices of a mesh + rank on it. With several virtual stages a
-stage holds the parts stage, stage + stages, … of the model; a place of a placed model holds those that are there.
+Ranks count through the stages. Every stage of a pipeline has the same mesh; with several virtual stages it holds the
+parts stage, stage + stages, … of the model. A place of a placed model holds those that are there, and may have a mesh
+of its own: places talk over one group of all devices.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -18,14 +21,25 @@ from .leaves import as_gradient, local
 Shared = Mapping[str, Sequence[int]]  # parameter -> the stages that hold it
 
 
+def first_ranks(meshes: Sequence[Mapping[str, int]]) -> list[int]:
+    """Of each, and how many devices there are."""
+    return [0, *itertools.accumulate(math.prod(axes.values()) for axes in meshes)]
+
+
 class Stages:
     """Stage `index`; `part_stages` says the stage of each part. `connect`, which all ranks call together, gives the
-    transport between devices of equal rank on some of the stages; `group` is of those on all."""
+    transport between devices of equal rank on some of the stages; `group` is of those on all, or of all devices of
+    places, whose `meshes` then say the axes of each. `leads`: this device counts in a sum over `transport`."""
+
+    leads = True  # of places, the first device of each
 
     def __init__(
         self, index: int, part_stages: Sequence[int], connect: Callable[[tuple[int, ...]], Transport],
         group: dist.ProcessGroup | None = None, transport: Transport | None = None,
+        meshes: Sequence[Mapping[str, int]] = (),
     ) -> None:  # fmt: skip
+        self.meshes = [tuple(axes.items()) for axes in meshes]
+        self.firsts = first_ranks(meshes)  # of each place, and how many devices there are
         self.index, self.count, self.group, self._connect = index, max(part_stages) + 1, group, connect
         self.parts = tuple(number for number, stage in enumerate(part_stages) if stage == index)
         self.transport = transport or GroupTransport(group)
@@ -37,7 +51,9 @@ class Stages:
         return self.index == self.count - 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """In place, over all stages."""
+        """In place, over all stages, on each of which all devices have the same."""
+        if not self.leads:
+            x.zero_()
         self.transport.all_reduce(x)()
         return x
 
@@ -46,7 +62,7 @@ class Stages:
         """Adds up the gradients of weights that several stages hold, in one order on all: so they stay equal."""
         for own in dict.fromkeys(map(tuple, shared.values())):
             if own not in self._transports:  # on all ranks, whether they are on these stages or not
-                self._transports[own] = self.transport if len(own) == self.count else self._connect(own)
+                self._transports[own] = self._connect(own) if self.meshes or len(own) < self.count else self.transport
         for name, stages in shared.items():
             if self.index not in stages:
                 continue

@@ -16,6 +16,7 @@ from functools import cached_property
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.ir.graph import Graph
+from autoshard.ir.layout import PARTIAL, largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.ir.program import Program
@@ -24,6 +25,7 @@ from autoshard.program.module_scopes import called_in, reads_of
 from autoshard.program.places.place_order import Sources
 from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.program.weights import weight_ways
+from autoshard.redistribute.two_meshes import sent_and_received
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
 from autoshard.simulation.step_account import (
@@ -167,7 +169,8 @@ class MeasuredProgram:
 
     def __init__(self, plan: Plan, program: Program, graph: Graph, hardware: Hardware, stages: int) -> None:
         parts = self.programs = stage_programs(program, plan)
-        wide = Mesh(((STAGE_AXIS, stages), *program.mesh.axes))
+        inner = program.mesh.axes if not program.others else (("device", program.firsts[-1] // stages),)
+        wide = Mesh(((STAGE_AXIS, stages), *inner))
         tied = _tied_seconds(parts, plan.step, wide, hardware)
         of = plan.step.part_stages
         self.tied = [tied.get(stage, 0.0) * (stage not in of[:number]) for number, stage in enumerate(of)]
@@ -175,7 +178,7 @@ class MeasuredProgram:
         self.messages = tuple(_messages(parts, self.sources, of, wide, hardware))
         self.parts = [_MeasuredPart(part, program, graph, hardware, plan.step.micro_batches > 1) for part in parts]
         self.received = [
-            sum(local_bytes(program.value(name), program.mesh) for name in handed_to(part, program)) for part in parts
+            sum(local_bytes(part.value(name), part.mesh) for name in handed_to(part, program)) for part in parts
         ]
         self.receive_seconds = [
             joint_seconds(hardware, wide, (0,), "send_receive", size) if stages > 1 else 0.0 for size in self.received
@@ -224,13 +227,30 @@ def _messages(
     arrived: dict[tuple[int, int, int], int] = {}
     for reader, own in enumerate(sources):
         sizes: dict[int, float] = {}
+        sums: dict[int, float] = {}
         for maker, position in own:
             key = (maker, position, part_stages[reader])
             if part_stages[maker] != part_stages[reader] and arrived.setdefault(key, reader) == reader:
-                value = parts[maker].value(parts[maker].outputs[position])
-                sizes[maker] = sizes.get(maker, 0.0) + local_bytes(value, parts[maker].mesh)
+                name = parts[maker].outputs[position]
+                size, own_seconds = _travels(parts[maker], parts[reader], name, hardware)
+                sizes[maker], sums[maker] = sizes.get(maker, 0.0) + size, sums.get(maker, 0.0) + own_seconds
         for maker, size in sizes.items():
-            yield PlacedMessage(maker, reader, joint_seconds(hardware, wide, (0,), "send_receive", size), size)
+            seconds = joint_seconds(hardware, wide, (0,), "send_receive", size) + sums[maker]
+            yield PlacedMessage(maker, reader, seconds, size)
+
+
+def _travels(maker: Program, reader: Program, name: str, hardware: Hardware) -> tuple[float, float]:
+    """Of a value between places: bytes of the device that sends or receives most, and seconds of the sum before."""
+    value = maker.value(name)
+    own = local_bytes(value, maker.mesh)
+    if maker.mesh == reader.mesh:
+        return own, 0.0
+    first, second = (maker.mesh, value.layout), (reader.mesh, reader.value(name).layout)
+    sent, received = sent_and_received(value.shape, first, second)
+    summed = tuple(axis for axis, placement in enumerate(value.layout.placements) if placement == PARTIAL)
+    seconds = joint_seconds(hardware, maker.mesh, summed, "all_reduce", own) if summed else 0.0
+    element = own / max(math.prod(largest_shape(value.shape, value.layout, maker.mesh)), 1)
+    return max(*sent, *received) * element, seconds
 
 
 def _tied_seconds(parts: Iterable[Program], step: StepPlan, wide: Mesh, hardware: Hardware) -> dict[int, float]:

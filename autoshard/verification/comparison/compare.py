@@ -66,25 +66,27 @@ def compare_stages(
     if program.step.stages == 1:
         yield from compare_ranks(program, reference, results, noise)
         return
-    position, size = program.outputs.index(program.loss or ""), program.mesh.size
+    position = program.outputs.index(program.loss or "")
     reference, noise = _losses(reference, len(program.outputs), position), _loss_noise(noise, program, position)
     for stage, view in stage_views(program):
-        for error in compare_ranks(view, reference, results[stage * size : (stage + 1) * size], noise):
-            yield replace(error, rank=error.rank + stage * size)
+        for error in compare_ranks(view, reference, results[slice(*program.firsts[stage : stage + 2])], noise):
+            yield replace(error, rank=error.rank + program.firsts[stage])
 
 
 def stage_views(program: Program) -> Iterator[tuple[int, Program]]:
     """(stage, the program with what that stage holds, and the loss where it makes it), the last first."""
     parts, step = stage_programs(program), program.step
     for stage in reversed(range(step.stages)):
+        whole = program.of_stage(stage)
         own = [parts[number] for number in step.parts_of(stage)]
         yield (
             stage,
             replace(
-                program,
+                whole,
+                others=(),
                 parameters=tuple(dict.fromkeys(p for part in own for p in part.parameters)),
                 buffers=tuple(dict.fromkeys(b for part in own for b in part.buffers)),
-                outputs=(program.loss or "",) if any(part.loss for part in own) else (),
+                outputs=(whole.loss or "",) if any(part.loss for part in own) else (),
             ),
         )
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -236,6 +238,11 @@ class _Hub:
         """Between the devices that are as `rank` on their stages, of `size` each."""
         return self.among(tuple(stage * size + rank % size for stage in stages), ("stage",), rank)
 
+    def between(self, places: Sequence[int], rank: int, firsts: Sequence[int]) -> Transport:
+        """The same, between places whose first ranks these are."""
+        own = rank - firsts[bisect_right(firsts, rank) - 1]
+        return self.among(tuple(firsts[place] + own for place in places), ("place",), rank)
+
     def mail(self, source: int, to: int) -> _Mail:
         return self.mails.setdefault((source, to), _Mail(source, to, self))
 
@@ -265,16 +272,19 @@ def run_lockstep(
     mesh_type: Callable[..., Any] = ParallelMesh,
     stages_type: Callable[..., Any] = Stages,
     part_stages: Sequence[int] = (0,),
+    places: Sequence[Mapping[str, int]] = (),
 ) -> list[_Result]:
     """Runs `fn(mesh)` on every rank of the mesh at once and returns the results in rank order.
 
     `mesh_type` is the ParallelMesh of the package that runs, `stages_type` its Stages: with several in `part_stages`
-    each has the mesh. `mesh.random.exact` is set. Parameters are plain local
+    each has the mesh, or that of `places`. `mesh.random.exact` is set. Parameters are plain local
     tensors. The first exception of a rank stops all and is raised as LockstepError, which names the rank; a rank that
     waits longer than `timeout_seconds` for the others is such an exception.
     """
     size, stages = math.prod(mesh_axes.values()), range(max(part_stages) + 1)
-    count = size * len(stages)
+    meshes = [*places] or [mesh_axes] * len(stages)
+    firsts = [0, *accumulate(math.prod(axes.values()) for axes in meshes)]
+    count = firsts[-1]
     hub = _Hub(count, timeout_seconds)
     results: list[Any] = [None] * count
     errors: list[tuple[int, BaseException]] = []
@@ -284,12 +294,16 @@ def run_lockstep(
             if hub.failed:
                 return
             try:
-                held = None
-                if len(stages) > 1:
+                held, stage = None, bisect_right(firsts, rank) - 1
+                if places:
+                    world = hub.among(tuple(range(count)), ("world",), rank)
+                    across = partial(hub.between, rank=rank, firsts=firsts)
+                    held = stages_type(stage, part_stages, across, transport=world, meshes=places)
+                elif len(stages) > 1:
                     across = partial(hub.across, rank=rank, size=size)
                     held = stages_type(rank // size, part_stages, across, transport=across(stages))
                 more = {} if held is None else {"stages": held}
-                mesh = mesh_type(mesh_axes, rank % size, hub.connect, torch.device("cpu"), **more)
+                mesh = mesh_type(meshes[stage], rank - firsts[stage], hub.connect, torch.device("cpu"), **more)
                 mesh.random.exact = True
                 results[rank] = fn(mesh)
                 hub.pause(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,8 +31,17 @@ class Job:
     max_norms: tuple[float, ...]  # of each step
     seed: int
     micro_batches: int = 1  # a batch has the inputs of each, one after another
-    part_stages: tuple[int, ...] = (0,)  # of each part; every stage has the mesh's size
+    part_stages: tuple[int, ...] = (0,)  # of each part
     evaluates: bool = False  # the first micro-batch, before the first step
+    places: tuple[str, ...] = ()  # the mesh of each
+    place_layouts: tuple[tuple[str, ...], ...] = ()  # `input_layouts` on each
+
+    def at(self, mesh: Any) -> Job:
+        """As the place of that ParallelMesh has it."""
+        if not self.places:
+            return self
+        index = mesh.stages.index
+        return replace(self, mesh=self.places[index], input_layouts=self.place_layouts[index])
 
 
 def job_of(program: Program, reference: Reference) -> Job:
@@ -42,7 +51,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         mesh=str(program.mesh),
         state=reference.parameters | reference.buffers,
         batches=tuple(step.inputs for step in reference.steps),
-        input_layouts=tuple(str(program.value(name).layout) for name in program.inputs),
+        input_layouts=_input_layouts(program),
         loss=(0 if alone else program.outputs.index(program.loss)) if program.loss else -1,
         optimizer=program.optimizer,
         max_norms=tuple(step.max_norm for step in reference.steps),
@@ -50,11 +59,23 @@ def job_of(program: Program, reference: Reference) -> Job:
         micro_batches=reference.micro_batches,
         part_stages=program.step.part_stages,
         evaluates=bool(reference.evaluation) and (not alone or program.step.placed),
+        places=tuple(map(str, program.meshes)) if program.step.placed else (),
+        place_layouts=tuple(_input_layouts(program.of_stage(own)) for own in range(program.step.stages)),
     )
+
+
+def _input_layouts(program: Program) -> tuple[str, ...]:
+    return tuple(str(program.value(name).layout) for name in program.inputs)
+
+
+def place_axes(program: Program) -> list[dict[str, int]]:
+    """Of each place the axes of its mesh; of others nothing."""
+    return [dict(mesh.axes) for mesh in program.meshes] if program.step.placed else []
 
 
 def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
     """Train the package's model on this rank, a step for each batch. `mesh` is a ParallelMesh of any transport."""
+    job = job.at(mesh)
     mesh.random.exact, mesh.random.seed = True, job.seed
     with exact_precision():
         model = package.model.build_model(mesh)

@@ -43,6 +43,7 @@ def run_in_lockstep(
     options: Sequence[str],
     timeout_seconds: float,
     part_stages: Sequence[int] = (0,),
+    places: Sequence[Mapping[str, int]] = (),
 ) -> None:
     """On ranks in lock-step, from the options on. Raises LockstepError where it fails."""
     package = load_package(folder)
@@ -55,7 +56,7 @@ def run_in_lockstep(
 
     with contextlib.redirect_stdout(io.StringIO()):
         own = package.runtime.ParallelMesh, package.runtime.Stages
-        run_lockstep(axes, run, timeout_seconds, *own, part_stages)
+        run_lockstep(axes, run, timeout_seconds, *own, part_stages, places)
 
 
 def words(options: Sequence[str], backend: str, ranks: int, precision: str) -> str:

@@ -36,16 +36,20 @@ class Lookups:
             rows = self.rows_of(table.table_name, own)
         rows = rows.detach().requires_grad_(table.trained)
         self.read.append((table.table_name, own, rows))
-        return rows, torch.searchsorted(own, ids.contiguous())
+        places = torch.searchsorted(own, ids.contiguous())
+        if ids.numel() and not torch.equal(own[places.clamp(max=len(own) - 1)], ids):
+            raise AssertionError(f"{table.table_name}: the rows that were pulled are not those of its ids")
+        return rows, places
 
     def pull_ahead(self, inputs: Sequence[Tensor]) -> dict[tuple[str, Way], tuple[Tensor, Tensor]]:
         """The rows that the next share will look up, as far as their ids are parts of its inputs."""
         found = {}
         for table, ways in [(name, list(own)) for name, own in list(self.ways.items())]:
             for way in ways:
-                number, size, *part = way
-                if inputs[number].numel() == size:
-                    ids = inputs[number].contiguous().as_strided(*part).unique()
+                number, size, shape, stride, offset = way
+                source = inputs[number].contiguous()
+                if source.numel() == size:
+                    ids = source.as_strided(shape, stride, source.storage_offset() + offset).unique()
                     found[table, way] = ids, self.rows_of(table, ids)
         return found
 

@@ -1,0 +1,149 @@
+"""A tensor on one mesh, wanted on another: who sends what to whom, by the index sets of both layouts.
+
+What a device of the first mesh has for one of the second is a product of index sets, one a dim, whatever the cuts are.
+Where several hold the same, each reader receives from the one that has sent least so far. The first mesh holds no sum:
+it is made there, before. Of a sum on the second, the device at 0 of its axes has the value, others zeros.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .axis import Cut, cut_indices, layout_cuts
+
+if TYPE_CHECKING:
+    from .mesh import ParallelMesh
+
+Axes = tuple[tuple[str, int], ...]
+
+
+class MeshLayout(NamedTuple):
+    """How a tensor lies on a mesh: a placement for each of its axes, as text."""
+
+    axes: Axes
+    layout: str
+
+    @property
+    def of_gradient(self) -> MeshLayout:
+        """How its gradient lies, as a layout of values."""
+        texts = ({"R+": "P", "P": "R"}.get(placement, placement) for placement in self.layout.split())
+        return MeshLayout(self.axes, " ".join(texts))
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The axes over which it is a sum."""
+        pairs = zip(self.axes, self.layout.split(), strict=True)
+        return tuple(name for (name, _), placement in pairs if placement == "P")
+
+
+class Piece(NamedTuple):
+    """From rank `sender` of the first mesh to rank `receiver` of the second: which indices along each dim."""
+
+    sender: int
+    receiver: int
+    get: tuple[Tensor, ...]
+    put: tuple[Tensor, ...]
+    lengths: tuple[int, ...]
+
+
+Held = tuple[tuple[Cut, ...], ...]  # of each dim: what cuts it on a device
+
+
+@lru_cache(maxsize=1024)
+def pieces(shape: tuple[int, ...], first: MeshLayout, second: MeshLayout) -> tuple[Piece, ...]:
+    """All that travels, in order of the receivers."""
+    if first == second:  # each device to the one that is as it
+        every = [(rank, rank, held, held) for rank, held in enumerate(_held(first, len(shape)))]
+    else:
+        every = _assigned(shape, first, second)
+    found = []
+    for sender, receiver, has, needs in every:
+        common = [_common(size, *cuts) for size, *cuts in zip(shape, has, needs, strict=True)]
+        lengths = tuple(len(put) for _, put in common)
+        if 0 not in lengths:
+            get, put = tuple(own for own, _ in common), tuple(own for _, own in common)
+            found.append(Piece(sender, receiver, get, put, lengths))
+    return tuple(found)
+
+
+def _assigned(
+    shape: tuple[int, ...], first: MeshLayout, second: MeshLayout
+) -> list[tuple[int, int, Held, Held]]:  # fmt: skip
+    holders: dict[Held, list[int]] = {}
+    for rank, held in enumerate(_held(first, len(shape))):
+        holders.setdefault(held, []).append(rank)
+    sent, found = dict.fromkeys(range(math.prod(n for _, n in first.axes)), 0), []
+    for receiver, (needs, counts) in enumerate(zip(_held(second, len(shape)), _first_of_sum(second), strict=True)):
+        for has, ranks in holders.items() if counts else ():
+            common = [_common(size, *cuts) for size, *cuts in zip(shape, has, needs, strict=True)]
+            if size := math.prod(len(put) for _, put in common):
+                sender = min(ranks, key=lambda rank: (sent[rank], rank != receiver, rank))
+                sent[sender] += size
+                found.append((sender, receiver, has, needs))
+    return found
+
+
+def _coordinates(axes: Axes) -> list[dict[str, int]]:
+    """Of each rank."""
+    every = itertools.product(*(range(size) for _, size in axes))
+    return [dict(zip((name for name, _ in axes), own, strict=True)) for own in every]
+
+
+def _first_of_sum(where: MeshLayout) -> list[bool]:
+    return [all(at[name] == 0 for name in where.summed) for at in _coordinates(where.axes)]
+
+
+def _held(where: MeshLayout, dims: int) -> list[Held]:
+    """What cuts each dim on each rank."""
+    cuts = layout_cuts(where.layout, [name for name, _ in where.axes])
+    sizes = dict(where.axes)
+    return [
+        tuple(tuple((sizes[n], at[n], blocks, unit) for n, d, blocks, unit in cuts if d == dim) for dim in range(dims))
+        for at in _coordinates(where.axes)
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _common(size: int, have: tuple[Cut, ...], need: tuple[Cut, ...]) -> tuple[Tensor, Tensor]:
+    """Where in `have`, and where in `need`, stands what both hold, in the order of `need`."""
+    held, needed = cut_indices(size, have), cut_indices(size, need)
+    place = torch.full((size,), -1)
+    place[held] = torch.arange(len(held))
+    put = (place[needed] >= 0).nonzero().squeeze(1)
+    return place[needed][put], put
+
+
+def taken(x: Tensor, piece: Piece) -> Tensor:
+    """What a piece has of the sender's tensor."""
+    if piece.lengths == x.shape:
+        return x.contiguous()
+    for dim, own in enumerate(piece.get):
+        x = x.index_select(dim, own.to(x.device))
+    return x.contiguous()
+
+
+def put(result: Tensor, received: list[tuple[Piece, Tensor]]) -> Tensor:
+    """The receiver's tensor, of what has come."""
+    if len(received) == 1 and received[0][0].lengths == result.shape:
+        return received[0][1]
+    result.zero_()
+    for piece, x in received:
+        own = piece.put
+        where = tuple(index.view(-1, *[1] * (len(own) - 1 - dim)).to(x.device) for dim, index in enumerate(own))
+        result[where] = x
+    return result
+
+
+def whole_sum(x: Tensor, where: MeshLayout, mesh: ParallelMesh) -> Tensor:
+    """With what is a sum over axes of this mesh added up."""
+    if not where.summed:
+        return x
+    x = x.contiguous().clone()
+    mesh.joint(where.summed).transport.all_reduce(x)()
+    return x

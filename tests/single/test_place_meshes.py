@@ -1,0 +1,128 @@
+"""Places with meshes of their own: what travels, packages against the original, and what can't be."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StagePin, StepRequest
+from autoshard.emit import emit
+from autoshard.emit.runtime.between_meshes import MeshLayout, pieces, put, taken
+from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.plan_json import dumps, loads
+from autoshard.program.lower import lower
+from autoshard.program.stage_programs import stage_programs
+from autoshard.redistribute.two_meshes import On, sent_and_received, transfers
+from autoshard.replay.command_line import command
+from autoshard.search.search_request import SearchRequest
+from autoshard.simulation.steps.placed_step import PlacedCosts
+from autoshard.simulation.steps.program_step import simulate_plan_step
+from autoshard.verification.case import check_files, make_case
+from autoshard.verification.comparison.compare import local_part
+from autoshard.workflow import make_plan
+from tests.tiny.test_two_meshes import drawn
+
+SPEC = "tests/placed_towers.py:build"
+PLACES = (StagePin("vision", 0), StagePin("language", 1))
+CPU = load_hardware("cpu-local")
+
+
+def as_text(on: On) -> MeshLayout:
+    return MeshLayout(on[0].axes, str(on[1]))
+
+
+def test_the_package_sends_what_the_planner_counts() -> None:
+    rng = random.Random(1)
+    for _ in range(150):
+        shape, first, second = drawn(rng)
+        if as_text(first) == as_text(second):
+            continue
+        every = pieces(shape, as_text(first), as_text(second))
+        counted = {(own.sender, own.receiver): torch.Size(own.lengths).numel() for own in every}
+        assert counted == transfers(shape, first, second)
+        whole = torch.randn(shape)
+        results = []
+        for rank in range(second[0].size):
+            parts = [(own, taken(local_part(whole, first[1], first[0], own.sender), own)) for own in every
+                     if own.receiver == rank]  # fmt: skip
+            results.append(put(torch.empty_like(local_part(whole, second[1], second[0], rank)), parts))
+        summed = [axis for axis, p in enumerate(second[1].placements) if str(p) == "P"]
+        for rank, found in enumerate(results):
+            at = second[0].coordinates(rank)
+            alike = [
+                other
+                for other in range(second[0].size)
+                if all(a == b for axis, (a, b) in enumerate(zip(at, second[0].coordinates(other), strict=True))
+                       if axis not in summed)
+            ]  # fmt: skip
+            value = torch.stack([results[other] for other in alike]).sum(0) if summed else found
+            assert torch.equal(value, local_part(whole, second[1], second[0], rank))
+
+
+@cache
+def captured() -> Graph:
+    return capture(SPEC, {})
+
+
+def planned(mesh: str, *meshes: str, **given: object) -> Plan:
+    strategy = str(given.pop("strategy", "best"))
+    step = StepRequest(places=PLACES, place_mesh=meshes, **given)  # type: ignore[arg-type]
+    request = SearchRequest(Mesh.parse(mesh), step=step, strategy=strategy)
+    return make_plan(captured(), CPU, request).plan
+
+
+@pytest.mark.parametrize(
+    ("mesh", "meshes", "count", "schedule"),
+    [("dp=2", ("1:dp=2,tp=2",), 1, "gpipe"), ("dp=3", ("0:tp=2",), 2, "1f1b"), ("dp=1", ("1:tp=3",), 2, "gpipe")],
+)
+def test_random_plans_are_those_of_the_original(mesh: str, meshes: tuple[str, ...], count: int, schedule: str) -> None:
+    graph = captured()
+    plan = planned(mesh, *meshes, micro_batches=count, schedule=schedule, strategy=f"random:{count}")
+    program = lower(plan, graph)
+    case = make_case(SPEC, {}, graph, steps=2, micro_batches=count)
+    proof = check_files(case, program, emit(program, plan, graph), own_precision=mesh == "dp=2")
+    assert proof.passed, proof.failure
+    assert proof.ranks == plan.devices == sum(own.size for own in plan.meshes)
+
+
+def test_a_plan_is_read_again_and_says_its_meshes() -> None:
+    plan = planned("dp=2", "1:dp=2,tp=2")
+    assert loads(dumps(plan)) == plan
+    assert plan.where == "place 0: dp=2, place 1: dp=2,tp=2"
+    assert "--place-mesh 1:dp=2,tp=2" in command(plan, captured())
+    assert planned("dp=2", "1:dp=2").place_plans == ()  # as --mesh says
+
+
+def test_messages_are_those_of_the_busiest_device() -> None:
+    """What four devices read together is sent by two."""
+    for seed in range(4):
+        plan = planned("dp=2", "1:dp=2,tp=2", strategy=f"random:{seed}")
+        parts = stage_programs(lower(plan, captured()))
+        costs = simulate_plan_step(plan, lower(plan, captured()), captured(), CPU).costs
+        assert isinstance(costs, PlacedCosts)
+        (message,) = costs.messages
+        (name,) = parts[message.maker].outputs
+        maker, reader = (parts[own].value(name) for own in (message.maker, message.reader))
+        first, second = (parts[message.maker].mesh, maker.layout), (parts[message.reader].mesh, reader.layout)
+        busiest = max(map(max, sent_and_received(maker.shape, first, second)))
+        assert message.bytes == 4 * busiest
+
+
+def test_a_weight_of_two_meshes_is_refused() -> None:
+    step = StepRequest(places=PLACES, place_mesh=("1:tp=2",))
+    graph = capture(SPEC, {"tie": True})
+    with pytest.raises(UsageError, match="read on places of different meshes: place 0 on dp=1 and place 1 on tp=2"):
+        make_plan(graph, CPU, SearchRequest(Mesh.parse("dp=1"), step=step))
+
+
+def test_more_devices_than_there_are() -> None:
+    with pytest.raises(UsageError, match="devices"):
+        planned("dp=2", "1:dp=4096,tp=4096")
