@@ -10,7 +10,7 @@ on its place's mesh, and what travels between two meshes is what an operator mad
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -89,7 +89,7 @@ class _Cut:
     def part(self, number: int) -> Program:
         whole, steps = self.of[number], self.steps[number]
         program = whole.program
-        instructions = tuple(program.instructions[i] for i in steps)
+        instructions = tuple(_not_early_for_others([program.instructions[i] for i in steps], program))
         read = {name for step in instructions for name in filter(None, reads_of(step))}
         made = {name for step in instructions for name in results_of(step)}
         updates = tuple((buffer, new) for buffer, new in program.buffer_updates if new in made)
@@ -189,6 +189,30 @@ class _Cut:
         return sorted(values, key=turn)
 
 
+def _not_early_for_others(steps: Sequence[Instruction], whole: Program) -> Iterator[Instruction]:
+    """A reduction that starts beside the product of the linear that reads it first is plain where that linear is in
+    another part."""
+    here, every = _first_readers(steps), whole.once(_first_readers_of)
+    for step in steps:
+        if isinstance(step, Collective) and step.early and here.get(step.result) != every.get(step.result):
+            step = replace(step, early=False)
+        yield step
+
+
+def _first_readers_of(program: Program) -> dict[str, str]:
+    return _first_readers(program.instructions)
+
+
+def _first_readers(steps: Sequence[Instruction]) -> dict[str, str]:
+    """Value -> the operator that reads it first."""
+    found: dict[str, str] = {}
+    for step in steps:
+        if isinstance(step, Compute):
+            for name in filter(None, reads_of(step)):
+                found.setdefault(name, step.op)
+    return found
+
+
 class _Whole:
     """The whole program on one mesh, and the part of each of its instructions."""
 
@@ -231,13 +255,17 @@ def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> lis
 
 
 def _placed_parts_of(program: Program, parts: Sequence[StagePart]) -> list[int]:
-    """Of each instruction. A redistribution goes with the first part that reads its result, or with what it moves."""
+    """Of each instruction. A redistribution goes with the first part that reads its result, or with what it moves: one
+    for a buffer that is written back always does, as its place has the buffer."""
     part_of_op = {op: number for number, part in enumerate(parts) for op in part.ops}
     found = [part_of_op[step.op] if isinstance(step, Compute) else -1 for step in program.instructions]
     reader: dict[str, int] = {}
+    written = {new for _, new in program.buffer_updates}
     for i in reversed(range(len(found))):
         step = program.instructions[i]
-        if isinstance(step, Collective):
+        if isinstance(step, Collective) and step.result in written:
+            written.add(step.operand)
+        elif isinstance(step, Collective):
             found[i] = reader.get(step.result, -1)
         for name in filter(None, reads_of(step)) if found[i] >= 0 else ():
             reader[name] = min(reader.get(name, found[i]), found[i])
