@@ -108,6 +108,7 @@ def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None
     assert state.keys() == values.keys() and all(torch.equal(state[name], values[name]) for name in values)
 
 
+@pytest.mark.slow
 def test_asynchronous_and_resumed(tmp_path: Path) -> None:
     package = package_of(tmp_path / "package", asynchronous=True, staleness=3)
     options = ("--save", tmp_path / "saved", "--save-every", 2, "--keep", 1, "--resume", "auto")
