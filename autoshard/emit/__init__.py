@@ -46,8 +46,9 @@ def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
         check_dynamic(small, of_bucket.others, graph)
         files[f"smaller_{number}.py"] = model_file(small, of_bucket)
     files = package(program, header, files) | server_files(plan)
+    files |= {name: _own_text(_HERE / "package" / name) for name in FILES if plan.servers.count}
     files["README.md"] += server_readme(plan)
-    return {name: text for name, text in files.items() if plan.servers.count or name not in FILES}
+    return files
 
 
 def package(program: Program, header: Header, models: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -64,10 +65,14 @@ def package(program: Program, header: Header, models: Mapping[str, str] | None =
         if name.endswith(".py"):
             _check_python(name, text)
     for path in sorted((_HERE / "package").glob("*.py")):  # autoshard's own
-        files[path.name] = path.read_text(encoding="utf-8").removeprefix(_LINT_MARK).removeprefix(_TYPE_MARK)
+        files |= {} if path.name in FILES else {path.name: _own_text(path)}
     for path in sorted((_HERE / "runtime").glob("*.py")):
         files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")
     return files
+
+
+def _own_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").removeprefix(_LINT_MARK).removeprefix(_TYPE_MARK)
 
 
 @lru_cache(maxsize=64)

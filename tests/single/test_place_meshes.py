@@ -28,6 +28,7 @@ from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.compare import local_part
 from autoshard.workflow import make_plan
+from benchmarks.fuzz import RIGHT, run_places
 from tests.tiny.test_two_meshes import drawn
 
 SPEC = "tests/placed_towers.py:build"
@@ -126,3 +127,11 @@ def test_a_weight_of_two_meshes_is_refused() -> None:
 def test_more_devices_than_there_are() -> None:
     with pytest.raises(UsageError, match="devices"):
         planned("dp=2", "1:dp=4096,tp=4096")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [62, 70])
+def test_a_redistribution_that_several_parts_read(seed: int) -> None:
+    """Of a buffer that is written back, which another place reads; of a column-parallel linear in a later part."""
+    row = run_places(seed)
+    assert row.end == RIGHT, row.reason

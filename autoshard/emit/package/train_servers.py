@@ -31,9 +31,19 @@ from initial import INITIAL
 from model_parallel import LABEL_COUNTS, MESH, MICRO_BATCHES, build_labels, build_model
 from run_options import AUTO, LEARNING_RATE, check_file, check_writable
 from runtime import (
-    EXIT_CODE, EXIT_STOPPED, SHAPES, ParallelMesh, Prefetched, TrainingLog, assign, init_computed, init_parameter,
-    local, put_in_place, sharding,
-)  # fmt: skip
+    EXIT_CODE,
+    EXIT_STOPPED,
+    SHAPES,
+    ParallelMesh,
+    Prefetched,
+    TrainingLog,
+    assign,
+    init_computed,
+    init_parameter,
+    local,
+    put_in_place,
+    sharding,
+)
 from runtime.learning_rate import share_of_rate
 from runtime.servers.dealing import DEPTH, Dealer
 from runtime.servers.served import served_parameters, stored_tensors
@@ -217,7 +227,7 @@ class Run:
         self.works: dict[tuple[int, int], Any] = {}  # since the last snapshot
         self.results: dict[tuple[int, int], Any] = {}
         self.started, self.stopped, self.begun = 0, "", time.perf_counter()
-        self.folder = options.save or tempfile.mkdtemp(prefix="autoshard-servers-")
+        self.folder = options.save or tempfile.mkdtemp(prefix="servers-")
         self.every = options.snapshot_every or options.save_every or SNAPSHOT_EVERY
         self.log = TrainingLog(0, options.log_json)
 
