@@ -49,7 +49,7 @@ def test_every_block_is_one_graph(model: str, mesh: str, style: str, tmp_path: P
     assert found and int(found[1]) >= 2 and float(found[2]) < 1e-5
 
 
-@pytest.mark.parametrize("again", [slow("communicated"), "full"])
+@pytest.mark.parametrize("again", [slow("communicated"), slow("full")])
 def test_a_compiled_block_is_computed_again_with_all_that_it_communicates(again: str, tmp_path: Path) -> None:
     """Nothing leaves its graph to be kept, and all ranks communicate alike."""
     said = compiled(MODELS["llama"], "tp=2", "megatron-sp", "aot_eager", tmp_path / "package", again)

@@ -137,6 +137,7 @@ def test_synthetic_batches_are_drawn_or_of_one_size(package: Path) -> None:
         assert 2 in wrong.codes and "batch" in wrong.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2])
 def test_stages_compute_the_shapes_of_what_is_handed_on(stages: int) -> None:
     graph = capture(spec("words"), {}, dynamic=(WORDS,))

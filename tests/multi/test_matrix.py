@@ -30,7 +30,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification import Case, Proof, check_files, make_case
 from tests.coverage import Coverage, covering_plans, forced_plan, redistribution_coverage, strategy_coverage
-from tests.slow import quick
+from tests.slow import quick, slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = ("mlp", "lenet", "gpt2")
@@ -87,7 +87,7 @@ def check(plan: Plan, where: Case, backend: Any = "lockstep") -> tuple[Program, 
 
 
 @pytest.mark.parametrize(("model", "mesh"), quick(product(MODELS, MESHES), QUICK[:-1]))
-@pytest.mark.parametrize("name", ["best", "megatron"])
+@pytest.mark.parametrize("name", ["best", slow("megatron")])
 def test_named_plans(model: str, mesh: str, name: str) -> None:
     _, proof = check(named_plan(model, mesh, name), case(model))
     assert proof.passed, proof.failure

@@ -20,6 +20,7 @@ from autoshard import plan
 from autoshard.api.verbs import write
 from autoshard.verification.ranks.loaded_package import _private_imports
 from tests.launched import torchrun
+from tests.slow import slow
 
 WORDS, WIDTH = 19, 16
 SIZES = "batch=4..8/4,sequence=8..16/8@0.1@1.1@2.1"
@@ -171,7 +172,7 @@ def test_a_run_packs_its_documents(tmp_path: Path, name: str, first_counts: bool
     ("name", "loader", "message"),
     [
         ("mixed", "documents", "the tokens of one document change the loss of another"),
-        ("still", "documents", "with these weights no token changes the loss of a later one"),
+        slow("still", "documents", "with these weights no token changes the loss of a later one"),
         ("shifted", "long", "a document of 17 tokens: expected one length, from 1 to 16"),
     ],
 )

@@ -86,6 +86,7 @@ def test_the_documented_example(tmp_path: Path, alone: tuple[dict[int, float], p
     assert placed_lenet.accuracy(found) == placed_lenet.accuracy(model)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_under_another_placement(
     tmp_path: Path, alone: tuple[dict[int, float], placed_lenet.LeNet]
 ) -> None:

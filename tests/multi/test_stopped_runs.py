@@ -150,6 +150,7 @@ def test_all_ranks_of_several_axes_agree_on_the_step(tmp_path: Path) -> None:
     assert ranks.wait() == [75] * 4, ranks.said()
 
 
+@pytest.mark.slow
 def test_signals_to_the_launcher(package: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(package / "train.py"), "--backend", "gloo", *data(package, "Stateful")]
@@ -194,7 +195,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("together"), "tp=2")
 
 
-@pytest.mark.parametrize(("fault", "log_every"), [*((fault, 1) for fault in FAULTS), ("shorter", 10)])
+@pytest.mark.parametrize(("fault", "log_every"), [*((fault, 1) for fault in FAULTS), slow("shorter", 10)])
 def test_what_fails_on_one_rank_is_reported_by_the_one_that_knows(
     tmp_path: Path, together: Path, fault: str, log_every: int
 ) -> None:

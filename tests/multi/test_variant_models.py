@@ -25,9 +25,9 @@ from tests.slow import slow
 ATTENTION, LAYER_NORM, BATCH_NORM = "aten.scaled_dot_product_attention", "aten.layer_norm", "aten.batch_norm"
 FORCED = [
     slow("llama", ATTENTION, "parallel_attention", "tp=4", "lockstep"),
-    ("llama", ATTENTION, "parallel_attention", "dp=2,tp=2", "lockstep"),
+    slow("llama", ATTENTION, "parallel_attention", "dp=2,tp=2", "lockstep"),
     slow("llama", ATTENTION, "ring_attention", "tp=4", "lockstep"),
-    ("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "lockstep"),
+    slow("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "lockstep"),
     slow("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "gloo"),
     slow("llama", ATTENTION, "balanced_ring_attention", "tp=4", "lockstep"),
     ("llama", ATTENTION, "balanced_ring_attention", "tp=2", "gloo"),

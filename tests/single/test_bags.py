@@ -98,7 +98,7 @@ def test_lists_keep_their_offsets() -> None:
     assert dict(bags_of(graph)[1].attributes) == {"mode": "mean", "padding_idx": 3}
 
 
-@pytest.mark.parametrize("factor", ["vocabulary", "d", "b"])
+@pytest.mark.parametrize("factor", ["vocabulary", slow("d"), slow("b")])
 @pytest.mark.parametrize("name", [slow("recommender"), "lists"])
 def test_programs_are_right(name: str, factor: str) -> None:
     found, largest = check(f"{__file__}:{name}", "dp=2,tp=2", bags_by(factor), seeds=(0, 1))

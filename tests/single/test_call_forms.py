@@ -18,6 +18,7 @@ from autoshard.graph_capture import call_record
 from autoshard.graph_capture.call_form import Taken, arguments_of, call_by, model_call, rebuilt
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.model_spec import LOSS
+from tests.slow import slow
 
 HERE = f"{__file__}:"
 
@@ -93,7 +94,7 @@ def three_without_loss() -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("name", "loss", "inputs"),
     [
-        ("head", "cross_entropy", ["batch_x", "batch_more_0", "target"]),
+        slow("head", "cross_entropy", ["batch_x", "batch_more_0", "target"]),
         ("labelled", "by_name", ["batch_x", "batch_more_0", "labels"]),
         ("open_ended", "first_by_name", ["mask", "x", "labels"]),
         ("language_model", "", ["input_ids", "labels"]),

@@ -17,6 +17,7 @@ from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.replay.command_line import dynamic_text
 from tests.dynamic_models import spec
+from tests.slow import slow
 
 WORDS = "batch=4..32/4,sequence=8..64/8"
 IMAGE = "batch=4..32/4,height=16..64/4@pixels.2,width=16..64/4@pixels.3"
@@ -41,12 +42,12 @@ def captured_at(name: str, graph: Graph, sizes: Mapping[str, int]) -> Graph:
     ("name", "text", "sizes"),
     [
         ("words", WORDS, {"batch": 12, "sequence": 40}),
-        ("words", WORDS, {"batch": 4, "sequence": 8}),
+        slow("words", WORDS, {"batch": 4, "sequence": 8}),
         ("image", IMAGE, {"batch": 8, "height": 24, "width": 52}),
         ("two", TWO, {"batch": 12, "source": 28, "target": 10}),
         ("halving", "batch=4..32/4,height=8..64/4@x.2,width=8..64/4@x.3", {"batch": 8, "height": 44, "width": 12}),
         ("lstm", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),
-        ("gru", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),
+        slow("gru", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),
         ("counting", "batch=2..32,sequence=2..64@x.1", {"batch": 7, "sequence": 33}),
     ],
 )

@@ -82,6 +82,7 @@ def mixtral(batch: int) -> Graph:
     return capture(spec("mixtral"), given)
 
 
+@pytest.mark.slow
 def test_time_and_memory() -> None:
     plan = search(mixtral(4), A100, SearchRequest(Mesh((("dp", 1), ("tp", 1))), strategy="megatron"))
     made = estimate(NUMBERS, TrainingRun(4, 4, precision="fp32"), A100)

@@ -223,6 +223,7 @@ def test_no_part_of_what_is_gathered_is_more_than_all() -> None:
     assert all(part <= whole for whole, part in inner) and any(part for _, part in inner)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_second_axis() -> None:
     def found(graph: Graph, **said: Any) -> JointResult:
         step = StepRequest(global_batch=8, micro_batch=1, stages=1, zero=0, recompute="none", **said)

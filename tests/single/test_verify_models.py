@@ -20,6 +20,7 @@ from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification import Case, check_files, make_case
+from tests.slow import slow
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 
@@ -127,7 +128,7 @@ def verified(name: str, mesh: str = "dp=2,tp=2", seeds: int = 2) -> Case:
     return case
 
 
-@pytest.mark.parametrize("name", ["recomputed", "assigned", "invariant", "images"])
+@pytest.mark.parametrize("name", ["recomputed", "assigned", slow("invariant"), slow("images")])
 def test_what_is_right_passes(name: str) -> None:
     assert verified(name, "tp=3" if name == "invariant" else "dp=2,tp=2").notes == ()
 

@@ -53,7 +53,7 @@ def planned(mesh: str, axis: str, step: StepPlan) -> Plan:
 @pytest.mark.parametrize(
     ("mesh", "axis", "keep", "count", "zero"),
     [
-        ("dp=2", "dp", "all", 3, 2),
+        pytest.param("dp=2", "dp", "all", 3, 2, marks=pytest.mark.slow),
         ("dp=2", "dp", "input", 2, 1),
         pytest.param("dp=2", "dp", "all", 3, 1, marks=pytest.mark.slow),
         pytest.param("dp=4", "dp", "expensive", 2, 2, marks=pytest.mark.slow),

@@ -285,7 +285,7 @@ def test_stopped_at_once_a_plan_is_valid_and_its_bound_true(narrow: None, seed: 
 
 
 @given(SEEDS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_with_time_enough_it_is_the_optimum(narrow: None, seed: int) -> None:
     problem = random_problem(seed, forbid=0.0)
     clock = Clock(1e6)

@@ -82,7 +82,7 @@ def all_hold(resources: StepResources, formulation: Formulation, best: Choice) -
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(("rows", "width"), SIZES)
-@pytest.mark.parametrize("micro_batches", [1, 16])
+@pytest.mark.parametrize("micro_batches", [slow(1), 16])
 def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: int, micro_batches: int) -> None:
     """Of several micro-batches: than the mean one."""
     formulation = made(mesh, rows, width, micro_batches)
