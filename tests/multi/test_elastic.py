@@ -131,8 +131,6 @@ def test_a_job_goes_on_with_as_many_devices_as_there_are(package: Path, tmp_path
 
 def test_too_few_devices(package: Path, tmp_path: Path) -> None:
     """The smallest plan of two is for 2."""
-    for path in (package / "devices_1").rglob("*"):
-        assert path.exists()
     hidden = (package / "devices_1").rename(package.parent / "hidden")
     try:
         ranks = start(package, "--steps", 1, ranks=1)
