@@ -80,7 +80,7 @@ def test_a_package_for_several_numbers_of_devices(
     assert '"${PROCESSES:-2}"' in (tmp_path / "two" / "launch" / "torchrun.sh").read_text(encoding="utf-8")
     for on, said in (
         ("torchrun", "--nnodes 1:2 --max-restarts"),
-        ("slurm", "# On fewer nodes, from 1 on: sbatch --nodes=N"),
+        ("slurm", "from 1 on: sbatch --nodes=N"),
     ):
         assert commands.main(["launch", "two", "--on", on, "--nodes", "2"]) == 0
         file = tmp_path / "two" / "launch" / ON[on]

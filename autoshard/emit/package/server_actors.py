@@ -48,7 +48,7 @@ class ServerActor(ParameterServer):
 
 
 class WorkerActor:
-    """Several threads compute, see `ShareWorker`. One that Ray has started again has to be prepared anew."""
+    """Several threads compute, see `ShareWorker`. One that Ray has started again has to be prepared again."""
 
     def __init__(self) -> None:
         self.worker: ShareWorker | None = None
