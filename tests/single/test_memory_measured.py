@@ -269,7 +269,7 @@ def test_the_peak_of_each_place(count: int, schedule: str, middle: tuple[str, st
     predicted = simulate_plan_step(plan, program, graph, hardware).peak_bytes
     with written(emit(program, plan, graph)) as folder:
         package = load_package(folder)
-    own = (package.runtime.ParallelMesh, package.runtime.Stages, plan.step.part_stages)
+    own = (package.runtime.ParallelMesh, package.runtime.Stages, plan.step.part_stages, [{"dp": 1}, {"dp": 1}])
     measured = run_lockstep({"dp": 1}, lambda mesh: peak_of_step(package, inputs, mesh, count), 120.0, *own)
     gradients = [0.0, 0.0]
     for place, part in zip(plan.step.part_stages, stage_programs(program), strict=True):
