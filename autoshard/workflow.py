@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -200,6 +200,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
+    wanted.check_kinds(hardware)
     if wanted.servers.said:
         return _on_servers(graph, hardware, wanted)
     if wanted.sizes:
@@ -226,8 +227,8 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
             micro_batches=micro_batches(graph, wanted),
         )
         check_request(graph, wanted.step)
-        own = {mesh: random_plan(graph, mesh, hardware, seed) for mesh in wanted.step.place_meshes.values()}
-        plan = _with_step(with_place_plans(plan, wanted.step, own), graph, hardware, wanted)
+        plan = with_place_plans(plan, wanted.step, lambda mesh, first: random_plan(graph, mesh, hardware, seed))
+        plan = _with_step(plan, graph, hardware, wanted)
         plan = replace(plan, search=replace(plan.search, step_options=typed))
         return Made(with_unused_fusion(plan, graph), ignored)
     log: Log = []
@@ -317,12 +318,16 @@ def _stepped(
     def searched(limit_bytes: float, level: int = wanted.level) -> Plan:
         own = replace(wanted, memory_limit_bytes=limit_bytes, level=level)
         plan, points, task = _searched(graph, hardware, own, clock, log)
-        others = {
-            mesh: _searched(graph, hardware, replace(own, mesh=mesh, pareto=False), clock, log)[0]
-            for mesh in dict.fromkeys(own.step.place_meshes.values())
-        }
-        found.append((with_place_plans(plan, own.step, others), points, task))
-        return found[-1][0]
+
+        @cache
+        def place_plan(mesh: Mesh, kind: Hardware) -> Plan:
+            room = limit_bytes * (kind.usable_memory_bytes / hardware.usable_memory_bytes)
+            asked = replace(own, mesh=mesh, pareto=False, memory_limit_bytes=room)
+            return _searched(graph, kind, asked, clock, log)[0]
+
+        made = with_place_plans(plan, own.step, lambda mesh, n: place_plan(mesh, hardware.of_ranks(n, mesh.size)))
+        found.append((made, points, task))
+        return made
 
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     start = float("inf") if wanted.step.changes_memory or asks_of_the_step(graph) else limit
@@ -334,11 +339,11 @@ def _stepped(
 
 
 def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:
-    """UsageError where the meshes of all places have more devices than there are."""
+    """UsageError where the meshes of all stages or places have more devices than there are."""
     from autoshard.cluster.hardware import check_devices
 
     own = wanted.step.place_meshes
-    if own and wanted.mesh is not None:
+    if (own or hardware.kinds) and wanted.mesh is not None:
         check_devices(hardware, sum(own.get(n, wanted.mesh).size for n in range(wanted.step.fixed_stages())))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autoshard.api.planned import CapturedModel, PlannedModel
+from autoshard.cluster.device_kinds import orders
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.model_request import asks_to_recompute
@@ -58,7 +59,7 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
         message = f"--global-batch says how many samples a step has, and {samples} can change in each step"
         raise UsageError(message, with_mesh(model.graph, wanted))
     origin = replace(model.origin, fusion=read_fusion(wanted.fuse))
-    found, graph, plan = _fitting(model.graph, hardware, wanted, origin)
+    hardware, found, graph, plan = _of_orders(model.graph, hardware, wanted, origin)
     if wanted.sizes:
         found, graph, plan = _expected(found, hardware, origin, wanted)
     dynamic = (dynamic_text(graph),) if graph.dynamic else ()
@@ -99,8 +100,8 @@ def _expected(
         graph, plan = joint_plan(own, hardware, origin)
         asked = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
         if asked.holds(plan) or not made:
-            seconds = plan.step_seconds, plan.step_peak_bytes
-            own = replace(own, best=replace(one, program_seconds=seconds[0], program_bytes=seconds[1]))
+            peak = plan.peak_within(found.room_bytes)
+            own = replace(own, best=replace(one, program_seconds=plan.step_seconds, program_bytes=peak))
             made.append((own, graph, Sized(str(one.problem.choice), plan, asked.steps(plan))))
     best = min(made, key=lambda one: one[2].expected(points))
     least = [min(own) for own in zip(*(one.seconds for *_, one in made), strict=True)]
@@ -144,6 +145,28 @@ def _again(step: StepRequest, found: JointResult) -> str | None:
 def _is_kept(word: str, kept: set[str]) -> bool:
     some = any(keep.startswith(KEEP_SOME) for keep in kept)
     return some if word == TENSORS else RECOMPUTE[word] in kept
+
+
+def _of_orders(
+    graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin
+) -> tuple[Hardware, JointResult, Graph, Plan]:
+    """The fastest of what is found for each order of the kinds of devices, with the bound on all."""
+    wanted.check_kinds(hardware)
+    made: list[tuple[Hardware, JointResult, Graph, Plan]] = []
+    refused: list[InfeasibleError] = []
+    for own in orders(hardware):
+        try:
+            made.append((own, *_fitting(graph, own, wanted, origin)))
+        except InfeasibleError as error:
+            refused.append(error)
+    if not made:
+        raise refused[0]
+    hardware, found, graph, plan = min(made, key=lambda each: each[3].step_seconds)
+    least = min(each[1].bound_seconds for each in made)
+    if least < found.bound_seconds:
+        found = replace(found, bound_seconds=least)
+        graph, plan = joint_plan(found, hardware, origin)
+    return hardware, found, graph, plan
 
 
 def _fitting(

@@ -30,6 +30,7 @@ from autoshard.system.data_files import data_folder
 from autoshard.system.files import LARGEST_TOML, parse_toml, read_text
 
 __all__ = [
+    "DeviceKind",
     "Figure",
     "Hardware",
     "Link",
@@ -44,6 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
+SPEC = re.compile(r"[^,]+:\d+(,[^,]+:\d+)+")  # of two kinds at least
 PRECISION_DTYPES = {
     "fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32"), "fp16-mixed": ("float16", "float32"),
     "fp8-mixed": ("float8", "bfloat16", "float32"),
@@ -61,13 +63,22 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class DeviceKind:
+    """So many devices of one kind, which have consecutive ranks."""
+
+    devices: int
+    hardware: Hardware
+
+
+@dataclass(frozen=True)
 class Hardware:
     """`links` are innermost (fastest) first; `constants` are those of the formulas, by dotted key.
 
     `calibrated`: the constants were fitted to measurements of this device; `error` says how well. `cores` are units
     that compute on their own (streaming multiprocessors, AI cores); it and `l2_bytes` are 0 where unknown.
     `fitted_dtypes`: of the products and attention that the constants were fitted to. `host`: of a node, where the
-    profile says what it has; else nothing can be placed there.
+    profile says what it has; else nothing can be placed there. `kinds`: of a cluster with several kinds of devices, in
+    the order of ranks; the other figures are then those of what spans kinds (`device_kinds`).
     """
 
     name: str
@@ -88,6 +99,7 @@ class Hardware:
     cores: float = 0.0
     fitted_dtypes: tuple[str, ...] = ()
     host: NodeHost | None = None
+    kinds: tuple[DeviceKind, ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
@@ -95,6 +107,15 @@ class Hardware:
     @cached_property
     def _hash(self) -> int:
         return hash((self.name, self.text, self.memory_bandwidth, self.launch_seconds, self.peaks, self.links))
+
+    def of_ranks(self, first: int, count: int) -> Hardware:
+        """Those devices: one kind where all are of it, else what spans kinds."""
+        start = 0
+        for own in self.kinds:
+            if start <= first and first + count <= start + own.devices:
+                return own.hardware
+            start += own.devices
+        return self
 
     @property
     def usable_memory_bytes(self) -> float:
@@ -108,7 +129,7 @@ class Hardware:
 
     @property
     def max_devices(self) -> int:
-        return self.links[-1].devices
+        return sum(own.devices for own in self.kinds) or self.links[-1].devices
 
     @cached_property
     def _constants(self) -> dict[str, float]:
@@ -161,11 +182,10 @@ def backend_of(hardware: Hardware) -> str:
 
 
 def check_mesh(hardware: Hardware, mesh: Mesh) -> None:
-    """UsageError where the mesh is larger than the profile's cluster."""
-    if mesh.size > hardware.max_devices:
-        raise UsageError(
-            f"mesh {mesh} has {mesh.size} devices: {hardware.name} describes at most {hardware.max_devices}", larger()
-        )
+    """UsageError where the mesh is larger than what the profile's links join."""
+    most = hardware.links[-1].devices
+    if mesh.size > most:
+        raise UsageError(f"mesh {mesh} has {mesh.size} devices: {hardware.name} describes at most {most}", larger())
 
 
 def check_devices(hardware: Hardware, devices: int) -> None:
@@ -185,7 +205,12 @@ def list_profiles() -> tuple[str, ...]:
 
 
 def load_hardware(name_or_path: str) -> Hardware:
-    """A shipped profile by name, or a profile file by path (ends in `.toml`)."""
+    """A shipped profile by name, a profile file by path (ends in `.toml`), or several with numbers of devices:
+    `a100-80g-sxm:8,v100-32g-sxm2:8`."""
+    if SPEC.fullmatch(name_or_path):
+        from autoshard.cluster.device_kinds import spec_kinds  # it makes Hardware of others
+
+        return spec_kinds(name_or_path, load_hardware)
     path = Path(name_or_path)
     if not name_or_path.endswith(".toml"):
         if name_or_path not in list_profiles():
@@ -215,6 +240,10 @@ def hardware_text(hardware: Hardware) -> str:
 def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
     """Raises InvalidFileError that names every fault with its line. `where` is what the messages call the text."""
     root = _parse(text, where, _places(text, where))
+    if "kinds" in root.data:
+        from autoshard.cluster.device_kinds import parse_kinds
+
+        return parse_kinds(text, where, load_hardware, parse_hardware)
     root.expect("schema", SCHEMA_VERSION)
     root.faults.raise_all()
     if "constants" not in root.data and (path := _costmodel_path(root, where)) is not None:

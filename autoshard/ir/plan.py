@@ -252,6 +252,9 @@ class StepPlan:
 
     `zero`, of weights that are stored in shards: 3 gathers them for every forward and again for its backward; 1 and 2
     gather them once a step; 1 adds up whole gradients and scatters them once, 2 and 3 those of each micro-batch.
+
+    Of stages on several kinds of devices the fullest is that which uses most of what its devices have, which is
+    `capacity_bytes`; 0: that of the plan.
     """
 
     micro_batches: int = 1
@@ -263,6 +266,7 @@ class StepPlan:
     predicted_peak_bytes: float = 0.0
     samples: int = 0
     zero: int = 3
+    capacity_bytes: float = 0.0
     places: tuple[tuple[str, int], ...] = ()  # module -> the place that a user gave it
 
     @property
@@ -435,6 +439,16 @@ class Plan(Derives):
     def step_peak_bytes(self) -> float:
         """Of the device that holds most in the whole step."""
         return self.step.predicted_peak_bytes or self.predicted_peak_bytes
+
+    @property
+    def step_capacity_bytes(self) -> float:
+        """What a plan may use of that device."""
+        return self.step.capacity_bytes or self.capacity_bytes
+
+    def peak_within(self, limit_bytes: float) -> float:
+        """Of the whole step, as of a device that has `limit_bytes`."""
+        own = self.step.capacity_bytes
+        return self.step_peak_bytes * limit_bytes / own if own else self.step_peak_bytes
 
     @property
     def devices(self) -> int:

@@ -57,7 +57,7 @@ def loads(text: str, where: str = "plan") -> Plan:
     data = {"buckets": [], "servers": encode(ServerPlan()), "place_plans": []} | data
     if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
         data = data | {"search": {"sizes": []} | own["search"]}
-    if isinstance(own["step"], dict):  # of plans before there were places
+    if isinstance(own["step"], dict):  # of plans before there were places, and several kinds of devices
         data = data | {"step": _without_places(own["step"])}
     if type(found) is int and OLDEST <= found < SCHEMA_VERSION and all(isinstance(part, dict) for part in own.values()):
         own = {"step": encode(StepPlan()) | own["step"], "search": encode(Search()) | _on_one_axis(own["search"])}
@@ -78,7 +78,11 @@ def loads(text: str, where: str = "plan") -> Plan:
 def _without_places(step: dict[str, Any]) -> dict[str, Any]:
     parts = step.get("parts")
     known = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
-    return {"places": []} | step | ({"parts": [{"ops": []} | part for part in parts or ()]} if known else {})
+    return (
+        {"places": [], "capacity_bytes": 0.0}
+        | step
+        | ({"parts": [{"ops": []} | part for part in parts or ()]} if known else {})
+    )
 
 
 def _on_one_axis(search: dict[str, Any]) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def dealt_anew(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
             continue
         ways = _placed(counts, tuple(map(len, own)))
         fits = _peak(problem, plan, costs, stage, [plan.parts[number] for number in numbers], own, choice, ways)
-        seconds = ways.sum(axis=1) @ front.seconds[choice]
-        seconds = np.where(fits <= problem.capacity_bytes, seconds, np.inf)
+        seconds = ways.sum(axis=1) @ problem.of_stage(stage).fronts[run].front.seconds[choice]
+        seconds = np.where(fits <= problem.capacities[stage], seconds, np.inf)
         if not np.isfinite(seconds).any():
             return []
         each = seconds.reshape(_ORDERS, -1)
@@ -110,13 +110,14 @@ def _peak(
     ways: Integers,
 ) -> Floats:
     """[way]: bytes of the stage at its fullest moment. `costs` of the plan."""
+    of = problem.of_stage(stage)
     kept, working = np.zeros((2, *ways.shape[:2]))
     for chunk, (part, run) in enumerate(zip(parts, blocks, strict=True)):
         own, most = np.zeros(len(ways)), np.zeros(len(ways))
         for block, point, count in _in_row(plan, part, run, choice, ways[:, chunk]):
-            own = own + count * float(problem.fronts[problem.kinds[block]].front.kept_bytes[point])
-            most = np.maximum(most, np.where(count > 0, own + problem.working_bytes(block, point), 0.0))
-        fronts = ((problem.fronts[problem.kinds[k]].front, plan.points[k]) for k in range(part.first, part.stop))
+            own = own + count * float(of.fronts[problem.kinds[block]].front.kept_bytes[point])
+            most = np.maximum(most, np.where(count > 0, own + of.working_bytes(block, point), 0.0))
+        fronts = ((of.fronts[problem.kinds[k]].front, plan.points[k]) for k in range(part.first, part.stop))
         handed = costs.part(stage, chunk).kept_bytes - sum(float(front.kept_bytes[point]) for front, point in fronts)
         kept[:, chunk], working[:, chunk] = own + handed, np.maximum(most - own, 0.0)
     moments = fullest_moments(costs.schedule, stage, len(costs.stages), costs.micro_batches, costs.chunks)

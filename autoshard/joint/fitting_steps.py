@@ -35,7 +35,7 @@ def fastest_step(
         fastest, first = _fastest_fitting(problem, found)
         if fastest is not None and (made is None or fastest[1].step_seconds < made.seconds):
             made = StepFound(problem, split, fastest[0], solution, fastest[1])
-        over = np.maximum(np.array(first.peak_bytes) - problem.capacity_bytes, 0.0)
+        over = np.maximum(np.array(first.peak_bytes) - problem.capacities, 0.0)
         solved = found.plans[0].seconds * (1 + TOLERANCE) if over.any() else np.inf
         if made is not None and fastest is not None and fastest[0].seconds <= solved:
             return made if attempt == 0 else _with_more_room(made, own.withheld_bytes, room, best)
@@ -72,5 +72,6 @@ def _fastest_fitting(
     of the first as it is."""
     plans = dict.fromkeys(own for plan in found.plans for own in (plan, *dealt_anew(problem, plan)))
     made = [(plan, problem.step_costs(plan)) for plan in plans]
-    fitting = [(plan, simulate_step(own)) for plan, own in made if fits(max(own.peak_bytes), problem.capacity_bytes)]
+    room = problem.capacity_bytes
+    fitting = [(plan, simulate_step(own)) for plan, own in made if fits(problem.fullest_bytes(own.peak_bytes), room)]
     return min(fitting, key=lambda each: each[1].step_seconds, default=None), made[0][1]

@@ -51,7 +51,8 @@ class StepFound:
 
     @property
     def peak_bytes(self) -> float:
-        return max(self.timeline.peak_bytes)
+        """Of the fullest device, as of one that has the problem's capacity."""
+        return self.problem.fullest_bytes(self.timeline.peak_bytes)
 
     @cached_property
     def rest_seconds(self) -> float:
@@ -138,7 +139,8 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
         own = problem.bounding
         sizes = own.point_bytes(own.stages - 1)
         whole = sum(float(sizes[kind].min()) for kind in own.line)
-        each = whole / own.stages + problem.capacity_bytes - float(own.capacity_bytes.max())
+        rooms = problem.capacities
+        each = (whole / own.stages + float((rooms - own.capacity_bytes).min())) * problem.capacity_bytes / rooms.mean()
         least = min(least, max(each, problem.one_stage_least_bytes))
     room = format_bytes(problems[0].capacity_bytes)
     short = none_within(float(least), problems[0].capacity_bytes)

@@ -56,6 +56,8 @@ class FrontStore:
     refused: dict[object, PinRefused] = field(default_factory=dict)
     examples: dict[str, PinRefused] = field(default_factory=dict)
     nearest: tuple[int, PinRefused] | None = None  # of those that are refused, on the most axes
+    by_kind: dict[Hardware, FrontStore] = field(default_factory=dict)
+    same: dict[SplitCosts, SplitCosts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.short = shortened(self.line)
@@ -78,11 +80,28 @@ class FrontStore:
     def _costs(self, inner: Inner, micro_batch: int, left: Left) -> tuple[SplitCosts, ...]:
         short = self._of(micro_batch)
         found: list[SplitCosts] = []
-        for split in block_splits(short.graph, Mesh(inner), self.hardware, left, self.asked):
+        every = (self.hardware, *dict.fromkeys(kind.hardware for kind in self.hardware.kinds))
+        splits = (own for known in every for own in block_splits(short.graph, Mesh(inner), known, left, self.asked))
+        for split in splits:
             own = block_costs(short, split, self.hardware)
             if all(own != other.made for other in found):
                 found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
         return tuple(found)
+
+    def of_kind(self, hardware: Hardware) -> FrontStore:
+        """Of one kind of devices of the cluster, for splits that are known here."""
+        if hardware not in self.by_kind:
+            own = FrontStore(self.line, hardware, self.pins, self.asked, replicas=self.replicas, tell=self.tell)
+            self.by_kind[hardware] = own
+        return self.by_kind[hardware]
+
+    def same_split(self, own: SplitCosts) -> SplitCosts:
+        """What a split that another store found costs here."""
+        if own not in self.same:
+            short = self._of(own.micro_batch)
+            made = block_costs(short, own.split, self.hardware)
+            self.same[own] = SplitCosts(own.micro_batch, own.split, made, by_kind(short, made))
+        return self.same[own]
 
     def _left(self, choice: OuterChoice) -> Left:
         """What pins leave of the splits of an outer choice."""
@@ -126,7 +145,8 @@ class FrontStore:
         samples = choice.micro_batch
         if samples not in self.ideal:
             graph = rebatched(self.line.graph, samples)
-            self.ideal[samples] = ideal_seconds(graph, self.hardware, 1)
+            kinds = [kind.hardware for kind in self.hardware.kinds] or [self.hardware]
+            self.ideal[samples] = min(ideal_seconds(graph, own, 1) for own in kinds)
         each = self.ideal[samples] / Mesh(choice.inner).size
         if choice.virtual_stages > 1:
             return choice.micro_batches * each / choice.stages

@@ -101,7 +101,7 @@ def joint_plan(
 
 def _certified(plan: Plan, best: StepFound) -> Plan:
     """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
-    own = {RATIO: best.rest_seconds, MEMORY: _peak_bytes(plan)}
+    own = {RATIO: best.rest_seconds, MEMORY: plan.step_peak_bytes}
     objective = own.get(plan.search.level, plan.predicted_seconds)
     return replace(plan, certificate=without_proof(plan.certificate, objective))
 
@@ -130,15 +130,11 @@ def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
             continue
         left.remove(own)
         graph, plan = joint_plan(replace(found, best=own), hardware, origin)
-        made.append((replace(own, program_seconds=step_seconds(plan), program_bytes=_peak_bytes(plan)), graph, plan))
+        program = step_seconds(plan), plan.peak_within(found.room_bytes)
+        made.append((replace(own, program_seconds=program[0], program_bytes=program[1]), graph, plan))
     made.sort(key=lambda own: (not fit(own[0]), *by_program(own[0])))
     best, graph, plan = made[0]
     return replace(found, best=best, others=(*(own for own, *_ in made[1:]), *left)), graph, plan
-
-
-def _peak_bytes(plan: Plan) -> float:
-    """Predicted of the fullest device in the whole step, from the plan's own program."""
-    return plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
 
 
 def step_seconds(plan: Plan) -> float:

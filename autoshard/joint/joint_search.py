@@ -74,6 +74,9 @@ def joint_search(
         if why_not[choice.micro_batch]:
             log.no(f"micro-batches of {choice.micro_batch}: {why_not[choice.micro_batch]}")
     choices = [choice for choice in choices if not why_not[choice.micro_batch]]
+    if hardware.kinds and any(choice.virtual_stages > 1 for choice in choices):
+        log.no("several parts of each stage: stages of several kinds of devices have one")
+        choices = [choice for choice in choices if choice.virtual_stages == 1]
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
     offered = [(again[kind],) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
@@ -91,7 +94,7 @@ def joint_search(
                 sharded = store.sharded(own) if choice.zero else ()
                 there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
                 problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
-                problems.append((problem, own.split))
+                problems.append((replace(problem, by_stage=_by_stage(problem, store, own)), own.split))
         for told in _not_some(space, line, named, problems):
             if told not in log.reasons:
                 log.no(told)
@@ -113,6 +116,23 @@ def joint_search(
         _check_pins(store, problems)
     found = best_of(problems, line, log, count, 0, tell, later, bounded)
     return replace(found, fronts=len(store.made), pins=pins)
+
+
+def _by_stage(problem: StepProblem, store: FrontStore, own: SplitCosts) -> tuple[StepProblem, ...]:
+    """The problem on the kind of devices of each stage, where there are several."""
+    choice, hardware = problem.choice, problem.hardware
+    size = problem.mesh.size // choice.stages
+    each = [hardware.of_ranks(stage * size, size) for stage in range(choice.stages)]
+    made: dict[Hardware, StepProblem] = {hardware: problem}
+    for kind in dict.fromkeys(each):
+        if kind not in made:
+            of = store.of_kind(kind)
+            same = of.same_split(own)
+            sharded = of.sharded(same) if choice.zero else ()
+            room = problem.capacity_bytes * kind.usable_memory_bytes / hardware.usable_memory_bytes
+            changed = replace(problem, costs=same.costs, hardware=kind, capacity_bytes=room, sharded=sharded)
+            made[kind] = changed
+    return tuple(made[kind] for kind in each) if len(made) > 1 else ()
 
 
 def _kept_splits(store: FrontStore, choice: OuterChoice, log: Divided) -> tuple[SplitCosts, ...]:

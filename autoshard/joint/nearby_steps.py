@@ -82,7 +82,7 @@ def _value(problem: StepProblem, timeline: StepTimeline) -> tuple[float, float]:
 
 def _over(problem: StepProblem, costs: StepCosts) -> float:
     """Bytes of all stages that are too many."""
-    return sum(max(0.0, own - problem.capacity_bytes) for own in costs.peak_bytes)
+    return float(np.maximum(np.array(costs.peak_bytes) - problem.capacities, 0.0).sum())
 
 
 def _neighbours(problem: StepProblem, plan: StagePlan) -> Iterator[StagePlan]:

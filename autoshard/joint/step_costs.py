@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,7 +38,8 @@ from autoshard.solvers.stages.stage_values import StageValues, stage_values
 @dataclass(frozen=True, eq=False)
 class StepProblem:
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
-    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity."""
+    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity.
+    `by_stage`: where stages are of several kinds of devices, the problem with all of them of that stage's kind."""
 
     choice: OuterChoice
     kinds: tuple[int, ...]
@@ -48,6 +50,26 @@ class StepProblem:
     allowed: np.ndarray | None = None
     sharded: tuple[ShardedCosts, ...] = ()
     withheld_bytes: float | Floats = 0.0
+    by_stage: tuple[StepProblem, ...] = ()
+
+    def of_stage(self, stage: int) -> StepProblem:
+        return self.by_stage[stage] if self.by_stage else self
+
+    @property
+    def each_kind(self) -> tuple[StepProblem, ...]:
+        return tuple(dict.fromkeys(self.by_stage)) or (self,)
+
+    @cached_property
+    def capacities(self) -> Floats:
+        """Bytes of a device of each stage."""
+        return np.array([self.of_stage(stage).capacity_bytes for stage in range(self.choice.stages)])
+
+    def fullest_bytes(self, peak_bytes: Sequence[float]) -> float:
+        """Of the stage that is fullest for what its devices have, as of one that has `capacity_bytes`."""
+        return max(
+            own if room == self.capacity_bytes else own * self.capacity_bytes / room
+            for own, room in zip(peak_bytes, self.capacities.tolist(), strict=True)
+        )
 
     @property
     def mesh(self) -> Mesh:
@@ -90,7 +112,8 @@ class StepProblem:
     @cached_property
     def least_seconds(self) -> float:
         """Seconds of one micro-batch through all blocks, each at its fastest point."""
-        fastest = [float(own.front.seconds.min()) for own in self.fronts]
+        every = zip(*(problem.fronts for problem in self.each_kind), strict=True)
+        fastest = [min(float(own.front.seconds.min()) for own in fronts) for fronts in every]
         return sum(fastest[kind] for kind in self.kinds)
 
     @property
@@ -123,8 +146,9 @@ class StepProblem:
         first = {kind: block for block, kind in reversed([*enumerate(self.kinds)][1:])}
         send = min(map(self.received_seconds, first.values()), default=0.0)
         handed, of_order = self._handed
+        by_stage = tuple(own.stage_problem.fronts for own in self.by_stage)
         return StageProblem(
-            tuple(own.front for own in self.fronts),
+            _least_of(by_stage) if by_stage else tuple(own.front for own in self.fronts),
             self.kinds,
             choice.stages,
             choice.micro_batches,
@@ -135,12 +159,18 @@ class StepProblem:
             self.allowed,
             handed_bytes=handed,
             of_order_bytes=of_order,
+            stage_fronts=by_stage,
         )
 
     @cached_property
     def bounding(self) -> StageProblem:
         """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
         several chunks keep as the mean of all, and what any block works with as beside all that is kept."""
+        if self.by_stage:
+            each = tuple(own.bounding for own in self.by_stage)
+            fronts = tuple(own.fronts for own in each)
+            first = each[0].late_beside
+            return replace(self.stage_problem, fronts=_least_of(fronts), stage_fronts=fronts, late_beside=first)
         counted = replace(self.stage_problem, fronts=self._surely_held, late_beside=self._late_beside)
         problem, works = counted, self._works
         if problem.chunks == 1:
@@ -242,10 +272,10 @@ class StepProblem:
         among what its blocks keep) and, on the last, the copy of shared parameters of the last block: blocks before it
         may stand on other stages, where the simulated step counts theirs."""
         choice = self.choice
-        room = np.full(choice.stages, self.capacity_bytes) - self.withheld_bytes
+        room = self.capacities - self.withheld_bytes
         if choice.stages > 1:
             room -= np.array([own.beside for own in self._values], float) * self._entering
-            last = self.costs[self.kinds[-1]].shared
+            last = self.of_stage(choice.stages - 1).costs[self.kinds[-1]].shared
             room[-1] -= static_bytes(last, choice.zero, choice.replicas)
         return room
 
@@ -253,20 +283,20 @@ class StepProblem:
         """What is simulated: receive buffers and sends of the very cuts, collectives once a step where nothing hides
         them."""
         choice = self.choice
-        parts = tuple(self._part(part, plan) for part in plan.parts)
+        parts = tuple(self._received(self.of_stage(part.stage)._part(part, plan), part) for part in plan.parts)
         stages = []
         for stage in range(choice.stages):
-            own = [part for part in plan.parts if part.stage == stage]
+            own, of = [part for part in plan.parts if part.stage == stage], self.of_stage(stage)
             blocks = [k for part in own for k in range(part.first, part.stop)]
-            fronts = [(self.fronts[self.kinds[k]], plan.points[k]) for k in blocks]
-            static = sum(map(self.always_bytes, blocks))
-            copies = [self.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
+            fronts = [(of.fronts[self.kinds[k]], plan.points[k]) for k in blocks]
+            static = sum(map(of.always_bytes, blocks))
+            copies = [of.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
             shared = sum(static_bytes(own, choice.zero, choice.replicas) for own in copies)
-            last = [self.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
+            last = [of.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
             backward = [float(f.front.backward_seconds[p]) for f, (_, p) in zip(last, fronts, strict=False)]
             moving = [f.late_seconds for f in last]
             if choice.zero == 1:
-                late = late_exposed(backward, moving, self.mesh, self.hardware)
+                late = late_exposed(backward, moving, self.mesh, of.hardware)
             else:
                 late = exposed_seconds(backward, [f.copy_seconds for f in last], moving)
             share = choice.replicas if choice.zero else 1
@@ -328,14 +358,28 @@ class StepProblem:
         backward += self._scattered_last(part)
         if self.choice.stages > 1 and part.stop < len(self.kinds):
             kept += self.costs[self.kinds[part.stop]].received_bytes
-        found = PartCosts(
+        return PartCosts(
             forward, backward, kept, working, first_seconds=once, once_copy_seconds=copies, gather_seconds=gathered
         )
+
+    def _received(self, found: PartCosts, part: Part) -> PartCosts:
+        """With what enters it from the stage before."""
         if part.first == 0 or self.choice.stages == 1:
             return found
-        entering = self.costs[self.kinds[part.first]]
+        entering = self.of_stage(part.stage).costs[self.kinds[part.first]]
         received = entering.received_bytes
         kept = found.kept_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
         return replace(
             found, kept_bytes=kept, received_bytes=received, receive_seconds=self.received_seconds(part.first)
         )
+
+
+def _least_of(each: Sequence[tuple[Front, ...]]) -> tuple[Front, ...]:
+    """By kind of block: of every point the least that any of `each` has."""
+    return tuple(_least(fronts) for fronts in zip(*dict.fromkeys(each), strict=True))
+
+
+def _least(fronts: Sequence[Front]) -> Front:
+    return Front(
+        **{field.name: np.minimum.reduce([getattr(own, field.name) for own in fronts]) for field in fields(Front)}
+    )

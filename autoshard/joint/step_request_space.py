@@ -21,6 +21,7 @@ from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
 from autoshard.rules.resize.rebatch import batch_size, rebatched
+from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_order
 
@@ -38,6 +39,9 @@ def searched_step(
     """The best whole step that `wanted` leaves. UsageError for settings that such a search does not have,
     InfeasibleError where nothing divides or fits. `stores` and `bounded` as in `joint_search`."""
     _check(graph, wanted)
+    if hardware.kinds and wanted.level != SPEED:
+        message = f"--level {wanted.level} of a step that is searched for is not offered on several kinds of devices"
+        raise UsageError(message, "--level 2, or a profile of one kind")
     _check_batch(graph, wanted)
     wanted = replace(wanted, step=with_requests(wanted.step, graph, searched=True))
     _check_experts(graph, wanted.step.expert_parallel)

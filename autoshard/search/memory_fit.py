@@ -165,37 +165,36 @@ def fitting_step(
                 raise
             break
         first = first or plan
-        if not fits(_peak(plan), limit_bytes):
+        if not fits(plan.peak_within(limit_bytes), limit_bytes):
             large.append(plan)
         else:
             fitting.append(plan)
-            if plan is first or _peak(plan) >= _FULL * limit_bytes:
+            if plan is first or plan.peak_within(limit_bytes) >= _FULL * limit_bytes:
                 break
         high = large[-1].predicted_peak_bytes
         if fitting and high - target <= _NEAR * high:
             break
         target = (fitting[-1].predicted_peak_bytes + high) / 2 if fitting else _tighter(large, limit_bytes)
     if first is None or not fitting:
-        raise no_step_within(limit_bytes, min(map(_peak, large)), min(large, key=_peak))
+        leanest = min(large, key=lambda plan: plan.peak_within(limit_bytes))
+        raise no_step_within(limit_bytes, leanest.peak_within(limit_bytes), leanest)
     best = min(fitting, key=lambda plan: plan.step.predicted_seconds or plan.predicted_seconds)
     best = replace(best, capacity_bytes=limit_bytes)
     return best if fitting[0] is first else _within(best, first)
 
 
-def _peak(plan: Plan) -> float:
-    return plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
-
-
 def _tighter(large: Sequence[Plan], limit_bytes: float) -> float:
     """Of a micro-batch: on the line through the last two that were too large, by proportion where there is one."""
-    size, excess = large[-1].predicted_peak_bytes, _peak(large[-1]) - limit_bytes
-    slopes = [
-        (_peak(before) - _peak(large[-1])) / (before.predicted_peak_bytes - size)
-        for before in large[:-1]
-        if before.predicted_peak_bytes > size and _peak(before) > _peak(large[-1])
-    ]
-    rest = size - excess / slopes[-1] if slopes else size * limit_bytes / _peak(large[-1])
-    return rest * _TIGHTER if rest > 0 else size * limit_bytes / _peak(large[-1])
+    sizes, peaks = ([own(plan) for plan in large] for own in (_micro_batch_bytes, lambda p: p.peak_within(limit_bytes)))
+    size, peak = sizes[-1], peaks[-1]
+    pairs = zip(sizes, peaks, strict=True)
+    slopes = [(before - peak) / (own - size) for own, before in pairs if own > size and before > peak]
+    rest = size - (peak - limit_bytes) / slopes[-1] if slopes else size * limit_bytes / peak
+    return rest * _TIGHTER if rest > 0 else size * limit_bytes / peak
+
+
+def _micro_batch_bytes(plan: Plan) -> float:
+    return plan.predicted_peak_bytes
 
 
 def _within(plan: Plan, first: Plan) -> Plan:

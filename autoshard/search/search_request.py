@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import Pin, read_pins
 from autoshard.constraints.size_histogram import MOST_POINTS, SizePoint
@@ -134,6 +135,14 @@ class SearchRequest:
         if self.mesh is None:
             raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
         return int(seed)
+
+    def check_kinds(self, hardware: Hardware) -> None:
+        """UsageError for what several kinds of devices do not have."""
+        if hardware.kinds and self.memory_limit_bytes is not None:
+            message = "--memory-limit is one for all devices, and each kind of device has its own"
+            raise UsageError(message, "usable_memory in a copy of a profile: autoshard profiles NAME > mine.toml")
+        if hardware.kinds and self.servers.said:
+            raise UsageError("--parameter-servers on several kinds of devices", "a profile of one kind")
 
     def ignored(self) -> tuple[str, ...]:
         """Sentences about what was said and does not count."""

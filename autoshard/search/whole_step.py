@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.again_blocks import called_modules, torn_modules
@@ -42,17 +42,22 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     elif places and stages > 1:
         parts = placed_parts(graph, places)
     else:
-        parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
+        speeds = _stage_speeds(plan, graph, stages)
+        parts = balanced_parts(plan, graph, stages, virtual, request.pins, speeds) if stages > 1 else ()
     step = StepPlan(count, request.order, virtual, parts, recompute, zero=plan.step.zero, places=places)
     check_step(step, graph)
     plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
     return without_torn(plan, graph)
 
 
-def with_place_plans(plan: Plan, request: StepRequest, plans: Mapping[Mesh, Plan]) -> Plan:
-    """`plan` with what is decided on the meshes that places have for themselves: of `plans`, by the mesh."""
-    own = [(place, mesh) for place, mesh in sorted(request.place_meshes.items()) if mesh != plan.mesh]
-    decided = ((place, {name: getattr(plans[mesh], name) for name in PLACED_FIELDS}) for place, mesh in own)
+def with_place_plans(plan: Plan, request: StepRequest, searched: Callable[[Mesh, int], Plan]) -> Plan:
+    """`plan` with what is decided on the meshes that places have for themselves. `searched`: the plan of a mesh whose
+    first rank is so much."""
+    own = request.place_meshes
+    meshes = [own.get(place, plan.mesh) for place in range(max(own, default=-1) + 1)]
+    firsts = [0, *accumulate(mesh.size for mesh in meshes)]
+    found = ((n, searched(mesh, firsts[n])) for n, mesh in enumerate(meshes) if n in own and mesh != plan.mesh)
+    decided = ((place, {name: getattr(made, name) for name in PLACED_FIELDS}) for place, made in found)
     return replace(plan, place_plans=tuple(PlacePlan(place, **fields) for place, fields in decided))
 
 
@@ -127,15 +132,22 @@ def without_torn(plan: Plan, graph: Graph) -> Plan:
 def predicted(plan: Plan, graph: Graph) -> Plan:
     """The plan with what its whole step is predicted to take, where that is more than one micro-batch."""
     from autoshard.program.lower import lower
-    from autoshard.simulation.steps.program_step import simulate_plan_step
+    from autoshard.simulation.steps.program_step import simulate_plan_step, stage_hardware
 
     step = plan.step
     if not step.is_whole:
         return plan
-    made = simulate_plan_step(plan, lower(plan, graph), graph, parse_hardware(plan.hardware_text))
-    peak = max(made.peak_bytes)
-    step = replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak)
-    return replace(plan, step=step)
+    program, hardware = lower(plan, graph), parse_hardware(plan.hardware_text)
+    made = simulate_plan_step(plan, program, graph, hardware)
+    own = stage_hardware(hardware, program) if hardware.kinds else ()
+    rooms = [each.usable_memory_bytes for each in own] or [1.0] * step.stages
+    fullest = max(range(step.stages), key=lambda stage: made.peak_bytes[stage] / rooms[stage])
+    room = rooms[fullest] if own else 0.0
+    peak = made.peak_bytes[fullest]
+    return replace(
+        plan,
+        step=replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak, capacity_bytes=room),
+    )
 
 
 def repeated_blocks(graph: Graph) -> tuple[str, ...]:
@@ -144,10 +156,30 @@ def repeated_blocks(graph: Graph) -> tuple[str, ...]:
     return tuple(path for path in blocks if path)
 
 
+def _stage_speeds(plan: Plan, graph: Graph, stages: int) -> tuple[float, ...]:
+    """Of each stage, what its kind of devices takes for a micro-batch of the model, relative to the first one's."""
+    from autoshard.program.lower import lower
+    from autoshard.simulation.engine import timed
+
+    hardware = parse_hardware(plan.hardware_text)
+    if not hardware.kinds or stages == 1:
+        return (1.0,) * stages
+    size, program = plan.mesh.size, lower(plan, graph)
+    kinds = [hardware.of_ranks(stage * size, size) for stage in range(stages)]
+    seconds = {own: timed(program, graph, own, among=True).step_seconds for own in dict.fromkeys(kinds)}
+    return tuple(seconds[own] / seconds[kinds[0]] for own in kinds)
+
+
 def balanced_parts(
-    plan: Plan, graph: Graph, stages: int, virtual: int, pins: tuple[StagePin, ...] = ()
+    plan: Plan,
+    graph: Graph,
+    stages: int,
+    virtual: int,
+    pins: tuple[StagePin, ...] = (),
+    speeds: Sequence[float] = (),
 ) -> tuple[StagePart, ...]:
-    """`stages * virtual` parts whose longest is as short as cuts between blocks allow."""
+    """`stages * virtual` parts whose longest is as short as cuts between blocks allow. `speeds`: of each stage, times
+    the predicted seconds."""
     count = stages * virtual
     seconds = [op.forward_seconds + op.backward_seconds for op in plan.ops]
     ends = [0.0]
@@ -159,7 +191,7 @@ def balanced_parts(
     starts = _boundaries(graph, count, wanted)
     return tuple(
         StagePart(number % stages, number // stages, graph.ops[start].name)
-        for number, start in enumerate(_cut(starts, ends, count, stages, wanted))
+        for number, start in enumerate(_cut(starts, ends, count, speeds or (1.0,) * stages, wanted))
     )
 
 
@@ -213,8 +245,11 @@ def check_order(graph: Graph, pins: tuple[StagePin, ...], stages: int) -> None:
         raise UsageError(told, f"--stages {len(set(wanted.values()))}")
 
 
-def _cut(starts: list[int], ends: list[float], count: int, stages: int, wanted: dict[int, int]) -> list[int]:
+def _cut(
+    starts: list[int], ends: list[float], count: int, speeds: Sequence[float], wanted: dict[int, int]
+) -> list[int]:
     """The first operator of each part, by dynamic programming over `starts`."""
+    stages = len(speeds)
     places = [*starts, len(ends) - 1]
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, -1)}]  # per number of parts: end -> (longest, start)
     allowed = [
@@ -228,7 +263,7 @@ def _cut(starts: list[int], ends: list[float], count: int, stages: int, wanted: 
             end = start
             while end < len(starts) and fits[end]:
                 end += 1
-                value = max(longest, ends[places[end]] - ends[places[start]])
+                value = max(longest, (ends[places[end]] - ends[places[start]]) * speeds[number % stages])
                 if end not in here or value < here[end][0]:
                     here[end] = value, start
         best.append(here)

@@ -76,13 +76,27 @@ def problems(draw: st.DrawFn) -> StageProblem:
     held = live(stages, micro_batches, chunks)
     beside = draw(st.sampled_from([0.0, 0.2, 1.0]))
     own = StageProblem(fronts, line, stages, micro_batches, held, room, chunks, send, allowed)
+    if chunks == 1 and draw(st.booleans()):
+        kinds = (fronts, tuple(slower(rng, front) for front in fronts))
+        by_stage = tuple(kinds[int(rng.integers(2))] for _ in range(stages))
+        own = replace(own, fronts=tuple(map(least, *by_stage)) if stages > 1 else by_stage[0], stage_fronts=by_stage)
     return replace(own, late_beside=beside)
+
+
+def slower(rng: np.random.Generator, own: Front) -> Front:
+    """The block on devices of another kind, slower or faster."""
+    return replace(own, **{name: getattr(own, name) * rng.uniform(0.5, 3.0) for name in vars(own)})
+
+
+def least(*fronts: Front) -> Front:
+    return Front(**{name: np.minimum.reduce([getattr(own, name) for own in fronts]) for name in vars(fronts[0])})
 
 
 def left_late(problem: StageProblem, plan: StagePlan, stage: int) -> float:
     """What a stage's late collectives take after its last backward, one by one."""
     (part,) = (part for part in plan.parts if (part.stage, part.chunk) == (stage, 0))
-    own = [(problem.fronts[problem.line[k]], plan.points[k]) for k in range(part.first, part.stop)]
+    fronts = problem.of_stage(stage)
+    own = [(fronts[problem.line[k]], plan.points[k]) for k in range(part.first, part.stop)]
     late = [front.late_seconds for front, _ in own]
     exposed = exposed_seconds([f.backward_seconds[p] for f, p in own], [0.0] * len(own), late)
     return exposed + problem.late_beside * (sum(late) - exposed)
@@ -97,11 +111,11 @@ def simulated(problem: StageProblem, plan: StagePlan, orders: list[list[Slot]] |
         for kind, gives in (("F", number < last), ("B", number > 0)):
             total = problem.send_seconds * gives
             for k in range(part.first, part.stop):
-                own = problem.fronts[problem.line[k]]
+                own = problem.of_stage(part.stage)[problem.line[k]]
                 total += (own.forward_seconds if kind == "F" else own.backward_seconds)[plan.points[k]]
             seconds[part.stage, part.chunk, kind] = total
         once[part.stage, part.chunk] = sum(
-            problem.fronts[problem.line[k]].first_seconds for k in range(part.first, part.stop)
+            problem.of_stage(part.stage)[problem.line[k]].first_seconds for k in range(part.first, part.stop)
         )
 
     def slot_seconds(stage: int, slot: Slot) -> float:

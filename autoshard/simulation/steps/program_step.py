@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
@@ -176,7 +177,9 @@ class MeasuredProgram:
         self.tied = [tied.get(stage, 0.0) * (stage not in of[:number]) for number, stage in enumerate(of)]
         self.sources = handed_from(parts, program) if plan.step.placed else ()
         self.messages = tuple(_messages(parts, self.sources, of, wide, hardware))
-        self.parts = [_MeasuredPart(part, program, graph, hardware, plan.step.micro_batches > 1) for part in parts]
+        kinds, several = stage_hardware(hardware, program), plan.step.micro_batches > 1
+        pairs = zip(parts, of, strict=True)
+        self.parts = [_MeasuredPart(part, program, graph, kinds[stage], several) for part, stage in pairs]
         self.received = [
             sum(local_bytes(part.value(name), part.mesh) for name in handed_to(part, program)) for part in parts
         ]
@@ -198,6 +201,11 @@ class MeasuredProgram:
         """As `keeping`, by what is done."""
         policies = tuple(policies)
         return tuple(own.split(policies, tied) for own, tied in zip(self.parts, self.tied, strict=True))
+
+
+def stage_hardware(hardware: Hardware, program: Program) -> tuple[Hardware, ...]:
+    """Of each stage its devices, which ranks count through."""
+    return tuple(hardware.of_ranks(first, stop - first) for first, stop in pairwise(program.firsts))
 
 
 def stage_costs(own: Sequence[PartMeasure]) -> StageCosts:

@@ -29,10 +29,12 @@ class IdleBound:
     def __init__(self, costs: RangeCosts, table: list[Floats]) -> None:
         assert costs.problem.chunks == 1
         self.costs, self.problem = costs, costs.problem
-        self.known: dict[tuple[int, float], Floats] = {}
-        self.sums: dict[tuple[int, float], BlockSums] = {}
-        fronts = self.problem.fronts
-        self.forward = [np.array([own(front.forward_seconds) for front in fronts]) for own in (np.min, np.max)]
+        self.known: dict[tuple[int, int, float], Floats] = {}
+        self.sums: dict[tuple[int, int, float], BlockSums] = {}
+        every = map(self.problem.of_stage, range(self.problem.stages))
+        self.forward = [
+            [np.array([own(front.forward_seconds) for front in fronts]) for own in (np.min, np.max)] for fronts in every
+        ]
         self.after = _least_after(table)
 
     def busy(self, stage: int, own: Floats) -> Floats:
@@ -46,7 +48,7 @@ class IdleBound:
     def _least(self, stage: int, numbers: Integers, seconds: Floats, later: Floats) -> Floats:
         """Least step for ranges that take `seconds` as the schedule has it, with `later` in the stages after."""
         count = self.problem.micro_batches
-        shortest, longest = (self.costs.ranges.counts[numbers] @ each for each in self.forward)
+        shortest, longest = (self.costs.ranges.counts[numbers] @ each for each in self.forward[stage])
         sent = self.problem.send_seconds * self.problem.sends(stage)[0]
         best = np.full(len(numbers), _INF)
         for first, last in _held(int(self.problem.live[stage]), count):
@@ -63,11 +65,12 @@ class IdleBound:
 
     def _seconds(self, stage: int, held: int, numbers: Integers) -> Floats:
         """The least of ranges of which the stage can hold so many micro-batches, its sends with them."""
-        key = held, self.problem.held_room(stage, held)
+        kind = self.problem.every_front.index(self.problem.of_stage(stage))
+        key = kind, held, self.problem.held_room(stage, held)
         if key not in self.known:
-            fronts = self.problem.fronts
+            fronts = self.problem.of_stage(stage)
             sizes = [point_bytes(front, float(held)) for front in fronts]
-            self.sums[key] = BlockSums(self.costs.costs, sizes, [front.working_bytes for front in fronts], key[1])
+            self.sums[key] = BlockSums(self.costs.costs[stage], sizes, [f.working_bytes for f in fronts], key[2])
             self.known[key] = np.full(len(self.costs.ranges.counts), np.nan)
         known, wanted = self.known[key], np.unique(numbers)
         fresh = wanted[np.isnan(known[wanted])]

@@ -30,7 +30,8 @@ def least_late(problem: StageProblem, places: Sequence[int]) -> Floats:
     """[end]: below that of the first stage, where it ends at so many of `places`, whatever points its blocks have: they
     hide most where they take longest. Of several chunks the first one's backward is the last."""
     fronts = [problem.fronts[kind] for kind in problem.line]
-    longest = [float(front.backward_seconds.max()) for front in fronts]
+    first = problem.of_stage(0)  # whose backward is the last
+    longest = [float(first[kind].backward_seconds.max()) for kind in problem.line]
     found = late_seconds([front.late_seconds for front in fronts], longest, problem.late_beside)
     ends = np.array(places)
     if problem.chunks > 1:

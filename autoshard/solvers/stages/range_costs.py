@@ -26,23 +26,28 @@ class RangeCosts:
     def __init__(self, problem: StageProblem, share: float, tail: float) -> None:
         self.problem, self.share = problem, share
         self.places = cut_places(problem)
-        self.costs = [share * front.seconds + tail * front.tail_seconds for front in problem.fronts]
+        every = (problem.of_stage(stage) for stage in range(problem.stages))
+        self.costs = [[share * front.seconds + tail * front.tail_seconds for front in own] for own in every]
         self.made: dict[int, BlockSums] = {}
         self.ranges = _every_range(problem.line, len(problem.fronts), tuple(self.places))
         self.counts = block_counts(problem.line, len(problem.fronts))
         self.known = [np.full(len(self.ranges.counts), np.nan) for _ in range(problem.stages)]
         self.rooms = [np.full(len(self.ranges.counts), -1) for _ in range(problem.stages)]
-        self.line_least = self.counts @ np.array([cost.min(initial=_INF) for cost in self.costs])
+        least = [min(float(cost.min(initial=_INF)) for cost in own) for own in zip(*self.costs, strict=True)]
+        self.line_least = self.counts @ np.array(least)  # each block on the stage where it takes least
 
     def sent(self, stage: int) -> float:
         return self.share * self.problem.send_seconds * sum(self.problem.sends(stage))
 
     def sums(self, stage: int) -> BlockSums:
         if stage not in self.made:
-            sizes, working = self.problem.point_bytes(stage), [front.working_bytes for front in self.problem.fronts]
+            sizes = self.problem.point_bytes(stage)
+            working = [front.working_bytes for front in self.problem.of_stage(stage)]
             run, ratios = self.problem.line[self.problem.run[0]], self.problem.chunk_ratios(stage)
             dealt = None if ratios is None else (run, np.sort(ratios))
-            self.made[stage] = BlockSums(self.costs, sizes, working, float(self.problem.capacity_bytes[stage]), dealt)
+            self.made[stage] = BlockSums(
+                self.costs[stage], sizes, working, float(self.problem.capacity_bytes[stage]), dealt
+            )
         return self.made[stage]
 
     def from_start(self) -> Floats:

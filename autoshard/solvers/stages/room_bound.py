@@ -33,7 +33,8 @@ class RoomBound:
         self.shortest = min(fastest)
         content = np.concatenate([np.full(f.points, least) for f, least in zip(used, fastest, strict=True)])
         taking = content > 0
-        seconds = np.concatenate([front.seconds for front in used])[taking]
+        every = map(problem.of_stage, range(problem.stages))
+        seconds = np.array([np.concatenate([own[kind].seconds for kind in there])[taking] for own in every])
         each = (problem.point_bytes(stage) for stage in range(problem.stages))
         sizes = np.array([np.concatenate([own[kind] for kind in there])[taking] for own in each])
         self.room = problem.capacity_bytes - min(float(front.working_bytes.min()) for front in used)
@@ -109,20 +110,22 @@ class RoomBound:
 
 
 def _vertices(content: Floats, seconds: Floats, sizes: Floats) -> tuple[Floats, Floats]:
-    """(u, w) of each stage, shapes (stages, vertices); w is infinite where one is none. `sizes`: (stages, points)."""
+    """(u, w) of each stage, shapes (stages, vertices); w is infinite where one is none. `seconds` and `sizes`:
+    (stages, points)."""
     stages = len(sizes)
     if not len(content):
         return np.zeros((stages, 1)), np.full((stages, 1), _INF)
     a, b = np.triu_indices(len(content), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         by_size = (content / sizes).max(axis=1, keepdims=True)
-        across = seconds[a] * sizes[:, b] - seconds[b] * sizes[:, a]
+        by_time = (content / seconds).max(axis=1, keepdims=True)
+        across = seconds[:, a] * sizes[:, b] - seconds[:, b] * sizes[:, a]
         u = (content[a] * sizes[:, b] - content[b] * sizes[:, a]) / across
-        w = (content[b] * seconds[a] - content[a] * seconds[b]) / across
-    u = np.hstack([np.full((stages, 1), (content / seconds).max()), np.zeros((stages, 1)), u])
+        w = (content[b] * seconds[:, a] - content[a] * seconds[:, b]) / across
+    u = np.hstack([by_time, np.zeros((stages, 1)), u])
     w = np.hstack([np.zeros((stages, 1)), by_size, w])
     true = np.isfinite(u) & np.isfinite(w) & (u >= 0) & (w >= 0)
     u, w = np.where(true, u, 0.0), np.where(true, w, 0.0)
-    above = u[:, :, None] * seconds + w[:, :, None] * sizes[:, None, :]
+    above = u[:, :, None] * seconds[:, None, :] + w[:, :, None] * sizes[:, None, :]
     true &= (above >= content * (1 - 1e-12)).all(axis=2)
     return np.where(true, u, 0.0), np.where(true, w, _INF)

@@ -54,12 +54,12 @@ def any_order_bound(problem: StageProblem, parts: Sequence[Part], points: Sequen
     for part in first:
         passes[0, part.stage] += once[part.stop] - once[part.first]
         for block in range(part.first, part.stop):
-            front, point = problem.fronts[problem.line[block]], points[block]
+            front, point = problem.of_stage(part.stage)[problem.line[block]], points[block]
             passes[:, part.stage] += front.forward_seconds[point], front.backward_seconds[point]
         if problem.stages > 1:
             hands = part.stage < problem.stages - 1 or problem.chunks > 1, part.stage > 0
             passes[:, part.stage] += np.array(hands) * problem.send_seconds
-    own = [(problem.fronts[problem.line[k]], points[k]) for k in range(first[0].first, first[0].stop)]
+    own = [(problem.of_stage(0)[problem.line[k]], points[k]) for k in range(first[0].first, first[0].stop)]
     late = [front.late_seconds for front, _ in own]
     tail[0] += late_seconds(late, [front.backward_seconds[point] for front, point in own], problem.late_beside)[-1]
     before = np.concatenate([np.zeros((2, 1)), passes.cumsum(axis=1)[:, :-1]], axis=1)

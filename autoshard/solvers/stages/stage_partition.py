@@ -89,7 +89,8 @@ def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, li
     """(sum, cuts, maximum) of some plan: the limit on a stage is raised until there is one."""
     whole = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
     limit = _GROW * whole / problem.stages
-    most = [float(front.seconds.max() + front.tail_seconds.max()) for front in problem.fronts]
+    each = ([float(own.seconds.max() + own.tail_seconds.max()) for own in fronts] for fronts in problem.every_front)
+    most = [max(own) for own in zip(*each, strict=True)]
     top = whole + sum(most[kind] for kind in problem.line)
     while True:
         found = least_sum(costs.table(limit), limit)
@@ -172,7 +173,7 @@ def _deal(problem: StageProblem, stage: int, parts: list[Part], by_kind: list[li
     last ones, of which fewest micro-batches are in flight where a stage is fullest."""
     own = [part for part in parts if part.stage == stage]
     for kind, chosen in enumerate(by_kind):
-        kept = problem.fronts[kind].kept_bytes
+        kept = problem.of_stage(stage)[kind].kept_bytes
         blocks = [[k for k in range(p.first, p.stop) if problem.line[k] == kind] for p in own]
         turns = sorted((place, -chunk) for chunk, mine in enumerate(blocks) for place in range(len(mine)))
         fullest = sorted(chosen, key=lambda point: (-kept[point], point))

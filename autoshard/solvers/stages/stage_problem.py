@@ -54,6 +54,9 @@ class StageProblem:
     than its schedule has, in another order, has `handed_bytes[s]` less for each, and `of_order_bytes[s]` more.
 
     `late_beside`: of a block's `late_seconds`, as far as they are hidden, what the backward beside them takes longer.
+
+    `stage_fronts[s]`: the fronts of stage s, where stages are of several kinds of devices; with one chunk only. Then
+    `fronts` have of every point the least that any stage has.
     """
 
     fronts: tuple[Front, ...]
@@ -69,9 +72,20 @@ class StageProblem:
     handed_bytes: Floats | float = 0.0
     of_order_bytes: Floats | float = 0.0
     late_beside: float = 0.0
+    stage_fronts: tuple[tuple[Front, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.allowed is None or self.chunks == 1, "ranges of the line are no stages where chunks take turns"
+        ranged = self.allowed is not None or bool(self.stage_fronts)
+        assert not ranged or self.chunks == 1, "ranges of the line are no stages where chunks take turns"
+
+    def of_stage(self, stage: int) -> tuple[Front, ...]:
+        """By kind of block."""
+        return self.stage_fronts[stage] if self.stage_fronts else self.fronts
+
+    @property
+    def every_front(self) -> tuple[tuple[Front, ...], ...]:
+        """By kind of device, then of block."""
+        return tuple(dict.fromkeys(self.stage_fronts)) or (self.fronts,)
 
     @property
     def run(self) -> tuple[int, int]:
@@ -90,7 +104,7 @@ class StageProblem:
         keeps more counts as in the chunk that has least of it."""
         live = float(self.live[stage])
         more = live if self.chunk_live is None else float(self.chunk_live[stage].min())
-        return [point_bytes(front, live, more) for front in self.fronts]
+        return [point_bytes(front, live, more) for front in self.of_stage(stage)]
 
     def chunk_ratios(self, stage: int) -> Floats | None:
         """For each chunk, what a point's bytes are beyond the leanest's in place of those of `point_bytes`."""
@@ -146,7 +160,7 @@ def stage_seconds(problem: StageProblem, parts: Sequence[Part], points: Sequence
     found = np.zeros((3, problem.stages))
     for part in parts:
         for block in range(part.first, part.stop):
-            front, point = problem.fronts[problem.line[block]], points[block]
+            front, point = problem.of_stage(part.stage)[problem.line[block]], points[block]
             found[0, part.stage] += front.forward_seconds[point]
             found[1, part.stage] += front.backward_seconds[point]
             found[2, part.stage] += front.tail_seconds[point]
@@ -171,6 +185,7 @@ def bytes_of(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]
         for block in range(part.first, part.stop):
             kind, point = problem.line[block], points[block]
             total[part.stage] += sizes[part.stage][kind][point]
-            working[part.stage] = max(working[part.stage], problem.fronts[kind].working_bytes[point])
+            own = problem.of_stage(part.stage)[kind].working_bytes[point]
+            working[part.stage] = max(working[part.stage], own)
     both: Floats = total + working
     return both
