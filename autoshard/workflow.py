@@ -185,7 +185,7 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
     if wanted.random_seed() is None:
         check_names(wanted.solver_name, wanted.ilp_engine)
     if wanted.mesh is not None:
-        check_mesh(hardware, wanted.mesh)
+        check_mesh(hardware, wanted.mesh, whole=True)
         wanted.pins_on(wanted.mesh)
     else:
         assert wanted.devices is not None
@@ -200,7 +200,6 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
-    wanted.check_kinds(hardware)
     if wanted.servers.said:
         return _on_servers(graph, hardware, wanted)
     if wanted.sizes:
@@ -208,7 +207,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     from autoshard.constraints.model_request import with_requests, without_idle_place
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
-    from autoshard.search.whole_step import check_request, with_place_plans
+    from autoshard.search.whole_step import check_request, with_place_plans, with_ranks
     from autoshard.simulation.fusion_sizes import with_unused_fusion
 
     wanted = replace(wanted, step=without_idle_place(wanted.step, graph))
@@ -230,12 +229,12 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
         plan = with_place_plans(plan, wanted.step, lambda mesh, first: random_plan(graph, mesh, hardware, seed))
         plan = _with_step(plan, graph, hardware, wanted)
         plan = replace(plan, search=replace(plan.search, step_options=typed))
-        return Made(with_unused_fusion(plan, graph), ignored)
+        return Made(with_ranks(with_unused_fusion(plan, graph)), ignored)
     log: Log = []
     clock = _clock(wanted)
     plan, points, task = _stepped(graph, hardware, wanted, clock, log)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored), step_options=typed))
-    plan = with_unused_fusion(plan, graph)
+    plan = with_ranks(with_unused_fusion(plan, graph))
     left = clock if clock.stopped else None
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
     log += _told(wanted.cache)
@@ -336,6 +335,17 @@ def _stepped(
     if wanted.level == MEMORY and wanted.mesh is not None and not clock.over:
         plan = least_step(plan, completed(searched(start, SPEED)))
     return plan, *found[0][1:]
+
+
+def used_hardware(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Hardware:
+    """Of several kinds of devices the first alone, where it has all that are asked for."""
+    from autoshard.constraints.model_request import with_requests, without_idle_place
+
+    if not hardware.kinds:
+        return hardware
+    count = with_requests(without_idle_place(wanted.step, graph), graph).fixed_stages()
+    size = wanted.mesh.size if wanted.mesh is not None else wanted.devices or 1
+    return hardware.of_ranks(0, size) if count == 1 else hardware
 
 
 def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:

@@ -31,7 +31,7 @@ from autoshard.search.memory_fit import no_step_within
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.style_plans import StylePlan, style_plans
-from autoshard.search.whole_step import predicted
+from autoshard.search.whole_step import predicted, with_ranks
 from autoshard.simulation.fusion_sizes import with_unused_fusion
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
@@ -72,7 +72,7 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
     options = _as_found(wanted.step, found, model.graph).text
     options += f" --strategy {wanted.strategy}" if wanted.strategy != "best" else ""
     plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, steps_told=sentences))
-    plan = with_unused_fusion(plan, graph)
+    plan = with_ranks(with_unused_fusion(plan, graph))
     made = PlannedModel(plan, graph, hardware, styles=_styles(plan, graph, hardware))
     return StepAnswer(found, made, step_seconds(plan))
 
@@ -154,7 +154,8 @@ def _of_orders(
     wanted.check_kinds(hardware)
     made: list[tuple[Hardware, JointResult, Graph, Plan]] = []
     refused: list[InfeasibleError] = []
-    for own in orders(hardware):
+    for order in orders(hardware):
+        own = order.of_ranks(0, wanted.devices or 1)
         try:
             made.append((own, *_fitting(graph, own, wanted, origin)))
         except InfeasibleError as error:

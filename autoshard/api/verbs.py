@@ -192,6 +192,8 @@ def planned(
     whole_plans: bool = True,
 ) -> PlannedModel:
     """The plan of a captured model. `cache`: see `plan`."""
+    wanted.check_kinds(hardware)
+    hardware = workflow.used_hardware(model.graph, hardware, wanted)
     check_precision(hardware, model.graph.precision)
     request = replace(wanted, origin=model.origin, cache=disk_cache(cache))
     model = replace(model, graph=with_manual_splits(model.graph, request.pins, request.pins_file))

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import accumulate, permutations
 
 from autoshard.cluster.hardware import SCHEMA_VERSION, DeviceKind, Hardware
 from autoshard.cluster.profile_reader import Faults, Table
@@ -46,6 +46,13 @@ def orders(hardware: Hardware) -> Iterator[Hardware]:
     for kinds in dict.fromkeys(permutations(hardware.kinds)):
         name = ",".join(f"{own.hardware.name}:{own.devices}" for own in kinds)
         yield hardware if kinds == hardware.kinds else _of_kinds(name, kinds)
+
+
+def rank_words(hardware: Hardware) -> str:
+    """Which ranks are of which kind."""
+    firsts = accumulate((own.devices for own in hardware.kinds), initial=0)
+    pairs = zip(firsts, hardware.kinds, strict=False)
+    return ", ".join(f"ranks {first} to {first + own.devices - 1} are {own.hardware.name}" for first, own in pairs)
 
 
 def _of_kinds(name: str, kinds: tuple[DeviceKind, ...]) -> Hardware:

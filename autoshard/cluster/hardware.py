@@ -117,6 +117,14 @@ class Hardware:
             start += own.devices
         return self
 
+    def nodes(self, devices: int) -> tuple[int, ...]:
+        """How many of the first `devices` ranks are on each node, in their order."""
+        found: list[int] = []
+        for own in self.kinds or (DeviceKind(devices, self),):
+            size, used = own.hardware.devices_per_node, min(own.devices, devices - sum(found))
+            found += [min(size, used - before) for before in range(0, used, size)]
+        return tuple(found)
+
     @property
     def usable_memory_bytes(self) -> float:
         """Memory of a device that a plan may use."""
@@ -181,9 +189,9 @@ def backend_of(hardware: Hardware) -> str:
     return "hccl" if re.search("ascend|hccs|npu", words) else "gloo" if re.search("cpu|loopback", words) else "nccl"
 
 
-def check_mesh(hardware: Hardware, mesh: Mesh) -> None:
-    """UsageError where the mesh is larger than what the profile's links join."""
-    most = hardware.links[-1].devices
+def check_mesh(hardware: Hardware, mesh: Mesh, whole: bool = False) -> None:
+    """UsageError where the mesh is larger than what the profile's links join, or than all its devices."""
+    most = hardware.max_devices if whole else hardware.links[-1].devices
     if mesh.size > most:
         raise UsageError(f"mesh {mesh} has {mesh.size} devices: {hardware.name} describes at most {most}", larger())
 
@@ -221,6 +229,10 @@ def load_hardware(name_or_path: str) -> Hardware:
 
 def _unknown(name: str) -> UsageError:
     known = list_profiles()
+    if re.search(r":\d*(,|$)", name):
+        raise UsageError(
+            f"--hardware {name}: expected NAME, or NAME:DEVICES,NAME:DEVICES", "a100-80g-sxm:8,v100-32g-sxm2:8"
+        )
     near = [profile for profile in known if name and name.lower() in profile]
     near += [profile for profile in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) if not near]
     hint = " or ".join(near) or "one of these, or a path that ends in .toml"

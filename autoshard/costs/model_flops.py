@@ -19,7 +19,14 @@ def ideal_seconds(graph: Graph, hardware: Hardware, devices: int) -> float:
     (attention twice more): recomputation and repeated work do not count, as in PaLM, arXiv:2204.02311, appendix B.
     """
     try:
-        return sum(_op_seconds(graph, hardware, op) for op in graph.ops) / devices
+        if not hardware.kinds:
+            return sum(_op_seconds(graph, hardware, op) for op in graph.ops) / devices
+        first, rate = 0, 0.0
+        for kind in hardware.kinds:
+            count = max(0, min(devices - first, kind.devices))
+            rate += 1 / ideal_seconds(graph, kind.hardware, count) if count else 0.0
+            first += kind.devices
+        return 1 / rate
     except UsageError:
         return 0.0
 

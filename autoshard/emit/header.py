@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from autoshard.cluster.device_kinds import rank_words
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.code_text import printable
 from autoshard.ir import plan_json
@@ -13,6 +14,7 @@ from autoshard.ir.graph import SAME, FreeSize, Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
+from autoshard.program.stage_programs import stage_programs
 from autoshard.replay.command_line import command
 from autoshard.replay.free_sizes import told_of
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
@@ -48,6 +50,7 @@ class Header:
     registrations: tuple[Registration, ...] = ()
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
+    nodes: tuple[int, ...] = (8,)  # devices on each
     others: OtherSizes = field(default_factory=OtherSizes)
     free_sizes: tuple[FreeSize, ...] = ()
     dynamic: tuple[DynamicSize, ...] = ()
@@ -59,18 +62,20 @@ class Header:
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
+    hardware = parse_hardware(plan.hardware_text)
     return Header(
         plan_hash=plan_json.plan_hash(plan, graph),
         command=command(plan, graph),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
-        hardware=plan.hardware,
-        strategy=strategy_words(program),
+        hardware=rank_words(hardware) if hardware.kinds else plan.hardware,
+        strategy=tuple(_strategy_by_part(program)) if program.others else strategy_words(program),
         inputs=tuple(_input(program, graph, name) for name in program.inputs),
         predicted_seconds=plan.step_seconds,
         predicted_peak_bytes=plan.step_peak_bytes,
         registrations=graph.registrations,
         recipes=graph.recipes,
-        devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
+        devices_per_node=hardware.devices_per_node,
+        nodes=hardware.nodes(plan.devices),
         others=at_other_sizes(program, plan, graph),
         free_sizes=told_of(graph),
         dynamic=graph.dynamic,
@@ -134,6 +139,13 @@ def _indexed(graph: Graph, op: Op, position: int) -> int | None:
     if op.target == "aten.index" or (op.target == "aten.index_put" and position < len(op.operands) - 1):
         return shape[position - 1]
     return None
+
+
+def _strategy_by_part(program: Program) -> Iterator[str]:
+    """Where places have meshes of their own: of each part, on its place's."""
+    for number, part in enumerate(stage_programs(program)):
+        where = f"part {number}, on {program.step.word} {program.step.part_stages[number]}"
+        yield from (f"{where}, {words}" for words in strategy_words(part))
 
 
 def strategy_words(program: Program) -> tuple[str, ...]:

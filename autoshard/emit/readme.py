@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 from autoshard.code_text import prose
 from autoshard.emit.header import Header
 from autoshard.emit.readme_use import calling, training
 from autoshard.emit.user_operators import readme_section
+from autoshard.ir.plan import meshes_text
 from autoshard.ir.program import Collective, Program
 from autoshard.units import format_bytes, format_seconds
 
@@ -13,10 +17,12 @@ from autoshard.units import format_bytes, format_seconds
 def readme(program: Program, header: Header) -> str:
     """How to launch the package, what is in it, and how data and weights go in and out."""
     stages = program.step.stages
-    size = program.mesh.size * stages
+    size = program.firsts[-1]
     mesh = ", ".join(f"{name}={n}" for name, n in program.mesh.axes)
     mesh += f" on each of {stages} {program.step.word}s" if stages > 1 else ""
+    mesh = meshes_text(program.meshes, program.step.word) if program.others else mesh
     columns = ["stage"] * (stages > 1) + [*program.mesh.names]
+    columns = [program.step.word, "on its mesh"] if program.others else columns
     ranks = "\n".join(f"| {rank} | {_coordinates(program, rank)} |" for rank in _shown(size))
     more = "\n| ... | ... |" if size > 16 else ""
     words = "\n".join(f"- {sentence}" for sentence in header.strategy)
@@ -31,7 +37,7 @@ Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds
 
 ## Launch
 
-{launch(size, header.devices_per_node, _started(program))}
+{launch(header.nodes, _started(program))}
 `{_backend(program)}` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU. HCCL takes twice
 `HCCL_BUFFSIZE` (200 MB unless set) of a device's memory for each group of devices that it is in;
 `--hccl-buffer {program.mesh.names[-1]}=400` sets that of the groups over an axis.
@@ -104,16 +110,20 @@ def _use(program: Program, header: Header) -> str:
     return calling(program, header) if program.loss is None else training(program, header)
 
 
-def launch(size: int, per_node: int, started: str = "train.py --backend nccl --steps 100") -> str:
-    """The torchrun lines: of one node where it has all devices, else of every node, the last perhaps with fewer."""
-    if size <= per_node:
-        return f"One node:\n\n```\ntorchrun --nproc-per-node {size} {started}\n```\n"
-    nodes, rest = -(-size // per_node), size % per_node
-    last = f", and `--nproc-per-node {rest}` on the last" if rest else ""
-    return f"""{nodes} nodes of {per_node} devices; on each (`NODE` is 0 on the first{last}):
+def launch(nodes: Sequence[int], started: str = "train.py --backend nccl --steps 100") -> str:
+    """The torchrun lines: of one node where it has all devices, else of every node, some perhaps with fewer."""
+    if len(nodes) == 1:
+        return f"One node:\n\n```\ntorchrun --nproc-per-node {nodes[0]} {started}\n```\n"
+    most, each = str(nodes[0]), ""
+    if len(set(nodes[:-1])) > 1 or nodes[-1] > nodes[0]:
+        most, each = "$DEVICES", f", `DEVICES` is {', '.join(map(str, nodes[:-1]))} and {nodes[-1]} in their order"
+    elif nodes[-1] < nodes[0]:
+        each = f", and `--nproc-per-node {nodes[-1]}` on the last"
+    of = f" of {most} devices" if most != "$DEVICES" else ""
+    return f"""{len(nodes)} nodes{of}; on each (`NODE` is 0 on the first{each}):
 
 ```
-torchrun --nnodes {nodes} --node-rank $NODE --nproc-per-node {per_node} \\
+torchrun --nnodes {len(nodes)} --node-rank $NODE --nproc-per-node {most} \\
     --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 {started}
 ```
 """
@@ -139,5 +149,10 @@ def _model_files(program: Program) -> str:
 
 
 def _coordinates(program: Program, rank: int) -> str:
-    stage, rank = divmod(rank, program.mesh.size)
+    stage = bisect_right(program.firsts, rank) - 1
+    mesh, rank = program.meshes[stage], rank - program.firsts[stage]
+    if program.others:
+        return (
+            f"{stage} | {', '.join(f'{name}={n}' for name, n in zip(mesh.names, mesh.coordinates(rank), strict=True))}"
+        )
     return " | ".join(map(str, [*[stage] * (program.step.stages > 1), *program.mesh.coordinates(rank)]))

@@ -38,16 +38,16 @@ def answer(
 
 def figures(plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount) -> list[dict[str, Any]]:
     """Label, value, note, and a share in percent where there is a bar."""
-    step, peak = account.step_seconds, account.peak_bytes
+    step, peak = account.step_seconds, plan.step_peak_bytes if plan.step.capacity_bytes else account.peak_bytes
     band = error_band(plan, graph)
     low, high = (format_seconds(step * (1 + sign * band.error), 3) for sign in (-1, 1))
     what = "one optimizer step" if graph.loss else "forward only"
     if plan.step.micro_batches > 1:
         what += f" of {counted(plan.step.micro_batches, 'micro-batch')}"
     found = [_figure("Predicted step", format_seconds(step), f"{low} to {high}, {band}; {what}")]
-    finite = math.isfinite(plan.capacity_bytes)
-    share = peak / plan.capacity_bytes if finite and plan.capacity_bytes else None
-    note = f"{share:.1%} of {format_bytes(plan.capacity_bytes)}" if share is not None else "no limit was set"
+    finite = math.isfinite(plan.step_capacity_bytes)
+    share = peak / plan.step_capacity_bytes if finite and plan.step_capacity_bytes else None
+    note = f"{share:.1%} of {format_bytes(plan.step_capacity_bytes)}" if share is not None else "no limit was set"
     found.append(_figure("Peak memory of a device", format_bytes(peak), note, share))
     in_host = 0.0 if plan.servers.count else plan_host_bytes(plan, graph)
     if in_host:
@@ -60,7 +60,7 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount) 
         used = ideal * plan.step.micro_batches / (step or math.inf)
         note = "MFU: the model's FLOPs over the devices' peak"
         found.append(_figure("Model FLOPs utilisation", f"{used:.1%}", note, used))
-    nodes = -(-plan.devices // hardware.devices_per_node)
+    nodes = len(hardware.nodes(plan.devices))
     where = plan.where
     note = f"{where} of {hardware.name}, {nodes} node{'s' if nodes > 1 else ''}"
     found.append(_figure("Devices", str(plan.devices), note))

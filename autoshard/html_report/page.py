@@ -221,8 +221,8 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
     if guesses:
         found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
-    if not fits(plan.step_peak_bytes, plan.capacity_bytes):
-        excess = format_bytes(plan.step_peak_bytes - plan.capacity_bytes)
+    if not fits(plan.step_peak_bytes, plan.step_capacity_bytes):
+        excess = format_bytes(plan.step_peak_bytes - plan.step_capacity_bytes)
         found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
     deciders = sorted({op.decided_by for op in plan.ops if not op.decided_by.startswith(("search", "pin"))})
     if deciders:

@@ -82,7 +82,13 @@ def launch_of(
             raise UsageError(told, "--on ray, with a cluster of `ray start`")
         words = _words(DEFAULT_OPTIONS if options is None else options)
         return Launch(on, 1, plan.devices, (), tuple(words), **more)
-    count = nodes or len(hosts) or -(-plan.devices // hardware.devices_per_node)
+    own = hardware.nodes(plan.devices)
+    if hardware.kinds and len({*own}) > 1:
+        raise UsageError(
+            f"nodes of {' and '.join(map(str, own))} devices: a launcher starts as many on each",
+            "the commands in the package's README.md",
+        )
+    count = nodes or len(hosts) or len(own)
     if plan.devices % count:
         raise UsageError(f"{plan.devices} devices can't stand on {count} nodes, as many on each", "--nodes N")
     if on == "ssh" and not hosts:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from autoshard.cluster.device_kinds import rank_words
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.again_blocks import called_modules, torn_modules
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
@@ -148,6 +149,18 @@ def predicted(plan: Plan, graph: Graph) -> Plan:
         plan,
         step=replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak, capacity_bytes=room),
     )
+
+
+def with_ranks(plan: Plan) -> Plan:
+    """Noted: which ranks are of which kind of devices, and what that means where a stage has several."""
+    hardware = parse_hardware(plan.hardware_text)
+    if not hardware.kinds:
+        return plan
+    firsts = accumulate((mesh.size for mesh in plan.meshes), initial=0)
+    spans = any(hardware.of_ranks(n, mesh.size) == hardware for n, mesh in zip(firsts, plan.meshes, strict=False))
+    wide = "; a mesh over several kinds is priced as if all its devices were the slowest, with the least memory"
+    note = rank_words(hardware) + wide * spans
+    return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, note)))
 
 
 def repeated_blocks(graph: Graph) -> tuple[str, ...]:

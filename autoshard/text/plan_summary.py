@@ -83,8 +83,8 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, t
     seconds, peak = plan.step_seconds, plan.step_peak_bytes
     rows = [*expected_rows(plan), (step_name(graph), f"{format_seconds(seconds)} {error_band(plan, graph)}")]
     memory = format_bytes(peak)
-    if math.isfinite(plan.capacity_bytes):
-        memory += f" of {format_bytes(plan.capacity_bytes)} ({peak / plan.capacity_bytes:.1%})"
+    if math.isfinite(room := plan.step_capacity_bytes):
+        memory += f" of {format_bytes(room)} ({peak / room:.1%})"
     rows.append(("memory per device", memory))
     rows += server_rows(plan) or [("host memory", words) for words in host_words(plan, graph)]
     ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.devices) * plan.step.micro_batches
@@ -302,8 +302,7 @@ def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = Fal
         check = "" if verified or not has_code(plan.model) else f"autoshard verify {typed(out)}; "
         page = typed(out / "README.md")
         return f"{check}{page} shows how to call the model: without a loss train.py has nothing to train"
-    if plan.devices > hardware.devices_per_node:
-        nodes = -(-plan.devices // hardware.devices_per_node)
+    if (nodes := len(hardware.nodes(plan.devices))) > 1:
         return f"{typed(out / 'README.md')} says how to start it on {nodes} nodes"
     if plan.servers.count:
         device = "" if backend_of(hardware) == "gloo" else " --device cpu  # on the CPUs here"
@@ -423,7 +422,7 @@ def as_dict(plan: Plan, graph: Graph, account: StepAccount | None = None) -> dic
         "error_band": vars(error_band(plan, graph)),
         "predicted_peak_bytes": plan.step_peak_bytes,
         "host_bytes": plan_host_bytes(plan, graph),
-        "capacity_bytes": plan.capacity_bytes if math.isfinite(plan.capacity_bytes) else None,
+        "capacity_bytes": plan.step_capacity_bytes if math.isfinite(plan.step_capacity_bytes) else None,
         "redistributions": len(plan.redistributions),
         "solver": plan.certificate.solver,
         "status": plan.certificate.status,

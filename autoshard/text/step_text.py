@@ -71,6 +71,13 @@ def kept_some(found: JointResult) -> list[str]:
 def narrower(found: JointResult) -> list[str]:
     """That blocks were given less room than there is."""
     own, limit = found.best.problem.capacity_bytes, found.room_bytes
+    if found.best.problem.by_stage:
+        scaled = f"bytes of stages are as of a device with {format_bytes(limit)}, the kind that has least: each is the"
+        return [f"{scaled} share that its own kind uses, times that", *_narrower(own, limit)]
+    return _narrower(own, limit)
+
+
+def _narrower(own: float, limit: float) -> list[str]:
     told = f"searched within {format_bytes(own)} by the costs of blocks: the program of the best within "
     return [f"{told}{format_bytes(limit)} by these holds more than that"] if own < limit else []
 
