@@ -19,7 +19,7 @@ from autoshard.calibrate.fitted_models import MEMORY_KINDS
 from autoshard.calibrate.machine_fit import KIND, Calibration, Family, calibrate
 from autoshard.calibrate.network_fit import NetworkFit, level_between_nodes, network_fit, with_network
 from autoshard.calibrate.profile_text import check_target, costs_path, profile_text
-from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
+from autoshard.cluster.hardware import Hardware, check_one_kind, load_hardware, parse_hardware
 from autoshard.code_text import typed
 from autoshard.costs.bands import NAMES
 from autoshard.errors import InvalidFileError, UsageError, UserError
@@ -61,7 +61,7 @@ def under_torchrun() -> bool:
 def run(request: Request) -> CalibrationFiles | None:
     """Raises UsageError for a request that can't be met, UserError where a measuring process failed. None on all
     processes of torchrun but the first."""
-    hardware = load_hardware(request.hardware)
+    hardware = check_one_kind(load_hardware(request.hardware), "a calibration")
     hardware.peak_flops(request.dtype)
     costs = costs_path(request.out)
     kept = request.out.with_name(f"{request.out.stem}-measured.json")

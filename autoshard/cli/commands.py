@@ -355,12 +355,12 @@ def estimate(options: argparse.Namespace) -> int:
     """Predict step time and memory of a transformer from its sizes, or search its configurations."""
 
     from autoshard.cli import estimate_options
-    from autoshard.cluster.hardware import load_hardware
+    from autoshard.cluster.hardware import check_one_kind, load_hardware
     from autoshard.estimate import step as estimating
     from autoshard.estimate.packages.package_estimate import estimate_any
     from autoshard.estimate.shown import estimate_text
 
-    hardware = load_hardware(options.hardware)
+    hardware = check_one_kind(load_hardware(options.hardware), "an estimate")
     given = options.host_dispatch
     host = None if given is None else replace(estimating.host_of(hardware), dispatch_seconds=given)
     if options.search:

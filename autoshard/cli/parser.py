@@ -109,7 +109,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh", help="named mesh axes, slowest links first: dp=2,tp=2; or give --devices to search for a mesh"
     )
-    parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
+    known = "see `autoshard profiles`, or a .toml file; NAME:8,NAME:8 for two kinds of devices"
+    parser.add_argument("--hardware", required=True, metavar="NAME", help=known)
     out = f"default {DEFAULT_OUT}/"
     parser.add_argument("-o", "--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
     devices = (

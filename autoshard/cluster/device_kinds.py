@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, permutations
 
-from autoshard.cluster.hardware import SCHEMA_VERSION, DeviceKind, Hardware
+from autoshard.cluster.cluster_data import SCHEMA_VERSION, DeviceKind, Hardware
 from autoshard.cluster.profile_reader import Faults, Table
 from autoshard.cluster.profile_schema import Link
 from autoshard.cluster.topology import make_topology

@@ -9,14 +9,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 from autoshard import units
+from autoshard.cluster.cluster_data import (
+    PRECISION_DTYPES,
+    SCHEMA_VERSION,
+    DeviceKind,
+    Figure,
+    Hardware,
+    precision_hint,
+)
+from autoshard.cluster.device_kinds import parse_kinds, spec_kinds
 from autoshard.cluster.profile_reader import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
 from autoshard.cluster.profile_schema import (
-    OTHERWISE,
     Link,
     NodeHost,
     read_constants,
@@ -30,6 +37,7 @@ from autoshard.system.data_files import data_folder
 from autoshard.system.files import LARGEST_TOML, parse_toml, read_text
 
 __all__ = [
+    "PRECISION_DTYPES",
     "DeviceKind",
     "Figure",
     "Hardware",
@@ -44,143 +52,24 @@ __all__ = [
     "parse_hardware",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 1
+
 SPEC = re.compile(r"[^,]+:\d+(,[^,]+:\d+)+")  # of two kinds at least
-PRECISION_DTYPES = {
-    "fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32"), "fp16-mixed": ("float16", "float32"),
-    "fp8-mixed": ("float8", "bfloat16", "float32"),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Where a number comes from: `kind` is measured, datasheet, derived or default."""
-
-    key: str
-    value: str
-    kind: str
-    source: str
-
-
-@dataclass(frozen=True)
-class DeviceKind:
-    """So many devices of one kind, which have consecutive ranks."""
-
-    devices: int
-    hardware: Hardware
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """`links` are innermost (fastest) first; `constants` are those of the formulas, by dotted key.
-
-    `calibrated`: the constants were fitted to measurements of this device; `error` says how well. `cores` are units
-    that compute on their own (streaming multiprocessors, AI cores); it and `l2_bytes` are 0 where unknown.
-    `fitted_dtypes`: of the products and attention that the constants were fitted to. `host`: of a node, where the
-    profile says what it has; else nothing can be placed there. `kinds`: of a cluster with several kinds of devices, in
-    the order of ranks; the other figures are then those of what spans kinds (`device_kinds`).
-    """
-
-    name: str
-    summary: str
-    text: str
-    devices_per_node: int
-    memory_bytes: float
-    usable_memory: float
-    memory_bandwidth: float
-    launch_seconds: float
-    peaks: tuple[tuple[str, float], ...]
-    links: tuple[Link, ...]
-    constants: tuple[tuple[str, float], ...]
-    error: str
-    figures: tuple[Figure, ...]
-    calibrated: bool = True
-    l2_bytes: float = 0.0
-    cores: float = 0.0
-    fitted_dtypes: tuple[str, ...] = ()
-    host: NodeHost | None = None
-    kinds: tuple[DeviceKind, ...] = ()
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.name, self.text, self.memory_bandwidth, self.launch_seconds, self.peaks, self.links))
-
-    def of_ranks(self, first: int, count: int) -> Hardware:
-        """Those devices: one kind where all are of it, else what spans kinds."""
-        start = 0
-        for own in self.kinds:
-            if start <= first and first + count <= start + own.devices:
-                return own.hardware
-            start += own.devices
-        return self
-
-    def nodes(self, devices: int) -> tuple[int, ...]:
-        """How many of the first `devices` ranks are on each node, in their order."""
-        found: list[int] = []
-        for own in self.kinds or (DeviceKind(devices, self),):
-            size, used = own.hardware.devices_per_node, min(own.devices, devices - sum(found))
-            found += [min(size, used - before) for before in range(0, used, size)]
-        return tuple(found)
-
-    @property
-    def usable_memory_bytes(self) -> float:
-        """Memory of a device that a plan may use."""
-        return self.memory_bytes * self.usable_memory
-
-    @property
-    def host_memory_bytes(self) -> float:
-        """Of the host's memory what a plan may use for one device of its node."""
-        return self.host.memory_bytes * self.host.usable_memory / self.devices_per_node if self.host else 0.0
-
-    @property
-    def max_devices(self) -> int:
-        return sum(own.devices for own in self.kinds) or self.links[-1].devices
-
-    @cached_property
-    def _constants(self) -> dict[str, float]:
-        return dict(self.constants)
-
-    def constant(self, key: str) -> float:
-        return self._constants[key]
-
-    def share(self, key: str) -> float:
-        """A share of the memory bandwidth: the constant, or the one that stands in for it where it is 0."""
-        return self._constants[key] or self._constants[OTHERWISE[key]]
-
-    @cached_property
-    def _peaks(self) -> dict[str, float]:
-        return dict(self.peaks)
-
-    def peak_flops(self, dtype: str) -> float:
-        """FLOP/s of matrix products in `dtype`; UsageError where the device has none."""
-        if dtype not in self._peaks:
-            have = ", ".join(self._peaks)
-            hint = _precision_hint(self) if "float" in dtype else f"floats at the operator that multiplies {dtype}"
-            raise UsageError(f"{self.name} can't compute in {dtype}: it has {have}", hint)
-        return self._peaks[dtype]
-
-
-def _precision_hint(hardware: Hardware) -> str:
-    fitting = [name for name, dtypes in PRECISION_DTYPES.items() if set(dtypes) <= set(hardware._peaks)]
-    return " or ".join(f"--precision {name}" for name in fitting)
 
 
 def mixed_precision(hardware: Hardware) -> str:
     """What halves activations on these devices: float16 only where there is no bfloat16."""
-    return "fp16-mixed" if "float16" in hardware._peaks and "bfloat16" not in hardware._peaks else "bf16-mixed"
+    known = dict(hardware.peaks)
+    return "fp16-mixed" if "float16" in known and "bfloat16" not in known else "bf16-mixed"
 
 
 def check_precision(hardware: Hardware, precision: str) -> None:
     """UsageError where the devices lack a dtype that `precision` computes in, e.g. bf16-mixed on the Ascend 910A."""
     if precision not in PRECISION_DTYPES:
         raise UsageError(f"unknown precision {precision!r}: expected {', '.join(PRECISION_DTYPES)}", "--precision fp32")
-    missing = [dtype for dtype in PRECISION_DTYPES[precision] if dtype not in hardware._peaks]
+    missing = [dtype for dtype in PRECISION_DTYPES[precision] if dtype not in dict(hardware.peaks)]
     if missing:
         message = f"--precision {precision}: {hardware.name} has no {' and no '.join(missing)}"
-        raise UsageError(message, _precision_hint(hardware))
+        raise UsageError(message, precision_hint(hardware))
 
 
 def backend_of(hardware: Hardware) -> str:
@@ -202,6 +91,15 @@ def check_devices(hardware: Hardware, devices: int) -> None:
         raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}", larger())
 
 
+def check_one_kind(hardware: Hardware, what: str) -> Hardware:
+    """UsageError for what is of one kind of devices alone."""
+    if hardware.kinds:
+        raise UsageError(
+            f"{what} is of one kind of devices, {hardware.name} has several", hardware.kinds[0].hardware.name
+        )
+    return hardware
+
+
 def larger() -> str:
     """What to try where there are more devices than a profile has."""
     return "fewer devices, or a copy of the profile with larger links: autoshard profiles NAME > mine.toml"
@@ -216,8 +114,6 @@ def load_hardware(name_or_path: str) -> Hardware:
     """A shipped profile by name, a profile file by path (ends in `.toml`), or several with numbers of devices:
     `a100-80g-sxm:8,v100-32g-sxm2:8`."""
     if SPEC.fullmatch(name_or_path):
-        from autoshard.cluster.device_kinds import spec_kinds  # it makes Hardware of others
-
         return spec_kinds(name_or_path, load_hardware)
     path = Path(name_or_path)
     if not name_or_path.endswith(".toml"):
@@ -253,8 +149,6 @@ def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
     """Raises InvalidFileError that names every fault with its line. `where` is what the messages call the text."""
     root = _parse(text, where, _places(text, where))
     if "kinds" in root.data:
-        from autoshard.cluster.device_kinds import parse_kinds
-
         return parse_kinds(text, where, load_hardware, parse_hardware)
     root.expect("schema", SCHEMA_VERSION)
     root.faults.raise_all()
