@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+from autoshard.cluster.hardware import parse_hardware
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.program.weight_buckets import block_of
@@ -52,13 +55,16 @@ def short_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
 def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
     """Stage, its modules, what is recomputed, seconds of one micro-batch there and back."""
     rows: list[tuple[str, ...]] = []
+    hardware = parse_hardware(plan.hardware_text)
+    firsts = [0, *accumulate(mesh.size for mesh in plan.meshes)]
     for stage in range(timeline.stages):
+        kind = hardware.of_ranks(firsts[stage], plan.meshes[stage].size).name if hardware.kinds else ""
         numbers = plan.step.parts_of(stage)
         parts = [timeline.costs.parts[number] for number in numbers]
         names = [part_words(plan, graph, number) for number in numbers]
         rows.append(
             (
-                str(stage),
+                f"{stage}, {kind}" if kind else str(stage),
                 "; ".join(words for words, _ in names),
                 _again(plan, {module for _, own in names for module in own}),
                 format_seconds(sum(part.forward_seconds for part in parts)),
