@@ -144,8 +144,8 @@ def run_places(seed: int, debug: bool = False) -> Row:
         check_step(step, graph)
         own = StepRequest(place_mesh=random_meshes(step.stages, seed))
         hardware = load_hardware("cpu-local")
-        plans = {one: random_plan(graph, one, hardware, seed) for one in own.place_meshes.values()}
-        return predicted(with_place_plans(replace(plan, step=step), own, plans), graph)
+        made = with_place_plans(replace(plan, step=step), own, lambda one, _: random_plan(graph, one, hardware, seed))
+        return predicted(made, graph)
 
     return tried(seed, mesh, lambda: _verified(seed // 5, mesh, seed, count, "lockstep", placed)[0], debug)
 

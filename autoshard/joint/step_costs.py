@@ -81,14 +81,33 @@ class StepProblem:
         kinds, zero = self.kinds, self.choice.zero
         first = self.kinds.count(kinds[0]) == 1
         if zero == 3:
-            return tuple(
+            found = [
                 sharded_front(own, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
                 for kind, own in enumerate(self.sharded)
-            )
-        return tuple(
-            block_front(own, zero, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
-            for kind, own in enumerate(self._each_micro_batch)
-        )
+            ]
+        else:
+            found = [
+                block_front(own, zero, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
+                for kind, own in enumerate(self._each_micro_batch)
+            ]
+        if first and self._surely_tied:
+            own = found[kinds[0]]
+            front = replace(own.front, tail_seconds=own.front.tail_seconds + self._surely_tied)
+            found[kinds[0]] = replace(own, front=front)
+        return tuple(found)
+
+    @property
+    def _surely_tied(self) -> float:
+        """Seconds that the first stage exchanges gradients with the last one, of weights that the last block reads,
+        too."""
+        return self._copied_seconds(self.kinds[-1:]) if self.choice.stages > 1 else 0.0
+
+    def _copied_seconds(self, kinds: Sequence[int]) -> float:
+        """Of weights that blocks of these kinds read and another stage has."""
+        replicas = self.choice.replicas
+        copies = [self.costs[kind].shared for kind in kinds]
+        sizes = [own.gradient_share(replicas) if self.choice.zero else own.gradient_bytes for own in copies]
+        return sum(joint_seconds(self.hardware, self.mesh, (STAGES,), "send_receive", size) for size in sizes)
 
     @property
     def _each_micro_batch(self) -> tuple[BlockCosts, ...]:
@@ -213,7 +232,8 @@ class StepProblem:
         for kind, own in enumerate(self.fronts):
             made = self.fresh_bytes(self._block[kind]) if kind in self._block else 0.0
             made += own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
-            tail = np.full(own.front.points, own.update_seconds)
+            sure = self._surely_tied if kind == self.kinds[0] and self.kinds.count(kind) == 1 else 0.0
+            tail = np.full(own.front.points, own.update_seconds + sure)
             static = own.front.static_bytes - made
             found.append(replace(own.front, static_bytes=static, tail_seconds=tail, late_seconds=own.late_seconds))
         return tuple(found)
@@ -301,9 +321,19 @@ class StepProblem:
                 late = exposed_seconds(backward, [f.copy_seconds for f in last], moving)
             share = choice.replicas if choice.zero else 1
             update = sum(f.update_seconds for f, _ in fronts) + sum(own.update_seconds / share for own in copies)
-            tail = (("gradients and weights between replicas", late), ("optimizer", update))
+            tied = self._tied_seconds(stage, plan)
+            between = (("gradients between stages", tied),) if tied else ()
+            tail = (("gradients and weights between replicas", late), *between, ("optimizer", update))
             stages.append(StageCosts(static + shared, tail))
         return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
+
+    def _tied_seconds(self, stage: int, plan: StagePlan) -> float:
+        """Of the gradients of weights that a later block on another stage reads, too: the line's first block, which has
+        them, is on stage 0."""
+        if self.choice.stages == 1:
+            return 0.0
+        parts = [part for part in plan.parts if part.stage and stage in (0, part.stage)]
+        return sum(self._copied_seconds(self.kinds[part.first : part.stop]) for part in parts)
 
     @property
     def _alone(self) -> bool:
