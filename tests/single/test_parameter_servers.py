@@ -317,6 +317,20 @@ def test_rows_are_pulled_ahead_and_a_worker_holds_no_table(package: Any) -> None
         run.client.rows(0, [("shades.weight", torch.tensor([3, 1088]))])
 
 
+def test_evaluation_is_that_of_the_original(tmp_path: Path) -> None:
+    """Without dropout, of all labels of a batch; then training goes on with dropout."""
+    torch.manual_seed(0)
+    model, inputs = Reader(), reader_inputs()
+    own = load_package(autoshard.write(planned(model, inputs, micro_batches=SHARES), tmp_path / "package"))
+    how = (own.model.build_model, own.model.MESH, own.server_plan, own.model.OPTIMIZER, SHARES)
+    run, dealer = own.server_run.InProcess(*how, model.state_dict()), own.server_run.Dealer()
+    work = own.server_run.ShareWork((1, SHARES), inputs, trains=False)
+    found = [run.compute(dealer, [work])[0].loss for _ in range(2)]
+    assert found == pytest.approx([float(model.eval()(*inputs).detach())] * 2, abs=1e-5)
+    trained = own.server_run.share_works(1, [inputs], [()], None)
+    assert abs(run.compute(dealer, trained)[0].loss - found[0]) > 1e-3
+
+
 class Wide(nn.Module):
     """A table, and dense weights that are nearly all that a worker holds."""
 
