@@ -23,6 +23,7 @@ from autoshard.emit.runtime.servers.served_table import Lookups, served_table
 from autoshard.emit.runtime.servers.server_run import InProcess
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.package.package_files import report_text
+from autoshard.text.explain import explain
 from autoshard.text.plan_summary import as_dict, summary
 from autoshard.units import format_bytes
 from autoshard.verification.case import case_of, check_files
@@ -351,8 +352,10 @@ def test_a_worker_is_planned_without_the_state_that_servers_hold(hardware: str) 
         peak = made.plan.step_peak_bytes
         assert 2 * dense < peak < 2.2 * dense  # weights and gradients; with AdamW's state it is 4 times
         account = made.simulated.step.account
-        assert account.peak_bytes == peak == as_dict(made.plan, made.graph, account)["predicted_peak_bytes"]
+        told = as_dict(made.plan, made.graph, account)
+        assert account.peak_bytes == peak == told["predicted_peak_bytes"] and not told["host_bytes"]
         assert f"{format_bytes(peak)} of {format_bytes(3 * dense)}" in summary(made.plan, made.graph)
+        assert not explain(made.plan, made.graph, made.hardware, None, None).notes
         report = report_text(made.simulated)
         assert f"{format_bytes(peak)}</" in report and "rows on the parameter servers" in report
         assert "on the host" not in summary(made.plan, made.graph) + report.partition("<canvas")[0]

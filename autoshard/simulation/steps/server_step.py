@@ -9,6 +9,7 @@ memory: what they read and write, by the host's bandwidth.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, replace
 
 from autoshard.cluster.hardware import Hardware
@@ -66,7 +67,7 @@ def server_costs(plan: Plan, graph: Graph, hardware: Hardware) -> ServerCosts:
     link = hardware.links[-1]
     state = STATE_COPIES[graph.optimizer]
     return ServerCosts(
-        share_seconds=plan.predicted_seconds,
+        share_seconds=own.share_seconds,
         dense_bytes=dense,
         rows_bytes=rows,
         ids_bytes=ID_BYTES * ids,
@@ -100,18 +101,23 @@ def with_server_step(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
     seconds, worker, server = server_step(costs, plan.servers, plan.step.micro_batches)
     pulled = costs.dense_bytes + costs.rows_bytes
     servers = replace(
-        plan.servers, step_seconds=seconds, share_seconds=costs.share_seconds, update_seconds=costs.update_seconds,
+        plan.servers, step_seconds=seconds, update_seconds=costs.update_seconds,
         worker_busy_seconds=worker, server_busy_seconds=server, pulled_bytes=pulled,
         pushed_bytes=pulled + costs.ids_bytes, server_bytes=costs.server_bytes,
     )  # fmt: skip
     step = replace(plan.step, predicted_seconds=seconds)
-    return replace(plan, servers=servers, step=step, predicted_seconds=costs.share_seconds)
+    return replace(plan, servers=servers, step=step)
 
 
 def worker_program(plan: Plan, graph: Graph) -> tuple[Plan, Program, Graph]:
     """What a worker runs by itself for a share: forward and backward of the model, whose optimizer servers run."""
     own, small = replace(plan, servers=ServerPlan(), step=replace(plan.step, micro_batches=1)), worker_graph(graph)
     return own, lower(own, small), small
+
+
+def served_hardware(hardware: Hardware) -> Hardware:
+    """The profile with room for every table: where servers hold them."""
+    return replace(hardware, host=replace(near_host(hardware), memory_bytes=math.inf))
 
 
 def server_account(plan: Plan, share: StepAccount) -> StepAccount:
