@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoshard.code_text import typed
-from autoshard.errors import UsageError
+from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.model_spec import LOSS, check_spec, holds_graph
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, read_beside, report_text
@@ -249,8 +249,13 @@ def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made
     own = worker_search(graph, hardware, wanted.servers, wanted.step)
     pins = (*wanted.pins, *own.pins)
     asked = replace(wanted, mesh=WORKER, devices=None, pins=pins, step=own.step, servers=ServerRequest())
-    made = make_plan(graph, own.hardware, asked)
-    return replace(made, plan=server_plan(graph, hardware, wanted.servers, made.plan, wanted.pins), styles=())
+    try:
+        made = make_plan(own.graph, own.hardware, asked)
+    except InfeasibleError as error:  # of devices and stages, which are no way out here
+        ways = ["--recompute full"] * (wanted.step.recompute != "full") + ["a model with a smaller batch"]
+        raise InfeasibleError(error.message, " or ".join(ways), proven=error.proven) from error
+    plan = server_plan(graph, hardware, wanted.servers, wanted.step, wanted.pins, made.plan)
+    return replace(made, plan=plan, styles=())
 
 
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:

@@ -72,7 +72,10 @@ def _is_short(formulation: Formulation, limit_bytes: float) -> bool:
 
 
 def plan_host_bytes(plan: Plan, graph: Graph) -> float:
-    """Bytes of host memory that a plan takes for one device: parameters, gradients and optimizer state."""
+    """Bytes of host memory that a plan takes for one device: parameters, gradients and optimizer state. Tables of
+    parameter servers are not there."""
+    if plan.servers.count:
+        return 0.0
     parameters = {p.tensor: p for p in graph.parameters}
     return sum(host_bytes(graph, parameters[t.name], t.layout, plan.mesh) for t in plan.parameters)
 

@@ -10,8 +10,11 @@ from autoshard.ir.graph import DTYPE_BYTES, Graph, Parameter, Tensor
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.mesh import Mesh
 
-OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0}  # state tensors per parameter, in the parameter's dtype (sgd: no momentum)
-OPTIMIZER_PASSES = {"adamw": 7, "sgd": 3}  # tensors read or written by a fused step: p g m v -> p m v; p g -> p
+ON_SERVERS = "on servers"  # the optimizer of a worker, which parameter servers run
+# state tensors per parameter, in the parameter's dtype (sgd: no momentum)
+OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0, ON_SERVERS: 0}
+# tensors read or written by a fused step: p g m v -> p m v; p g -> p
+OPTIMIZER_PASSES = {"adamw": 7, "sgd": 3, ON_SERVERS: 0}
 
 UNSCALING_PASSES = 2  # gradients of a scaled loss, as float16 needs it: g -> g
 

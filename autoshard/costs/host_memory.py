@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoshard.cluster.hardware import Hardware, NodeHost
+from autoshard.cluster.hardware import Hardware, NodeHost, backend_of
 from autoshard.costs.compute import traffic
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
@@ -43,15 +43,23 @@ def host_of(hardware: Hardware) -> NodeHost:
     return hardware.host
 
 
+def near_host(hardware: Hardware) -> NodeHost:
+    """That of a device that is a processor, in a profile without [host], is the device: it copies at its own rate."""
+    if hardware.host is not None or backend_of(hardware) != "gloo":
+        return host_of(hardware)
+    rate, devices = hardware.memory_bandwidth, hardware.devices_per_node
+    return NodeHost(hardware.memory_bytes * devices, hardware.usable_memory, rate * devices, 1.0, rate, 0.0, 1.0)
+
+
 def link_seconds(hardware: Hardware, size: float) -> float:
     """One transfer between a device and its host; nothing for no bytes."""
-    host = host_of(hardware)
+    host = near_host(hardware)
     return host.link_latency_seconds + size / (host.link_bandwidth * host.link_efficiency) if size else 0.0
 
 
 def memory_seconds(hardware: Hardware, size: float) -> float:
     """Reading and writing `size` bytes of host memory for one device, while the others of the node do the same."""
-    host = host_of(hardware)
+    host = near_host(hardware)
     return size * hardware.devices_per_node / (host.memory_bandwidth * host.memory_efficiency)
 
 

@@ -68,7 +68,9 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         command=command(plan, graph),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
         hardware=rank_words(hardware) if hardware.kinds else plan.hardware,
-        strategy=tuple(_strategy_by_part(program)) if program.others else strategy_words(program),
+        strategy=tuple(_strategy_by_part(program))
+        if program.others
+        else strategy_words(program, bool(plan.servers.count)),
         inputs=tuple(_input(program, graph, name) for name in program.inputs),
         predicted_seconds=plan.step_seconds,
         predicted_peak_bytes=plan.step_peak_bytes,
@@ -148,14 +150,15 @@ def _strategy_by_part(program: Program) -> Iterator[str]:
         yield from (f"{where}, {words}" for words in strategy_words(part))
 
 
-def strategy_words(program: Program) -> tuple[str, ...]:
-    """One sentence per mesh axis on what it divides."""
+def strategy_words(program: Program, served: bool = False) -> tuple[str, ...]:
+    """One sentence per mesh axis on what it divides. `served`: tables are on parameter servers."""
     axes = enumerate(program.mesh.axes)
     found = [f"{name} ({size}): {_axis_words(program, i, name)}" for i, (name, size) in axes]
     tables = [p.path for p in program.parameters if p.layout.host]
     if tables:
         named = printable(", ".join(tables[:2])) + (f" and {len(tables) - 2} more" if len(tables) > 2 else "")
-        found.append(f"in host memory: {named}, with their optimizer state; rows and their gradients pass the link")
+        where = "on the parameter servers (of train.py alone in host memory)" if served else "in host memory"
+        found.append(f"{where}: {named}, with their optimizer state; rows and their gradients pass the link")
     return tuple(found)
 
 

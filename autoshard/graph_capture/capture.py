@@ -249,7 +249,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     inline(module)
     resolve(module)
     stored = _Stored(program, model, watcher)
-    written = _without_refilled(functionalise(module.graph, stored.parameter_nodes), stored)
+    written = _without_refilled(functionalise(module.graph, stored.parameter_nodes if training else set()), stored)
     real_pairs(module.graph)
     made = plain_creation(module.graph)
     written = {node: made.get(value, value) for node, value in written.items()}

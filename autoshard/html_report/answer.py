@@ -49,7 +49,7 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount) 
     share = peak / plan.step_capacity_bytes if finite and plan.step_capacity_bytes else None
     note = f"{share:.1%} of {format_bytes(plan.step_capacity_bytes)}" if share is not None else "no limit was set"
     found.append(_figure("Peak memory of a device", format_bytes(peak), note, share))
-    in_host = 0.0 if plan.servers.count else plan_host_bytes(plan, graph)
+    in_host = plan_host_bytes(plan, graph)
     if in_host:
         note = (
             f"of its host, {format_bytes(hardware.host_memory_bytes)} of which are for a device: tables, trained there"

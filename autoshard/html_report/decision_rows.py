@@ -117,8 +117,7 @@ def _place(tensor: TensorPlan, plan: Plan, graph: Graph) -> tuple[str, str, str]
     size = DTYPE_BYTES[info.dtype]
     for length in largest_shape(info.shape, tensor.layout, plan.mesh):
         size *= length
-    layout = f"{tensor.layout}: {plan_words.placement_words(tensor.layout, plan.mesh)}"
-    return " × ".join(map(str, info.shape)) or "scalar", layout, format_bytes(size)
+    return " × ".join(map(str, info.shape)) or "scalar", plan_words.stored_words(tensor, plan), format_bytes(size)
 
 
 def buckets(program: Program) -> list[tuple[str, str, str]]:

@@ -78,11 +78,11 @@ def build(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) 
     from autoshard.simulation import simulate
 
     if plan.servers.count:
-        from autoshard.simulation.steps.server_step import worker_timeline
+        from autoshard.simulation.steps.server_step import worker_program
 
-        return SimulatedPlan(
-            plan, graph, hardware, lower(plan, graph), worker_timeline(plan, graph, hardware, compiled)
-        )
+        _, program, small = worker_program(plan, graph)
+        timeline = simulate(program, small, hardware, compiled)
+        return SimulatedPlan(plan, graph, hardware, lower(plan, graph), timeline)
     if not compiled:
         made = simulated(plan, graph, hardware)
         return SimulatedPlan(plan, graph, hardware, made.program, made.timeline)

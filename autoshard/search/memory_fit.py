@@ -132,7 +132,7 @@ def _hint(task: SearchTask) -> str:
     graph, mixed = task.formulation.graph, mixed_precision(task.formulation.hardware)
     ways = ["more devices"]
     ways += [f"--precision {mixed}"] if graph.precision != mixed else []
-    ways += ["--optimizer sgd"] if graph.optimizer != "sgd" else []
+    ways += ["--optimizer sgd"] if graph.optimizer == "adamw" else []
     ways += ["a smaller batch"] + (["fewer pins"] if task.pins else [])
     return ", ".join(ways[:-1]) + f" or {ways[-1]}"
 

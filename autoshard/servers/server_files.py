@@ -10,7 +10,7 @@ from autoshard.servers.server_request import ROWWISE, SAME
 
 DEVICES = {"nccl": "cuda", "hccl": "npu", "gloo": "cpu"}
 EMIT = Path(__file__).parents[1] / "emit"
-FILES = ("train_servers.py", "server_actors.py")  # of emit/package, for such packages alone
+FILES = ("train_servers.py", "server_options.py", "server_actors.py")  # of emit/package, for such packages alone
 _README = """
 ## Parameter servers
 
@@ -18,7 +18,8 @@ _README = """
 (`pip install ray`); `--address auto` uses a Ray cluster that is running. {how} Servers hold the parameters
 and the optimizer's state; a worker gets the rows of tables that its batch reads. Workers may end, come back and join
 (`--workers MIN:MAX`). If a server ends, all go back to the last snapshot, of every `--snapshot-every` steps, and a line
-says how many steps are done again. `--save`, `--resume` and `--weights` are those of `train.py`, and
+says how many steps are done again. `--eval-data FILE:FUNCTION` has workers compute the loss of these batches, after
+`--eval-every` steps and at the end. `--save`, `--resume` and `--weights` are those of `train.py`, and
 `train_servers.py --to-original checkpoints model.safetensors` writes the original model's weights. `train.py` trains
 the same model on one device.
 """

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.step_request import StepRequest
-from autoshard.costs.host_memory import host_of
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import graph_hash
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, ServerPlan
 from autoshard.rules.host_tables import served_tables
 from autoshard.servers.server_request import ROWWISE, SAME, ServerRequest
-from autoshard.simulation.steps.server_step import with_server_step
+from autoshard.simulation.steps.server_step import served_hardware, with_server_step, worker_graph
 
 WORKER = Mesh.parse("dp=1")
 
 
 @dataclass(frozen=True)
 class WorkerSearch:
-    """`pins`: further ones."""
+    """`pins`: further ones. `step`: of one share."""
 
+    graph: Graph
     hardware: Hardware
     pins: tuple[str, ...]
     step: StepRequest
@@ -48,19 +48,22 @@ def check_model(graph: Graph) -> None:
 def worker_search(graph: Graph, hardware: Hardware, asked: ServerRequest, step: StepRequest) -> WorkerSearch:
     """What is searched for: one device whose look-ups read rows from a host without end, and a share a worker."""
     check_model(graph)
-    host = replace(host_of(hardware), memory_bytes=math.inf)
-    if step.micro_batches is None:
-        step = replace(step, micro_batches=asked.worker_range[1])
     tables = sorted(p.path for p in graph.parameters if p.tensor in served_tables(graph))
-    return WorkerSearch(replace(hardware, host=host), tuple(f"{path}=host" for path in tables), step)
+    pins = tuple(f"{path}=host" for path in tables)
+    return WorkerSearch(worker_graph(graph), served_hardware(hardware), pins, replace(step, micro_batches=None))
 
 
-def server_plan(graph: Graph, hardware: Hardware, asked: ServerRequest, found: Plan, pins: tuple[str, ...]) -> Plan:
-    """The plan of a worker with its servers. `found`: what the search gave; `pins`: those of the user."""
+def server_plan(
+    graph: Graph, hardware: Hardware, asked: ServerRequest, step: StepRequest, pins: tuple[str, ...], found: Plan
+) -> Plan:
+    """The plan of a worker with its servers. `found`: what the search gave for a share."""
     least, most = asked.worker_range
     assert asked.servers is not None
     tables = tuple(p.path for p in graph.parameters if p.tensor in served_tables(graph))
     rowwise = (asked.table_optimizer or ROWWISE) != SAME
-    servers = ServerPlan(asked.servers, least, most, asked.bound, tables, rowwise)
-    search = replace(found.search, pins=pins)
-    return with_server_step(replace(found, servers=servers, search=search), graph, hardware)
+    servers = ServerPlan(asked.servers, least, most, asked.bound, tables, rowwise, share_seconds=found.step_seconds)
+    shares = step.micro_batches or most
+    search = replace(found.search, pins=pins, step_options=replace(step, micro_batches=shares).text)
+    plan = replace(found, graph_hash=graph_hash(graph), optimizer=graph.optimizer, servers=servers, search=search)
+    whole = replace(found.step, micro_batches=shares)
+    return with_server_step(replace(plan, step=whole), graph, hardware)

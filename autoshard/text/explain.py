@@ -38,6 +38,7 @@ from autoshard.search.kept.kept_search import formulated as formulated_once
 from autoshard.search.objectives import SPEED, Levelled, solve_level
 from autoshard.search.step_search import StepSearch
 from autoshard.simulation import simulate
+from autoshard.simulation.steps.server_step import served_hardware, worker_program
 from autoshard.solvers.common.result import Solution
 from autoshard.styles.known_styles import STYLES, in_style
 from autoshard.text import plan_words
@@ -208,6 +209,8 @@ def _total(plan: Plan) -> Parts:
 
 def formulated(plan: Plan, graph: Graph, hardware: Hardware, asked: Sequence[Pin] = ()) -> Pinned:
     """The problem that the plan solves, its style and pins applied; what is `asked` of host memory is offered, too."""
+    if plan.servers.count:
+        (plan, _, graph), hardware = worker_program(plan, graph), served_hardware(hardware)
     own = plan.search.all_to_all, plan.step.micro_batches
     formulation = formulated_once(None, graph, plan.mesh, hardware, plan.capacity_bytes, *own)
     pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]

@@ -9,11 +9,12 @@ from autoshard import rules
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import Layout, Partial, Replicate, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan
+from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan, TensorPlan
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.operators import record
 from autoshard.rules.strategy_words import axis_words, is_batch
 
+SERVED = "rows on the parameter servers"
 _NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -106,7 +107,9 @@ def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:
         strategy = rules.find(graph, op, plan.mesh, candidates, decided.strategy)
         owner = _block_of(op.module)
         module = op.module[len(owner) :].lstrip(".")
-        words = strategy_words(op, strategy, graph, plan.mesh)
+        served = f", {SERVED}" if plan.servers.count and strategy.host else ""
+        shown = replace(strategy, host=False) if served else strategy
+        words = strategy_words(op, shown, graph, plan.mesh) + served
         rows.append((BlockRow(module, op, decided, strategy, words, tuple(moves.get(op.name, ()))), owner))
     return rows
 
@@ -163,6 +166,13 @@ def placement_words(layout: Layout, mesh: Mesh) -> str:
             said.setdefault(_placement(placement), []).append(name)
     words = ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
     return words + (", in host memory" if layout.host else "")
+
+
+def stored_words(stored: TensorPlan, plan: Plan) -> str:
+    """How a stored tensor lies, in the notation of layouts and in words."""
+    if plan.servers.count and stored.layout.host:
+        return SERVED
+    return f"{stored.layout}: {placement_words(stored.layout, plan.mesh)}"
 
 
 def _placement(placement: Shard | Replicate | Partial) -> str:

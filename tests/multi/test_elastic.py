@@ -129,6 +129,21 @@ def test_a_job_goes_on_with_as_many_devices_as_there_are(package: Path, tmp_path
     check(package, tmp_path, done)
 
 
+@pytest.mark.parametrize("launcher", ["srun", "without a launcher"])
+def test_whoever_starts_the_processes_one_tells_the_plan(package: Path, launcher: str) -> None:
+    """Once, and before the first step; without a launcher ranks are known when all are there."""
+    own = {"MASTER_PORT": "29767", "MS_WORKER_NUM": "2", "MS_SCHED_PORT": "29768"}
+    if launcher == "srun":
+        own = {"MASTER_PORT": "29767", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    numbers = [{name: str(rank) for name in ("SLURM_PROCID", "SLURM_LOCALID")} for rank in range(2)]
+    environments = [own | (number if launcher == "srun" else {}) for number in numbers]
+    ranks = start(package, "--steps", 1, environments=environments)
+    assert ranks.wait() == [0, 0], ranks.said()
+    told = "".join(ranks.said())
+    assert re.search("^2 devices: the plan in devices_2$.*^step 1: loss", told, re.M | re.S), told
+    assert told.count("the plan in") == 1, told
+
+
 def test_too_few_devices(package: Path, tmp_path: Path) -> None:
     """The smallest plan of two is for 2."""
     hidden = (package / "devices_1").rename(package.parent / "hidden")

@@ -43,6 +43,20 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "package"
 
 
+def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
+    """No TorchScript for half a second, no inductor; what would hold a group is there before the group."""
+    graph = capture(spec("residual"), {})
+    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 3)
+    write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
+    command = [sys.executable, "-X", "importtime", str(tmp_path / "package" / "train.py"), "--backend", "gloo"]
+    command += ["--steps", "2", "--save", str(tmp_path / "saved")]
+    done = subprocess.run(command, env=CLEAN | ROOT, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0 and "step 2: loss" in done.stdout, done.stdout + done.stderr[-2000:]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "torch.distributed.nn.functional" in imported
+    assert not imported & {"torch.distributed.optim", "torch.distributed.tensor.debug", "torch._inductor.compile_fx"}
+
+
 def words(package: Path, on: str) -> list[str]:
     found: list[str] = json.loads((package.parent / f"{on}.json").read_text())
     return found

@@ -18,6 +18,7 @@ import torch
 
 import autoshard
 from autoshard.verification.ranks.loaded_package import load_package
+from examples.dlrm import build
 from tests.hangs import HANGS
 
 DLRM = str(Path(__file__).parents[2] / "examples" / "dlrm.py") + ":build"
@@ -91,10 +92,23 @@ def undisturbed(package: Path, steps: int) -> tuple[dict[int, tuple[str, str]], 
     return found, made.values()
 
 
+HELD_OUT = """
+import torch
+
+def batches():
+    torch.manual_seed(1)
+    for _ in range(3):
+        yield torch.randn(32, 13), torch.randint(200, (32, 4, 4)), torch.randint(200, (32, 4)), torch.rand(32)
+"""
+
+
 def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None:
-    """The losses are those of an undisturbed run, and so are all bits of the parameters."""
-    kills = {2: WORKER, 6: SERVER}
+    """The losses are those of an undisturbed run, and so are all bits of the parameters. The server ends while workers
+    evaluate: what they find in the end is the loss of the original model."""
+    kills, held_out = {2: WORKER, 6: SERVER}, tmp_path / "held_out.py"
+    held_out.write_text(HELD_OUT)
     options = ("--steps", 9, "--save", tmp_path / "saved", "--save-every", 4, "--workers", "1:2")
+    options += ("--eval-data", f"{held_out}:batches", "--eval-every", 3)
     lines = run(package, *options, at_step=lambda step: kills.get(step, ""))
     expected, values = undisturbed(package, 9)
     assert figures(lines) == expected, "".join(lines)
@@ -106,6 +120,14 @@ def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None
     subprocess.run([*command, str(tmp_path / "saved"), str(tmp_path / "model.pt")], check=True, timeout=HANGS)
     state = torch.load(tmp_path / "model.pt", weights_only=True)
     assert state.keys() == values.keys() and all(torch.equal(state[name], values[name]) for name in values)
+    evaluated = re.findall(r"step (\d+): evaluation loss (\S+)", text)
+    assert {step for step, _ in evaluated} == {"3", "6", "9"} and len(set(evaluated)) == 3, text
+    model, made = build(**SIZES)[0], dict[str, Any]()
+    model.load_state_dict(state)
+    exec(HELD_OUT, made)
+    with torch.no_grad():
+        losses = [float(model.eval()(*batch)) for batch in made["batches"]()]
+    assert abs(float(evaluated[-1][1]) - sum(losses) / 3) < 1e-5, (evaluated, losses)
 
 
 @pytest.mark.slow

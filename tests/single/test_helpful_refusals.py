@@ -19,7 +19,9 @@ from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import FNetConfig, FNetForMaskedLM, MixtralConfig, MixtralForCausalLM
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
+from transformers import NllbMoeConfig, NllbMoeForConditionalGeneration
 from transformers.models.fnet import modeling_fnet
+from transformers.models.nllb_moe import modeling_nllb_moe as modeling_nllb
 from transformers.models.switch_transformers import modeling_switch_transformers as modeling_switch
 
 
@@ -66,6 +68,41 @@ def all_experts(self, x, selected_experts, routing_weights):
 def switch_masked():
     modeling_switch.SwitchTransformersExperts.forward = all_experts
     return switch()
+
+
+class Translated(Trained):
+    def forward(self, ids):
+        return self.model(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def nllb(layerdrop=0.0):
+    rates = {"encoder_layerdrop": layerdrop, "decoder_layerdrop": layerdrop, "dropout": 0.0, "moe_token_dropout": 0.0}
+    config = NllbMoeConfig(vocab_size=96, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, num_experts=4, encoder_sparse_step=2,
+        decoder_sparse_step=2, attention_dropout=0.0, activation_dropout=0.0, **rates)
+    return Translated(NllbMoeForConditionalGeneration(config)), (torch.randint(3, 90, (4, 8)),)
+
+
+def nllb_as_it_is():
+    return nllb(0.05)
+
+
+def every_expert(self, x, router_mask, router_probs):
+    out = torch.zeros_like(x)
+    chosen = nn.functional.one_hot(router_mask, self.num_experts)
+    weight = (chosen * router_probs[..., None]).sum(1)  # of each token, by expert
+    for e in range(self.num_experts):
+        out = out + self[f"expert_{e}"](x) * weight[:, e, None]
+    return out
+
+
+def nllb_masked():
+    torch.manual_seed(0)
+    model, inputs = nllb()
+    loss = model(*inputs).item()  # of the loop, where this is the first call
+    modeling_nllb.NllbMoeExperts.forward = every_expert
+    assert abs(loss - model(*inputs).item()) < 1e-5
+    return model, inputs
 
 
 def fnet():
@@ -136,6 +173,8 @@ REFUSED = {
     "mixtral": 'experts_implementation="batched_mm" in the configuration',
     "switch": "in place of transformers.models.switch_transformers.modeling_switch_transformers."
     "SwitchTransformersExperts.forward",
+    "nllb_as_it_is": "or a rate of 0",
+    "nllb": "in place of transformers.models.nllb_moe.modeling_nllb_moe.NllbMoeExperts.forward",
     "fnet": "Cs @ x @ Ch - Ss @ x @ Sh",
     "varlen": "attn_mask=(documents[:, None, :, None] == documents[:, None, None, :]) & causal",
 }
@@ -147,7 +186,9 @@ def test_the_hint_names_what_works(name: str, words: list[str], capsys: pytest.C
     assert REFUSED[name] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["mixtral_set", slow("switch_masked"), "fnet_products", "documents"])
+@pytest.mark.parametrize(
+    "name", ["mixtral_set", slow("switch_masked"), slow("nllb_masked"), "fnet_products", "documents"]
+)
 def test_what_it_names_is_verified(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--mesh", "dp=2", "--verify", "--backend", "lockstep", *words]
     assert commands.main(["plan", f"refused_models.py:{name}", *how]) == 0

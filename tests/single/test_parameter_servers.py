@@ -21,7 +21,11 @@ from autoshard.emit.runtime.servers.parameter_server import ParameterServer, Too
 from autoshard.emit.runtime.servers.served import Served
 from autoshard.emit.runtime.servers.served_table import Lookups, served_table
 from autoshard.emit.runtime.servers.server_run import InProcess
-from autoshard.errors import UsageError
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.package.package_files import report_text
+from autoshard.text.explain import explain
+from autoshard.text.plan_summary import as_dict, summary
+from autoshard.units import format_bytes
 from autoshard.verification.case import case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.ranks.loaded_package import load_package
@@ -312,6 +316,51 @@ def test_rows_are_pulled_ahead_and_a_worker_holds_no_table(package: Any) -> None
     assert table.is_meta and table.shape == (64 * 17, 8)
     with pytest.raises(IndexError, match="has 1088 rows"):
         run.client.rows(0, [("shades.weight", torch.tensor([3, 1088]))])
+
+
+def test_evaluation_is_that_of_the_original(tmp_path: Path) -> None:
+    """Without dropout, of all labels of a batch; then training goes on with dropout."""
+    torch.manual_seed(0)
+    model, inputs = Reader(), reader_inputs()
+    own = load_package(autoshard.write(planned(model, inputs, micro_batches=SHARES), tmp_path / "package"))
+    how = (own.model.build_model, own.model.MESH, own.server_plan, own.model.OPTIMIZER, SHARES)
+    run, dealer = own.server_run.InProcess(*how, model.state_dict()), own.server_run.Dealer()
+    work = own.server_run.ShareWork((1, SHARES), inputs, trains=False)
+    found = [run.compute(dealer, [work])[0].loss for _ in range(2)]
+    assert found == pytest.approx([float(model.eval()(*inputs).detach())] * 2, abs=1e-5)
+    trained = own.server_run.share_works(1, [inputs], [()], None)
+    assert abs(run.compute(dealer, trained)[0].loss - found[0]) > 1e-3
+
+
+class Wide(nn.Module):
+    """A table, and dense weights that are nearly all that a worker holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.up, self.down = nn.Embedding(1000, 256), nn.Linear(256, 4096), nn.Linear(4096, 10)
+
+    def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+        return F.cross_entropy(self.down(F.relu(self.up(self.rows(ids)))), tags)
+
+
+@pytest.mark.parametrize("hardware", ["a100-80g-sxm", "cpu-local"])  # a profile with [host], and one without
+def test_a_worker_is_planned_without_the_state_that_servers_hold(hardware: str) -> None:
+    inputs, dense = (torch.randint(0, 1000, (8,)), torch.randint(0, 10, (8,))), 4 * (257 * 4096 + 4097 * 10)
+    asked: dict[str, Any] = {"hardware": hardware, "parameter_servers": 2, "workers": 2}
+    for recompute in (None, "full"):
+        made = autoshard.plan(Wide(), inputs, memory_limit=3 * dense, recompute=recompute, **asked)
+        peak = made.plan.step_peak_bytes
+        assert 2 * dense < peak < 2.2 * dense  # weights and gradients; with AdamW's state it is 4 times
+        account = made.simulated.step.account
+        told = as_dict(made.plan, made.graph, account)
+        assert account.peak_bytes == peak == told["predicted_peak_bytes"] and not told["host_bytes"]
+        assert f"{format_bytes(peak)} of {format_bytes(3 * dense)}" in summary(made.plan, made.graph)
+        assert not explain(made.plan, made.graph, made.hardware, None, None).notes
+        report = report_text(made.simulated)
+        assert f"{format_bytes(peak)}</" in report and "rows on the parameter servers" in report
+        assert "on the host" not in summary(made.plan, made.graph) + report.partition("<canvas")[0]
+    with pytest.raises(InfeasibleError, match="try: --recompute full or a model with"):
+        autoshard.plan(Wide(), inputs, memory_limit=1.9 * dense, **asked)
 
 
 def test_what_servers_can_not_train_is_said() -> None:

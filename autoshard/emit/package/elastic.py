@@ -20,6 +20,7 @@ from runtime import processes_started, take_start
 
 FOLDER = "devices_"
 SURPLUS = "AUTOSHARD_SURPLUS"  # how many processes wait
+CHOSEN = "AUTOSHARD_CHOSEN"  # the line of the plan that replaced another: its rank 0 knows that it is
 ENDED = "train/ended"
 
 
@@ -41,6 +42,8 @@ def run_fitting_plan() -> bool:
         _replace(plans[size], size)  # before this process joins the others: its successor does
     if not take_start():
         return False
+    if (chosen := os.environ.pop(CHOSEN, "")) and os.environ.get("RANK", "0") == "0":
+        print(chosen, flush=True)
     if not surplus:
         return True
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -62,8 +65,7 @@ def end_surplus() -> None:
 
 
 def _replace(folder: Path, size: int) -> None:
-    if os.environ.get("RANK") == "0":
-        print(f"{size} device{'s' * (size > 1)}: the plan in {folder.name}", flush=True)
+    os.environ[CHOSEN] = f"{size} device{'s' * (size > 1)}: the plan in {folder.name}"
     flags = subprocess._args_from_interpreter_flags()
     os.execv(sys.executable, [sys.executable, *flags, str(folder / "train.py"), *sys.argv[1:]])
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from batches import UserError, loader_batches
+from batches import UserError, load_function, loader_batches
 from dynamic_sizes import module_of, step_sizes
 from model_parallel import (
     EVALUATION,
@@ -30,15 +30,16 @@ from pipelines import pipeline_of
 from runtime import ParallelMesh, Prefetched, gathered_together, sharding, start_loss_sum
 
 _PLANNED_FOR_IT = (
-    "a package planned with --eval, whose README.md shows how to call it, with weights that convert.py makes of this"
-    " one's checkpoints"
+    "a package planned with --eval, whose README.md shows how to call it, with weights made of this one's checkpoints"
 )
 
 
 def check_evaluation(options: argparse.Namespace) -> None:
-    """UserError where --eval-data is given and this package can't evaluate."""
+    """UserError where --eval-data is given and this package can't evaluate, or it is no function."""
     if options.eval_data and (reason := no_evaluation()):
         raise UserError(f"--eval-data: {reason}")
+    if options.eval_data:
+        load_function(options.eval_data, "--eval-data")
 
 
 def no_evaluation() -> str:

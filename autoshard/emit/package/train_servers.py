@@ -13,6 +13,7 @@ again: the worker's batches go to others, the servers all go back to their last 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -27,13 +28,13 @@ from typing import Any
 import torch
 
 from batches import UserError, loader_batches, synthetic_batches
+from evaluation import check_evaluation, evaluates
 from initial import INITIAL
 from model_parallel import LABEL_COUNTS, MESH, MICRO_BATCHES, build_labels, build_model
-from run_options import AUTO, LEARNING_RATE, check_file, check_writable
+from run_options import AUTO
 from runtime import (
     EXIT_CODE,
     EXIT_STOPPED,
-    SHAPES,
     ParallelMesh,
     Prefetched,
     TrainingLog,
@@ -49,77 +50,13 @@ from runtime.servers.dealing import DEPTH, Dealer
 from runtime.servers.served import served_parameters, stored_tensors
 from runtime.servers.server_client import ServerClient
 from runtime.servers.server_run import apply_update, labels_of_step, share_works, update_norm
+from runtime.servers.share_worker import ShareWork
 from saving import locked
-from server_plan import DEVICE, MOST_WORKERS, SERVERS, STALENESS, TABLES, WORKERS
+from server_options import SNAPSHOT_EVERY, parse_arguments, take_options
+from server_plan import SERVERS, STALENESS, TABLES
 from start_state import read_weights
 
 GONE, NEW = "servers gone", "worker new"  # as of server_actors.py, which needs Ray
-PATIENCE = 300.0  # seconds for an actor to come back
-SNAPSHOT_EVERY = 100  # steps, where nothing is said
-
-
-# --- options ---
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--address", metavar="auto|HOST:PORT", help="a Ray cluster that runs; else one on this machine")
-    workers = f"as planned: {WORKERS}" + (f":{MOST_WORKERS}" if MOST_WORKERS > WORKERS else "")
-    parser.add_argument("--workers", metavar="W|MIN:MAX", help=f"{workers}. Those beyond MIN join when there is room")
-    parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default=DEVICE, help="of workers")
-    parser.add_argument("--steps", type=int, default=10, help="in all, those before --resume included")
-    parser.add_argument("--seed", type=int, default=0, help="of initialisation, synthetic batches and dropout")
-    parser.add_argument("--lr", type=float, default=LEARNING_RATE, help="(highest) learning rate")
-    parser.add_argument("--table-lr", type=float, default=0.01, help="of row-wise Adagrad, for tables")
-    parser.add_argument("--schedule", choices=sorted(SHAPES), default="constant", help="of the rates, down to --steps")
-    parser.add_argument("--warmup", type=int, default=0, metavar="N", help="steps in which the rates rise first")
-    parser.add_argument("--lr-least", type=float, default=0.0, metavar="SHARE", help="of the rates, left at the end")
-    parser.add_argument(
-        "--weight-decay", type=float, metavar="X", help="of matrices; without it as torch has it, of all"
-    )
-    parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
-    parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
-    parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
-    parser.add_argument("--weights", metavar="FILE", help="start from the original model's weights")
-    parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR/step-N; all nodes must see it")
-    parser.add_argument("--save-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
-    parser.add_argument("--keep", type=int, metavar="N", help="the last N checkpoints; without it all")
-    every = f"steps after which servers can go back; without it --save-every, or {SNAPSHOT_EVERY}"
-    parser.add_argument("--snapshot-every", type=int, metavar="N", help=every)
-    parser.add_argument(
-        "--resume", metavar="DIR|auto", help="continue from the last checkpoint in DIR; auto: of --save"
-    )
-    parser.add_argument("--to-original", nargs=2, metavar=("DIR", "FILE"), help="a checkpoint to weights, and stop")
-    parser.add_argument("--log-every", type=int, default=1, metavar="N", help="print every N steps")
-    parser.add_argument("--log-json", metavar="FILE", help="also add the steps to FILE, one JSON object a line")
-    return parser.parse_args()
-
-
-def take_options(options: argparse.Namespace) -> None:
-    """UserError on a setting that makes no sense."""
-    words = (options.workers or f"{WORKERS}:{MOST_WORKERS}").split(":")
-    numbers = [int(word) for word in words if word.isdecimal()]
-    if len(numbers) != len(words) or len(words) > 2 or not 1 <= numbers[0] <= numbers[-1]:
-        raise UserError(
-            f"--workers {options.workers}: expected a number of 1 or more, or MIN:MAX\n  try: --workers 2:4"
-        )
-    options.least, options.most = numbers[0], numbers[-1]
-    least = {"steps": 0, "warmup": 0, "prefetch": 0, "save_every": 0, "log_every": 1, "snapshot_every": 1, "keep": 1}
-    for name, bound in least.items():
-        value = getattr(options, name)
-        if value is not None and value < bound:
-            raise UserError(f"--{name.replace('_', '-')} {value}: expected {bound} or more")
-    if not (options.lr >= 0 and options.table_lr >= 0 and 0 <= options.lr_least <= 1 and options.max_norm > 0):
-        raise UserError("--lr, --table-lr: expected 0 or more; --lr-least: from 0 to 1; --max-norm: more than 0")
-    if (options.save_every or options.keep or options.resume == AUTO) and not options.save:
-        raise UserError("--save-every, --keep and --resume auto need a folder\n  try: --save checkpoints")
-    if options.weights and options.resume:
-        raise UserError("--weights and --resume both say what to start from\n  try: one of them")
-    if options.save:
-        check_writable(f"--save {options.save}", options.save)
-        options.save = os.path.abspath(options.save)
-    if options.log_json:
-        check_file(f"--log-json {options.log_json}", options.log_json)
 
 
 # --- what is no parameter on the servers ---
@@ -226,6 +163,7 @@ class Run:
         self.present: set[int] = set()
         self.works: dict[tuple[int, int], Any] = {}  # since the last snapshot
         self.results: dict[tuple[int, int], Any] = {}
+        self.evaluated: list[tuple[int, int]] = []  # shares of the evaluation that runs
         self.started, self.stopped, self.begun = 0, "", time.perf_counter()
         self.folder = options.save or tempfile.mkdtemp(prefix="servers-")
         self.every = options.snapshot_every or options.save_every or SNAPSHOT_EVERY
@@ -262,7 +200,7 @@ class Run:
 
     def patiently(self, number: int, method: str, *arguments: Any) -> Any:
         """A call of a server that Ray may be starting again."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self.options.patience
         while True:
             try:
                 return self.ray.get(self.send(number, method, *arguments))
@@ -273,12 +211,15 @@ class Run:
 
     def go_back(self) -> None:
         """All servers to the last snapshot; what was in work since is done again."""
-        before = self.done
+        before, evaluated = self.done, bool(self.evaluated)
         self.generation += 1
         self.calls = {ref: call for ref, call in self.calls.items() if call[1] is None}
         self.dealer.clear()
         self.results.clear()
+        self.evaluated = []
         self.start_servers()
+        if evaluated and self.done == before:
+            self.evaluate()
         what = f"all are back at step {self.done}: {before - self.done} steps are lost and done again"
         print(f"a server was lost in step {before + 1}; {what}", flush=True)
 
@@ -357,13 +298,11 @@ class Run:
         return own.lr * share, own.table_lr * share
 
     def fill(self) -> None:
-        """Shares of the next step, where none wait: asynchronously of those up to the next snapshot."""
-        ahead = 0 if STALENESS is None else self.every - self.done % self.every - 1
-        last = min(self.done + 1 + ahead, self.options.steps)
-        if self.stopped and self.started > self.done:
+        """Shares of the next step, where none wait: asynchronously of those up to the next snapshot or evaluation."""
+        if self.evaluated or (self.stopped and self.started > self.done):
             return
-        if STALENESS is not None and self.options.save_every:
-            last = min(last, self.done - self.done % self.options.save_every + self.options.save_every)
+        every = (1,) if STALENESS is None else (self.every, self.options.save_every, self.options.eval_every)
+        last = min(self.options.steps, *(self.done - self.done % own + own for own in every if own))
         if self.started < last and len(self.dealer.waiting) < len(self.workers):
             self.started += 1
             if (self.started, 0) not in self.works:
@@ -387,7 +326,10 @@ class Run:
         self.works |= {work.share: self.ray.put(work) for work in works}
 
     def finish(self) -> None:
-        """Steps all of whose shares are there."""
+        """Steps, and evaluations, all of whose shares are there."""
+        if self.evaluated:
+            self.finish_evaluation()
+            return
         step = self.done + 1
         shares = [(step, number) for number in range(MICRO_BATCHES)]
         if any(share not in self.results for share in shares):
@@ -414,6 +356,29 @@ class Run:
             self.log.write(step, figures, f"step {step}: loss {loss:.6f}, gradient norm {norm:.4f}, {now * 1e3:.1f} ms")
         if self.due(step) and not self.dealer.outstanding:
             self.snapshot()
+        if evaluates(self.options, step) and not self.stopped:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Workers compute the loss of the first batches of --eval-data, with the parameters as they are now."""
+        reading = loader_batches(self.options.eval_data, self.mesh, 0, 0, option="--eval-data", once=True)
+        batches = itertools.islice(Prefetched(reading, self.mesh.device, 0), self.options.eval_batches)
+        for number, batch in enumerate(batches, MICRO_BATCHES):
+            share = self.done + 1, number  # after those of a step, of the same parameters
+            self.works[share] = self.ray.put(ShareWork(share, tuple(x.clone() for x in batch), trains=False))
+            self.evaluated.append(share)
+        if not self.evaluated:
+            raise UserError(f"--eval-data {self.options.eval_data}: a loader yields no batch")
+        self.dealer.add(self.evaluated)
+
+    def finish_evaluation(self) -> None:
+        if any(share not in self.results for share in self.evaluated):
+            return
+        loss = sum(self.results.pop(share).loss for share in self.evaluated) / len(self.evaluated)
+        for share in self.evaluated:
+            del self.works[share]
+        self.evaluated, self.begun = [], time.perf_counter()
+        self.log.write(self.done, {"eval_loss": loss}, f"step {self.done}: evaluation loss {loss:.6f}")
 
     def batches_from(self, step: int) -> Prefetched:
         start = step * MICRO_BATCHES
@@ -433,7 +398,7 @@ class Run:
         for number in range(len(self.workers)):
             self.call_worker(number)
         enough, begun, told = False, time.monotonic(), False
-        while self.done < self.options.steps and not (self.stopped and self.started == self.done):
+        while self.evaluated or (self.done < self.options.steps and not (self.stopped and self.started == self.done)):
             if not enough and len(self.present) >= self.options.least:
                 enough, self.begun = True, time.perf_counter()
             if not enough and not told and time.monotonic() - begun > 60:
@@ -471,12 +436,13 @@ class Run:
 
 
 def main() -> int:
-    options = parse_arguments()
+    options = parse_arguments((__doc__ or "").partition("\n")[0])
     try:
         if options.to_original:
             to_original(*options.to_original)
             return 0
         take_options(options)
+        check_evaluation(options)
         try:
             import ray  # noqa: F401
         except ImportError:

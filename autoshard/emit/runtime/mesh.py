@@ -222,9 +222,10 @@ def _forget_layouts() -> None:
 
 
 def _import_first() -> None:
-    """Modules of torch whose functions take the group that is there when they are imported as a default, for ever."""
-    import torch.distributed.nn
-    import torch.distributed.optim  # noqa: F401
+    """A module of torch whose functions take the group that is there when it is imported as a default, for ever.
+
+    `torch.distributed.optim` is another: it compiles TorchScript for half a second, and nothing here imports it."""
+    import torch.distributed.nn  # noqa: F401
 
 
 def _host_mesh(devices: DeviceMesh) -> DeviceMesh:

@@ -25,6 +25,7 @@ _SCATTERS = {
     "slice": aten.slice_scatter.default, "select": aten.select_scatter.default,
     "diagonal": aten.diagonal_scatter.default,
 }  # fmt: skip
+_WHOLE = ("copy_", "uniform_", "normal_", "bernoulli_", "exponential_")  # and fills: nothing of what they write is left
 _OUT = "the form of it that returns a new tensor"
 _SAME = ("alias", "detach", "contiguous", "to", "type_as", "lift_fresh", "dropout", "alpha_dropout", "feature_dropout")
 _RESHAPES = (
@@ -167,8 +168,24 @@ class _Functionaliser:
         value = self._functional(node, name)
         if value.meta["val"].dtype != node.meta["val"].dtype:
             value = self._call(aten.to.dtype, (value, node.meta["val"].dtype), {}, node.meta["val"], node)
+        whole = name in _WHOLE or fill_value(node) is not None
+        if whole and not self._is_part(target) and self._has_gradient(node.args[0]):
+            value = self._replacing(node, node.args[0], value)
         self._write(target, value)
         self.identity[node] = target
+
+    def _is_part(self, node: fx.Node) -> bool:
+        """Does a write to it leave something of what it is a view of?"""
+        while node in self.parent and op_name(node) not in _SCATTERS:
+            node = self.parent[node]
+        return node in self.parent
+
+    def _replacing(self, node: fx.Node, old: fx.Node, value: fx.Node) -> fx.Node:
+        """The value that replaces all of `old`, which autograd gives a gradient of zeros: none were another thing to an
+        optimizer with weight decay."""
+        with node.meta["val"].fake_mode:
+            always = full(self.graph, torch.ones((), dtype=torch.bool, device=node.meta["val"].device), True)
+        return self._call(aten.where.self, (always, value, old), {}, node.meta["val"], node)
 
     def _functional(self, node: fx.Node, name: str) -> fx.Node:
         val, meta = node.meta["val"], dict(node.meta)

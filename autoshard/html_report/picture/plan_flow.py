@@ -107,7 +107,8 @@ class _FlowOfBlock:
     @cached_property
     def stored(self) -> dict[str, Layout]:
         """Parameter -> the layout that it is stored in."""
-        return {parameter.name: parameter.layout for parameter in self.plan.parameters}
+        here = not self.plan.servers.count  # else tables are on servers
+        return {own.name: replace(own.layout, host=own.layout.host and here) for own in self.plan.parameters}
 
     def flow(self, title: str) -> BlockFlow:
         graph, rows = self.graph, plan_words.without_casts(self.block.rows, self.graph)

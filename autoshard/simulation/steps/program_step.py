@@ -46,7 +46,7 @@ from autoshard.simulation.step_account import (
 )
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
 from autoshard.simulation.steps.placed_step import PlacedCosts, PlacedMessage, simulate_places
-from autoshard.simulation.steps.server_step import server_account
+from autoshard.simulation.steps.server_step import server_account, worker_program
 from autoshard.simulation.timeline import Timeline, Timing
 from autoshard.simulation.working_memory import local_bytes
 
@@ -69,7 +69,8 @@ class AccountedStep:
 def accounted_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware, once: Timeline) -> AccountedStep:
     """The step that a plan predicts. `once`: of its program, simulated."""
     if plan.servers.count:
-        return AccountedStep(server_account(plan, once))
+        share = accounted_step(*worker_program(plan, graph), hardware, once)
+        return AccountedStep(server_account(plan, share.account))
     if not plan.step.is_whole:
         return AccountedStep(one_stage(once))
     step = plan.step

@@ -1,6 +1,7 @@
 """A step on parameter servers: workers pull, compute and push shares; servers send, add up and update; events on links.
 
-A worker has its device's link to the network; a server has those of a whole node, and its memory. Transfers of one link
+A worker has its device's link to the network; a server has those of a whole node, and its memory; where devices are
+processors and the profile has no [host], those of one device. Transfers of one link
 run one after another in each direction; a worker pulls for its next share while it computes. Updates run in a server's
 memory: what they read and write, by the host's bandwidth.
 """
@@ -8,17 +9,18 @@ memory: what they read and write, by the host's bandwidth.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, replace
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.host_memory import host_of
+from autoshard.costs.device_bytes import ON_SERVERS
+from autoshard.costs.host_memory import near_host
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, ServerPlan
+from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.rules.host_tables import TABLE, served_tables
-from autoshard.simulation.engine import simulate
-from autoshard.simulation.step_account import OPTIMIZER, StepAccount, split, stage_account
-from autoshard.simulation.timeline import Timeline
+from autoshard.simulation.step_account import OPTIMIZER, StepAccount, stage_account
 
 WAITS = "pulls and pushes"
 STATE_PASSES = {"adamw": 7.0, "sgd": 3.0}  # reads and writes of a parameter's size in an update: p, its gradient, state
@@ -47,9 +49,8 @@ class ServerCosts:
 
 
 def server_costs(plan: Plan, graph: Graph, hardware: Hardware) -> ServerCosts:
-    own, small = plan.servers, rows_graph(graph)
+    own, small = plan.servers, worker_graph(graph)
     tables = served_tables(graph)
-    share_seconds = worker_timeline(plan, graph, hardware).step_seconds
     parameters = [p for p in graph.parameters if p.trainable and p.tensor not in tables]
     dense = float(sum(graph.tensor(p.tensor).bytes for p in parameters))
     ids = sum(_ids(graph, table) for table in tables)
@@ -58,21 +59,22 @@ def server_costs(plan: Plan, graph: Graph, hardware: Hardware) -> ServerCosts:
     trained = {p.tensor for p in graph.parameters if p.trainable}
     row_bytes = float(sum(small.tensor(table).bytes for table in tables if table in trained))
     shares = plan.step.micro_batches if own.staleness is None else 1
-    host, passes = host_of(hardware), STATE_PASSES[graph.optimizer]
-    rate = host.memory_bandwidth * host.memory_efficiency * own.count
+    host, passes = near_host(hardware), STATE_PASSES[graph.optimizer]
+    devices = hardware.devices_per_node if hardware.host else 1
+    rate = host.memory_bandwidth * host.memory_efficiency * devices / hardware.devices_per_node * own.count
     whole = held if not own.rowwise else 0.0
     touched = min(row_bytes * shares, held) if own.rowwise else 0.0
     link = hardware.links[-1]
     state = STATE_COPIES[graph.optimizer]
     return ServerCosts(
-        share_seconds=share_seconds,
+        share_seconds=own.share_seconds,
         dense_bytes=dense,
         rows_bytes=rows,
         ids_bytes=ID_BYTES * ids,
         add_seconds=ADDED_PASSES * (dense + row_bytes) / rate,
         update_seconds=(passes * (dense + whole) + ROW_PASSES * touched) / rate,
         worker_rate=link.bandwidth * link.efficiency,
-        server_rate=link.bandwidth * link.efficiency * min(hardware.devices_per_node, hardware.links[-1].devices),
+        server_rate=link.bandwidth * link.efficiency * min(devices, hardware.links[-1].devices),
         latency=link.latency_seconds,
         server_bytes=(dense * state + held * (state if whole else 1.0)) / own.count,
     )
@@ -83,55 +85,48 @@ def _ids(graph: Graph, table: str) -> int:
     return sum(graph.tensor(name).numel for name in operands if name is not None)
 
 
-def rows_graph(graph: Graph) -> Graph:
-    """The graph as a worker runs it: a table has as many rows as a share may read."""
+def worker_graph(graph: Graph) -> Graph:
+    """The graph as a worker runs it: a table has as many rows as a share may read, and servers run the optimizer."""
     sizes = {table: _ids(graph, table) for table in served_tables(graph)}
     tensors = tuple(
         replace(own, shape=(min(own.shape[0], max(1, sizes[own.name])), *own.shape[1:])) if own.name in sizes else own
         for own in graph.tensors
     )
-    return replace(graph, tensors=tensors)
+    return replace(graph, tensors=tensors, optimizer=ON_SERVERS)
 
 
 def with_server_step(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
-    """The plan with what is predicted of its servers, which is what it predicts of a step."""
+    """The plan of a worker's share with what is predicted of its servers, which is what it predicts of a step."""
     costs = server_costs(plan, graph, hardware)
     seconds, worker, server = server_step(costs, plan.servers, plan.step.micro_batches)
     pulled = costs.dense_bytes + costs.rows_bytes
     servers = replace(
-        plan.servers, step_seconds=seconds, share_seconds=costs.share_seconds, update_seconds=costs.update_seconds,
+        plan.servers, step_seconds=seconds, update_seconds=costs.update_seconds,
         worker_busy_seconds=worker, server_busy_seconds=server, pulled_bytes=pulled,
         pushed_bytes=pulled + costs.ids_bytes, server_bytes=costs.server_bytes,
     )  # fmt: skip
     step = replace(plan.step, predicted_seconds=seconds)
-    return replace(plan, servers=servers, step=step, predicted_seconds=costs.share_seconds)
+    return replace(plan, servers=servers, step=step)
 
 
-def worker_timeline(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) -> Timeline:
-    """A share on its worker: forward and backward, without an optimizer."""
-    small = rows_graph(graph)
-    made = simulate(lower(plan, small), small, hardware, compiled)
-    events = tuple(event for event in made.events if event.phase != "optimizer")
-    end = max((event.end_seconds for event in events), default=0.0)
-    busy = dict.fromkeys(made.streams, 0.0)
-    for event in events:
-        for stream in event.streams:
-            busy[stream] += event.duration_seconds
-    memory = tuple(point for point in made.memory if point[0] <= end)
-    peak_at = min(made.peak_at_seconds, end)
-    busy_seconds = tuple(busy.items())
-    return replace(
-        made, events=events, step_seconds=end, busy_seconds=busy_seconds, memory=memory, peak_at_seconds=peak_at
-    )
+def worker_program(plan: Plan, graph: Graph) -> tuple[Plan, Program, Graph]:
+    """What a worker runs by itself for a share: forward and backward of the model, whose optimizer servers run."""
+    own, small = replace(plan, servers=ServerPlan(), step=replace(plan.step, micro_batches=1)), worker_graph(graph)
+    return own, lower(own, small), small
 
 
-def server_account(plan: Plan, once: Timeline) -> StepAccount:
+def served_hardware(hardware: Hardware) -> Hardware:
+    """The profile with room for every table: where servers hold them."""
+    return replace(hardware, host=replace(near_host(hardware), memory_bytes=math.inf))
+
+
+def server_account(plan: Plan, share: StepAccount) -> StepAccount:
     """A worker's step: its shares, the servers' update, and the rest, in which it waits for them."""
-    own = plan.servers
+    own, (stage,) = plan.servers, share.stages
     shares = plan.step.micro_batches / own.most_workers
-    computed = {kind: seconds * shares for kind, seconds in split(once.events, 0.0, once.step_seconds).items()}
+    computed = {kind: seconds * shares for kind, seconds in stage.parts if kind != OPTIMIZER}
     computed |= {OPTIMIZER: own.update_seconds} if own.staleness is None else {}
-    account = stage_account(own.step_seconds, computed, plan.predicted_peak_bytes, WAITS)
+    account = stage_account(own.step_seconds, computed, stage.peak_bytes, WAITS)
     return StepAccount(own.step_seconds, (account,))
 
 

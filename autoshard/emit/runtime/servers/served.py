@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from ..mesh import ParallelMesh
 from ..parameters import sharding
 
-CUT_BYTES = 1 << 20  # a parameter of more is cut over all servers; so is every table, whose rows are read one by one
+# A parameter of more is cut over all servers; so is every table, whose rows are read one by one. Fewer bytes a link of
+# 100 Gb/s has sent before Ray has handled one more tensor of a reply: 0.13 ms (measured, replies of 1 and of 400).
+CUT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

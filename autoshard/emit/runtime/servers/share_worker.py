@@ -26,7 +26,8 @@ Ahead = dict[tuple[str, Way], tuple[Tensor, Tensor]]
 @dataclass(frozen=True)
 class ShareWork:
     """A share of a step: a micro-batch. `labels`: see `label_shares`; `count`: of how many shares its loss is a mean;
-    `max_norm`: of its gradient, where it is applied by itself, at `rates`."""
+    `max_norm`: of its gradient, where it is applied by itself, at `rates`. `trains`: or its loss alone is wanted, as
+    the model computes it when it does not train."""
 
     share: Share
     inputs: tuple[Tensor, ...]
@@ -34,6 +35,7 @@ class ShareWork:
     count: int = 1
     max_norm: float = math.inf
     rates: tuple[float, float] | None = None
+    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ShareResult:
     """`norm`: of the gradient, where it is applied by itself. `pulled_ahead`: look-ups whose rows were there."""
 
     loss: float
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...] = ()
     norm: float = 0.0
     pulled_ahead: int = 0
 
@@ -110,7 +112,10 @@ class ShareWorker:
             self.generation = generation
             inputs = tuple(x.to(self.mesh.device) for x in work.inputs)
             self.lookups = Lookups(self._rows, self.lookups.ways, inputs, rows)
-            outputs = self._backward(work, inputs, whole)
+            self._fill(whole)
+            if not work.trains:
+                return ShareResult(float(self._evaluated(inputs)[0]))
+            outputs = self._backward(work, inputs)
             dense = {name: own.grad.cpu() for name, own in self.parameters.items() if own.grad is not None}
             read = [(name, ids, rows.grad) for name, ids, rows in self.lookups.read if rows.grad is not None]
             used = sum(any(ids is own for own, _ in rows.values()) for _, ids, _ in self.lookups.read)
@@ -134,9 +139,17 @@ class ShareWorker:
         for name, own in self.parameters.items():
             local(own).copy_(whole[name])
 
-    def _backward(self, work: ShareWork, inputs: Sequence[Tensor], whole: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    @torch.no_grad()
+    def _evaluated(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        self.mesh.random.training = False
+        try:
+            result = self.model(*inputs)
+        finally:
+            self.mesh.random.training = True
+        return result if isinstance(result, tuple) else (result,)
+
+    def _backward(self, work: ShareWork, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         step, number = work.share
-        self._fill(whole)
         self.mesh.random.step = step
         with self.mesh.micro_batch(number, [own.to(self.mesh.device) for own in work.labels]):
             result = self.model(*inputs)
