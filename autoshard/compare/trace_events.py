@@ -14,8 +14,8 @@ from typing import Any
 
 from autoshard.errors import InvalidFileError
 from autoshard.system.files import read_bytes
+from autoshard.units import MICROSECONDS
 
-MICROSECONDS = 1e6
 HINT = "a trace as torch.profiler's export_chrome_trace writes it, of one rank: see docs/compare.md"
 LARGEST_TRACE = 1 << 32  # bytes
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, OverflowError, zlib.error)

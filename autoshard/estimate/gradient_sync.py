@@ -51,9 +51,6 @@ def syncs(built: BuiltTransformer, run: TrainingRun, hardware: Hardware) -> Sync
     return Syncs(*(_sync(built, run, hardware, path) for path in (EMBEDDING, layer(LAYERS - 1), "head")))
 
 
-REPLICA, SHARD = 0, 1  # axes of `replica_mesh`
-
-
 def replica_mesh(run: TrainingRun) -> Mesh:
     """The devices of a stage: groups of replicas, the replicas in one, the devices of a replica."""
     return Mesh((("replica", run.replicas // run.shards), ("shard", run.shards), ("tp", run.tp)))
@@ -64,35 +61,32 @@ def expert_mesh(run: TrainingRun) -> Mesh:
     return Mesh((("replica", 1), ("shard", run.dp // run.ep), ("ep", run.ep), ("cp", run.cp), ("tp", run.tp)))
 
 
-CONTEXT = 3  # axis of `expert_mesh`
-
-
 def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: str) -> Sync:
     own = held(built, path)
     experts = 0 if run.ep == 1 else own.experts
     dense = own.all - experts
     parts = (
-        _exchange(dense, run, hardware, replica_mesh(run), (SHARD,), run.shards),
-        _exchange(experts, run, hardware, expert_mesh(run), (SHARD, CONTEXT), run.expert_shards),
+        _exchange(dense, run, hardware, replica_mesh(run), ("shard",), run.shards),
+        _exchange(experts, run, hardware, expert_mesh(run), ("shard", "cp"), run.expert_shards),
     )
     return Sync(own.all, *(sum(seconds) for seconds in zip(*parts, strict=True)))
 
 
 def _exchange(
-    count: int, run: TrainingRun, hardware: Hardware, mesh: Mesh, group: tuple[int, ...], shards: int
+    count: int, run: TrainingRun, hardware: Hardware, mesh: Mesh, group: tuple[str, ...], shards: int
 ) -> tuple[float, float, float]:
     """Seconds of gathers, reductions and casts of `count` parameters, which a `group` of axes shards."""
     if not count:
         return 0.0, 0.0, 0.0
 
-    def seconds(axes: tuple[int, ...], kind: str, size: float) -> float:
-        return joint_seconds(hardware, mesh, axes, kind, size)
+    def seconds(axes: tuple[str, ...], kind: str, size: float) -> float:
+        return joint_seconds(hardware, mesh, tuple(map(mesh.index, axes)), kind, size)
 
     gradient = float(count * run.gradient_bytes)
     if not run.zero:
-        return 0.0, seconds((REPLICA, *group), "all_reduce", gradient), 0.0
+        return 0.0, seconds(("replica", *group), "all_reduce", gradient), 0.0
     scattered = seconds(group, "reduce_scatter", gradient)
-    summed = seconds((REPLICA,), "all_reduce", gradient / shards)
+    summed = seconds(("replica",), "all_reduce", gradient / shards)
     bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
     cast = count * (run.weight_bytes + run.gradient_bytes) / bandwidth if run.precision in SHARDED else 0.0
     return seconds(group, "all_gather", float(count * run.weight_bytes)), scattered + summed, cast

@@ -18,8 +18,7 @@ SGD_STATE_BYTES = {
     "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
     "fp8": (2, 4, 4), "fp8-mixed": (4, 4, 0), FSDP: (4, 4, 0), FP8_FSDP: (4, 4, 0),
 }  # fmt: skip
-MAIN_GRADIENT_BYTES = 4
-ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
+FLOAT32_BYTES = 4  # main gradients, and what adds up gradients over micro-batches
 
 
 def held_weight_bytes(run: TrainingRun) -> int:
@@ -40,8 +39,8 @@ def _gradient_bytes(run: TrainingRun) -> float:
 def widened_gradients(run: TrainingRun, parameters: ParameterCounts) -> float:
     """Bytes of the float32 copies that the optimizer makes of gradients in half precision, of its own share
     (`_copy_model_grads_to_main_grads` of megatron.core.optimizer.distrib_optimizer)."""
-    copies = run.precision in MEGATRON and _gradient_bytes(run) < MAIN_GRADIENT_BYTES and not run.offload
-    return parameters.sharded(run, run.zero >= 1) * MAIN_GRADIENT_BYTES * copies
+    copies = run.precision in MEGATRON and _gradient_bytes(run) < FLOAT32_BYTES and not run.offload
+    return parameters.sharded(run, run.zero >= 1) * FLOAT32_BYTES * copies
 
 
 def head_gradients(built: BuiltTransformer, model: Transformer, run: TrainingRun) -> float:

@@ -9,7 +9,7 @@ from autoshard.costs.host_memory import link_seconds, memory_seconds
 from autoshard.estimate.gradient_sync import ParameterCounts, held
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_slots import Part
-from autoshard.estimate.state_bytes import ACCUMULATED_BYTES, held_weight_bytes
+from autoshard.estimate.state_bytes import FLOAT32_BYTES, held_weight_bytes
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
@@ -54,7 +54,7 @@ def _update(own: float, run: TrainingRun, hardware: Hardware) -> tuple[Part, ...
     if not run.offload:
         return (("optimizer", traffic / optimizer_bandwidth(hardware)),)
     return (
-        ("optimizer: gradients to the host", link_seconds(hardware, own * ACCUMULATED_BYTES)),
+        ("optimizer: gradients to the host", link_seconds(hardware, own * FLOAT32_BYTES)),
         ("optimizer: on the host", memory_seconds(hardware, traffic)),
         ("optimizer: weights from the host", link_seconds(hardware, own * held_weight_bytes(run))),
     )
@@ -68,9 +68,6 @@ def _tied_seconds(model: Transformer, run: TrainingRun, hardware: Hardware, stag
     return joint_seconds(hardware, whole_mesh(run), (0,), "send_receive", size)  # both ways at once
 
 
-TENSOR = 3  # axis of `whole_mesh`
-
-
 def whole_mesh(run: TrainingRun) -> Mesh:
     """All devices, stages outermost."""
     return Mesh((("pp", run.pp), ("dp", run.dp), ("cp", run.cp), ("tp", run.tp)))
@@ -82,7 +79,7 @@ def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> fl
         return 0.0
     mesh = whole_mesh(run)
     size = float(run.micro_batch * model.sequence // run.cp * model.hidden * run.activation_bytes)
-    gathered = 0.0 if run.sequence_parallel else joint_seconds(hardware, mesh, (TENSOR,), "all_gather", size)
+    gathered = 0.0 if run.sequence_parallel else joint_seconds(hardware, mesh, (mesh.index("tp"),), "all_gather", size)
     return joint_seconds(hardware, mesh, (0,), "send_receive", size / run.tp) + gathered
 
 

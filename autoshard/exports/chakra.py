@@ -6,13 +6,14 @@ A file is a sequence of protobuf messages, each behind its length as a varint: G
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 
 from autoshard.exports.process_groups import group_number
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.timeline import Event, Timeline
+from autoshard.units import MICROSECONDS
 
 VERSION = "0.0.4"
-COMPUTE_NODE, COLLECTIVE_NODE, SEND_NODE = 4, 7, 5  # NodeType
 COLLECTIVES = {
     "all_reduce": 0,
     "all_gather": 2,
@@ -20,8 +21,18 @@ COLLECTIVES = {
     "all_to_all": 6,
     "reduce_scatter": 7,
 }  # CollectiveCommType
-MICROSECONDS = 1e6
-_VARINT, _LENGTH, _DOUBLE = 0, 2, 1  # wire types
+
+
+class NodeType(IntEnum):
+    """As et_def.proto numbers them."""
+
+    COMPUTE, SEND, COLLECTIVE = 4, 5, 7
+
+
+class WireType(IntEnum):
+    """As protobuf encodes them."""
+
+    VARINT, DOUBLE, LENGTH = 0, 1, 2
 
 
 def execution_trace(timeline: Timeline, mesh: Mesh) -> bytes:
@@ -31,7 +42,8 @@ def execution_trace(timeline: Timeline, mesh: Mesh) -> bytes:
 
 
 def _node(number: int, event: Event, mesh: Mesh) -> bytes:
-    kind = COLLECTIVE_NODE if event.collective in COLLECTIVES else SEND_NODE if event.collective else COMPUTE_NODE
+    between = NodeType.COLLECTIVE if event.collective in COLLECTIVES else NodeType.SEND
+    kind = between if event.collective else NodeType.COMPUTE
     return b"".join(
         [
             _integer(1, number),
@@ -85,15 +97,15 @@ def _key(field: int, wire: int) -> bytes:
 
 def _integer(field: int, value: int, always: bool = False) -> bytes:
     """Zero is the default, which proto3 leaves out, but not inside a oneof."""
-    return _key(field, _VARINT) + _varint(value) if value or always else b""
+    return _key(field, WireType.VARINT) + _varint(value) if value or always else b""
 
 
 def _double(field: int, value: float) -> bytes:
-    return _key(field, _DOUBLE) + struct.pack("<d", value)
+    return _key(field, WireType.DOUBLE) + struct.pack("<d", value)
 
 
 def _bytes(field: int, value: bytes) -> bytes:
-    return _key(field, _LENGTH) + _varint(len(value)) + value
+    return _key(field, WireType.LENGTH) + _varint(len(value)) + value
 
 
 def _string(field: int, value: str) -> bytes:

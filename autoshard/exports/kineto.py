@@ -13,8 +13,8 @@ from typing import Any
 from autoshard.exports.process_groups import group_of
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.timeline import Event, Timeline
+from autoshard.units import MICROSECONDS
 
-MICROSECONDS = 1e6
 STEPS = 3
 HOST_THREAD = 1
 OPERATOR_SHARE = 0.8  # of the time until the next launch: what the operator's own span shows on the host

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoshard.simulation.memory_curve import MemoryPlan, Span
+from autoshard.units import MICROSECONDS
 
 ROUND_BYTES = 512
 BASE = 1 << 32
-MICROSECONDS = 1e6
 
 
 def memory_snapshot(memory: MemoryPlan, starts: tuple[float, ...]) -> bytes:

@@ -16,9 +16,10 @@ from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.floor.memory_floor import MemoryFloor, memory_floor
 from autoshard.ir.plan import Candidate
 from autoshard.search.alternatives import Choice, contenders
-from autoshard.search.objectives import FEW_CHOICES, MEMORY, lean_plans, solve_level
+from autoshard.search.objectives import MEMORY, lean_plans, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.result import OPTIMAL, Solution, none_within
+from autoshard.solvers.portfolio import FEW_CHOICES
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes
 

@@ -19,12 +19,12 @@ from autoshard.formulation.cost_breakdown import Split
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers.common.result import TOLERANCE, Solution, fits, peak, proved, status
+from autoshard.solvers.portfolio import FEW_CHOICES
 from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
 
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
 _HALVINGS = 12  # of the range between the bound on memory and the smallest peak found
-FEW_CHOICES = 5_000  # of all nodes together: limits take little
 _CLOSE = 1e-4  # relative width of that range that is not worth more work
 Solver = Callable[[Problem], Solution]
 _RATIO: WeakKeyDictionary[Formulation, Problem] = WeakKeyDictionary()

@@ -25,11 +25,11 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, mixtures
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
+from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
 from autoshard.solvers.relax.few_ranked import Near, least_of_few
 from autoshard.solvers.relax.pruned_start import MUCH_WORK, exact_work
-from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
+from autoshard.solvers.relax.reader_shares import FORESEEN, ROUGHLY, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 
 _WEIGHTS = 6  # of resources, tried for the bound
@@ -46,8 +46,6 @@ _HOPEFUL = 1.06  # times the best estimate: a plan that is worth simulating
 _LIKELY = 1.03  # times the best middle between what is occupied most and all costs together
 _MOST_LIKELY = 3  # plans by that
 _MOST_TRIED = 2  # plans of the bound that are simulated
-_ENTRIES = 20_000_000
-_FORESEEN = 8  # times the entries, before any choice is left out, that won't fit after it either
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +121,13 @@ class _Least:
     def _minimum(self, weights: Floats) -> Minimum | None:
         while (problem := self.form(weights)) is not None:
             self.contents.also(problem)
-            budget = hub_relaxation.as_messages(problem, _ENTRIES)
+            budget = hub_relaxation.as_messages(problem, SOON_ENTRIES)
             found = attempt(minimum_within, problem, self.contents, budget_entries=budget)
             if found is not None:
                 return found
             del self.forms[0]
         problem = self.resources.bounding(weights)
-        return attempt(hub_relaxation.bounded, Incumbent(problem), _ENTRIES, Clock())
+        return attempt(hub_relaxation.bounded, Incumbent(problem), SOON_ENTRIES, Clock())
 
     def form(self, weights: Floats) -> Problem | None:
         """Of the first form whose tables may fit: leaving choices out takes a while, and won't do where they are far
@@ -139,7 +137,7 @@ class _Least:
             if len(self.forms) == 1 or self.likely:
                 return problem
             self.contents.also(problem)
-            budget = _FORESEEN * hub_relaxation.as_messages(problem, _ENTRIES)
+            budget = FORESEEN * hub_relaxation.as_messages(problem, SOON_ENTRIES)
             self.likely = not attempt(out_of_reach, problem, self.contents, budget)
             if self.likely:
                 return problem
@@ -149,7 +147,7 @@ class _Least:
     def roughly(self, weights: Floats) -> Near | None:
         """A plan near the least, no bound; None where nothing repeats, or time is over."""
         problem = self.form(weights)
-        return None if problem is None else attempt(least_of_few, problem, _ENTRIES)
+        return None if problem is None else attempt(least_of_few, problem, SOON_ENTRIES)
 
 
 def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats, float]:

@@ -26,12 +26,12 @@ from autoshard.solvers.common.result import Solution, finish
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
 from autoshard.solvers.relax.few_ranked import least_of_few
 from autoshard.solvers.relax.lagrangian import priced_fit
-from autoshard.solvers.relax.limited_search import LimitedSearch
+from autoshard.solvers.relax.limited_search import LOOSE, LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
@@ -39,14 +39,12 @@ from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.wide_choices import WideChoices
 from autoshard.solvers.relax.window_search import improved
 
-_LOOSE = 1e-3  # relative gap that is worth more work
 _LOOSE_SHARES = 5e-3  # the same of what shares leave, under a memory limit or no clock: what one layer weighs
-_ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
-_SOON_ENTRIES = 1_000_000  # the same, where every layer is another one
+_EACH_ENTRIES = 1_000_000  # of tables, where every layer is another one
 _NARROW = 16  # choices of a node: of a mesh of one axis
 _NARROW_ENTRIES = 5_000_000  # for them, where something is read all over
 _ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
-_FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
+FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
 _SHARE_EXACT = 0.25  # the same, before shares of readers
 
@@ -131,7 +129,7 @@ def _auto(state: Incumbent, options: Options) -> None:
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
     given_time = math.isfinite(options.clock.limit_seconds) and math.isinf(problem.capacity_bytes)
-    loose = _LOOSE if given_time else _LOOSE_SHARES
+    loose = LOOSE if given_time else _LOOSE_SHARES
     settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))
     if not settled:
         wide = suits(problem) and not options.rough
@@ -155,7 +153,7 @@ def _auto(state: Incumbent, options: Options) -> None:
             state.failed(error)
     if options.rough and state.choice is not None:
         return
-    few = sum(len(node.seconds) for node in problem.nodes) <= _FEW_CHOICES
+    few = sum(len(node.seconds) for node in problem.nodes) <= FEW_CHOICES
     if not state.closed and (few or (state.gap > loose and not settled)):
         _search(state, budget, options.clock, options.rough, options.unfit)
 
@@ -165,7 +163,7 @@ def _limited_soon(state: Incumbent, shares: ReaderShares, options: Options, loos
     what is found among few choices, and whether no price of bytes gives more."""
     if math.isinf(state.problem.capacity_bytes):
         return False
-    near = least_of_few(shares.apart(state.problem), _ROUGH_ENTRIES)
+    near = least_of_few(shares.apart(state.problem), SOON_ENTRIES)
     if near is None or shares.offered(state, near.choice) or state.near is None:
         return False
     among = WideChoices(state, condensed(state.problem), shares, options.budget_entries or BUDGET_ENTRIES, loose)
@@ -189,7 +187,7 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
         return False
     contents = Contents(problem)
     repeats = not hubs and shortened(additive(problem), contents) is not None  # else shares may be sooner
-    most = BUDGET_ENTRIES if repeats else _NARROW_ENTRIES if hubs else _SOON_ENTRIES
+    most = BUDGET_ENTRIES if repeats else _NARROW_ENTRIES if hubs else _EACH_ENTRIES
     budget = min(options.budget_entries or BUDGET_ENTRIES, most)
     with watched(PartialClock(_SHARE_EXACT * options.clock.left, whole=options.clock)):
         found = attempt(minimum_within, problem, contents, budget_entries=budget)
@@ -209,7 +207,7 @@ def _narrow(problem: Problem, options: Options) -> bool:
 
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:
     """A good plan soon: exact where small tables do, else the best over the few choices that messages rank first."""
-    few = min(budget, _ROUGH_ENTRIES)
+    few = min(budget, SOON_ENTRIES)
     if not suits(state.problem):
         if structure(state.problem) not in unfit:
             found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
@@ -256,7 +254,7 @@ def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) ->
     """Where no exact tables fit: by messages, and where these leave a gap by mini-buckets too."""
     problem = state.problem
     near = hub_relaxation.bounded(state, budget, clock)
-    if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= _LOOSE * abs(near.bound)):
+    if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= LOOSE * abs(near.bound)):
         return near
     try:
         found = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget, clock)

@@ -158,7 +158,7 @@ def test_auto_proves_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tables_that_are_too_large_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_shares, "_ENTRIES", 1)
+    monkeypatch.setattr(reader_shares, "SOON_ENTRIES", 1)
     monkeypatch.setattr(hub_relaxation, "as_messages", lambda problem, least: least)
     problem = hub_problem(3, layers=12, forbid=0.0)
     assert not ReaderShares(problem).search(Incumbent(problem))
@@ -188,7 +188,7 @@ def test_where_tables_no_longer_fit_more_is_cut_off(monkeypatch: pytest.MonkeyPa
 
 
 def test_around_hubs_shares_have_the_tables_that_messages_would_pass_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"_ENTRIES": 1, "_FORESEEN": 10**6, "_FORESEEN_CUT": 10**6}.items():
+    for name, value in {"SOON_ENTRIES": 1, "FORESEEN": 10**6, "_FORESEEN_CUT": 10**6}.items():
         monkeypatch.setattr(reader_shares, name, value)
     problem = hub_problem(3, layers=12, forbid=0.0)
     assert ReaderShares(problem).cut
@@ -209,7 +209,7 @@ def test_a_small_gap_is_searched_under_a_clock_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ReaderShares, "search", near)
     for exact in ("_exact_soon", "_hubs_apart"):
         monkeypatch.setattr(portfolio, exact, lambda *_: False)
-    monkeypatch.setattr(portfolio, "_FEW_CHOICES", 0)
+    monkeypatch.setattr(portfolio, "FEW_CHOICES", 0)
     monkeypatch.setattr(portfolio, "_search", lambda *_: called.append(1))
     solvers.solve(problem)
     assert not called
@@ -227,7 +227,7 @@ FIXTURE = [HealthCheck.function_scoped_fixture]
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value with three readers is a hub; of each node few choices are looked at first."""
-    monkeypatch.setattr(hub_relaxation, "_MANY", 2)
+    monkeypatch.setattr(hub_relaxation, "MANY", 2)
     monkeypatch.setattr(hub_relaxation, "_FEW", (2, 1))
     monkeypatch.setattr(hub_relaxation, "_NEAR", 0.0)
 
@@ -418,7 +418,7 @@ def test_what_has_few_readers_leaves_no_gap_beside_a_hub(monkeypatch: pytest.Mon
     """Where shares of all values leave one that is searched on for: the proof takes no other tables than its own."""
     problem, state = tied(), Incumbent(tied())
     assert ReaderShares(problem).search(state) and state.gap > portfolio._LOOSE_SHARES
-    monkeypatch.setattr(portfolio, "_FEW_CHOICES", 0)
+    monkeypatch.setattr(portfolio, "FEW_CHOICES", 0)
     monkeypatch.setattr(portfolio, "_NARROW", 0)
     monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))
     found = solvers.solve(problem)
@@ -450,7 +450,7 @@ def test_where_nodes_have_few_choices_hubs_are_no_hindrance(monkeypatch: pytest.
 def test_of_many_choices_plans_and_bounds_beside_hubs_are_true(
     narrow_of_hubs_apart: None, monkeypatch: pytest.MonkeyPatch, seed: int, few: int
 ) -> None:
-    monkeypatch.setattr(wide_choices, "_FEW", few)
+    monkeypatch.setattr(wide_choices, "FEW", few)
     problem = hub_problem(seed) if seed % 2 else random_problem(seed, most_nodes=6, most_strategies=4)
     try:
         best = solvers.solve(problem, "exhaustive").objective
@@ -466,10 +466,10 @@ def test_beside_hubs_many_choices_take_messages_alone(monkeypatch: pytest.Monkey
     """Neither shares nor exact tables of all choices, whatever gap is left; the plan is the best there is."""
     problem = tied()
     best = solvers.solve(problem)
-    monkeypatch.setattr(portfolio, "_FEW_CHOICES", 0)
+    monkeypatch.setattr(portfolio, "FEW_CHOICES", 0)
     monkeypatch.setattr(portfolio, "_NARROW", 0)
     monkeypatch.setattr(portfolio, "suits", lambda _: True)
-    monkeypatch.setattr(wide_choices, "_FEW", 2)
+    monkeypatch.setattr(wide_choices, "FEW", 2)
     monkeypatch.setattr(ReaderShares, "search", lambda *_: pytest.fail("shares"))
     monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))
     found = solvers.solve(problem)

@@ -214,7 +214,7 @@ def test_plans_at_a_rate_are_the_least_at_its_prices() -> None:
 def test_lean_plans_around_what_is_read_all_over(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off, or with every value's readers apart where tables are small: plans are plans, and many meet the bound
     without exact tables of the whole."""
-    monkeypatch.setattr(lean_plans, "_ENTRIES", entries)
+    monkeypatch.setattr(lean_plans, "SOON_ENTRIES", entries)
     monkeypatch.setattr(LeanPlans, "_whole", lambda *_: None)
     met = 0
     for seed in range(30):

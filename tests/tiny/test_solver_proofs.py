@@ -91,7 +91,7 @@ def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -
 
 def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruned_start, "_WIDE", 0)
-    monkeypatch.setattr(pruned_start, "_FEW", 1)
+    monkeypatch.setattr(pruned_start, "FEW", 1)
     for problem in problems(15):
         judged_at_every_look(problem, "dp")
 
@@ -108,7 +108,7 @@ def only_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReaderShares, "search", small)
     monkeypatch.setattr(portfolio, "_exact_soon", lambda state, options: False)
     monkeypatch.setattr(pruned_start, "_WIDE", 0)
-    monkeypatch.setattr(wide_choices, "_FEW", 1)
+    monkeypatch.setattr(wide_choices, "FEW", 1)
 
 
 @pytest.mark.parametrize("seed", range(16))

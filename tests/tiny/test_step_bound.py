@@ -249,7 +249,7 @@ def test_other_plans_are_found_between_and_beside() -> None:
 
 
 def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_shares, "_ENTRIES", 1)
+    monkeypatch.setattr(reader_shares, "SOON_ENTRIES", 1)
     monkeypatch.setattr(ReaderShares, "search", counted := Counted(ReaderShares.search))
     search = StepSearch(made("dp=2,tp=8", *SIZES[1]))
     assert search.first() is not None and len(search.found) > 1
@@ -259,7 +259,7 @@ def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pyt
 
 @pytest.mark.parametrize("mesh", MESHES[:2])
 def test_a_bound_is_exact_as_long_as_messages_would_take_more(mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_search, "_ENTRIES", 1)
+    monkeypatch.setattr(step_search, "SOON_ENTRIES", 1)
     monkeypatch.setattr(hub_relaxation, "bounded", lambda *given: pytest.fail("messages"))
     search = StepSearch(made(mesh, *SIZES[1]))
     first = search.first()

@@ -11,10 +11,8 @@ from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.step import Estimate, used_parameters
 from autoshard.estimate.transformer import PRECISIONS
-from autoshard.units import format_bytes, format_flop_rate, format_seconds
+from autoshard.units import MICROSECONDS, format_bytes, format_flop_rate, format_seconds
 from autoshard.whole_steps.software import PACKAGES
-
-MICROSECONDS = 1e6
 
 
 def text(made: Estimate, hardware: Hardware) -> str:

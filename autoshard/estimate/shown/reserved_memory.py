@@ -15,7 +15,14 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.shown.caching_allocator import Life, reserved_bytes
 from autoshard.estimate.stage_memory import WORKING, loss_copies, span_bytes
-from autoshard.estimate.state_bytes import gathered_outside, gathered_weights, layer_gradients, resident, scattering
+from autoshard.estimate.state_bytes import (
+    FLOAT32_BYTES,
+    gathered_outside,
+    gathered_weights,
+    layer_gradients,
+    resident,
+    scattering,
+)
 from autoshard.estimate.step_tail import stage_parameters
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import HEAD, core, layer
@@ -28,7 +35,6 @@ from autoshard.whole_steps.software import held_bytes
 
 PASSES = 2
 MOST_LAYERS = 1000  # each has some hundred tensors that come and go: seconds
-FLOAT32_BYTES = 4
 _FRONT, _FIRST, _LAST, _HEAD = range(4)  # parts of the program: what is before the layers, two of them, the rest
 
 

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from autoshard.ir.problem import Integers, Problem, Value, changed
 from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.repeated_blocks import BlockRun, Line, runs
+from autoshard.solvers.elimination.repeated_blocks import LEAST_BLOCKS, BlockRun, Line, runs
 from autoshard.solvers.elimination.weighted_sum import Additive
 
 ROUNDS = 2  # of the reduction of domains
-_LEAST_COUNT = 3  # blocks that are worth folding
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +75,7 @@ def _fold(problem: Problem, placed: Line, run: BlockRun, shared: NDArray[np.bool
     period = run.period * max(1, math.ceil(run.reach / run.period))
     low, high = run.start + (rounds + 1) * run.reach, run.stop - rounds * run.reach
     count = (high - low - run.period + 1) // period
-    if count < _LEAST_COUNT:
+    if count < LEAST_BLOCKS:
         return None
     touches = (placed.first >= run.start) | (placed.last < run.stop) | shared  # others pass over the run
     near = [spots for spots in _spots(problem, placed, low, low + run.period, touches) if _inside(spots, run)]

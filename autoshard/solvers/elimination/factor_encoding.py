@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store, distinct
+from autoshard.solvers.elimination.repeated_blocks import MOST_CONSUMERS
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, span_of, unary
 
 Flags = NDArray[np.bool_]
@@ -30,7 +31,6 @@ Style = Literal["product", "sets", "gates", "shares"]  # the form that is prefer
 _MOST_SETS = 1 << 14
 _MOST_GATED = 4  # consumers
 _MOST_AXES = 32  # of a table: numpy 1 has no more
-_HUB = 8  # a value with more consumers is relaxed where shares are preferred: its sets would be around everything
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class _KeptEnds:
 
 def has_hub(problem: Problem) -> bool:
     """Whether a value has so many consumers that shares of it are worth trying."""
-    return any(len(value.consumers) > _HUB for value in problem.values)
+    return any(len(value.consumers) > MOST_CONSUMERS for value in problem.values)
 
 
 def encode(
@@ -137,7 +137,7 @@ class _Encoder:
         set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
         pairs = max(map(len, ends.columns)) * max(len(ends.rows), *map(len, ends.columns))
         gated = self.style in ("gates", "shares") and 1 < len(ends.columns) <= _MOST_GATED and pairs < product
-        if self.style == "shares" and len(ends.columns) > _HUB:
+        if self.style == "shares" and len(ends.columns) > MOST_CONSUMERS:
             self.add_relaxed(v, ends)
         elif gated:
             self.add_gates(v, ends)

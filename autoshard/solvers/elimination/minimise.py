@@ -37,6 +37,7 @@ from autoshard.solvers.elimination.subproblem import around
 from autoshard.solvers.elimination.weighted_sum import Additive, additive
 
 BUDGET_ENTRIES = 300_000_000  # 8 bytes each, of all tables together
+SOON_ENTRIES = 20_000_000  # the same, where a good plan is enough, or tables are asked for again and again
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,9 @@ from autoshard.solvers.common import clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.weighted_sum import Additive
 
-_MOST_CONSUMERS = 8  # a value with more is a hub: it reaches too far to repeat
+MOST_CONSUMERS = 8  # a value with more is a hub: it reaches too far to repeat
 _PERIODS = 8  # distances that are tried, the most frequent first
-_LEAST_BLOCKS = 3
+LEAST_BLOCKS = 3  # that are worth folding
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ def _longest(codes: Integers) -> tuple[int, int, int] | None:
     counts = np.bincount(distances, minlength=1)
     best = None
     for period in np.argsort(-counts, kind="stable")[:_PERIODS]:
-        if not counts[period] or _LEAST_BLOCKS * period > len(codes):
+        if not counts[period] or LEAST_BLOCKS * period > len(codes):
             continue
         equal = np.concatenate([[False], codes[period:] == codes[:-period], [False]])
         edges = np.flatnonzero(equal[1:] != equal[:-1]).reshape(-1, 2)
         lengths = edges[:, 1] - edges[:, 0]
         at = int(np.argmax(lengths)) if len(lengths) else -1
-        if at < 0 or lengths[at] < (_LEAST_BLOCKS - 1) * period:
+        if at < 0 or lengths[at] < (LEAST_BLOCKS - 1) * period:
             continue
         here = int(edges[at, 0]), int(edges[at, 1] + period), int(period)
         if best is None or (here[1] - here[0], -here[2]) > (best[1] - best[0], -best[2]):
@@ -149,7 +149,7 @@ def _codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line) ->
     code = _coded([column[placed.nodes] for column in own])
     value = _value_codes(sum_, contents, ends, placed, charged)
     role = np.arange(len(ends.of)) - np.repeat(np.cumsum(ends.counts) - ends.counts, ends.counts) + 1
-    part = np.concatenate([np.zeros(len(values), np.int64), np.minimum(role, _MOST_CONSUMERS + 1)])
+    part = np.concatenate([np.zeros(len(values), np.int64), np.minimum(role, MOST_CONSUMERS + 1)])
     at = np.concatenate([placed.positions[ends.producers], placed.positions[ends.consumers]])
     part = _coded([np.concatenate([value, value[ends.of]]), part])
     order = np.lexsort((part, at))
@@ -166,7 +166,7 @@ def _codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line) ->
 def _value_codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line, charged: bool) -> Integers:
     """A number for each value: equal content, and equal distances from the producer. A hub is equal to itself alone."""
     values = sum_.problem.values
-    hub = ends.counts > _MOST_CONSUMERS
+    hub = ends.counts > MOST_CONSUMERS
     columns = [ends.counts, np.where(hub, np.arange(len(values)) + 1, 0)]
     columns.append(_numbers(contents, [value.source for value in values]))
     columns.append(_numbers(contents, [value.seconds for value in values]))
@@ -178,7 +178,7 @@ def _value_codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Li
         rows += _charges(sum_, np.fromiter(flat, np.int64).reshape(-1, 2))
     row = _coded(rows)
     first = np.cumsum(ends.counts) - ends.counts
-    for k in range(min(_MOST_CONSUMERS, int(ends.counts.max(initial=0)))):
+    for k in range(min(MOST_CONSUMERS, int(ends.counts.max(initial=0)))):
         column = np.zeros(len(values), np.int64)
         there = ends.counts > k
         column[there] = row[first[there] + k] + 1

@@ -33,10 +33,9 @@ from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expected, with_prices
 from autoshard.solvers.linear_program.reduced_costs import excess
 from autoshard.solvers.linear_program.rows import Linear, linear
-from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
+from autoshard.solvers.relax.memory_columns import PENALTY, condensed
+from autoshard.solvers.relax.memory_presolve import ROW_ROUNDS, infeasible, overflows, starting_plan, worth_keeping
 
-_ROUNDS = 40  # of adding rows
 _NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock
 _DIVE = 0.2  # the part of the gap that a choice may cost to be looked at first
 _DIVE_NODES = 500
@@ -45,7 +44,6 @@ _FEW = 8  # choices a node, on average, that are left to HiGHS's own search
 _NEAR = 0.05  # the relative gap that is hoped for while no plan is known
 _FULL = 0.98  # of the capacity
 _SMALLER = 0.8  # the part of the choices below which the program is written again without the rest
-_PENALTY = 1e4  # overflow against seconds in local search
 
 
 def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution:
@@ -191,7 +189,7 @@ class _IntegerSearch:
         choice = model.picked(relaxed.x)
         if math.isinf(objective(self.problem, choice)):
             return
-        penalty = _PENALTY * max(relaxed.bound, 1e-30) / max(self.problem.capacity_bytes, 1.0)
+        penalty = PENALTY * max(relaxed.bound, 1e-30) / max(self.problem.capacity_bytes, 1.0)
         aim = Aim(1.0, 0.0 if math.isinf(self.problem.capacity_bytes) else penalty, self.problem.capacity_bytes)
         near = descend(self.problem, links(self.problem), choice, aim)
         if not self.offer(near):
@@ -233,7 +231,7 @@ class _HighsProgram:
     def relax(self) -> Relaxed | None:
         """The relaxation under all the memory rows that it violates; None where it is infeasible or time is out."""
         last = None
-        for _ in range(_ROUNDS):
+        for _ in range(ROW_ROUNDS):
             relaxed = self.highs.relax()
             if relaxed is None:
                 self.infeasible = self.highs.infeasible
@@ -255,7 +253,7 @@ class _HighsProgram:
         Returns a bound that is at least `bound`; inf where nothing better is left.
         """
         search, model = self.search, self.model
-        for _ in range(_ROUNDS):
+        for _ in range(ROW_ROUNDS):
             found = self.highs.integer(self.start(), nodes, 0.0)
             bound = max(bound, found.bound)
             if found.x is None:

@@ -25,9 +25,9 @@ from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.ilp import warm_start
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows
-from autoshard.solvers.linear_program.rows import Linear, Rows, linear
+from autoshard.solvers.linear_program.rows import SCALED_TOTAL, Linear, Rows, linear
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
+from autoshard.solvers.relax.memory_presolve import ROW_ROUNDS, infeasible, overflows, starting_plan, worth_keeping
 
 # What a user says -> PuLP's names for it, the first that is available is used.
 _NAMES = {
@@ -41,8 +41,6 @@ _NAMES = {
     "MOSEK": ("MOSEK",),
     "COPT": ("COPT", "COPT_CMD"),
 }
-_SIZE = 1e5  # the objective is scaled to about this: tolerances of solvers are absolute
-_ROUNDS = 40  # of adding memory rows
 
 
 def solve(problem: Problem, options: Options) -> Solution:
@@ -64,7 +62,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
     best, known = (begun.choice, begun.bound) if begun else (warm_start.plan(small), 0.0)
     value = objective(problem, best) if best is not None else math.inf
     program = _PulpProgram(small, value)
-    for _ in range(_ROUNDS):
+    for _ in range(ROW_ROUNDS):
         x, proven = program.solve(make, options.clock, best)
         if x is None:
             if best is None:
@@ -126,7 +124,9 @@ class _PulpProgram:
 
         self.model: Linear = linear(problem, worth_keeping(problem))
         self.memory = MemoryRows(problem, self.model, len(self.model.cost))
-        cost = self.model.cost * (_SIZE / value if 0 < value < math.inf else _SIZE / max(1e-30, self.model.cost.max()))
+        cost = self.model.cost * (
+            SCALED_TOTAL / value if 0 < value < math.inf else SCALED_TOTAL / max(1e-30, self.model.cost.max())
+        )
         self.columns = self._columns(0, self.model.choices, "Integer")
         self.columns += self._columns(self.model.choices, len(cost), "Continuous")
         self.program = pulp.LpProblem("autoshard", pulp.LpMinimize)

@@ -14,9 +14,8 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.solver_options import Clock
-from autoshard.solvers.linear_program.rows import Linear, Rows
+from autoshard.solvers.linear_program.rows import SCALED_TOTAL, Linear, Rows
 
-_TOTAL = 1e5  # the objective is scaled to about this: HiGHS's tolerances are absolute
 _PATIENT, _ENOUGH = 2000, 1e-4  # nodes of the tree after which a relative gap of this is not worth more
 
 
@@ -46,7 +45,7 @@ class Highs:
 
         self.model, self.clock = model, clock
         self.infeasible = False  # the relaxation, as HiGHS proved
-        self.scale = _TOTAL / typical if typical > 0 else 1.0
+        self.scale = SCALED_TOTAL / typical if typical > 0 else 1.0
         make: Any = highspy.Highs
         self.solver = make()
         for name, setting in (

@@ -30,6 +30,8 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Problem, Value
 
+SCALED_TOTAL = 1e5  # what the objective is scaled to, about: tolerances of solvers are absolute
+
 
 class Rows(NamedTuple):
     """Rows of `lower <= A x <= upper` in compressed form, on `columns` new columns of cost 0 from 0 to 1."""

@@ -16,10 +16,9 @@ from autoshard.solvers.elimination.compress_blocks import Short, shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.pruned_start import kinds, narrowed, ranking
+from autoshard.solvers.relax.pruned_start import FIRST, kinds, narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
 
-_ROUNDS = 4  # on layers of Llama-8B and GPT-2 the messages' bound is then within 1e-6 of the minimum
 _FEW = 6  # choices of each node; with 48 the least was the same
 
 
@@ -53,7 +52,7 @@ def few_ranked(problem: Problem, count: int, prices: Floats | None = None) -> li
     if short is None:
         return None
     beliefs = Beliefs(additive(short.problem, prices), np.float32)
-    for _ in range(_ROUNDS):
+    for _ in range(FIRST):
         beliefs.round()
     ranked = ranking(short.problem, beliefs)
     few: dict[Hashable, Integers] = {}

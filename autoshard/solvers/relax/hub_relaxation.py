@@ -27,10 +27,10 @@ from autoshard.solvers.elimination.encoding_choice import WORK_PER_ENTRY
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax.pruned_start import kinds, narrowed, ranking
+from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.trws_layouts import Beliefs
 from autoshard.solvers.relax.window_search import polished
 
-_MANY = 4  # a value with more readers is a hub
 _CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
 ROUNDS = 30  # of messages, at most
 _FIRST = 8  # the same, where a good plan is enough
@@ -147,7 +147,7 @@ def hubs(problem: Problem) -> frozenset[int]:
     low = cheap(problem)
     readers = [len(value.consumers) for value in problem.values]
     most = max((readers[v] for v in low), default=0)
-    return frozenset(v for v, count in enumerate(readers) if count > _MANY or (v in low and count == most))
+    return frozenset(v for v, count in enumerate(readers) if count > MANY or (v in low and count == most))
 
 
 def cheap(problem: Problem) -> frozenset[int]:

@@ -20,12 +20,10 @@ from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import minimum_within
+from autoshard.solvers.elimination.minimise import SOON_ENTRIES, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
-
-_ENTRIES = 20_000_000  # of the tables, as of a round of shares: what takes more seldom fits at all
 
 
 def search(state: Incumbent, shares: ReaderShares) -> bool:
@@ -37,7 +35,7 @@ def search(state: Incumbent, shares: ReaderShares) -> bool:
     if not cut:
         return False
     part = reader_terms.without_hubs(additive(problem), cut)
-    found = attempt(minimum_within, part, Contents(part), budget_entries=_ENTRIES)
+    found = attempt(minimum_within, part, Contents(part), budget_entries=SOON_ENTRIES)
     if found is None:
         return False
     state.raise_bound(found.bound)
@@ -50,7 +48,7 @@ def search(state: Incumbent, shares: ReaderShares) -> bool:
 def _agreed(state: Incumbent, shares: ReaderShares, choice: Choice) -> None:
     part = agreeing(state.problem, shares.cut, choice)
     try:
-        found = attempt(minimum_within, part, Contents(part), budget_entries=_ENTRIES)
+        found = attempt(minimum_within, part, Contents(part), budget_entries=SOON_ENTRIES)
     except InfeasibleError:  # what makes a hub as `choice` does need not have every layout
         return
     if found is not None:

@@ -33,12 +33,19 @@ from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimise
-from autoshard.solvers.relax.memory_columns import CLOSED, Column, Dual, column_of, master_prices, memory_dual
+from autoshard.solvers.relax.memory_columns import (
+    CLOSED,
+    PENALTY,
+    ROUNDS,
+    Column,
+    Dual,
+    column_of,
+    master_prices,
+    memory_dual,
+)
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
 
-_ROUNDS = 40  # unlimited solves per dual
-_PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
 _STARTS = 4  # plans that local search starts from
 _WINDOWS = 12  # windows of nodes that are solved again, half of each overlapping the next
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
@@ -69,10 +76,10 @@ def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, cl
     scale, capacity, unit = abs(first.seconds) or 1.0, problem.capacity_bytes, problem.capacity_bytes or 1.0
     times = [int(np.argmax(first.bytes))]
     best = np.zeros(problem.horizon)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         if clock.over:
             break
-        prices, value = master_prices(columns, times, 1.0 / scale, capacity, unit, _PENALTY)
+        prices, value = master_prices(columns, times, 1.0 / scale, capacity, unit, PENALTY)
         multipliers = np.zeros(problem.horizon)
         multipliers[times] = prices
         multipliers *= scale / unit
@@ -136,7 +143,7 @@ def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock:
 def _aim(problem: Problem, columns: Iterable[Column]) -> Aim:
     """Seconds, with overflow so expensive that no saving of time pays for it."""
     most = max((abs(column.seconds) for column in columns), default=1.0) or 1.0
-    return Aim(1.0, _PENALTY * most / max(problem.capacity_bytes, 1.0), problem.capacity_bytes)
+    return Aim(1.0, PENALTY * most / max(problem.capacity_bytes, 1.0), problem.capacity_bytes)
 
 
 def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choice:

@@ -25,7 +25,7 @@ from autoshard.solvers.common.infeasibility import least
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.few_ranked import Near, least_of_few
@@ -36,7 +36,6 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 _ABOVE_SECONDS = 1e6  # the rate of the least memory
 _RAISED = (0.0, 10.0, 1e3, 1e5)  # rates of times that have no price, where plans need more there
 _NEAR = 0.01  # relative to the bound: a peak that will do
-_ENTRIES = 20_000_000  # of tables, where a good plan is enough
 
 
 def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> float:
@@ -78,7 +77,7 @@ class LeanPlans:
         met = self._at_bound(self._folded, _RAISED if roughly else _RAISED[:1])
         if met is None and roughly:
             met = self._leanest()
-        if met is None and (self.shares.cut or self.budget > _ENTRIES):
+        if met is None and (self.shares.cut or self.budget > SOON_ENTRIES):
             met = self._at_bound(self._whole, _RAISED[:1])
         return met
 
@@ -129,24 +128,24 @@ class LeanPlans:
         """Exact but for what is cut off; where its tables are too large, with readers of a value apart; where these
         are, too, over few choices of each node."""
         found: Minimum | Near | None = None if self.sketched else self._least(multipliers)
-        found = found or least_of_few(self.shares.apart(self.problem, multipliers), _ENTRIES)
+        found = found or least_of_few(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
         choice = None if found is None else self.shares.given_heads(self.problem, found.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
 
     def _near(self, prices: Floats) -> Choice | None:
         """A plan near the least bytes at these prices, over few choices of each node."""
-        found = least_of_few(self.shares.apart(self.problem, prices, 0.0), _ENTRIES)
+        found = least_of_few(self.shares.apart(self.problem, prices, 0.0), SOON_ENTRIES)
         return None if found is None else self.shares.given_heads(self.problem, found.choice, prices)
 
     def _least(self, multipliers: Floats) -> Minimum | None:
         part = reader_terms.without_hubs(additive(self.problem, multipliers), self.shares.cut)
         self.contents.also(part)
-        found = minimum_within(part, self.contents, multipliers=multipliers, budget_entries=_ENTRIES)
+        found = minimum_within(part, self.contents, multipliers=multipliers, budget_entries=SOON_ENTRIES)
         if found is not None:
             return found
         part = self.shares.apart(self.problem, multipliers)
         self.contents.also(part)
-        return minimum_within(part, self.contents, budget_entries=_ENTRIES)
+        return minimum_within(part, self.contents, budget_entries=SOON_ENTRIES)
 
     def _whole(self, multipliers: Floats) -> Choice | None:
         return minimise(self.problem, self.contents, multipliers=multipliers, budget_entries=self.budget).choice

@@ -19,19 +19,17 @@ from autoshard.solvers.common.infeasibility import short
 from autoshard.solvers.common.local_search import weighed_mixtures
 from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import Minimum, minimum_within
+from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
-from autoshard.solvers.relax.memory_columns import Column, column_of, condensed, master_prices
+from autoshard.solvers.relax.memory_columns import PENALTY, Column, column_of, condensed, master_prices
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
 _LIGHT_ROUNDS = 10  # for the least memory
 _ROUNDS = 12  # by shares
 _EXACT_ROUNDS = 8
-_ENTRIES = 20_000_000  # of the tables of shares
 _STALLED = 5e-4  # relative: what the best mixture must gain for another round by shares
-_NEAR = 1e-3  # relative: from the bound to the best mixture
-_PENALTY = 1e4  # of overflow, relative: above any useful price
+LOOSE = 1e-3  # relative gap that is worth more work
 _PAIRS = 4  # plans that are mixed
 _CUTS = 96  # between two of them
 
@@ -86,7 +84,7 @@ class LimitedSearch:
         last, by_shares, exact = math.inf, 0, 0
         while by_shares < _ROUNDS and exact < _EXACT_ROUNDS:
             finite = [own for own in self.columns if math.isfinite(own.seconds)]
-            prices, value = master_prices(finite, self.times, 1.0 / scale, self.capacity, unit, _PENALTY)
+            prices, value = master_prices(finite, self.times, 1.0 / scale, self.capacity, unit, PENALTY)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[self.times] = prices * scale / unit
             cheap = self.cheap and exact == 0 and value < last * (1 - _STALLED)
@@ -105,7 +103,7 @@ class LimitedSearch:
             self.state.raise_bound(reached)
             own = self._take(found)
             last, by_shares, exact = value, by_shares + cheap, exact + (not cheap)
-            if value * scale - self.state.bound <= _NEAR * value * scale or (not cheap and own.choice in known):
+            if value * scale - self.state.bound <= LOOSE * value * scale or (not cheap and own.choice in known):
                 return
             if cheap:
                 self.shares.shift(found.choice, 0.5 / by_shares)
@@ -127,7 +125,7 @@ class LimitedSearch:
                         if seconds >= self.state.value:
                             break
                         self.state.offer(choice)
-                if self.state.gap <= _NEAR:
+                if self.state.gap <= LOOSE:
                     return
             check()
 
@@ -143,7 +141,7 @@ class LimitedSearch:
     def _by_shares(self, multipliers: Floats) -> Minimum | None:
         part = self.shares.apart(self.problem, multipliers)
         self.contents.also(part)
-        return minimum_within(part, self.contents, budget_entries=_ENTRIES)
+        return minimum_within(part, self.contents, budget_entries=SOON_ENTRIES)
 
     def _least(self, multipliers: Floats, scale: float = 1.0) -> Minimum | None:
         """The minimum under prices, exact but for the hubs; None where its tables are too large."""

@@ -21,7 +21,8 @@ from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.relax.restricted_master import mixture
 
 CLOSED = 1e-7  # relative: a dual is converged
-_ROUNDS = 40
+ROUNDS = 40  # of a dual
+PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
 _BARE_ROUNDS = 2  # before every time has a part of the prices
 _EVEN = 1e-4  # of the prices, over all times
 _MUCH_WORK = 500_000  # joint entries of a round: with prices for every time there are ten times as many
@@ -108,10 +109,10 @@ def memory_dual(
         if choice is not None and run.add(choice):
             run.round(run.master())
         return run.dual
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         if not run.round(run.spread()) or run.least - run.bound <= 2 * _EVEN * run.bound:
             break
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         if run.closed or not run.round(run.master()):
             break
     return run.dual

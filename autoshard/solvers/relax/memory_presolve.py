@@ -16,13 +16,13 @@ from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import finite, reduce
-from autoshard.solvers.elimination.minimise import minimise
+from autoshard.solvers.elimination.minimise import SOON_ENTRIES, minimise
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax.lagrangian import priced_fit
 from autoshard.solvers.relax.window_search import improved
 from autoshard.units import format_bytes
 
-_START_ENTRIES = 20_000_000  # dp's tables for a start: it is to be a good plan, soon
+ROW_ROUNDS = 40  # of adding rows for times that overflow
 _TIMES_AT_ONCE = 8  # memory rows added together
 
 
@@ -39,7 +39,7 @@ def starting_plan(problem: Problem, options: Options) -> Start:
 
     `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
     """
-    budget = min(options.budget_entries or _START_ENTRIES, _START_ENTRIES)
+    budget = min(options.budget_entries or SOON_ENTRIES, SOON_ENTRIES)
     contents = Contents(problem)
     try:
         free = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget)

@@ -21,7 +21,7 @@ from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, links, options, to_readers
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
+from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, reader_terms
 from autoshard.solvers.relax.few_ranked import Near, least_of_few
@@ -29,9 +29,8 @@ from autoshard.solvers.relax.pruned_start import kinds, narrowed
 from autoshard.solvers.relax.window_search import polished
 
 _ROUNDS = 8
-_ENTRIES = 20_000_000  # of the tables of a round, at least, and of those over the choices of all rounds
 _HEAD_ENTRIES = 1_000_000
-_FORESEEN = 8  # times the entries, before any choice is left out: what is above that does not fit after it
+FORESEEN = 8  # times the entries, before any choice is left out: what is above that does not fit after it
 _FORESEEN_CUT = 2  # the same where there is nothing more to cut off
 NEAR = 1e-5  # relative gap that is not worth another round
 ROUGHLY = 3e-3  # the same where prices are rough or other plans are compared
@@ -53,7 +52,7 @@ class ReaderShares:
         self.limited: list[Choice] = []  # plans met under memory limits
         self.cut, self.views = reader_terms.many(problem)  # values that are cut off
         # Of the tables of a round. Where nothing is cut off exact ones are as small, and better than large shares.
-        self.budget = hub_relaxation.as_messages(problem, _ENTRIES) if self.cut else _ENTRIES
+        self.budget = hub_relaxation.as_messages(problem, SOON_ENTRIES) if self.cut else SOON_ENTRIES
         self.heads = _upstream(problem, self.cut, self.views)
         self.in_reach = False  # whether tables turned out to be small enough to begin with: prices change little of it
 
@@ -69,7 +68,7 @@ class ReaderShares:
             part = self.reached(problem, contents)
             if part is None:
                 return False
-            found: Minimum | Near | None = attempt(least_of_few, part, _ENTRIES) if sketched else None
+            found: Minimum | Near | None = attempt(least_of_few, part, SOON_ENTRIES) if sketched else None
             found = found or attempt(minimum_within, part, contents, budget_entries=self.budget)
             if found is None and expected and not round_:  # at these prices tables are larger
                 self.in_reach = False
@@ -93,10 +92,10 @@ class ReaderShares:
         """What is apart, with more values cut off where its tables are too large; None where that is not enough."""
         part = self.apart(problem)
         contents.also(part)
-        if not self.in_reach and out_of_reach(part, contents, _FORESEEN * _ENTRIES):
+        if not self.in_reach and out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
             part = self.apart(problem) if self.cut_more() else part
             contents.also(part)
-            if out_of_reach(part, contents, _FORESEEN_CUT * _ENTRIES):
+            if out_of_reach(part, contents, _FORESEEN_CUT * SOON_ENTRIES):
                 return None
         self.in_reach = True
         return part
@@ -203,7 +202,7 @@ class ReaderShares:
         if self.heads:  # layers fold without what all of them read
             part = reader_terms.without_hubs(additive(part), self.cut)
         try:
-            found = attempt(minimum_within, part, Contents(part), budget_entries=_ENTRIES)
+            found = attempt(minimum_within, part, Contents(part), budget_entries=SOON_ENTRIES)
         except InfeasibleError:
             return None
         if found is None:

@@ -32,14 +32,11 @@ from autoshard.solvers.relax import hub_relaxation, hubs_apart, reader_terms
 from autoshard.solvers.relax.few_ranked import few_ranked
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.pruned_start import narrowed, ranking
-from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.pruned_start import FEW, FIRST, narrowed, ranking
+from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.trws_layouts import Beliefs
 
-_FIRST = 4  # rounds before choices are ranked, or shares move
 _ROUNDS = 12  # the same without prices, where the bound stays open
-_FEW = 16  # choices of each node
-_BETTER = 3e-3  # relative: worth the choices that other prices rank first
 _EXACT_ROUNDS = 4  # over all choices, at most
 _PAIRS = 2  # plans that are mixed
 _PLANS = 12  # that prices begin from
@@ -52,8 +49,8 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, cl
     """
     problem = condensed(state.problem)
     beliefs = Beliefs(additive(problem))
-    climb(state, beliefs, 0.0, _FIRST, loose)
-    keep = [some[:_FEW] for some in ranking(problem, beliefs)]
+    climb(state, beliefs, 0.0, FIRST, loose)
+    keep = [some[:FEW] for some in ranking(problem, beliefs)]
     _free(state, replace(problem, capacity_bytes=math.inf), keep)
     if state.near is None and shares.cut and math.isinf(problem.capacity_bytes):
         _closed(state, beliefs, budget, loose, clock or Clock())
@@ -68,7 +65,7 @@ def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock
     better plans."""
     climb(state, beliefs, 0.0, _ROUNDS, loose)
     if state.gap > loose:
-        _free(state, state.problem, [some[:_FEW] for some in ranking(state.problem, beliefs)])
+        _free(state, state.problem, [some[:FEW] for some in ranking(state.problem, beliefs)])
         climb(state, beliefs, 0.0, hub_relaxation.ROUNDS, loose)
     found = hub_relaxation.bounded(state, budget, clock, beliefs, loose) if state.gap > loose else None
     if found is not None:
@@ -100,7 +97,7 @@ class WideChoices:
             if prices is None:
                 return False
             more = self.ranked(prices)
-            if self.state.value > before * (1 - _BETTER):
+            if self.state.value > before * (1 - ROUGHLY):
                 new, exact_rounds = self.exactly(prices) if exact_rounds > 0 else False, exact_rounds - 1
                 if not new:
                     return new is not None
@@ -111,10 +108,10 @@ class WideChoices:
     def ranked(self, prices: Floats) -> list[Integers]:
         """The first few choices of each node under these prices; all of what is chosen for its readers."""
         part = reader_terms.without_hubs(additive(self.problem, prices), self.shares.cut)
-        few = few_ranked(part, _FEW, prices)
+        few = few_ranked(part, FEW, prices)
         self.beliefs = None if few else self.messages(prices)
         if self.beliefs is not None:
-            return [some[:_FEW] for some in ranking(self.problem, self.beliefs)]
+            return [some[:FEW] for some in ranking(self.problem, self.beliefs)]
         assert few is not None
         for n in (*self.shares.heads, *self.shares.views):
             few[n] = np.arange(len(self.problem.nodes[n].seconds))
@@ -123,7 +120,7 @@ class WideChoices:
     def messages(self, prices: Floats) -> Beliefs:
         """Between all nodes; they raise the bound."""
         beliefs = Beliefs(additive(self.problem, prices))
-        climb(self.state, beliefs, self.paid(prices), _FIRST, self.loose)
+        climb(self.state, beliefs, self.paid(prices), FIRST, self.loose)
         return beliefs
 
     def paid(self, prices: Floats) -> float:
@@ -190,8 +187,8 @@ class WideChoices:
 
 def climb(state: Incumbent, beliefs: Beliefs, paid: float, most: int, loose: float) -> None:
     """Rounds of messages. `paid`: what the prices give for the capacity."""
-    while beliefs.rounds < most and not (beliefs.rounds >= _FIRST and state.gap <= loose):
-        if beliefs.rounds >= _FIRST:
+    while beliefs.rounds < most and not (beliefs.rounds >= FIRST and state.gap <= loose):
+        if beliefs.rounds >= FIRST:
             beliefs.shift()
         state.raise_bound(beliefs.round() - paid)
 

@@ -22,7 +22,7 @@ _WINDOWS = 12  # windows per pass
 _PASSES = 3
 _MOST_WORK = 1_000_000_000  # joint entries of all windows: a count, so that plans don't depend on the clock
 _WINDOW_ENTRIES = 2_000_000  # the budget of one window
-_NEAR = 1e-4  # relative gap that is not worth more work
+NEAR = 1e-4  # relative gap that is not worth more work
 
 
 def improved(problem: Problem, contents: Contents, found: Minimum, budget: int, clock: Clock | None = None) -> Minimum:
@@ -50,7 +50,7 @@ def improved(problem: Problem, contents: Contents, found: Minimum, budget: int, 
 
 
 def _near(value: float, bound: float) -> bool:
-    return value - bound <= _NEAR * abs(bound)
+    return value - bound <= NEAR * abs(bound)
 
 
 def polished(problem: Problem, choice: Choice) -> Choice:
