@@ -51,7 +51,7 @@ class StepFound:
 
     @property
     def peak_bytes(self) -> float:
-        """Of the fullest device, as of one that has the problem's capacity."""
+        """Peak of the fullest device, as of one that has the problem's capacity."""
         return self.problem.fullest_bytes(self.timeline.peak_bytes)
 
     @cached_property

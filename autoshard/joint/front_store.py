@@ -89,7 +89,7 @@ class FrontStore:
         return tuple(found)
 
     def of_kind(self, hardware: Hardware) -> FrontStore:
-        """Of one kind of devices of the cluster, for splits that are known here."""
+        """The store of one kind of devices of the cluster, for splits that are known here."""
         if hardware not in self.by_kind:
             own = FrontStore(self.line, hardware, self.pins, self.asked, replicas=self.replicas, tell=self.tell)
             self.by_kind[hardware] = own

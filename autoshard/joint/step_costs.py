@@ -65,7 +65,7 @@ class StepProblem:
         return np.array([self.of_stage(stage).capacity_bytes for stage in range(self.choice.stages)])
 
     def fullest_bytes(self, peak_bytes: Sequence[float]) -> float:
-        """Of the stage that is fullest for what its devices have, as of one that has `capacity_bytes`."""
+        """Peak of the stage that is fullest for what its devices have, as of one that has `capacity_bytes`."""
         return max(
             own if room == self.capacity_bytes else own * self.capacity_bytes / room
             for own, room in zip(peak_bytes, self.capacities.tolist(), strict=True)
@@ -103,7 +103,7 @@ class StepProblem:
         return self._copied_seconds(self.kinds[-1:]) if self.choice.stages > 1 else 0.0
 
     def _copied_seconds(self, kinds: Sequence[int]) -> float:
-        """Of weights that blocks of these kinds read and another stage has."""
+        """Seconds to exchange gradients of weights that blocks of these kinds read and another stage has."""
         replicas = self.choice.replicas
         copies = [self.costs[kind].shared for kind in kinds]
         sizes = [own.gradient_share(replicas) if self.choice.zero else own.gradient_bytes for own in copies]
@@ -328,8 +328,8 @@ class StepProblem:
         return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
 
     def _tied_seconds(self, stage: int, plan: StagePlan) -> float:
-        """Of the gradients of weights that a later block on another stage reads, too: the line's first block, which has
-        them, is on stage 0."""
+        """Seconds that a stage exchanges gradients of weights that a later block reads, too: the line's first block,
+        which has them, is on stage 0."""
         if self.choice.stages == 1:
             return 0.0
         parts = [part for part in plan.parts if part.stage and stage in (0, part.stage)]

@@ -7,10 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
+from autoshard.emit.runtime import ParallelMesh, compile_blocks, random_dropout
+from autoshard.emit.runtime.randomness import Random
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
@@ -18,6 +22,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import with_step
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests import launched
 from tests.slow import slow
 
@@ -64,3 +69,31 @@ def test_the_blocks_of_llama_run_as_inductor_writes_them(tmp_path: Path) -> None
     said = compiled(MODELS["llama"], "tp=2", "megatron-sp", "inductor", tmp_path / "package")
     found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
     assert found and int(found[1]) == 2 and float(found[2]) < 1e-4
+
+
+class Dropping(nn.Module):
+    def __init__(self, random: Random, first_random: int) -> None:
+        super().__init__()
+        self.random, self.first_random = random, first_random
+
+    def forward(self, x: Tensor) -> Tensor:
+        return random_dropout(x, self.random, p=0.5, index=self.first_random, shape=(4, 4), layout="R")
+
+
+class Many(nn.Module):
+    def __init__(self, mesh: ParallelMesh, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Dropping(mesh.random, number) for number in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([layer(x) for layer in self.layers])
+
+
+def test_more_blocks_than_dynamo_has_versions_of_a_function_draw_their_own_numbers() -> None:
+    def drawn(mesh: ParallelMesh) -> Tensor:
+        model = Many(mesh, 10)
+        assert compile_blocks(model, "eager") == 10
+        return model(torch.ones(4, 4))
+
+    (found,) = run_lockstep({"dp": 1}, drawn)
+    assert len({own.numpy().tobytes() for own in found}) == 10

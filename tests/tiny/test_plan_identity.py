@@ -52,7 +52,7 @@ BESIDE: dict[type, tuple[str, ...]] = {
     TensorPlan: ("path", "decided_by", "parts"),
     OpPlan: ("forward_seconds", "backward_seconds", "decided_by", "parts"),
     RedistributionPlan: ("forward_seconds", "backward_seconds"),
-    StepPlan: ("predicted_seconds", "predicted_peak_bytes", "places"),  # the parts say where operators are
+    StepPlan: ("predicted_seconds", "predicted_peak_bytes", "capacity_bytes", "places"),  # parts say where
 }  # fmt: skip
 TENSOR = TensorPlan("x", "x", LAYOUT)
 OP = OpPlan("linear", "b n", "", 1e-3, 2e-3)

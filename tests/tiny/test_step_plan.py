@@ -33,7 +33,7 @@ PARTS = (StagePart(0, 0, "linear_0"), StagePart(1, 0, "linear_2"))
 def planned(graph: Graph, seconds: dict[str, float] | None = None) -> Plan:
     """A plan of the graph whose operators take a second each, or as `seconds` says."""
     ops = tuple(OpPlan(op.name, "=", "", (seconds or {}).get(op.name, 1.0), 0.0) for op in graph.ops)
-    return dataclasses.replace(a_plan(), ops=ops)
+    return dataclasses.replace(a_plan(), ops=ops, hardware_text=load_hardware("cpu-local").text)
 
 
 def test_a_plan_keeps_its_step() -> None:
