@@ -107,7 +107,7 @@ def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None
     evaluate: what they find in the end is the loss of the original model."""
     kills, held_out = {2: WORKER, 6: SERVER}, tmp_path / "held_out.py"
     held_out.write_text(HELD_OUT)
-    options = ("--steps", 9, "--save", tmp_path / "saved", "--save-every", 4, "--workers", "1:2")
+    options = ("--steps", 9, "--save", tmp_path / "saved", "--save-every", 4, "--workers", "2")
     options += ("--eval-data", f"{held_out}:batches", "--eval-every", 3)
     lines = run(package, *options, at_step=lambda step: kills.get(step, ""))
     expected, values = undisturbed(package, 9)

@@ -11,7 +11,7 @@ from run_options import AUTO, LEARNING_RATE, check_file, check_writable
 from runtime import SHAPES
 from server_plan import DEVICE, MOST_WORKERS, WORKERS
 
-SNAPSHOT_EVERY = 100  # steps, where nothing is said: one of 205 MB takes 3.2 steps of examples/dlrm.py, 3 % of them
+SNAPSHOT_EVERY = 100  # steps, unless an option says: one of 205 MB takes 3.2 steps of examples/dlrm.py, 3 % of them
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
