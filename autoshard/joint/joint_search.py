@@ -131,7 +131,7 @@ def _by_stage(problem: StepProblem, store: FrontStore, own: SplitCosts) -> tuple
             sharded = of.sharded(same) if choice.zero else ()
             room = problem.capacity_bytes * kind.usable_memory_bytes / hardware.usable_memory_bytes
             changed = replace(problem, costs=same.costs, hardware=kind, capacity_bytes=room, sharded=sharded)
-            made[kind] = changed
+            made[kind] = replace(changed, cluster=hardware)
     return tuple(made[kind] for kind in each) if len(made) > 1 else ()
 
 

@@ -39,7 +39,8 @@ from autoshard.solvers.stages.stage_values import StageValues, stage_values
 class StepProblem:
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
     be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity.
-    `by_stage`: where stages are of several kinds of devices, the problem with all of them of that stage's kind."""
+    `by_stage`: where stages are of several kinds of devices, the problem with all of them of that stage's kind, and
+    `cluster` there, which has what goes between stages."""
 
     choice: OuterChoice
     kinds: tuple[int, ...]
@@ -51,6 +52,7 @@ class StepProblem:
     sharded: tuple[ShardedCosts, ...] = ()
     withheld_bytes: float | Floats = 0.0
     by_stage: tuple[StepProblem, ...] = ()
+    cluster: Hardware | None = None
 
     def of_stage(self, stage: int) -> StepProblem:
         return self.by_stage[stage] if self.by_stage else self
@@ -107,7 +109,11 @@ class StepProblem:
         replicas = self.choice.replicas
         copies = [self.costs[kind].shared for kind in kinds]
         sizes = [own.gradient_share(replicas) if self.choice.zero else own.gradient_bytes for own in copies]
-        return sum(joint_seconds(self.hardware, self.mesh, (STAGES,), "send_receive", size) for size in sizes)
+        return sum(map(self._sent_seconds, sizes))
+
+    def _sent_seconds(self, size: float) -> float:
+        """Seconds that bytes take from one stage to another."""
+        return joint_seconds(self.cluster or self.hardware, self.mesh, (STAGES,), "send_receive", size)
 
     @property
     def _each_micro_batch(self) -> tuple[BlockCosts, ...]:
@@ -156,8 +162,7 @@ class StepProblem:
         """Seconds to receive what enters a block from the stage before."""
         if self.choice.stages == 1:
             return 0.0
-        size = self.costs[self.kinds[block]].received_bytes
-        return joint_seconds(self.hardware, self.mesh, (STAGES,), "send_receive", size)
+        return self._sent_seconds(self.costs[self.kinds[block]].received_bytes)
 
     @cached_property
     def stage_problem(self) -> StageProblem:

@@ -69,7 +69,7 @@ def problem(draw: random.Random, chunks: int, replicas: int = 1, kinds: bool = F
     if chunks > 1 or not kinds:
         return own
     costs = tuple(replace(block(draw, entering), received_bytes=each.received_bytes) for each in costs)
-    every = own, replace(own, costs=costs, hardware=V100, capacity_bytes=FREE / 2)
+    every = own, replace(own, costs=costs, hardware=V100, capacity_bytes=FREE / 2, cluster=A100)
     return replace(own, by_stage=tuple(draw.choice(every) for _ in range(stages)))
 
 
