@@ -343,14 +343,17 @@ def _stepped(
 
 
 def used_hardware(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Hardware:
-    """Of several kinds of devices the first alone, where it has all that are asked for."""
+    """Of several kinds of devices those that the ranks asked for are on."""
+    from autoshard.cluster.device_kinds import used
     from autoshard.constraints.model_request import with_requests, without_idle_place
 
     if not hardware.kinds:
         return hardware
-    count = with_requests(without_idle_place(wanted.step, graph), graph).fixed_stages()
-    size = wanted.mesh.size if wanted.mesh is not None else wanted.devices or 1
-    return hardware.of_ranks(0, size) if count == 1 else hardware
+    step = with_requests(without_idle_place(wanted.step, graph), graph)
+    if wanted.mesh is None:
+        return used(hardware, wanted.devices or 1)
+    meshes = step.place_meshes
+    return used(hardware, sum(meshes.get(n, wanted.mesh).size for n in range(step.fixed_stages())))
 
 
 def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:

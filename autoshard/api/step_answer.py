@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autoshard.api.planned import CapturedModel, PlannedModel
-from autoshard.cluster.device_kinds import orders
+from autoshard.cluster.device_kinds import orders, used
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.model_request import asks_to_recompute
@@ -155,7 +155,7 @@ def _of_orders(
     made: list[tuple[Hardware, JointResult, Graph, Plan]] = []
     refused: list[InfeasibleError] = []
     for order in orders(hardware):
-        own = order.of_ranks(0, wanted.devices or 1)
+        own = used(order, wanted.devices or 1)
         try:
             made.append((own, *_fitting(graph, own, wanted, origin)))
         except InfeasibleError as error:

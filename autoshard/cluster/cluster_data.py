@@ -28,10 +28,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """So many devices of one kind, which have consecutive ranks."""
+    """So many devices of one kind, which have consecutive ranks. `joined`: with links to all others, where its profile
+    ends before."""
 
     devices: int
     hardware: Hardware
+    joined: Hardware | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Hardware:
         start = 0
         for own in self.kinds:
             if start <= first and first + count <= start + own.devices:
-                return own.hardware
+                return own.joined or own.hardware
             start += own.devices
         return self
 

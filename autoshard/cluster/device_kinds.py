@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, permutations
+from pathlib import Path
 
 from autoshard.cluster.cluster_data import SCHEMA_VERSION, DeviceKind, Hardware
-from autoshard.cluster.profile_reader import Faults, Table
+from autoshard.cluster.profile_reader import Table
 from autoshard.cluster.profile_schema import Link
 from autoshard.cluster.topology import make_topology
 from autoshard.errors import UsageError
-from autoshard.system.files import parse_toml
+
+MOST_ORDERED = 3  # kinds: n of them take n! searches, three 6 of about 40 s each (benchmarks/joint_search.py, `both`)
 
 
 def spec_kinds(spec: str, load: Callable[[str], Hardware]) -> Hardware:
@@ -25,27 +27,49 @@ def spec_kinds(spec: str, load: Callable[[str], Hardware]) -> Hardware:
     return _of_kinds(spec, tuple(DeviceKind(int(count), load(name.strip())) for name, _, count in pairs))
 
 
-def parse_kinds(text: str, where: str, load: Callable[[str], Hardware], parse: Callable[[str], Hardware]) -> Hardware:
-    """A profile with `[[kinds]]`: each with `devices`, and its `profile` by name, file or text. InvalidFileError names
-    the faults."""
-    root = Table(parse_toml(text, where, "docs/hardware.md"), Faults(lambda key: f"{where}:1"))
+def read_kinds(
+    root: Table, folder: Path, load: Callable[[str], Hardware], parse: Callable[[str], Hardware]
+) -> Hardware:
+    """A profile with `[[kinds]]`: each with `devices`, and its `profile` by name, file (from `folder`) or text.
+    InvalidFileError names the faults."""
     root.expect("schema", SCHEMA_VERSION)
-    name, kinds = root.text("name"), []
+    name, kinds = root.text("name"), list[DeviceKind]()
     for own in root.tables("kinds"):
         profile, devices = own.text("profile"), own.integer("devices")
         own.finish()
         root.faults.raise_all()
-        kinds.append(DeviceKind(devices, parse(profile) if "\n" in profile else load(profile)))
+        path = str(folder / profile) if profile.endswith(".toml") else profile
+        kinds.append(DeviceKind(devices, parse(profile) if "\n" in profile else load(path)))
     root.finish()
+    if len(kinds) < 2:
+        root.fault("kinds", "expected two or more")
     root.faults.raise_all()
     return _of_kinds(name, tuple(kinds))
 
 
+def used(hardware: Hardware, devices: int) -> Hardware:
+    """The devices of the first so many ranks."""
+    kinds, left = list[DeviceKind](), devices
+    for own in hardware.kinds:
+        kinds.append(DeviceKind(min(left, own.devices), own.hardware))
+        left -= kinds[-1].devices
+        if left == 0:
+            break
+    if left or len(kinds) == len(hardware.kinds):  # more than there are is for others to refuse
+        return hardware
+    return kinds[0].hardware if len(kinds) == 1 else _of_kinds(_spec(kinds), tuple(kinds))
+
+
 def orders(hardware: Hardware) -> Iterator[Hardware]:
-    """The cluster with its kinds in each order of ranks, its own first: which stages are first is a choice."""
-    for kinds in dict.fromkeys(permutations(hardware.kinds)):
-        name = ",".join(f"{own.hardware.name}:{own.devices}" for own in kinds)
-        yield hardware if kinds == hardware.kinds else _of_kinds(name, kinds)
+    """The cluster with its kinds in each order of ranks, its own first: which stages are first is a choice. Of many
+    kinds its own order alone: each takes a search."""
+    every = permutations(hardware.kinds) if len(hardware.kinds) <= MOST_ORDERED else [hardware.kinds]
+    for kinds in dict.fromkeys(every):
+        yield hardware if kinds == hardware.kinds else _of_kinds(_spec(kinds), kinds)
+
+
+def _spec(kinds: Iterable[DeviceKind]) -> str:
+    return ",".join(f"{own.hardware.name}:{own.devices}" for own in kinds)
 
 
 def rank_words(hardware: Hardware) -> str:
@@ -56,13 +80,14 @@ def rank_words(hardware: Hardware) -> str:
 
 
 def _of_kinds(name: str, kinds: tuple[DeviceKind, ...]) -> Hardware:
-    if any(own.hardware.kinds for own in kinds) or len(kinds) < 2:
-        raise UsageError(f"{name}: expected two kinds of devices or more, each a profile of one kind", "a100:8,v100:8")
+    """UsageError where a kind but the last does not fill nodes: those after it would stand across nodes."""
     nodes = [max(1, min(own.devices, own.hardware.devices_per_node)) for own in kinds]
-    for own, node in zip(kinds, nodes, strict=True):
-        if own.devices < 1 or own.devices % node:
-            fill = f"{own.devices} devices of {own.hardware.name}, whose nodes have {node}, do not fill nodes"
-            raise UsageError(f"{name}: {fill}", f"{own.hardware.name}:{max(1, own.devices // node) * node}")
+    bad = [n for n, own in enumerate(kinds) if own.devices < 1 or (own.devices % nodes[n] and n < len(kinds) - 1)]
+    if bad:
+        own, node = kinds[bad[0]], nodes[bad[0]]
+        fill = f"{own.devices} devices of {own.hardware.name}, whose nodes have {node}, do not fill nodes"
+        pairs = zip(kinds, nodes, strict=True)
+        raise UsageError(f"{name}: {fill}", _spec(replace(k, devices=max(k.devices // n, 1) * n) for k, n in pairs))
     total, node = sum(own.devices for own in kinds), math.gcd(*nodes)
     slowest = min((own.hardware for own in kinds), key=lambda own: max(rate for _, rate in own.peaks))
     least = min((own.hardware for own in kinds), key=lambda own: own.usable_memory_bytes)
@@ -71,7 +96,7 @@ def _of_kinds(name: str, kinds: tuple[DeviceKind, ...]) -> Hardware:
     largest = max(total, outermost.devices // node * node)  # costs are measured on more replicas, too
     network = replace(_switch(outermost, largest, node), latency_seconds=_latency(kinds))
     inside = (_switch(slowest.links[0], node, 1),) if node > 1 else ()
-    known = tuple(DeviceKind(own.devices, _reaching(own.hardware, network, largest)) for own in kinds)
+    known = tuple(replace(own, joined=_reaching(own.hardware, network, largest)) for own in kinds)
     return replace(
         slowest,
         name=name,

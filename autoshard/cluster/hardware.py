@@ -21,7 +21,7 @@ from autoshard.cluster.cluster_data import (
     Hardware,
     precision_hint,
 )
-from autoshard.cluster.device_kinds import parse_kinds, spec_kinds
+from autoshard.cluster.device_kinds import read_kinds, spec_kinds
 from autoshard.cluster.profile_reader import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
 from autoshard.cluster.profile_schema import (
     Link,
@@ -114,7 +114,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     """A shipped profile by name, a profile file by path (ends in `.toml`), or several with numbers of devices:
     `a100-80g-sxm:8,v100-32g-sxm2:8`."""
     if SPEC.fullmatch(name_or_path):
-        return spec_kinds(name_or_path, load_hardware)
+        return spec_kinds(name_or_path, _one_kind)
     path = Path(name_or_path)
     if not name_or_path.endswith(".toml"):
         if name_or_path not in list_profiles():
@@ -149,7 +149,25 @@ def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
     """Raises InvalidFileError that names every fault with its line. `where` is what the messages call the text."""
     root = _parse(text, where, _places(text, where))
     if "kinds" in root.data:
-        return parse_kinds(text, where, load_hardware, parse_hardware)
+        return read_kinds(root, Path(where).parent, _one_kind, _parse_one)
+    return _parsed(root, text, where)
+
+
+def _one_kind(name_or_path: str) -> Hardware:
+    """A profile within one of several kinds, which is of one kind itself."""
+    if not name_or_path.endswith(".toml"):
+        return load_hardware(name_or_path)
+    return _parse_one(_read(Path(name_or_path)), name_or_path)
+
+
+def _parse_one(text: str, where: str = "a profile of [[kinds]]") -> Hardware:
+    root = _parse(text, where, _places(text, where))
+    if "kinds" in root.data:
+        root.fault("kinds", "a kind of devices can't be several")
+    return _parsed(root, text, where)
+
+
+def _parsed(root: Table, text: str, where: str) -> Hardware:
     root.expect("schema", SCHEMA_VERSION)
     root.faults.raise_all()
     if "constants" not in root.data and (path := _costmodel_path(root, where)) is not None:

@@ -140,15 +140,10 @@ def predicted(plan: Plan, graph: Graph) -> Plan:
         return plan
     program, hardware = lower(plan, graph), parse_hardware(plan.hardware_text)
     made = simulate_plan_step(plan, program, graph, hardware)
-    own = stage_hardware(hardware, program) if hardware.kinds else ()
-    rooms = [each.usable_memory_bytes for each in own] or [1.0] * step.stages
-    fullest = max(range(step.stages), key=lambda stage: made.peak_bytes[stage] / rooms[stage])
-    room = rooms[fullest] if own else 0.0
-    peak = made.peak_bytes[fullest]
-    return replace(
-        plan,
-        step=replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak, capacity_bytes=room),
-    )
+    rooms = [own.usable_memory_bytes for own in stage_hardware(hardware, program)]
+    peak, room = max(zip(made.peak_bytes, rooms, strict=True), key=lambda own: own[0] / own[1])
+    step = replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak)
+    return replace(plan, step=replace(step, capacity_bytes=room if hardware.kinds else 0.0))
 
 
 def with_ranks(plan: Plan) -> Plan:

@@ -43,7 +43,7 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
     ]
     if found.others:
         lines += ["", *table([HEADER, *map(step_cells, steps(found))], width)]
-    for told in (*kept_some(found), *narrower(found), *left_out(found)):
+    for told in (*kept_some(found), *scaled(found), *narrower(found), *left_out(found)):
         lines += wrapped(told, width)
     return lines
 
@@ -55,7 +55,7 @@ def steps(found: JointResult) -> tuple[StepTried, ...]:
 
 def sentences(found: JointResult) -> tuple[str, ...]:
     """As a plan keeps them."""
-    return (*certainty(found), *kept_some(found), *narrower(found), *left_out(found))
+    return (*certainty(found), *kept_some(found), *scaled(found), *narrower(found), *left_out(found))
 
 
 def kept_some(found: JointResult) -> list[str]:
@@ -71,15 +71,15 @@ def kept_some(found: JointResult) -> list[str]:
 def narrower(found: JointResult) -> list[str]:
     """That blocks were given less room than there is."""
     own, limit = found.best.problem.capacity_bytes, found.room_bytes
-    if found.best.problem.by_stage:
-        scaled = f"bytes of stages are as of a device with {format_bytes(limit)}, the kind that has least: each is the"
-        return [f"{scaled} share that its own kind uses, times that", *_narrower(own, limit)]
-    return _narrower(own, limit)
-
-
-def _narrower(own: float, limit: float) -> list[str]:
     told = f"searched within {format_bytes(own)} by the costs of blocks: the program of the best within "
     return [f"{told}{format_bytes(limit)} by these holds more than that"] if own < limit else []
+
+
+def scaled(found: JointResult) -> list[str]:
+    """What bytes of stages on several kinds of devices are."""
+    limit = format_bytes(found.room_bytes)
+    said = f"memory is the share that a stage uses of what its devices have, as of one with {limit}, the least of any"
+    return [said] if found.best.problem.by_stage else []
 
 
 def left_out(found: JointResult) -> list[str]:

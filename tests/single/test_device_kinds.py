@@ -11,7 +11,7 @@ import pytest
 from autoshard.api import verbs
 from autoshard.api.step_answer import planned_step
 from autoshard.cli.commands import main
-from autoshard.cluster.device_kinds import orders
+from autoshard.cluster.device_kinds import orders, used
 from autoshard.cluster.hardware import Hardware, hardware_text, load_hardware, parse_hardware
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.costs.model_flops import ideal_seconds
@@ -53,6 +53,29 @@ def test_ranks_have_the_kind_that_the_cluster_says(tmp_path: Path) -> None:
     assert load_hardware(str(file)) == own
 
 
+def test_the_kinds_of_the_ranks_that_are_used_are_those_that_count() -> None:
+    three = load_hardware(f"{SPELLED},h100-80g-sxm:8")
+    assert used(three, 8) == A100 and used(three, 24) is three
+    assert used(three, 16) == both() == parse_hardware(used(three, 16).text)
+    assert used(three, 12) == load_hardware("a100-80g-sxm:8,v100-32g-sxm2:4")
+    assert len(list(orders(three))) == 6 and len(list(orders(load_hardware(f"{SPELLED},{SPELLED}")))) == 1
+
+
+def test_profiles_of_kinds_are_files_next_to_the_cluster_and_of_one_kind(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(A100.text.replace('name = "a100-80g-sxm"', 'name = "own"'))
+    rows = "[[kinds]]\ndevices = 8\nprofile = 'own.toml'\n[[kinds]]\ndevices = 8\nprofile = '{}'\n"
+    cluster, head = tmp_path / "cluster.toml", 'schema = 1\nname = "x"\n'
+    cluster.write_text(head + rows.format("v100-32g-sxm2"))
+    found = load_hardware(str(cluster))
+    assert [kind.hardware.name for kind in found.kinds] == ["own", "v100-32g-sxm2"]
+    cluster.write_text(head + rows.format("cluster.toml"))
+    with pytest.raises(InvalidFileError, match="a kind of devices can't be several"):
+        load_hardware(str(cluster))
+    cluster.write_text(head + rows.format("v100-32g-sxm2").replace("devices = 8\nprofile = 'v", "profile = 'v"))
+    with pytest.raises(InvalidFileError, match=r"cluster.toml:6: kinds\[1\].devices: is missing"):
+        load_hardware(str(cluster))
+
+
 def test_what_spans_kinds_is_of_the_slowest_with_the_least_memory() -> None:
     """In whatever order; a dtype that one kind lacks is none of theirs."""
     for own in orders(both()):
@@ -74,8 +97,10 @@ def test_what_spans_kinds_is_of_the_slowest_with_the_least_memory() -> None:
     ],
 )
 def test_clusters_that_can_not_be(spec: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as caught:
         load_hardware(spec)
+    if "fill" in said:
+        assert load_hardware(caught.value.hint).kinds
 
 
 @pytest.mark.parametrize("rows", ["[[kinds]]\ndevices = 8\n", '[[kinds]]\ndevices = "8"\nprofile = "cpu-local"\n'])
