@@ -51,6 +51,7 @@ class Header:
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
     nodes: tuple[int, ...] = (8,)  # devices on each
+    kinds: str = ""  # which ranks are of which kind of devices, where there are several
     others: OtherSizes = field(default_factory=OtherSizes)
     free_sizes: tuple[FreeSize, ...] = ()
     dynamic: tuple[DynamicSize, ...] = ()
@@ -67,7 +68,8 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         plan_hash=plan_json.plan_hash(plan, graph),
         command=command(plan, graph),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
-        hardware=rank_words(hardware) if hardware.kinds else plan.hardware,
+        hardware=plan.hardware,
+        kinds=rank_words(hardware),
         strategy=tuple(_strategy_by_part(program))
         if program.others
         else strategy_words(program, bool(plan.servers.count)),

@@ -24,6 +24,7 @@ def readme(program: Program, header: Header) -> str:
     columns = ["stage"] * (stages > 1) + [*program.mesh.names]
     columns = [program.step.word, "on its mesh"] if program.others else columns
     ranks = "\n".join(f"| {rank} | {_coordinates(program, rank)} |" for rank in _shown(size))
+    kinds = f" The {header.kinds}." if header.kinds else ""
     more = "\n| ... | ... |" if size > 16 else ""
     words = "\n".join(f"- {sentence}" for sentence in header.strategy)
     return f"""# {prose(program.name)} on {size} devices
@@ -33,7 +34,7 @@ Written by autoshard from plan `{header.plan_hash}`. Needs only PyTorch. Mesh: {
 {words}
 
 Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds, 3)} a step,
-{format_bytes(header.predicted_peak_bytes)} at the peak on each device.
+{format_bytes(header.predicted_peak_bytes)} at the peak on {"each" if stages == 1 else "the fullest"} device.{kinds}
 
 ## Launch
 
