@@ -368,14 +368,15 @@ def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:
 def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Plan:
     from autoshard.constraints.model_request import asks_of_the_step
     from autoshard.joint.optimizer_shards import fastest_stored
-    from autoshard.search.whole_step import predicted, with_step
+    from autoshard.search.whole_step import predicted, with_batch_shares, with_step
 
     if not wanted.step.said and not asks_of_the_step(graph):
         return plan
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
 
     def completed(plan: Plan) -> Plan:
-        return predicted(with_step(plan, graph, wanted.step), graph)
+        made = predicted(with_step(plan, graph, wanted.step), graph)
+        return with_batch_shares(made, graph, wanted.step.batch_shares)
 
     return fastest_stored(plan, graph, hardware, wanted.step, completed, limit)
 

@@ -187,6 +187,11 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch", type=whole("--global-batch", most=MOST_SAMPLES), metavar="B", help=samples)
     one = "samples per replica and micro-batch"
     parser.add_argument("--micro-batch", type=_count("--micro-batch", MOST_SAMPLES), metavar="N", help=one)
+    shares = (
+        "on several kinds of devices, slices of a step's micro-batches per kind, or per coordinate of the first mesh "
+    )
+    shares += "axis, e.g. 12,4; or auto (default there: the shortest step); or equal"
+    parser.add_argument("--batch-shares", metavar="N,N", help=shares)
     second = "degree of {} parallelism (mesh axis {}) in a search with --devices and --global-batch; default 1; auto "
     second += "tries more where {} (a slow search)"
     long = second.format("context", "cp", "sequences are long")

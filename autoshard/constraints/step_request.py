@@ -27,6 +27,7 @@ TENSORS = "tensors"  # in a search: what some of the results are kept of, tensor
 STAGE_PIN = "stage:"
 PLACE_PIN = "place:"
 NO_PLACES = "none"
+EQUAL = "equal"  # shares of the batch
 PINNED = ("pins", "places")  # fields of a StepRequest that pins say
 Count = int | str | None  # AUTO, numbers with commas, or None where nothing was said
 THRESHOLD_KB = 64  # MindSpore's: parameters of no more stay whole under its parallel optimizer
@@ -68,6 +69,7 @@ class StepRequest:
     parallel_optimizer_threshold: int | None = None
     context_parallel: Count = None
     expert_parallel: Count = None
+    batch_shares: str | None = None
 
     @property
     def zero_levels(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
 from autoshard.program.stage_programs import stage_programs
+from autoshard.program.step_check import input_layout, share_words
 from autoshard.replay.command_line import command
 from autoshard.replay.free_sizes import told_of
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
@@ -69,7 +70,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         command=command(plan, graph),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
         hardware=plan.hardware,
-        kinds=rank_words(hardware),
+        kinds="; ".join(filter(None, (rank_words(hardware), share_words(plan.step, plan.mesh)))),
         strategy=tuple(_strategy_by_part(program))
         if program.others
         else strategy_words(program, bool(plan.servers.count)),
@@ -96,7 +97,7 @@ _UNKNOWN = "what the model computes in evaluation is not known: its graph was ca
 def _input(program: Program, graph: Graph, name: str) -> Input:
     value = program.value(name)
     low, high = _drawn_from(graph, value.tensor, value.dtype)
-    return Input(value.tensor, value.shape, value.dtype, str(value.layout), low, high)
+    return Input(value.tensor, value.shape, value.dtype, str(input_layout(program, name)), low, high)
 
 
 def _drawn_from(graph: Graph, tensor: str, dtype: str) -> tuple[float, float] | tuple[tuple[int, ...], ...]:

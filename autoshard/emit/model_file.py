@@ -17,7 +17,7 @@ from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.user_operators import registering_lines
 from autoshard.errors import UsageError
 from autoshard.ir.dynamic import DynamicSize
-from autoshard.ir.layout import PARTIAL
+from autoshard.ir.layout import PARTIAL, Shard
 from autoshard.ir.plan import meshes_text
 from autoshard.ir.program import Compute, Program
 from autoshard.program.early_reductions import ALONE, SHARED, with_column_parallel
@@ -31,18 +31,18 @@ from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
-    "Handed", "ParallelMesh", "Pipeline", "Places", "all_gather", "all_reduce", "all_to_all", "by_size", "copy",
-    "exchange", "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather",
-    "regather_before", "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer",
-    "shard_parameter", "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss",
+    "BatchShares", "Handed", "ParallelMesh", "Pipeline", "Places", "all_gather", "all_reduce", "all_to_all", "by_size",
+    "copy", "exchange", "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted",
+    "regather", "regather_before", "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad",
+    "shard_buffer", "shard_parameter", "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss",
     "vocabulary_parallel_embedding", "register_operators", "to_device", "to_host",
     ALONE, SHARED,
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "BUCKETS", "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS",
     "HAS_LOSS", "HOST_TABLES", "Holder", "IGNORED", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
-    "MESH", "MESHES", "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "PRECISION", "SHARED", "STAGES", "Tensor",
-    "PLACE_INPUTS", "UPDATES_BUFFERS",
+    "BATCH_SHARES", "MESH", "MESHES", "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "PRECISION", "SHARED", "STAGES",
+    "PLACE_INPUTS", "Tensor", "UPDATES_BUFFERS",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
     "build_pipeline", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
@@ -162,6 +162,7 @@ def model_file(program: Program, header: Header) -> str:
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)
     names = names_in("\n".join([code, *registering])) | ({"by_size"} if header.buckets else set())
+    names |= {"BatchShares"} if program.step.batch_shares else set()
     holder = [HOLDER.strip("\n")] if "Holder" in names else []
     parts = [
         head_lines(program, header),
@@ -286,6 +287,7 @@ def facts(
     tables = [p.path for p in program.parameters if p.layout.host]
     lines += statement(f"HOST_TABLES: list[str] = [{', '.join(map(quoted, tables))}]", 0, "in host memory")
     lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")
+    lines += _share_lines(program)
     lines += ["# Parameters that several stages hold: their gradients are summed over these."]
     pairs = [f"{quoted(path)}: {stages}" for path, stages in (shared or {}).items()]
     lines += statement(f"SHARED: dict[str, tuple[int, ...]] = {{{', '.join(pairs)}}}", 0)
@@ -297,6 +299,20 @@ def facts(
     counts = (f"({_names([*own.axes])}, {own.ignored}, {quoted(own.weights)})" for own in program.label_counts)
     lines += [said, *statement(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int, str]] = [{', '.join(counts)}]", 0)]
     return lines
+
+
+def _share_lines(program: Program) -> list[str]:
+    """How unequal shares of a step are dealt out."""
+    if not program.step.batch_shares:
+        return ["BATCH_SHARES = None  # of a micro-batch all devices compute equal parts"]
+    axis, counts = program.mesh.names[0], program.step.batch_shares
+    layouts = [program.value(name).layout for name in program.inputs]
+    firsts = [(layout.placements[0], layout) for layout in layouts]
+    cuts = [f"({own.dim}, {quoted(str(layout))})" if isinstance(own, Shard) else "None" for own, layout in firsts]
+    said = (
+        f"# Each micro-batch is cut into {len(counts)} slices; devices along {axis} compute so many of those of a step."
+    )
+    return [said, *statement(f"BATCH_SHARES = BatchShares({quoted(axis)}, {counts}, [{', '.join(cuts)}])", 0)]
 
 
 def _place_lines(program: Program) -> list[str]:

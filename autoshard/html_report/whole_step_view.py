@@ -8,6 +8,7 @@ from autoshard.html_report.picture.stages_picture import about_step, stages_svg
 from autoshard.html_report.timeline_series import differences, ticks
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
+from autoshard.program.step_check import share_words
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.text.stage_table import part_words, stage_rows
@@ -22,6 +23,7 @@ def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] 
     size = f"{step.samples} samples" if step.samples else "the captured batch"
     text = f"{counted(step.micro_batches, 'micro-batch')} of {size}"
     text += f" through {step.stages} {timeline.costs.word}s, schedule {step.schedule}" if step.stages > 1 else ""
+    text += f"; {share_words(step, plan.mesh)}: shown is that which takes longest" if step.batch_shares else ""
     text += "."
     return {
         "text": text,

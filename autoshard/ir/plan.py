@@ -255,6 +255,9 @@ class StepPlan:
 
     Of stages on several kinds of devices the fullest is that which uses most of what its devices have, which is
     `capacity_bytes`; 0: that of the plan.
+
+    `batch_shares`, where devices take unequal ones: each micro-batch is cut into as many slices as the first axis of
+    the mesh has coordinates, and these are the slices of a step that the devices of each coordinate compute.
     """
 
     micro_batches: int = 1
@@ -268,6 +271,7 @@ class StepPlan:
     zero: int = 3
     capacity_bytes: float = 0.0
     places: tuple[tuple[str, int], ...] = ()  # module -> the place that a user gave it
+    batch_shares: tuple[int, ...] = ()
 
     @property
     def placed(self) -> bool:

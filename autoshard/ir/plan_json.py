@@ -79,7 +79,7 @@ def _without_places(step: dict[str, Any]) -> dict[str, Any]:
     parts = step.get("parts")
     known = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
     return (
-        {"places": [], "capacity_bytes": 0.0}
+        {"places": [], "capacity_bytes": 0.0, "batch_shares": []}
         | step
         | ({"parts": [{"ops": []} | part for part in parts or ()]} if known else {})
     )
@@ -126,7 +126,7 @@ DECISIONS: dict[type, tuple[str, ...]] = {
     SizeBucket: ("most", "ops", "redistributions"),
     OpPlan: ("op", "strategy", "variant"),
     RedistributionPlan: ("tensor", "source", "target", "consumers", "steps"),
-    StepPlan: ("micro_batches", "schedule", "virtual_stages", "parts", "recompute", "samples", "zero"),
+    StepPlan: ("micro_batches", "schedule", "virtual_stages", "parts", "recompute", "samples", "zero", "batch_shares"),
 }
 
 
@@ -148,7 +148,9 @@ def _decisions(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_decisions(item) for item in value]
     if type(value) in DECISIONS:
-        return [_decisions(getattr(value, name)) for name in DECISIONS[type(value)]]
+        names = DECISIONS[type(value)]
+        shared = not isinstance(value, StepPlan) or bool(value.batch_shares)  # other plans stay as they were
+        return [_decisions(getattr(value, name)) for name in (names if shared else names[:-1])]
     return encode(value)
 
 

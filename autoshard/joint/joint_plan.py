@@ -13,6 +13,7 @@ from itertools import combinations
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.again_blocks import called_modules
 from autoshard.constraints.apply_pins import pinned_nodes
+from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Attribute, Graph
 from autoshard.ir.mesh import Mesh
@@ -51,10 +52,25 @@ _NUMBERS = frozenset(
 def joint_plan(
     found: JointResult, hardware: Hardware, origin: Origin, known: Graph | None = None
 ) -> tuple[Graph, Plan]:
-    """The graph of a micro-batch and the plan of `found.best`, predicted from its own program.
+    """The graph of a micro-batch and the plan of `found.best`, predicted from its own program; in equal shares of the
+    batch, with a note, where it can't be in others.
 
     `known`: that graph, where it is known better than by carrying the captured one over.
     """
+    shares = found.best.problem.batch_shares(found.best.plan)
+    try:
+        return _joint_plan(found, hardware, origin, known, shares if len(set(shares)) > 1 else ())
+    except UsageError as error:
+        if not shares:
+            raise
+        graph, plan = _joint_plan(found, hardware, origin, known, ())
+        note = f"equal shares of the batch on several kinds of devices: {error.message}"
+        return graph, replace(plan, search=replace(plan.search, notes=(*plan.search.notes, note)))
+
+
+def _joint_plan(
+    found: JointResult, hardware: Hardware, origin: Origin, known: Graph | None, shares: tuple[int, ...]
+) -> tuple[Graph, Plan]:
     best, line = found.best, found.line
     choice = best.problem.choice
     carried = rebatched(line.graph, choice.replicas * choice.micro_batch)
@@ -69,6 +85,7 @@ def joint_plan(
     step = StepPlan(
         choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
+        batch_shares=shares,
     )  # fmt: skip
     made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
     note = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "

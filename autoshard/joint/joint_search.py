@@ -94,7 +94,7 @@ def joint_search(
                 sharded = store.sharded(own) if choice.zero else ()
                 there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
                 problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
-                problems.append((replace(problem, by_stage=_by_stage(problem, store, own)), own.split))
+                problems.append((_of_kinds(problem, store, own, graph, space), own.split))
         for told in _not_some(space, line, named, problems):
             if told not in log.reasons:
                 log.no(told)
@@ -118,11 +118,17 @@ def joint_search(
     return replace(found, fronts=len(store.made), pins=pins)
 
 
-def _by_stage(problem: StepProblem, store: FrontStore, own: SplitCosts) -> tuple[StepProblem, ...]:
-    """The problem on the kind of devices of each stage, where there are several."""
+def _of_kinds(problem: StepProblem, store: FrontStore, own: SplitCosts, graph: Graph, space: OuterSpace) -> StepProblem:
+    """With the problem on the kind of devices of each stage, or of one stage of each replica, where there are several
+    kinds and replicas may take unequal shares: they wait for each other at the end of a step alone."""
     choice, hardware = problem.choice, problem.hardware
-    size = problem.mesh.size // choice.stages
-    each = [hardware.of_ranks(stage * size, size) for stage in range(choice.stages)]
+    shared = choice.zero < 2 and choice.expert == 1 and choice.micro_batches > 1
+    shared = shared and not (space.equal_shares or graph.buffer_updates or graph.dynamic)
+    count = choice.stages if choice.stages > 1 else choice.replicas if shared else 1
+    size = problem.mesh.size // count
+    each = [hardware.of_ranks(number * size, size) for number in range(count)]
+    if len(set(each)) == 1 and each[0] == hardware:
+        return problem
     made: dict[Hardware, StepProblem] = {hardware: problem}
     for kind in dict.fromkeys(each):
         if kind not in made:
@@ -132,7 +138,8 @@ def _by_stage(problem: StepProblem, store: FrontStore, own: SplitCosts) -> tuple
             room = problem.capacity_bytes * kind.usable_memory_bytes / hardware.usable_memory_bytes
             changed = replace(problem, costs=same.costs, hardware=kind, capacity_bytes=room, sharded=sharded)
             made[kind] = replace(changed, cluster=hardware)
-    return tuple(made[kind] for kind in each) if len(made) > 1 else ()
+    found = tuple(made[kind] for kind in each)
+    return replace(problem, by_stage=found) if choice.stages > 1 else replace(problem, by_replica=found)
 
 
 def _kept_splits(store: FrontStore, choice: OuterChoice, log: Divided) -> tuple[SplitCosts, ...]:

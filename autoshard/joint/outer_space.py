@@ -42,6 +42,7 @@ class OuterSpace:
     expert: tuple[int, ...] | None = (1,)
     long_tokens: int = 0  # of the longest sequence
     experts: int = 0  # that every layer of experts has, or a multiple of it
+    equal_shares: bool = False  # of the batch, on several kinds of devices, too
 
 
 @dataclass(frozen=True)

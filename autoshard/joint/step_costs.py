@@ -29,6 +29,7 @@ from autoshard.joint.blocks.block_fronts import (
     takes_turns,
 )
 from autoshard.joint.outer_space import OuterChoice
+from autoshard.program.step_check import dealt
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
 from autoshard.solvers.stages.least_held import least_held, of_dealt, of_every_part
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, StageProblem
@@ -40,7 +41,9 @@ class StepProblem:
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
     be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity.
     `by_stage`: where stages are of several kinds of devices, the problem with all of them of that stage's kind, and
-    `cluster` there, which has what goes between stages."""
+    `cluster` there, which has what goes between stages. `by_replica`: the same of one stage whose replicas are on
+    several kinds: a micro-batch takes the harmonic mean of what it takes on each, as if slices could be dealt out in
+    any shares; what is simulated is the replica that takes longest, in the best shares of whole slices."""
 
     choice: OuterChoice
     kinds: tuple[int, ...]
@@ -53,6 +56,7 @@ class StepProblem:
     withheld_bytes: float | Floats = 0.0
     by_stage: tuple[StepProblem, ...] = ()
     cluster: Hardware | None = None
+    by_replica: tuple[StepProblem, ...] = ()
 
     def of_stage(self, stage: int) -> StepProblem:
         return self.by_stage[stage] if self.by_stage else self
@@ -96,7 +100,22 @@ class StepProblem:
             own = found[kinds[0]]
             front = replace(own.front, tail_seconds=own.front.tail_seconds + self._surely_tied)
             found[kinds[0]] = replace(own, front=front)
-        return tuple(found)
+        if not self.by_replica:
+            return tuple(found)
+        each = zip(*(problem.fronts for problem in self.by_replica), strict=True)
+        return tuple(
+            replace(own, front=_mean(own.front, [f.front for f in of])) for own, of in zip(found, each, strict=True)
+        )
+
+    def batch_shares(self, plan: StagePlan) -> tuple[int, ...]:
+        """How many slices of a step each replica computes, where there are several kinds; the best of a plan."""
+        pairs = [*zip(self.kinds, plan.points, strict=True)]
+        each = {
+            own: sum(float(own.fronts[kind].front.seconds[point]) for kind, point in pairs)
+            for own in dict.fromkeys(self.by_replica)
+        }
+        slices = self.choice.micro_batches * len(self.by_replica)
+        return dealt([each[own] for own in self.by_replica], slices) if each else ()
 
     @property
     def _surely_tied(self) -> float:
@@ -308,6 +327,11 @@ class StepProblem:
         """What is simulated: receive buffers and sends of the very cuts, collectives once a step where nothing hides
         them."""
         choice = self.choice
+        if self.by_replica:
+            shares = zip(self.batch_shares(plan), self.by_replica, strict=True)
+            every = [replace(own.step_costs(plan), micro_batches=share) for share, own in dict.fromkeys(shares)]
+            each = [own.micro_batches * (own.parts[0].forward_seconds + own.parts[0].backward_seconds) for own in every]
+            return every[each.index(max(each))]
         parts = tuple(self._received(self.of_stage(part.stage)._part(part, plan), part) for part in plan.parts)
         stages = []
         for stage in range(choice.stages):
@@ -407,6 +431,19 @@ class StepProblem:
         return replace(
             found, kept_bytes=kept, received_bytes=received, receive_seconds=self.received_seconds(part.first)
         )
+
+
+def _mean(front: Front, each: Sequence[Front]) -> Front:
+    """`front` with the harmonic mean of the seconds on each replica. No shares of slices take less than this mean of
+    whole slices, of which the sum over blocks and passes of their means is no more."""
+
+    def mean(seconds: Sequence[Floats]) -> Floats:
+        with np.errstate(divide="ignore"):
+            found: Floats = len(seconds) / np.sum([1 / own for own in seconds], axis=0)
+        return found
+
+    forward, backward = mean([own.forward_seconds for own in each]), mean([own.backward_seconds for own in each])
+    return replace(front, forward_seconds=forward, backward_seconds=backward)
 
 
 def _least_of(each: Sequence[tuple[Front, ...]]) -> tuple[Front, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.pins import pin_file_texts
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, SEARCHED, STAGE_PIN, TENSORS, Count, StagePin
+from autoshard.constraints.step_request import AUTO, EQUAL, RECOMPUTE, SEARCHED, STAGE_PIN, TENSORS, Count, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import KEEP_SOME
@@ -77,6 +77,7 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
     if graph.loss is None:
         raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
     said = {
+        f"--batch-shares {wanted.step.batch_shares}": wanted.step.batch_shares not in (None, AUTO, EQUAL),
         "--micro-batches": wanted.step.micro_batches is not None,
         f"--strategy {wanted.strategy}": wanted.strategy not in ("best", *ZERO_OF_STYLE),
         "--solver": wanted.solver is not None,
@@ -141,6 +142,7 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         _second("--expert-parallel", step.expert_parallel),
         longest_tokens(line.graph),
         expert_count(line.graph),
+        equal_shares=wanted.step.batch_shares == EQUAL,
     )
 
 

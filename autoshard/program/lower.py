@@ -29,6 +29,7 @@ from autoshard.program.instruction_storage import communicated, run_again
 from autoshard.program.label_counts import label_counts
 from autoshard.program.module_scopes import called_in
 from autoshard.program.short_lived import short_lived
+from autoshard.program.step_check import check_batch_shares
 from autoshard.program.weight_buckets import gathered_once, given_at, weight_buckets
 from autoshard.program.weights import weight_way, weight_ways, with_gathers
 from autoshard.redistribute import Step
@@ -126,6 +127,7 @@ class _Lowering:
             short_lived(instructions, self.values, self.mesh, graph, fixed, (*outputs, *(new for _, new in updates))),
             plan.fusion,
         )
+        check_batch_shares(program, bool(graph.dynamic))
         return _with_kept(program, graph)
 
     # --- values ---

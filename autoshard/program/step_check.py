@@ -1,15 +1,29 @@
-"""Can a step be made as its plan says? The errors are those that MindSpore documents for pipelines, and a few more."""
+"""Can a step be made as its plan says? The errors are those that MindSpore documents for pipelines, and a few more.
+
+Unequal shares of the batch: of each micro-batch's slices, one for each coordinate of the mesh's first axis, devices
+compute as many as they are fast. What runs within a micro-batch may then not communicate over that axis: its devices
+are not at the same slice, nor have as many.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heapreplace
+from itertools import groupby
+
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
+from autoshard.ir.layout import PARTIAL, REPLICATE, Layout, Shard
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_SOME, KEEPS, SCHEDULES, StepPlan, kept_results
+from autoshard.ir.program import Collective, Compute, Program
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.units import counted
 
 MOST_PASSES = 100_000  # of micro-batches through parts of the model in a step: seconds to simulate, 300 MB to show
 LABEL_LOSSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
+_ALONE = frozenset({"", "identity", "slice", "mask", "zero_pad"})  # what a device does by itself, with what it has
+_STATIC = "parallel_loss"  # divides by a count that is known
 
 
 def check_step(step: StepPlan, graph: Graph) -> None:
@@ -157,3 +171,89 @@ def micro_batches_of(graph: Graph, global_batch: int) -> int:
             near + smaller,
         )
     return global_batch // size
+
+
+# --- unequal shares of the batch ---
+
+
+def dealt(seconds: Sequence[float], slices: int) -> tuple[int, ...]:
+    """How many of so many `slices` each coordinate computes, one at least, so that the last is done soonest. `seconds`:
+    what one takes on each. The next slice always goes to who is done with it first: no exchange of two is better."""
+    counts, waiting = [1] * len(seconds), [(2 * own, own, number) for number, own in enumerate(seconds)]
+    heapify(waiting)
+    for _ in range(slices - len(seconds)):
+        ends, own, number = waiting[0]
+        counts[number] += 1
+        heapreplace(waiting, (ends + own, own, number))
+    return tuple(counts)
+
+
+def share_words(step: StepPlan, mesh: Mesh) -> str:
+    """Which ranks compute how many slices; "" of equal shares."""
+    if not step.batch_shares:
+        return ""
+    size, first, found = mesh.size // mesh.sizes[0], 0, list[str]()
+    for share, own in groupby(step.batch_shares):
+        stop = first + len([*own]) * size
+        found.append(f"{f'rank {first}' if stop == first + 1 else f'ranks {first} to {stop - 1}'} {share}")
+        first = stop
+    return f"of {sum(step.batch_shares)} slices a step, {mesh.sizes[0]} of each micro-batch, {', '.join(found)} each"
+
+
+def check_batch_shares(program: Program, dynamic: bool = False) -> None:
+    """UsageError where the program can't run in unequal shares. `dynamic`: sizes differ from step to step."""
+    step, (axis, size) = program.step, program.mesh.axes[0]
+    if not step.batch_shares:
+        return
+    wanted = step.micro_batches * size
+    given = f"batch shares {', '.join(map(str, step.batch_shares))}"
+    if len(step.batch_shares) != size or sum(step.batch_shares) != wanted or min(step.batch_shares) < 1:
+        told = f"{given}: expected one for each of the {size} coordinates of {axis}, 1 or more, {wanted} in all"
+        raise UsageError(told, f"--micro-batches {max(1, sum(step.batch_shares) // size)}, or other shares")
+    why = "sizes of inputs are dynamic" if dynamic else next(_obstacles(program), "")
+    if why:
+        raise UsageError(f"{given}: {why}", "--batch-shares equal")
+
+
+def _obstacles(program: Program) -> Iterator[str]:
+    """Why devices along the first axis can't compute unequal shares."""
+    axis = program.mesh.names[0]
+    if program.step.parts or program.others:
+        yield "the step has stages or places, whose devices give each other every micro-batch"
+    if program.step.micro_batches < 2:
+        yield "the step has one micro-batch"
+    if program.loss is None:
+        yield "nothing is trained"
+    elif program.value(program.loss).layout.placements[0] != PARTIAL:
+        yield f"the loss is no sum over {axis}: the batch is not split over it"
+    if program.buffer_updates:
+        yield "the model's forward updates buffers, as batch norm does, once a micro-batch"
+    for step in program.instructions:
+        if isinstance(step, Collective):
+            does = {step.forward, step.backward} if program.value(step.operand).requires_grad else {step.forward}
+            if axis in step.axes and not does <= _ALONE and not (step.once and program.step.zero == 1):
+                yield f"{step.reason}: within a micro-batch, over {axis} (of sharded optimizers --zero 1 alone waits)"
+        elif any(axis in names for _, names in step.axes) and not _may_be_sliced(step):
+            yield f"{step.op} communicates within a micro-batch, over {axis}"
+
+
+def _may_be_sliced(step: Compute) -> bool:
+    return step.target in LABEL_LOSSES or step.variant == _STATIC
+
+
+def _read_layout(layout: Layout) -> Layout:
+    """How an input is read for slices, of one that is cut so: whole over the first axis, and over those that cut what
+    it leaves of the same dim."""
+    first = layout.placements[0]
+    if not isinstance(first, Shard):
+        return layout
+    return Layout(
+        tuple(REPLICATE if isinstance(own, Shard) and own.dim == first.dim else own for own in layout.placements),
+        layout.host,
+    )
+
+
+def input_layout(program: Program, name: str) -> Layout:
+    """The layout in which an input is read."""
+    layout = program.value(name).layout
+    return _read_layout(layout) if program.step.batch_shares else layout

@@ -95,6 +95,7 @@ def _step_options(plan: Plan) -> list[str]:
     keeps = {policy.keep for policy in step.recompute}
     said = [word for word, keep in RECOMPUTE.items() if keeps == {keep} and keep != "all"]
     parts += [f"--zero {step.zero}"] * (step.zero != 3)
+    parts += [f"--batch-shares {','.join(map(str, step.batch_shares))}"] * bool(step.batch_shares)
     return parts + [f"--recompute {word}" for word in said]
 
 

@@ -24,6 +24,7 @@ from autoshard.ir.plan import (
     TensorPlan,
 )
 from autoshard.program.places.placed_parts import placed_parts
+from autoshard.program.step_check import dealt
 from autoshard.rules.algebra.float8_products import PLAIN
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import priced, redistribution
@@ -58,7 +59,7 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: M
         buffers=buffers,
         ops=tuple(ops[op.name] for op in reduced.ops),
         redistributions=(),
-        step=_carried_step(plan, full, reduced),
+        step=_carried_shares(_carried_step(plan, full, reduced), plan.mesh, mesh),
     )
     needed = _needed(draft, plan, full, reduced, strategies)
     redistributions = tuple(_carried_steps(need, draft, reduced, hardware) for need in needed)
@@ -94,6 +95,16 @@ def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:
     decided = {keys[op.op]: op for op in plan.ops}
     ops = tuple(replace(decided[key], op=op.name) for key, op in keyed_ops(reduced).items())
     return replace(step, parts=balanced_parts(replace(plan, ops=ops), reduced, step.stages, step.virtual_stages))
+
+
+def _carried_shares(step: StepPlan, planned: Mesh, mesh: Mesh) -> StepPlan:
+    """Shares of the batch in the proportions that they have, on as many coordinates as there are."""
+    count = mesh.sizes[0]
+    if not step.batch_shares or count == planned.sizes[0]:
+        return step
+    some = [step.batch_shares[number * planned.sizes[0] // count] for number in range(count)]
+    shares = dealt([1 / own for own in some], step.micro_batches * count)
+    return replace(step, batch_shares=shares if count > 1 else ())
 
 
 def with_rules_of(full: Graph, reduced: Graph) -> Graph:

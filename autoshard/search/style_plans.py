@@ -111,7 +111,7 @@ def _of_step(
         try:
             made = _made(name, formulation, clock)
             if not isinstance(made, str):
-                made = predicted(replace(made, step=replace(plan.step, zero=StepPlan().zero)), graph)
+                made = predicted(replace(made, step=replace(plan.step, zero=StepPlan().zero, batch_shares=())), graph)
         except UserError as error:
             made = error.message
         if isinstance(made, str):

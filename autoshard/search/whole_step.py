@@ -7,16 +7,16 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from autoshard.cluster.device_kinds import rank_words
-from autoshard.cluster.hardware import parse_hardware
+from autoshard.cluster.hardware import Hardware, parse_hardware
 from autoshard.constraints.again_blocks import called_modules, torn_modules
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
-from autoshard.constraints.step_request import AUTO, NO_PLACES, RECOMPUTE, TENSORS, StagePin, StepRequest
+from autoshard.constraints.step_request import AUTO, EQUAL, NO_PLACES, RECOMPUTE, TENSORS, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_ALL, PLACED_FIELDS, BlockPolicy, PlacePlan, Plan, StagePart, StepPlan
 from autoshard.program.places.placed_parts import parts_on, placed_parts
-from autoshard.program.step_check import check_counts, check_step, micro_batches_of, not_again
+from autoshard.program.step_check import check_counts, check_step, dealt, micro_batches_of, not_again, share_words
 from autoshard.program.weight_buckets import block_of
 from autoshard.search.places.place_search import PlacedFound, searched_places
 from autoshard.units import format_seconds
@@ -153,8 +153,9 @@ def with_ranks(plan: Plan) -> Plan:
         return plan
     firsts = accumulate((mesh.size for mesh in plan.meshes), initial=0)
     spans = any(hardware.of_ranks(n, mesh.size) == hardware for n, mesh in zip(firsts, plan.meshes, strict=False))
-    wide = "; a mesh over several kinds is priced as if all its devices were the slowest, with the least memory"
-    note = rank_words(hardware) + wide * spans
+    wide = "a mesh over several kinds is priced as if all its devices were the slowest, with the least memory"
+    words = rank_words(hardware), share_words(plan.step, plan.mesh) or wide * spans
+    note = "; ".join(filter(None, words))
     return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, note)))
 
 
@@ -285,3 +286,63 @@ def _cut(
         place = best[number][place][1]
         found.append(places[place])
     return found[::-1]
+
+
+# --- unequal shares of the batch ---
+
+
+def with_batch_shares(plan: Plan, graph: Graph, asked: str | None) -> Plan:
+    """A whole step in the shares that are `asked` for: as many slices for each coordinate of the mesh's first axis, or
+    for each kind of devices that it has; AUTO, or None on several kinds: those with the shortest step, where that is
+    shorter than in equal shares. UsageError where they can't be."""
+    hardware = parse_hardware(plan.hardware_text)
+    if asked == EQUAL or (asked is None and not may_be_unequal(plan, graph, hardware)):
+        return plan
+    if asked not in (None, AUTO):
+        return predicted(replace(plan, step=replace(plan.step, batch_shares=_said(plan, hardware, asked))), graph)
+    try:
+        made = predicted(replace(plan, step=replace(plan.step, batch_shares=best_shares(plan, graph, hardware))), graph)
+    except UsageError as error:
+        if asked == AUTO:
+            raise
+        return _noted(plan, f"equal shares of the batch on several kinds of devices: {error.message}")
+    if made.step_seconds >= plan.step_seconds:
+        return plan
+    equal = f"unequal shares of the batch: {format_seconds(made.step_seconds)}, in equal ones"
+    return _noted(made, f"{equal} {format_seconds(plan.step_seconds)}")
+
+
+def may_be_unequal(plan: Plan, graph: Graph, hardware: Hardware) -> bool:
+    """Are devices of several kinds at work on equal parts of several micro-batches?"""
+    several = plan.step.micro_batches > 1 and not plan.step.parts and not graph.dynamic
+    return several and hardware.of_ranks(0, plan.mesh.size) == hardware and bool(hardware.kinds)
+
+
+def best_shares(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[int, ...]:
+    """By what a slice takes on the devices of each coordinate. UsageError where the step can't be in such shares."""
+    from autoshard.program.lower import lower
+    from autoshard.simulation.steps.program_step import measured_shares, slice_seconds
+
+    count = plan.mesh.sizes[0]
+    least = (1,) * (count - 1) + (plan.step.micro_batches * count - count + 1,)
+    program = lower(replace(plan, step=replace(plan.step, batch_shares=least)), graph)  # says why it can't be
+    every = measured_shares(plan, program, graph, hardware)
+    return dealt([slice_seconds(own, plan) for _, own in every], plan.step.micro_batches * count)
+
+
+def _said(plan: Plan, hardware: Hardware, asked: str) -> tuple[int, ...]:
+    """A number for each coordinate."""
+    words = [word.strip() for word in asked.split(",")]
+    if not all(word.isdecimal() for word in words):
+        told = f"--batch-shares {asked}: expected auto, equal, or numbers of slices with commas"
+        raise UsageError(told, "--batch-shares auto")
+    numbers, count = tuple(map(int, words)), plan.mesh.sizes[0]
+    each = [hardware.of_ranks(n * plan.mesh.size // count, plan.mesh.size // count) for n in range(count)]
+    kinds = list(dict.fromkeys(each))
+    if len(numbers) == len(kinds) < count:
+        return tuple(numbers[kinds.index(own)] for own in each)
+    return numbers
+
+
+def _noted(plan: Plan, note: str) -> Plan:
+    return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, note)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
+from autoshard.program.step_check import share_words
 from autoshard.replay.reevaluate import decisions, origin
 from autoshard.rules import candidates, find
 from autoshard.text import plan_words
@@ -152,6 +153,7 @@ def _step_words(plan: Plan) -> str:
     step = plan.step
     found = [counted(step.micro_batches, "micro-batch")]
     found += [counted(step.stages, step.word), step.schedule] if step.parts else []
+    found += [share_words(step, plan.mesh)] if step.batch_shares else []
     found += [f"{counted(len(step.keeps), 'block')} recomputed"] if step.keeps else []
     found += [f"{len(plan.buckets) + 1} buckets of sizes"] if plan.buckets else []
     return ", ".join(found)

@@ -19,6 +19,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
+from autoshard.program.step_check import input_layout
 from autoshard.verification.comparison.compare import by_name, local_part, stage_views, unsplit
 from autoshard.verification.comparison.error_measure import OWN, Error, largest
 from autoshard.verification.original.autocast import autocast_as_planned
@@ -132,7 +133,7 @@ def check_own(
         return _run(package, mesh, own, reference, program)
 
     ranks = run_lockstep(axes, work, timeout_seconds, *kinds, step.part_stages, place_axes(program))
-    if not step.placed:
+    if not (step.placed or step.batch_shares):
         return list(_compared(own, reference, program, ranks))
     alone = replace(own, outputs=own.outputs[program.outputs.index(program.loss or "") :][:1])
     return [
@@ -158,7 +159,7 @@ def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, 
         sharding = runtime.sharding(tensor)
         runtime.assign(tensor, next(state[name] for name in (sharding.name, *sharding.ties) if name in state))
     count = reference.micro_batches
-    layouts = [program.value(name).layout for name in program.inputs * count]
+    layouts = [input_layout(program, name) for name in program.inputs * count]
     inputs = [_part(x, layout, program.mesh, mesh.rank) for x, layout in zip(own.inputs, layouts, strict=True)]
     norm = 0.0
     if program.loss is None:

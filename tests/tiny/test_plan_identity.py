@@ -77,7 +77,7 @@ CHANGED: dict[str, Any] = {
     "certificate": Certificate("ilp", "feasible", 1.0, 0.0),
     "search": Search(1, ("a=b",), (Candidate("c", "", 1, 1, 1),)),
     "step": replace(STEP, micro_batches=5), "steps": (), "recompute": (BlockPolicy("h.0", "expensive"),),
-    "fusion": (Fusion("all_reduce", "auto", 25e6),), "places": (("h", 1),),
+    "fusion": (Fusion("all_reduce", "auto", 25e6),), "places": (("h", 1),), "batch_shares": (3, 1),
     "most": (("batch", 16),), "buckets": (), "servers": replace(SERVERS, count=4), "place_plans": (),
 }  # fmt: skip
 FIELDS = [(kind, field.name) for kind in DECISIONS for field in dataclasses.fields(kind)]

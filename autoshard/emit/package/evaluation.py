@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from batches import UserError, load_function, loader_batches
 from dynamic_sizes import module_of, step_sizes
 from model_parallel import (
+    BATCH_SHARES,
     EVALUATION,
     LOSS_AXES,
     LOSS_PART,
@@ -78,6 +79,8 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
     """The local outputs of local inputs, the loss first; of a placed model it alone, zero where it is not made."""
     if PLACED:
         return (placed_loss(model, mesh, inputs),)
+    if BATCH_SHARES is not None:  # equal ones
+        inputs = BATCH_SHARES.cut(inputs, mesh.coordinates[BATCH_SHARES.axis], mesh)
     parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
     mesh.random.training = False
     try:

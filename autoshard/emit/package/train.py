@@ -34,6 +34,7 @@ from dynamic_sizes import DYNAMIC_SIZES, agree, elements, module_of, step_sizes
 from elastic import end_surplus, run_fitting_plan
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
+    BATCH_SHARES,
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
     HOST_TABLES,
@@ -89,11 +90,13 @@ from runtime import (
     label_shares,
     leave,
     listening,
+    losses_of,
     make_schedule,
     profiling,
     reducing,
     regathering,
     sharding,
+    slices_of,
     tell_left,
     whole_tensors,
 )
@@ -176,31 +179,37 @@ def accumulate_gradients(
 ) -> list[tuple[Tensor, ...]]:
     """The same of all micro-batches of a step, one after another: the gradients of the mean of their losses.
 
-    Gradients are added up here and summed over devices once, beside the last backward. Returns the outputs of each.
+    Gradients are added up here and summed over devices once, beside the last backward. Returns the outputs of each; of
+    BATCH_SHARES the loss alone.
     """
     if STAGES > 1:
         return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches, scaler)]
     parameters = parameters_of(model)
-    shares = shares_of_labels(model, mesh, micro_batches)
-    own, made = module_of(micro_batches, mesh), []
+    slices = slices_of(BATCH_SHARES, micro_batches, mesh)
+    shares = shares_of_labels(model, mesh, [own.inputs for own in slices])
+    own, made, count = module_of(micro_batches, mesh), [], len(slices)
     weights = own.WEIGHT_BUCKETS
-    with reducing(mesh, parameters, own.GRADIENT_BUCKETS, MICRO_BATCHES), weights_of_step(mesh, parameters, [weights]):
-        for number, inputs in enumerate(micro_batches):
+    summed = reducing(mesh, parameters, own.GRADIENT_BUCKETS, count)
+    with summed, weights_of_step(mesh, parameters, [weights], count):
+        for (number, inputs, at), labels in zip(slices, shares, strict=True):
             again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
-            with mesh.micro_batch(number, shares[number]), weights_of_micro_batch(mesh, parameters, weights), again:
+            with mesh.micro_batch(number, labels, at), weights_of_micro_batch(mesh, parameters, weights), again:
                 result = model(*inputs)
                 outputs = result if isinstance(result, tuple) else (result,)
                 scaled(outputs[0] / MICRO_BATCHES, scaler).backward()
             made.append(outputs)
-    return made
+    return made if BATCH_SHARES is None else [(loss,) for loss in losses_of(made, slices, MICRO_BATCHES)]
 
 
 @contextlib.contextmanager
-def weights_of_step(mesh: ParallelMesh, parameters: dict[str, nn.Parameter], parts: Sequence[Any]) -> Iterator[None]:
-    """Around all micro-batches: weights in shards that are gathered for all of them. `parts`: which, of each part."""
+def weights_of_step(
+    mesh: ParallelMesh, parameters: dict[str, nn.Parameter], parts: Sequence[Any], count: int = MICRO_BATCHES
+) -> Iterator[None]:
+    """Around all micro-batches: weights in shards that are gathered for all of them. `parts`: which, of each part;
+    `count`: how many run here."""
     with contextlib.ExitStack() as stack:
         if ZERO < 3:
-            after = MICRO_BATCHES if ZERO == 1 else 1
+            after = count if ZERO == 1 else 1
             lines = [stack.enter_context(gathered_together(mesh, parameters, own, after)) for own in parts]
             gathered_ahead(lines, waits=STAGES > 1 and mesh.stages.index > 0)
         yield
@@ -239,7 +248,9 @@ def shares_of_labels(
     labels = build_labels(mesh)
     given = [() if labels is None else labels(*inputs) for inputs in micro_batches]
     every = [(one,) if isinstance(one, Tensor) else one for one in given]
-    return label_shares(mesh, every, LABEL_COUNTS, whole_tensors(model, (name for *_, name in LABEL_COUNTS)))
+    weights = whole_tensors(model, (name for *_, name in LABEL_COUNTS))
+    sliced = (BATCH_SHARES.axis, MICRO_BATCHES) if BATCH_SHARES is not None else ()
+    return label_shares(mesh, every, LABEL_COUNTS, weights, *sliced)
 
 
 def train_step(

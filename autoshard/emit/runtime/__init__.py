@@ -47,7 +47,7 @@ from .leaves import local
 from .loss_scaling import LossScaler
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh, leave
-from .micro_batches import LabelShares, counted, label_shares
+from .micro_batches import BatchShares, LabelShares, counted, label_shares, losses_of, slices_of
 from .nonfinite import EXIT_CODE, FiniteSteps, NonFinite, start_loss_sum
 from .normalisation import (
     parallel_group_norm,
@@ -108,6 +108,7 @@ __all__ = [
     "EXIT_STOPPED",
     "SHAPES",
     "Axis",
+    "BatchShares",
     "Failures",
     "FiniteSteps",
     "Handed",
@@ -171,6 +172,7 @@ __all__ = [
     "load_tensors",
     "loader_state",
     "local",
+    "losses_of",
     "make_schedule",
     "mask",
     "newest_whole",
@@ -221,6 +223,7 @@ __all__ = [
     "sharding",
     "shared_column_parallel",
     "slice_shard",
+    "slices_of",
     "start_loss_sum",
     "step_folders",
     "synchronised_batch_norm",

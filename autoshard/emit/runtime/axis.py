@@ -155,6 +155,17 @@ class Axis:
     mesh: ParallelMesh
     names: tuple[str, ...]  # of the axes that are joined
 
+    @property
+    def place(self) -> int:
+        """The coordinate that is computed for: of a slice of a micro-batch that which it was cut for."""
+        own = self.mesh.slice_at
+        if own is None or own[0] not in self.names:
+            return self.index
+        at, place = self.mesh.coordinates | {own[0]: own[1]}, 0
+        for name in self.names:
+            place = place * self.mesh.axes[name] + at[name]
+        return place
+
 
 Unit = int | tuple[int, ...]  # a chunk is a multiple of it, or has the length listed for its device
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .axis import Axis
+from .micro_batches import counted_over
 from .operators import accumulation, vocabulary_range
 from .redistribution import reduced
 
@@ -62,8 +63,7 @@ class _CrossEntropy(torch.autograd.Function):
             losses = losses + options.smoothing / options.size * (total * log - sums[2])
         losses = losses.masked_fill(~valid, 0)
         count = own.masked_fill(~valid, 0).sum()
-        for axis in options.rows if options.reduction == "mean" else ():
-            count = reduced(count, axis)
+        count = counted_over(count, options.rows if options.reduction == "mean" else ())
         scale = (1 - options.smoothing) * own + (options.smoothing / options.size * total if options.smoothing else 0)
         ctx.save_for_backward(softmax.to(logits.dtype), column, here, valid, count, own, scale, w)
         ctx.options = options
@@ -121,9 +121,7 @@ def _of_whole_classes(logits: Tensor, target: Tensor, weight: Tensor | None, opt
         return losses
     valid = target != ignored
     count = valid.sum() if weight is None else weight[target.where(valid, 0)].where(valid, 0).sum()
-    for axis in options.rows:
-        count = reduced(count, axis)
-    return losses / count
+    return losses / counted_over(count, options.rows)
 
 
 def parallel_nll_loss(
@@ -140,8 +138,7 @@ def parallel_nll_loss(
     if reduction == "none":
         return losses
     count = own.detach().sum(dtype=accumulation(x.dtype))
-    for axis in (*rows, *vocabulary) if reduction == "mean" else ():
-        count = reduced(count, axis)
+    count = counted_over(count, (*rows, *vocabulary) if reduction == "mean" else ())
     total = losses.sum(dtype=accumulation(x.dtype))
     return (total / count if reduction == "mean" else total).to(x.dtype)
 

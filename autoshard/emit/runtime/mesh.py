@@ -55,6 +55,7 @@ class ParallelMesh:
         self._connect = connect
         self._joined: dict[tuple[str, ...], Axis] = {}
         self.random, self.labels = Random(self), LabelShares()
+        self.slice_at: tuple[str, int] | None = None  # the axis and coordinate that what runs is cut for: `BatchShares`
         self.bucket = -1  # whose forward a model with several runs, see `size_buckets`
         self.held: dict[str, Any] | None = None  # tensors that a model is built of, in place of new ones
         for name in self.axes:
@@ -177,16 +178,23 @@ class ParallelMesh:
         return self._joined[key]
 
     @contextlib.contextmanager
-    def micro_batch(self, number: int, shares: Sequence[Tensor] = ()) -> Iterator[None]:
-        """Around the forward of one: random numbers are its own. `shares`: of the step's labels, see `label_shares`."""
-        moment = self.random.moment
+    def micro_batch(
+        self, number: int, shares: Sequence[Tensor] = (), at: tuple[str, int] | None = None
+    ) -> Iterator[None]:
+        """Around the forward of one: random numbers are its own. `shares`: of the step's labels, see `label_shares`.
+        `at`: of a slice of it, the axis and the coordinate that it is cut for."""
+        moment, coordinates, self.slice_at = self.random.moment, self.coordinates, at
+        if at is not None and self.random.exact:
+            self.coordinates = coordinates | {at[0]: at[1]}
+        elif at is not None:
+            number = number * self.axes[at[0]] + at[1]
         if number:
             self.random.step = (moment.step, number)
         self.labels.begin(shares)
         try:
             yield
         finally:
-            self.random.moment = moment
+            self.random.moment, self.coordinates, self.slice_at = moment, coordinates, None
             self.labels.begin(())
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:

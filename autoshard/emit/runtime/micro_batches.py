@@ -2,21 +2,85 @@
 
 A mean over labels of which some are ignored is a mean over those of the whole step: what a micro-batch makes of its own
 labels counts by their number. The losses of the micro-batches, so weighted, have the step's loss as their mean.
+
+Devices of several kinds take unequal shares: each micro-batch is cut into slices, one for each coordinate of an axis,
+and a device computes as many slices as it is fast, one after another. Nothing is communicated over that axis before the
+sums of gradients at the end of the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from .axis import Axis, held_indices
+from .redistribution import reduced
 
 if TYPE_CHECKING:
     from .mesh import ParallelMesh
 
 # Of each loss: the axes that cut its labels, the ignored label, and the name of its class weights, "" without any.
 Counts = Sequence[tuple[Sequence[str], int, str]]
+
+
+class Slice(NamedTuple):
+    """Micro-batch `number`, or of it what is cut for a coordinate of an axis: `at`."""
+
+    number: int
+    inputs: Sequence[Tensor]
+    at: tuple[str, int] | None = None
+
+
+class BatchShares(NamedTuple):
+    """`counts`: how many slices of a step each device along `axis` computes. `inputs`: of each the dim that is cut into
+    slices, whole as it is read, and the layout of a slice; None where it is in each slice as it is."""
+
+    axis: str
+    counts: tuple[int, ...]
+    inputs: Sequence[tuple[int, str] | None]
+
+    def cut(self, inputs: Sequence[Tensor], coordinate: int, mesh: ParallelMesh) -> list[Tensor]:
+        """The slice for `coordinate` of a micro-batch as it is read."""
+        at, slices = mesh.coordinates | {self.axis: coordinate}, []
+        for x, cut in zip(inputs, self.inputs, strict=True):
+            if cut is not None:
+                dim, layout = cut
+                x = x.index_select(dim, held_indices(x.shape[dim], dim, layout, mesh, at).to(x.device))
+            slices.append(x)
+        return slices
+
+    def own(self, micro_batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[Slice]:
+        """What this device computes of a step."""
+        here, size = mesh.coordinates[self.axis], mesh.axes[self.axis]
+        first = sum(self.counts[:here])
+        places = [divmod(first + n, size) for n in range(self.counts[here])]
+        return [Slice(n, self.cut(micro_batches[n], at, mesh), (self.axis, at)) for n, at in places]
+
+
+def slices_of(shares: BatchShares | None, micro_batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[Slice]:
+    """What this device computes of a step; without unequal shares its part of every micro-batch."""
+    if shares is not None:
+        return shares.own(micro_batches, mesh)
+    return [Slice(number, inputs) for number, inputs in enumerate(micro_batches)]
+
+
+def losses_of(made: Sequence[tuple[Tensor, ...]], slices: Sequence[Slice], micro_batches: int) -> list[Tensor]:
+    """The local loss of each micro-batch: the sum of those of its slices here, zero without any."""
+    losses = [torch.zeros((), device=made[0][0].device, dtype=made[0][0].dtype) for _ in range(micro_batches)]
+    for outputs, own in zip(made, slices, strict=True):
+        losses[own.number] = losses[own.number] + outputs[0].detach()
+    return losses
+
+
+def counted_over(count: Tensor, rows: Sequence[Axis]) -> Tensor:
+    """The sum over the axes that cut rows; of a slice without the axis that cuts it, see `label_shares`."""
+    for axis in rows:
+        if axis.mesh.slice_at is None or axis.name != axis.mesh.slice_at[0]:
+            count = reduced(count, axis)
+    return count
 
 
 class LabelShares:
@@ -53,17 +117,25 @@ def _amount(labels: Tensor, ignored: int, weights: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def label_shares(
-    mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts: Counts, weights: Mapping[str, Tensor]
-) -> list[list[Tensor]]:
+    mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts: Counts, weights: Mapping[str, Tensor],
+    sliced: str = "", micro_batches: int = 0,
+) -> list[list[Tensor]]:  # fmt: skip
     """`labels`: local ones, of each micro-batch and loss; `weights`: whole ones, of classes, by name. One small
-    all-reduce a loss for all micro-batches."""
+    all-reduce a loss for all micro-batches.
+
+    `sliced`: the axis along which devices compute slices of `micro_batches`, of which these are the labels here; a
+    slice's loss is a mean over its own labels."""
     shares: list[list[Tensor]] = [[] for _ in labels]
     for loss, (axes, ignored, name) in enumerate(counts):
         own_weights = weights[name] if name else None
         counts_here = torch.stack([_amount(given[loss], ignored, own_weights) for given in labels])
-        if axes:  # as integers: HCCL adds up no float64
-            mesh.joint(axes).transport.all_reduce(counts_here)()
-        own = counts_here.to(torch.float64)
-        for given, share in zip(shares, own / own.mean(), strict=True):
+        others = [axis for axis in axes if axis != sliced]
+        if others:  # as integers: HCCL adds up no float64
+            mesh.joint(others).transport.all_reduce(counts_here)()
+        own, total = counts_here.to(torch.float64), counts_here.sum()
+        if sliced:
+            mesh[sliced].transport.all_reduce(total)()
+        mean = total.to(torch.float64) / micro_batches if sliced else own.mean()
+        for given, share in zip(shares, own / mean, strict=True):
             given.append(share)
     return shares

@@ -81,12 +81,14 @@ def _part(x: Tensor, axis: Axis, cut: Cut, index: int | None = None) -> Tensor:
 
 
 def _slice(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
-    part = _part(x, axis, cut).clone(memory_format=torch.contiguous_format)  # a view would keep the whole alive
+    part = _part(x, axis, cut, axis.place).clone(
+        memory_format=torch.contiguous_format
+    )  # a view would keep the whole alive
     return part.flatten(cut.dim, cut.dim + 1)
 
 
 def _pad(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
-    start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit)
+    start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit, axis.place)
     whole = x.new_zeros((*x.shape[: cut.dim], cut.blocks, cut.size // cut.blocks, *x.shape[cut.dim + 1 :]))
     whole.narrow(cut.dim + 1, start, stop - start).copy_(x.unflatten(cut.dim, (cut.blocks, stop - start)))
     return whole.flatten(cut.dim, cut.dim + 1)
@@ -118,7 +120,7 @@ def reduced(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
 
 
 def _masked(x: Tensor, axis: Axis) -> Tensor:
-    return x.clone() if axis.index == 0 else torch.zeros_like(x)
+    return x.clone() if axis.place == 0 else torch.zeros_like(x)
 
 
 def _identity(x: Tensor, axis: Axis) -> Tensor:

@@ -112,7 +112,7 @@ def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
     whole = tuple(stage_costs([own[number] for number in step.parts_of(stage)]) for stage in range(step.stages))
     parts = tuple(part.costs for part in own)
     if not step.placed:
-        return StepCosts(step.schedule, step.micro_batches, parts, whole)
+        return StepCosts(step.schedule, measured.micro_batches, parts, whole)
     parts = tuple(
         replace(
             part,
@@ -179,8 +179,14 @@ class MeasuredProgram:
         self.sources = handed_from(parts, program) if plan.step.placed else ()
         self.messages = tuple(_messages(parts, self.sources, of, wide, hardware))
         kinds, several = stage_hardware(hardware, program), plan.step.micro_batches > 1
-        pairs = zip(parts, of, strict=True)
-        self.parts = [_MeasuredPart(part, program, graph, kinds[stage], several) for part, stage in pairs]
+        self.micro_batches = plan.step.micro_batches
+        if plan.step.batch_shares:
+            made = measured_shares(plan, program, graph, hardware)
+            self.micro_batches, slowest = max(made, key=lambda own: own[0] * slice_seconds(own[1], plan))
+            self.parts = [slowest]
+        else:
+            pairs = zip(parts, of, strict=True)
+            self.parts = [_MeasuredPart(part, program, graph, kinds[stage], several) for part, stage in pairs]
         self.received = [
             sum(local_bytes(part.value(name), part.mesh) for name in handed_to(part, program)) for part in parts
         ]
@@ -202,6 +208,27 @@ class MeasuredProgram:
         """As `keeping`, by what is done."""
         policies = tuple(policies)
         return tuple(own.split(policies, tied) for own, tied in zip(self.parts, self.tied, strict=True))
+
+
+def measured_shares(
+    plan: Plan, program: Program, graph: Graph, hardware: Hardware
+) -> tuple[tuple[int, _MeasuredPart], ...]:
+    """Of each coordinate of the mesh's first axis how many slices its devices compute, and one of them measured there:
+    by the kind of these devices, which wait for others at the end of the step alone."""
+    count, known = plan.mesh.sizes[0], dict[Hardware, _MeasuredPart]()
+    size, found = plan.mesh.size // count, list[tuple[int, _MeasuredPart]]()
+    for number, share in enumerate(plan.step.batch_shares or (plan.step.micro_batches,) * count):
+        own = hardware.of_ranks(number * size, size)
+        if own not in known:
+            known[own] = _MeasuredPart(stage_programs(program, plan)[0], program, graph, own, True)
+        found.append((share, known[own]))
+    return tuple(found)
+
+
+def slice_seconds(own: _MeasuredPart, plan: Plan) -> float:
+    """Forward and backward of one slice."""
+    costs = own.costs(plan.step.recompute)
+    return costs.forward_seconds + costs.backward_seconds
 
 
 def stage_hardware(hardware: Hardware, program: Program) -> tuple[Hardware, ...]:

@@ -63,7 +63,7 @@ def compare_stages(
     program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
 ) -> Iterator[Error]:
     """The same of all stages: each by what it holds, the last by the loss."""
-    if program.step.stages == 1:
+    if not gives_loss_alone(program):
         yield from compare_ranks(program, reference, results, noise)
         return
     position = program.outputs.index(program.loss or "")
@@ -71,6 +71,11 @@ def compare_stages(
     for stage, view in stage_views(program):
         for error in compare_ranks(view, reference, results[slice(*program.firsts[stage : stage + 2])], noise):
             yield replace(error, rank=error.rank + program.firsts[stage])
+
+
+def gives_loss_alone(program: Program) -> bool:
+    """Does a step give no other output? Those of stages, and of unequal shares of the batch, stay where they are."""
+    return bool(program.step.parts or program.step.batch_shares)
 
 
 def stage_views(program: Program) -> Iterator[tuple[int, Program]]:

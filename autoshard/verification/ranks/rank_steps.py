@@ -11,7 +11,8 @@ import torch
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
-from autoshard.verification.comparison.compare import RankResult, RankStep, local_part
+from autoshard.program.step_check import input_layout
+from autoshard.verification.comparison.compare import RankResult, RankStep, gives_loss_alone, local_part
 from autoshard.verification.original.float64 import exact_precision
 from autoshard.verification.original.optimizers import set_options
 from autoshard.verification.original.reference import Reference, State
@@ -46,7 +47,7 @@ class Job:
 
 def job_of(program: Program, reference: Reference) -> Job:
     """The job of verifying `program` against `reference`."""
-    alone = bool(program.step.parts)  # stages give the loss and no other output
+    alone = gives_loss_alone(program)
     return Job(
         mesh=str(program.mesh),
         state=reference.parameters | reference.buffers,
@@ -58,14 +59,14 @@ def job_of(program: Program, reference: Reference) -> Job:
         seed=reference.seed,
         micro_batches=reference.micro_batches,
         part_stages=program.step.part_stages,
-        evaluates=bool(reference.evaluation) and (not alone or program.step.placed),
+        evaluates=bool(reference.evaluation) and (not program.step.parts or program.step.placed),
         places=tuple(map(str, program.meshes)) if program.step.placed else (),
         place_layouts=tuple(_input_layouts(program.of_stage(own)) for own in range(program.step.stages)),
     )
 
 
 def _input_layouts(program: Program) -> tuple[str, ...]:
-    return tuple(str(program.value(name).layout) for name in program.inputs)
+    return tuple(str(input_layout(program, name)) for name in program.inputs)
 
 
 def place_axes(program: Program) -> list[dict[str, int]]:
