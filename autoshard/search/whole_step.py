@@ -301,12 +301,13 @@ def with_batch_shares(plan: Plan, graph: Graph, asked: str | None) -> Plan:
     if asked not in (None, AUTO):
         return predicted(replace(plan, step=replace(plan.step, batch_shares=_said(plan, hardware, asked))), graph)
     try:
-        made = predicted(replace(plan, step=replace(plan.step, batch_shares=best_shares(plan, graph, hardware))), graph)
+        shares = best_shares(plan, graph, hardware)
+        made = predicted(replace(plan, step=replace(plan.step, batch_shares=shares)), graph)
     except UsageError as error:
         if asked == AUTO:
             raise
         return _noted(plan, f"equal shares of the batch on several kinds of devices: {error.message}")
-    if made.step_seconds >= plan.step_seconds:
+    if made.step_seconds >= plan.step_seconds or len(set(shares)) == 1:
         return plan
     equal = f"unequal shares of the batch: {format_seconds(made.step_seconds)}, in equal ones"
     return _noted(made, f"{equal} {format_seconds(plan.step_seconds)}")

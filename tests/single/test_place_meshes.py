@@ -14,6 +14,8 @@ from autoshard.emit import emit
 from autoshard.emit.runtime.between_meshes import MeshLayout, pieces, put, taken
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
+from autoshard.html_report.picture.plan_picture import plan_svg
+from autoshard.html_report.picture.stage_row import given
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -25,6 +27,7 @@ from autoshard.replay.command_line import command
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.steps.placed_step import PlacedCosts
 from autoshard.simulation.steps.program_step import simulate_plan_step
+from autoshard.units import format_bytes
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.compare import local_part
 from autoshard.workflow import make_plan
@@ -135,3 +138,21 @@ def test_a_redistribution_that_several_parts_read(seed: int) -> None:
     """Of a buffer that is written back, which another place reads; of a column-parallel linear in a later part."""
     row = run_places(seed)
     assert row.end == RIGHT, row.reason
+
+
+def test_the_picture_has_places_side_by_side_with_what_they_give_each_other() -> None:
+    """Bytes are those of the messages where each place is one device; ranks and meshes are the place's own."""
+    plan = planned("dp=1", "1:dp=1")
+    costs = simulate_plan_step(plan, lower(plan, captured()), captured(), CPU).costs
+    assert isinstance(costs, PlacedCosts)
+    sent: dict[tuple[int, int], float] = {}
+    for own in costs.messages:
+        pair = plan.step.part_stages[own.maker], plan.step.part_stages[own.reader]
+        sent[pair] = sent.get(pair, 0.0) + own.bytes
+    assert sent and given(plan, captured()) == pytest.approx(sent)
+    plan = planned("dp=2", "1:dp=2,tp=2")
+    drawn = plan_svg(plan, captured(), CPU)
+    assert ">place 1</text>" in drawn and ">ranks 2 to 5</text>" in drawn and ">dp=2,tp=2</text>" in drawn
+    for (maker, reader), size in given(plan, captured()).items():
+        assert f">{maker} to {reader}: {format_bytes(size)}</text>" in drawn
+        assert f"place {maker} gives place {reader} {format_bytes(size)}" in drawn

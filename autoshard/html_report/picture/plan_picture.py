@@ -13,7 +13,7 @@ from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, TensorSh
 from autoshard.html_report.picture.shard_glyph import WIDTH as GLYPH
 from autoshard.html_report.picture.shard_glyph import glyph, shape_text
 from autoshard.html_report.picture.shard_glyph import words as shard_words
-from autoshard.html_report.picture.stage_row import stage_row
+from autoshard.html_report.picture.stage_row import given, stage_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -34,7 +34,7 @@ def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") ->
     told = f"predicted {format_seconds(seconds)} a step, {format_bytes(peak)} a device"
     body.append(svg.text(MARGIN, 43, f"{told}; boxes: what runs; orange: what crosses devices, forward and backward"))
     drawn = cluster(mesh, hardware)
-    stages, stages_width, stages_height = stage_row(plan, graph, MARGIN, 58)
+    stages, stages_width, stages_height = stage_row(plan, graph, hardware, MARGIN, 58)
     body += stages
     body.append(_at(MARGIN, 56 + stages_height, drawn.body))
     y = 56 + stages_height + drawn.height + 8
@@ -53,7 +53,9 @@ def about(plan: Plan, graph: Graph, hardware: Hardware) -> str:
     """The picture in words, for readers who don't see it."""
     lines = [words for _, words in axis_words(plan.mesh, hardware)]
     if plan.step.stages > 1:
-        lines += [f"stage {stage} has {stage_words(plan, graph, stage)}" for stage in range(plan.step.stages)]
+        word, pairs = plan.step.word, given(plan, graph) if plan.step.placed else {}
+        lines += [f"{word} {stage} has {stage_words(plan, graph, stage)}" for stage in range(plan.step.stages)]
+        lines += [f"place {one} gives place {other} {format_bytes(size)}" for (one, other), size in pairs.items()]
     for flow in flows(plan, graph):
         said = [_said(box, plan.mesh) for box in flow.boxes if box.kind in ("op", "move")]
         lines.append(f"{flow.title}: {'; '.join(said)}")
