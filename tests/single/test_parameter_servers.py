@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from autoshard.text.plan_summary import as_dict, summary
 from autoshard.units import format_bytes
 from autoshard.verification.case import case_of, check_files
 from autoshard.verification.comparison.proof import Proof
-from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.loaded_package import _private_imports, load_package
 from autoshard.verification.verify_folder import by_rows
 
 SHARES = 3
@@ -187,6 +189,30 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
     plan = planned(Digits(), (images[:32], labels[:32]), asynchronous=True, staleness=4, workers=4)
     autoshard.write(plan, folder)
     return load_package(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *((f"--workers {own}", f"--workers {own}: expected a number") for own in ("0", "3:2", "1:2:3", "some")),
+        ("--steps -1", "--steps -1: expected 0 or more"),
+        ("--log-every 0", "--log-every 0: expected 1 or more"),
+        *((f"--{own}", "--lr, --table-lr: ") for own in ("lr -1", "table-lr -1", "lr-least 2", "max-norm 0")),
+        *((f"--{own}", "--save-every, --keep and ") for own in ("save-every 2", "keep 2", "resume auto")),
+        ("--eval-every 2", "--eval-every needs batches"),
+        ("--weights a --resume b", "--weights and --resume both"),
+    ],
+)
+def test_settings_that_make_no_sense(package: Any, words: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _private_imports(Path(package.train.__file__).parent):
+        settings = importlib.import_module("server_options")
+    monkeypatch.setattr("sys.argv", ["train_servers.py", "--workers", "2:4"])
+    options = settings.parse_arguments("")
+    settings.take_options(options)
+    assert (options.least, options.most) == (2, 4)
+    monkeypatch.setattr("sys.argv", ["train_servers.py", *words.split()])
+    with pytest.raises(settings.UserError, match=re.escape(message)):
+        settings.take_options(settings.parse_arguments(""))
 
 
 def run_of(package: Any, shares: int, staleness: int | None, workers: int = 4, servers: int = 3) -> InProcess:
