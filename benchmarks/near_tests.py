@@ -5,7 +5,7 @@ from __future__ import annotations
 # Folder -> the tests near it, the nearest first.
 NEAR: dict[str, tuple[str, ...]] = {
     "emit/runtime/servers": ("single/test_parameter_servers.py", "multi/test_server_runs.py"),
-    "program/places": ("single/test_places.py", "single/test_placement.py", "single/test_place_meshes.py"),
+    "program/places": ("single/test_places.py", "single/test_place_search.py", "single/test_place_meshes.py"),
     "rules/resize": (
         "single/test_rebatch.py", "single/test_captured_batch.py", "single/test_sequence_lengths.py",
         "single/test_free_sizes.py", "single/test_batch_numbers.py", "single/test_dynamic_plans.py",
