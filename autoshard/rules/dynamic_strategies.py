@@ -26,7 +26,7 @@ class Probes:
     """`graph` at the sizes that stand for all: the one of primes first."""
 
     graphs: tuple[Graph, ...] = ()
-    legal: dict[object, tuple[Strategy, ...]] = field(default_factory=dict, compare=False)
+    legal: dict[object, tuple[Strategy, ...]] = field(default_factory=dict)
 
 
 def probes(graph: Graph) -> Probes:

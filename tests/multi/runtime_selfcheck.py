@@ -208,8 +208,16 @@ def check_state(model: Model, expected: dict[str, Tensor]) -> None:
         assert state == {}
 
 
+def build_table(mesh: ParallelMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Rows in unequal parts over tp, others on each mesh."""
+    parts = {(2, 2): "S0[3+7]", (1, 2): "S0[6+4]", (1, 1): "R"}[tuple(mesh.axes.values())]
+    model = nn.ParameterList([runtime.shard_parameter("table", (10, 3), f"R {parts}", mesh, dtype=FLOAT64)])
+    return model, torch.optim.SGD(model.parameters())
+
+
 def save(mesh: ParallelMesh, folder: Path) -> None:
-    """Three steps, a checkpoint after the second; loss, norm and parameters as on one device."""
+    """Three steps, a checkpoint after the second; loss, norm and parameters as on one device. A table, as if in the
+    background."""
     check_timeouts(mesh)
     check_transport(mesh)
     with mock.patch.object(torch.compiler, "is_compiling", lambda: True):  # the collectives of a compiled block
@@ -229,6 +237,10 @@ def save(mesh: ParallelMesh, folder: Path) -> None:
             runtime.save_checkpoint(folder / f"blocked-{blocked}", model, optimizer, 2)
         found += train(mesh, model, optimizer, 1)
         same(torch.tensor(found, dtype=FLOAT64), torch.tensor(log, dtype=FLOAT64))
+    model, optimizer = build_table(mesh)
+    runtime.load_full_state_dict(model, {"table": random(10, 3)})
+    runtime.save_checkpoint(folder / "table", model, optimizer, 1, background=True)
+    runtime.finish_saving(last=True)
 
 
 def load(mesh: ParallelMesh, folder: Path) -> None:
@@ -242,6 +254,9 @@ def load(mesh: ParallelMesh, folder: Path) -> None:
             found = train(mesh, model, optimizer, 1)
             same(torch.tensor(found, dtype=FLOAT64), torch.tensor(log[4:], dtype=FLOAT64))
             check_state(model, state)
+    model, optimizer = build_table(mesh)
+    assert runtime.load_checkpoint(folder / "table", model, optimizer) == 1
+    same(runtime.full_tensor(model[0]), random(10, 3))
 
 
 if __name__ == "__main__":

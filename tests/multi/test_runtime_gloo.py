@@ -31,6 +31,6 @@ def test_all_functions_on_four_processes_and_checkpoints_on_fewer(tmp_path: Path
     for file in RUNTIME.glob("*.py"):  # read as emission reads them
         (copy / "runtime" / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     launch(4, copy, "save", "2x2", str(saved))
-    assert sorted(p.name for p in saved.iterdir()) == ["blocked-False", "blocked-True"]
+    assert sorted(p.name for p in saved.iterdir()) == ["blocked-False", "blocked-True", "table"]
     launch(2, copy, "load", "1x2", str(saved))
     launch(1, copy, "load", "1x1", str(saved))

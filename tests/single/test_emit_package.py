@@ -83,6 +83,15 @@ def test_a_buffer_that_nothing_gives_is_an_error_that_names_it(package: LoadedPa
         prepared(package, None)
 
 
+def test_one_rank_says_what_starts_from_a_guess(
+    package: LoadedPackage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(package.train.prepare.__globals__, "fill_unsaved", lambda *_: None)
+    prepared(package, None)
+    (note,) = capsys.readouterr().out.splitlines()
+    assert note.startswith("note: 8 parameters start from a guess") and note.count(",") == 4 and note.endswith("...")
+
+
 def test_a_buffer_that_the_constructor_computes_starts_so_and_may_lack_in_a_weights_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.replay.free_sizes import CUTS, STAGES, UNTRIED
+from autoshard.rules.resize.asked_sizes import _second
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -272,3 +274,14 @@ def test_it_trains_as_one_planned_for_those_sizes(
         assert code == 2 and f"a batch of {batch}: expected from 2 to 256 (planned: 4)" in told
     code, _, told = started(4, 6, "--sequence-length", "49")
     assert code == 2 and "a sequence of 49: expected from 3 to 48 (planned: 6)" in told
+
+
+@pytest.mark.parametrize("own", [8, 12, 31, 64])
+def test_no_divisor_hides_what_a_second_length_tells(own: int) -> None:
+    """It is the longest of those up to the most, or where there are no more up to the middle of both, that do."""
+    shorter = max(3, own // 4 | 1)
+    for batch, most in ((1, own), (4, own), (3, own + 1), (4, 2 * own)):
+        lengths = range(own + 1, most + 1) if most > own else range(2, (shorter + own) // 2 + 1)
+        apart = [length for length in lengths if length != shorter and gcd(own - shorter, length - own) == 1]
+        best = [length for length in apart if gcd(length, own * batch) == 1]
+        assert _second(own, shorter, most, batch) == max(best or apart)

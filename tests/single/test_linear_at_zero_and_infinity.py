@@ -91,6 +91,9 @@ SQUARE = ("pow", ("y",), {"exponent": 2})
         ([("log", ("y",), {}), ("sigmoid", ("a",), {}), ("mul", ("x", "b"), {})], {(0,), (1,)}),
         ([("reciprocal", ("y",), {}), ("outer", ("x", "a"), {})], {(1,)}),
         ([("full", (), {"fill_value": -math.inf}), ("mul", ("x", "a"), {})], {(1,)}),
+        *(([("full", (), {"fill_value": own}), ("div", ("x", "a"), {})], {(0,)} if own > 0 else set())
+          for own in (2, 0.0, -1)),
+        ([("ones", (), {}), ("div", ("x", "a"), {})], {(0,)}),
     ],
 )  # fmt: skip
 def test_which_factors_are_finite(ops: list[Made], linear: set[object]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
+from autoshard.costs.temporaries import kept
 from autoshard.emit import emit
+from autoshard.emit.runtime import parallel_cross_entropy
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
+from autoshard.ir.layout import Layout
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
@@ -18,6 +23,7 @@ from autoshard.verification.case import check_files, make_case
 from tests.forced import check
 from tests.label_models import LOSSES as LABEL_LOSSES
 from tests.label_models import build
+from tests.rule_graphs import one_op
 from tests.small_models import LOSSES, spec
 
 # --- losses in whole models under plans that cut their rows and classes: weighted means are over all devices ---
@@ -68,3 +74,16 @@ def test_the_step_is_that_of_the_original(name: str) -> None:
         case = make_case(SPEC, {"name": name}, graph, steps=2, micro_batches=3)
         proof = check_files(case, program, files)
         assert proof.passed, proof.failure
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (4, 10, 3)])
+def test_what_a_cross_entropy_keeps_is_said(shape: tuple[int, ...]) -> None:
+    """But for the number of labels."""
+    x, labels = torch.randn(shape).bfloat16().requires_grad_(), torch.randint(10, (shape[0], *shape[2:]))
+    found: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda own: found.append(own.nbytes) or own, lambda own: own):
+        parallel_cross_entropy(x, labels, size=10)
+    _, op = one_op("aten.cross_entropy_loss", [shape, tuple(labels.shape)], [()], (1,))
+    given = (LocalTensor(shape, "bfloat16", True), LocalTensor(tuple(labels.shape), "int64", False))
+    said = kept(Mesh.parse("dp=2"), op, "parallel_cross_entropy", given, (Layout.parse("S0"),) * 2, given[:1])
+    assert said.extra_bytes == sum(found) - torch.float32.itemsize

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from autoshard.text.plan_summary import as_dict, summary
 from autoshard.units import format_bytes
 from autoshard.verification.case import case_of, check_files
 from autoshard.verification.comparison.proof import Proof
-from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.loaded_package import _private_imports, load_package
 from autoshard.verification.verify_folder import by_rows
 
 SHARES = 3
@@ -107,8 +109,9 @@ def one_parameter() -> dict[str, Served]:
     return {"w": Served("w", (2,), (2,), torch.float32, (), (), True, False, ((0, 0, 2),))}
 
 
-def one_server(staleness: int) -> ParameterServer:
-    server = ParameterServer(one_parameter(), 1, 0, optimizer="sgd", rowwise=True, shares=0, staleness=staleness)
+def one_server(staleness: int, shares: int = 0) -> ParameterServer:
+    how: Any = {"optimizer": "sgd", "rowwise": True, "shares": shares, "staleness": staleness}
+    server = ParameterServer(one_parameter(), 1, 0, **how)
     server.start(0, {"w": torch.zeros(2)}, {}, 0)
     return server
 
@@ -187,6 +190,30 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
     plan = planned(Digits(), (images[:32], labels[:32]), asynchronous=True, staleness=4, workers=4)
     autoshard.write(plan, folder)
     return load_package(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *((f"--workers {own}", f"--workers {own}: expected a number") for own in ("0", "3:2", "1:2:3", "some")),
+        ("--steps -1", "--steps -1: expected 0 or more"),
+        ("--log-every 0", "--log-every 0: expected 1 or more"),
+        *((f"--{own}", "--lr, --table-lr: ") for own in ("lr -1", "table-lr -1", "lr-least 2", "max-norm 0")),
+        *((f"--{own}", "--save-every, --keep and ") for own in ("save-every 2", "keep 2", "resume auto")),
+        ("--eval-every 2", "--eval-every needs batches"),
+        ("--weights a --resume b", "--weights and --resume both"),
+    ],
+)
+def test_settings_that_make_no_sense(package: Any, words: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _private_imports(Path(package.train.__file__).parent):
+        settings = importlib.import_module("server_options")
+    monkeypatch.setattr("sys.argv", ["train_servers.py", "--workers", "2:4"])
+    options = settings.parse_arguments("")
+    settings.take_options(options)
+    assert (options.least, options.most) == (2, 4)
+    monkeypatch.setattr("sys.argv", ["train_servers.py", *words.split()])
+    with pytest.raises(settings.UserError, match=re.escape(message)):
+        settings.take_options(settings.parse_arguments(""))
 
 
 def run_of(package: Any, shares: int, staleness: int | None, workers: int = 4, servers: int = 3) -> InProcess:
@@ -280,6 +307,24 @@ def test_calls_of_another_generation_are_refused(package: Any) -> None:
     for call in (lambda: run.client.pull(2), lambda: run.client.push(2, (1, 0), [0], {}, [], None)):
         with pytest.raises(Exception, match="is in generation 3, the call of 2"):
             call()
+
+
+@pytest.mark.parametrize("shares", [0, 2])
+@pytest.mark.parametrize("restored", [False, True])
+def test_where_a_server_starts_again_nothing_of_a_step_is_left(shares: int, restored: bool, tmp_path: Path) -> None:
+    server, rates = one_server(0, shares), (1.0, 1.0)
+    server.save(0, str(tmp_path))
+    server.push(0, (1, 0), 0, {"w": torch.ones(2)}, {}, rates)
+    if restored:
+        server.restore(1, str(tmp_path))
+    else:
+        server.start(1, {"w": torch.zeros(2)}, {}, 0)
+    for number in range(max(shares, 1)):
+        server.push(1, (1, number), 0, {"w": torch.full((2,), 3.0)}, {}, rates)
+    if shares:
+        assert server.squares(1, 1) == 2 * (2 * 3) ** 2
+        server.update(1, 1, 1.0, rates)
+    assert server.pull(1)[1]["w"].tolist() == 2 * [-3.0 * max(shares, 1)]
 
 
 def test_rows_of_views() -> None:

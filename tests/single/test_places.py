@@ -22,7 +22,8 @@ from autoshard.emit.runtime.pipeline import Handed
 from autoshard.emit.runtime.places import PlaceMessage, PlaceSlot, Routes, read_slots
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import Graph, Op, Parameter
+from autoshard.ir.graph import Tensor as Value
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.lower import lower
@@ -317,3 +318,18 @@ def test_a_buffer_of_two_places_is_refused() -> None:
         plan = replace(plan, step=StepPlan(1, parts=parts_on(graph, places)))
         with pytest.raises(UsageError, match="on one place"):
             stage_programs(lower(plan, graph))
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_weight_is_read_in_one_part_of_a_place_where_it_can_be(between: bool) -> None:
+    """It waits for what comes from the other place, unless that place itself waits for it."""
+    ops = (
+        Op("a", "aten.linear", ("x", "w", None), (), ("a",)),
+        Op("b", "aten.relu", ("a" if between else "x",), (), ("b",)),
+        Op("c", "aten.linear", ("b", "w", None), (), ("c",)),
+        Op("d", "aten.add", ("a", "c"), (), ("d",)),
+    )
+    tensors = tuple(Value(name, (4, 4), "float32") for name in "xwabcd")
+    graph = Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), ops, ("d",), None)
+    found = [part.ops for part in parts_on(graph, [0, 1, 0, 0])]
+    assert found == ([("a",), ("b",), ("c", "d")] if between else [("b",), ("a", "c", "d")])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.ir.graph import Op, Tensor
 from autoshard.rules.algebra.view_strides import contiguous, viewed
+from autoshard.rules.operators import record
 
 
 def places(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
@@ -47,3 +52,22 @@ def test_expanded_dims() -> None:
     assert viewed((3, 4), (0, 1), (3, 2, 2)) == (0, 2, 1)
     assert viewed((3, 4), (0, 1), (12,)) is None
     assert viewed((), (), (1, 1)) is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "attributes", "there"),
+    [
+        ("expand", {}, lambda x: np.broadcast_to(x, (5, 4, 2, 7, 3))),
+        ("transpose", {"dim0": 1, "dim1": 3}, lambda x: x.swapaxes(1, 3)),
+        ("permute", {"dims": (3, 0, 2, 1)}, lambda x: x.transpose(3, 0, 2, 1)),
+        ("slice", {"dim": 3, "step": 2}, lambda x: x[..., ::2]),
+        ("select", {"dim": 1}, lambda x: x[:, 0]),
+    ],
+)
+def test_views_have_the_strides_of_numpy(target: str, attributes: dict[str, Any], there: Callable[[Any], Any]) -> None:
+    x = np.arange(24).reshape(2, 3, 4, 1).transpose(2, 0, 3, 1)
+    given, made = (Tensor("t", own.shape, "float32", True) for own in (x, there(x)))
+    view = record(f"aten.{target}").view
+    assert view is not None
+    found = view(Op("y", f"aten.{target}", ("x",), tuple(attributes.items()), ("y",)), given, (1, 12, 1, 4), [made])
+    assert found == [tuple(step // x.itemsize for step in there(x).strides)]

@@ -10,11 +10,11 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import Plan, PlanStep
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.lower import chosen_strategies, lower, split
 from autoshard.program.program_check import check
-from autoshard.program.weights import careful_casts
+from autoshard.program.weights import careful_casts, weight_way
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -123,6 +123,34 @@ def _data_parallel(monkeypatch: pytest.MonkeyPatch) -> Plan:
     plan = search(GRAPH, HARDWARE, SearchRequest(mesh, strategy="dp"))
     assert {str(parameter.layout) for parameter in plan.parameters} == {"R"}
     return plan
+
+
+def moves(text: str) -> list[PlanStep]:
+    """Of `tp S0 R all_gather reduce_scatter, ...`; a way that does nothing is `-`."""
+    words = [part.split() for part in text.split(", ")]
+    return [
+        PlanStep(*(tuple(word.split("+")) for word in own[:3]), *(way.strip("-") for way in own[3:])) for own in words
+    ]
+
+
+TP, DP = (f"{axis} S0 R all_gather reduce_scatter" for axis in ("tp", "dp"))
+BOTH, MASK = "dp+tp S0+S0 R+R all_gather reduce_scatter", "dp R P mask slice"
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "planned", "expected"),
+    [
+        ("S0 S0", 8, f"{TP}, {DP}", BOTH),
+        ("S0 S0", 8, f"{DP}, {TP}", BOTH),
+        ("S0 S0", 6, f"{TP}, {DP}", f"{TP}, {DP}"),  # in parts of two and one
+        ("S0 S1", 8, f"{TP.replace('0', '1')}, {DP}", f"{TP.replace('0', '1')}, {DP}"),
+        ("R S0", 8, f"{MASK}, {TP}", f"{TP}, {MASK}"),
+        ("S0 S0", 8, f"tp S0 R all_gather slice, tp R R - all_reduce, {DP}", BOTH),
+    ],
+)
+def test_gathers_of_a_weight_go_as_one_where_their_cuts_are_one(layout, rows, planned, expected):
+    mesh = Mesh.parse("dp=2,tp=2")
+    assert weight_way(moves(planned), Layout.parse(layout), (rows, 4), mesh) == moves(expected)
 
 
 def test_an_unknown_strategy_lists_those_offered():

@@ -21,7 +21,7 @@ from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.algebra.variant_record import Inside
 from autoshard.rules.operators import record
 
-A100 = load_hardware("a100-80g-sxm")
+A100, H100 = load_hardware("a100-80g-sxm"), load_hardware("h100-80g-sxm")
 
 
 def tensor(*shape: int, dtype: str = "bfloat16", grad: bool = True) -> LocalTensor:
@@ -274,6 +274,13 @@ def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
     inside = variant_collectives(mesh, op, "parallel_cross_entropy", (logits, target), layouts)
     assert inside == Inside(((1, "all_reduce", 64 * 4.0), (1, "all_reduce", 2 * 64 * 4.0), (0, "all_reduce", 8.0)))
     assert variant_collectives(mesh, op, "", (logits, target), layouts) == Inside()
+
+
+@pytest.mark.parametrize("rows", [64, 60])
+def test_a_product_that_float8_kernels_do_not_take_costs_as_in_bfloat16(rows: int):
+    local = LocalOp("autoshard.float8_linear", (tensor(rows, 128), tensor(256, 128), None), (tensor(rows, 256),))
+    own, plain = (local_op_seconds(H100, one) for one in (local, replace(local, target="aten.linear")))
+    assert (own == plain) == (rows == 60)
 
 
 def attention(layout: str, variant: str, mesh: Mesh, causal: bool = True, length: int = 4096) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.near_tests import BEFORE, BY_PROCESSES, NEAR
 from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,12 @@ def test_tool_is_content(tool: str) -> None:
         [sys.executable, "-m", *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=HANGS
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+def test_the_tests_near_a_planted_fault_are_there() -> None:
+    tests = {*BY_PROCESSES, *(name for names in (*NEAR.values(), *BEFORE.values()) for name in names)}
+    wanted = {*(f"tests/{name}" for name in tests), *(f"autoshard/{name}" for name in (*NEAR, *BEFORE))}
+    assert not [name for name in wanted if not (ROOT / name).exists()]
 
 
 def test_no_test_depends_on_how_fast_a_machine_is() -> None:
