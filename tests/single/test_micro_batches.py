@@ -110,11 +110,14 @@ def test_micro_batches_differ_in_what_they_ignore() -> None:
 
 
 FAULTS = {
-    "each micro-batch's own mean": ("mesh.micro_batch(number, shares[number])", "mesh.micro_batch(number)"),
-    "one dropout mask for all": ("mesh.micro_batch(number, shares", "mesh.micro_batch(0, shares"),
+    "each micro-batch's own mean": ("mesh.micro_batch(number, labels, at)", "mesh.micro_batch(number, (), at)"),
+    "one dropout mask for all": ("mesh.micro_batch(number, labels, at)", "mesh.micro_batch(0, labels, at)"),
     "the sum of the losses": ("outputs[0] / MICRO_BATCHES", "outputs[0]"),
-    "the first micro-batch each time": ("enumerate(micro_batches):", "enumerate([micro_batches[0]] * MICRO_BATCHES):"),
-    "summed after the first": ("GRADIENT_BUCKETS, MICRO_BATCHES)", "GRADIENT_BUCKETS)"),
+    "the first micro-batch each time": (
+        "slices_of(BATCH_SHARES, micro_batches,",
+        "slices_of(BATCH_SHARES, [micro_batches[0]] * MICRO_BATCHES,",
+    ),
+    "summed after the first": ("GRADIENT_BUCKETS, count)", "GRADIENT_BUCKETS)"),
 }
 
 
