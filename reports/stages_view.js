@@ -129,9 +129,20 @@ function selectSlot(found) {
       ["time", `${duration(own.end[found.n] - own.start[found.n])}, from ${duration(own.start[found.n])}`],
       ["waits for", giver ? `${whole.word} ${giver.stage}, until ${duration(whole.stages[giver.stage].end[giver.n])}` : ""],
       ["idle before it", idle > 10 ? duration(idle) : ""],
-    ]));
+    ]), operatorsOf(found));
   }
   redraw();
+}
+
+// To what the slot does, operator by operator.
+function operatorsOf({ stage, n }) {
+  const button = element("button", "its operators", "link"), own = whole.stages[stage];
+  button.type = "button";
+  button.addEventListener("click", () => {
+    showStage(stage, own.start[n], own.end[n]);
+    canvas.focus();
+  });
+  return button;
 }
 
 function stepSlot(by_) {

@@ -1,18 +1,39 @@
 // The events as typed columns, and the rows that are drawn: modules nested, each stream, exposed communication.
 const data = JSON.parse(by("data").textContent);
-const events = decoded(data);
 const DEPTH = 3; // rows of modules
+const parts = decoded(data);
+let events = eventsOf(0); // of the stage that is shown
 
+// Each segment's events in its own time; `first` is where they begin in the columns.
 function decoded(given) {
-  const count = given.start.length, start = new Float64Array(count), end = new Float64Array(count);
-  let now = 0;
-  for (let n = 0; n < count; n += 1) {
-    now += given.start[n];
-    start[n] = now;
-    end[n] = now + given.duration[n];
+  const count = given.start.length, start = new Float64Array(count), first = [];
+  let n = 0;
+  for (const size of given.segments) {
+    first.push(n);
+    for (let now = 0, end = n + size; n < end; n += 1) { now += given.start[n]; start[n] = now; }
   }
-  return { count, start, end };
+  return { start, first };
 }
+
+// All that a stage does, in order of start: `of` is the place of each in the columns.
+function eventsOf(stage) {
+  const { start: times, segment } = data.stages[stage];
+  const count = segment.reduce((sum, own) => sum + data.segments[own], 0);
+  const start = new Float64Array(count), end = new Float64Array(count), of = new Int32Array(count), slot = new Int32Array(count);
+  let at = 0, n = 0;
+  segment.forEach((own, k) => {
+    at += times[k];
+    for (let from = parts.first[own], e = from; e < from + data.segments[own]; e += 1, n += 1) {
+      start[n] = at + parts.start[e];
+      end[n] = start[n] + data.duration[e];
+      of[n] = e;
+      slot[n] = k;
+    }
+  });
+  return { count, start, end, of, slot };
+}
+const column = (name, n) => data[name][events.of[n]];
+const waitsOf = (n) => column("waits", n).map((e) => n + e - events.of[n]);
 
 // A row: slices in order of start that do not overlap. `event` is that of each, `text` a module's path.
 function row(kind, name, height, room) {
@@ -37,13 +58,14 @@ function streamRows() {
   const { streams_of: bits, category } = data;
   return data.streams.map((name, s) => {
     let count = 0;
-    for (let n = 0; n < events.count; n += 1) count += (bits[n] >> s) & 1;
+    for (let n = 0; n < events.count; n += 1) count += (bits[events.of[n]] >> s) & 1;
     const made = row("stream", name, 26, count);
+    made.bit = 1 << s;
     for (let n = 0; n < events.count; n += 1) {
-      if ((bits[n] >> s) & 1) add(made, events.start[n], events.end[n], n, category[n]);
+      if ((bits[events.of[n]] >> s) & 1) add(made, events.start[n], events.end[n], n, category[events.of[n]]);
     }
     return made;
-  });
+  }).filter((own, s) => s === 0 || own.count || data.stages.length === 1); // other stages have other lanes
 }
 
 // Modules nested: neighbours on the compute stream in the same module, at one depth, are one slice.
@@ -55,16 +77,17 @@ function moduleRows(compute) {
     made.depth = depth;
     const names = paths.map((path) => (path.length > depth ? path.slice(0, depth + 1).join(".") : ""));
     const number = names.map((name) => { if (name && !known.has(name)) known.set(name, known.size); return name ? known.get(name) : -1; });
-    let open = -1, phase = -1;
+    let open = -1, phase = -1, last = -1;
     for (let i = 0; i < compute.count; i += 1) {
-      const n = compute.event[i], own = number[data.module[n]];
-      if (own >= 0 && own === open && data.phase[n] === phase) made.end[made.count - 1] = compute.end[i];
+      const n = compute.event[i], own = number[column("module", n)], slot = events.slot[n];
+      if (own >= 0 && own === open && column("phase", n) === phase && slot === last) made.end[made.count - 1] = compute.end[i];
       else if (own >= 0) {
-        add(made, compute.start[i], compute.end[i], n, data.phase[n]);
-        made.text.push(names[data.module[n]]);
+        add(made, compute.start[i], compute.end[i], n, column("phase", n));
+        made.text.push(names[column("module", n)]);
       }
       open = own;
-      phase = data.phase[n];
+      phase = column("phase", n);
+      last = slot;
     }
     if (made.count) rows.push(trimmed(made));
   }
@@ -101,7 +124,7 @@ function exposedRow(compute, talks) {
     covered = Math.max(covered, to);
     for (let i = above(compute.end, from); from < to; i += 1) {
       const until = i < compute.count ? compute.start[i] : Infinity;
-      if (until > from) add(made, from, Math.min(until, to), own.event[k], 4);
+      if (until > from) add(made, from, Math.min(until, to), own.event[k], 5);
       from = Math.max(from, i < compute.count ? compute.end[i] : to);
     }
   }
@@ -117,11 +140,11 @@ function allRows() {
 // Who waits for a collective, and for whom each waits, by event.
 function arrows() {
   const readers = new Map();
-  data.waits.forEach((waits, n) => {
-    for (const w of waits) {
+  for (let n = 0; n < events.count; n += 1) {
+    for (const w of waitsOf(n)) {
       if (!readers.has(w)) readers.set(w, []);
       readers.get(w).push(n);
     }
-  });
+  }
   return readers;
 }

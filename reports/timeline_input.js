@@ -25,7 +25,7 @@ function brief(found) {
   const { own, i } = found, n = own.event[i], from = own.start[i], took = own.end[i] - own.start[i];
   if (own.kind === "module") return `${own.text[i]}, ${data.categories[own.shade[i]]}\n${duration(took)}`;
   if (own.kind === "exposed") return `exposed: ${titled(n)}\nfor ${duration(took)}`;
-  const module = data.modules[data.module[n]];
+  const module = data.modules[column("module", n)];
   return `${titled(n)}${module ? `\n${module}` : ""}\n${duration(took)}, from ${duration(from)}`;
 }
 
@@ -55,15 +55,15 @@ function bullets(title, lines) {
 
 function select(n, focus = false) {
   state.selected = n;
-  const record = data.records[data.record[n]], module = data.modules[data.module[n]];
+  const record = data.records[column("record", n)], module = data.modules[column("module", n)], size = column("bytes", n);
   const facts = [
     ["module", module], ["time", `${duration(events.end[n] - events.start[n])}, from ${duration(events.start[n])}`],
-    ["on", data.streams.filter((_, s) => data.streams_of[n] & (1 << s)).join(" and ")],
-    ["phase", data.categories[data.phase[n]]], ["bytes", data.bytes[n] ? bytes(data.bytes[n]) : ""],
-    ["why", data.reasons[data.reason[n]]],
+    ["on", placeOf(n).map((own) => own.name).join(" and ")],
+    ["phase", data.categories[column("phase", n)]], ["bytes", size ? bytes(size) : ""],
+    ["why", data.reasons[column("reason", n)]],
   ];
   panel.replaceChildren(element("h3", titled(n)), listed(facts), ...(record ? explained(record) : []));
-  const waits = data.waits[n], after = readers.get(n) ?? [];
+  const waits = waitsOf(n), after = readers.get(n) ?? [];
   panel.append(...related("waits for", waits), ...related("is waited for by", after));
   panel.hidden = false;
   if (focus) panel.focus();
@@ -139,7 +139,8 @@ function search(text) {
     const kinds = data.records.map((record) => `${record.operator} ${record.strategy}`.toLowerCase().includes(wanted));
     state.matches = new Uint8Array(events.count);
     for (let n = 0; n < events.count; n += 1) {
-      const own = names[data.name[n]] || modules[data.module[n]] || reasons[data.reason[n]] || kinds[data.record[n]];
+      const e = events.of[n];
+      const own = names[data.name[e]] || modules[data.module[e]] || reasons[data.reason[e]] || kinds[data.record[e]];
       if (own) { state.matches[n] = 1; state.found.push(n); }
     }
   }
@@ -209,7 +210,21 @@ function closePanel() {
   redraw();
 }
 
+// Another stage's operators, in the view [from, to].
+const stageField = by("stage");
+function showStage(stage, from, to) {
+  if (stageField) stageField.value = stage;
+  events = eventsOf(stage);
+  stand();
+  measure();
+  closePanel();
+  readers = arrows();
+  search(by("search").value);
+  show(from, to);
+}
+
 function startTimeline() {
+  if (stageField) stageField.addEventListener("change", () => showStage(Number(stageField.value), view.from, view.to));
   listen(canvas, (pointer) => {
     const found = sliceAt(pointer.offsetX, pointer.offsetY);
     return found ? brief(found) : "";

@@ -1,7 +1,7 @@
 // Draws the rows of the timeline in the view [from, to] (ticks). What is narrower than a pixel is drawn as one pixel, and
 // the search for the next slice jumps over the rest: a frame costs as much as there are pixels, however many events.
 const canvas = by("timeline");
-const rows = allRows();
+let rows = [], height = 0;
 let readers = new Map(); // known once the first picture is drawn
 const view = { from: 0, to: data.step };
 const state = { selected: -1, matches: null, found: [] };
@@ -12,8 +12,13 @@ const width = () => canvas.clientWidth;
 const x = (time) => left + ((time - view.from) / (view.to - view.from)) * (width() - left);
 const timeAt = (pixel) => view.from + ((pixel - left) / (width() - left)) * (view.to - view.from);
 
-let height = AXIS;
-for (const own of rows) { own.top = height; height += own.height + GAP; }
+// The rows of the stage whose events are there.
+function stand() {
+  rows = allRows();
+  height = AXIS;
+  for (const own of rows) { own.top = height; height += own.height + GAP; }
+}
+stand();
 
 function ticksShown(count) {
   const rough = ((view.to - view.from) * TICK) / count, power = 10 ** Math.floor(Math.log10(rough));
@@ -42,7 +47,8 @@ function drawGrid(context, top, bottom, labelled) {
   context.textAlign = "left";
 }
 
-const SHADES = ["forward", "backward", "optimizer", "collective", "exposed"];
+const SHADES = ["forward", "backward", "optimizer", "recompute", "collective", "exposed"];
+const COLLECTIVE = SHADES.indexOf("collective");
 function drawRow(context, own) {
   const { start, end, shade } = own, scale = (width() - left) / (view.to - view.from), right = width();
   const inset = own.kind === "module" ? 1 : 0, colours = SHADES.map((name) => palette[name]), solid = inset ? 0.75 : 1;
@@ -75,8 +81,8 @@ function drawRow(context, own) {
 // A module under the one above it: of `h.11` both words, of `h.11.mlp` the last.
 const shortened = (path, depth) => segments(path).slice(depth).join(".").split(".").slice(-2).join(".");
 const faded = (own, i) => state.matches !== null && (own.kind !== "stream" || !state.matches[own.event[i]]);
-const titled = (n) => data.names[data.name[n]];
-const placeOf = (n) => rows.filter((own) => own.kind === "stream").filter((_, s) => data.streams_of[n] & (1 << s));
+const titled = (n) => data.names[column("name", n)];
+const placeOf = (n) => rows.filter((own) => own.kind === "stream" && column("streams_of", n) & own.bit);
 
 function drawMatches(context) {
   context.fillStyle = palette.accent;
@@ -94,11 +100,11 @@ function drawMatches(context) {
 function drawArrows(context) {
   const shown = [], first = above(events.end, view.from);
   if (state.selected >= 0) {
-    for (const w of data.waits[state.selected]) shown.push([w, state.selected]);
+    for (const w of waitsOf(state.selected)) shown.push([w, state.selected]);
     for (const n of readers.get(state.selected) ?? []) shown.push([state.selected, n]);
   }
   for (let n = first, seen = 0; n < events.count && events.start[n] < view.to && seen < 40 * ARROWS; n += 1, seen += 1) {
-    if (data.category[n] !== 3) continue;
+    if (column("category", n) !== COLLECTIVE) continue;
     for (const reader of readers.get(n) ?? []) shown.push([n, reader]);
     if (shown.length > ARROWS) { shown.length = Math.min(shown.length, state.selected >= 0 ? 8 : 0); break; }
   }

@@ -94,7 +94,7 @@ def export(plan: PlannedModel, kind: str, output: Path | None = None) -> tuple[P
 
 def write_timeline(plan: PlannedModel, output: Path | None = None) -> Path:
     """The simulated step as a Chrome trace, which Perfetto opens. Into the package by default, as all that follow."""
-    text = package_files.trace_text(plan.simulated.timeline)
+    text = package_files.trace_text(plan.simulated)
     return package_files.write_output(_folder(plan), output, package_files.TIMELINE, text)
 
 

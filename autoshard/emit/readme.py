@@ -136,8 +136,7 @@ def _shown(size: int) -> range:
 
 def _stage_files(program: Program) -> str:
     """A row more, of a plan with stages."""
-    row = "\n| `step_timeline.json`, `stages.svg` | the whole step of all stages: a trace for Perfetto, and a picture |"
-    return row if program.step.parts else ""
+    return "\n| `stages.svg` | the whole step of all stages as a picture |" if program.step.parts else ""
 
 
 def _model_files(program: Program) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from autoshard.html_report.op_records import op_records
 from autoshard.html_report.other_choices import OtherChoices
 from autoshard.html_report.picture.plan_picture import about, plan_svg
 from autoshard.html_report.size_view import size_view
-from autoshard.html_report.timeline_series import LEGEND, longest, series, streams
+from autoshard.html_report.timeline_series import LEGEND, longest, series, step_series, streams
 from autoshard.html_report.whole_step_view import whole_step
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
@@ -30,6 +31,7 @@ from autoshard.search.style_plans import StylePlan
 from autoshard.servers.server_words import server_rows, server_title
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation.step_operators import StepOperators
 from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.solvers.common.result import fits
 from autoshard.text.answer_words import certainty, gap_words, space
@@ -84,8 +86,8 @@ def page(
         ],
         "command": command(plan, graph),
         "provenance": provenance(plan, graph),
-        **_timeline(timeline, "micro-batch" if plan.step.is_whole else "step"),
-        "data": _data(plan, graph, program, hardware, timeline, model_text),
+        **_timeline(timeline, step.operators),
+        "data": _data(plan, graph, program, hardware, timeline, model_text, step.operators),
         **_memory(plan, graph, program, hardware, timeline),
         **_chosen(plan, graph, program, timeline),
         **_certificate(plan, timeline),
@@ -93,27 +95,41 @@ def page(
     }
 
 
-def _timeline(timeline: Timeline, what: str) -> dict[str, Any]:
-    busy = ", ".join(f"{stream} {format_seconds(seconds, 3)}" for stream, seconds in timeline.busy_seconds)
+def _timeline(timeline: Timeline, operators: StepOperators | None) -> dict[str, Any]:
+    """Streams and longest events; those of a whole step stage by stage."""
+    rows: list[tuple[str, ...]] = []
+    if operators is None:
+        seconds, events, count = timeline.step_seconds, timeline.events, len(timeline.events)
+        rows += streams([(1, events)], timeline.streams, seconds)
+    else:
+        made, events, count, seconds = operators.timeline, (), 0, operators.timeline.step_seconds
+        for stage, laid in enumerate(operators.stages):
+            times = Counter(own.segment for own in laid)
+            parts = [(often, operators.segments[number].events) for number, often in times.items()]
+            count += sum(often * len(own) for often, own in parts)
+            of = f"{made.costs.word} {stage}: " * (made.stages > 1)
+            rows += [(of + name, *rest) for name, *rest in streams(parts, operators.lanes(), seconds)]
+            events += operators.events_of(sorted({own.segment: own for own in reversed(laid)}.values()))
     return {
-        "legend": LEGEND,
-        "streams": streams(timeline),
-        "streams_caption": f"{len(timeline.events)} events in {format_seconds(timeline.step_seconds)}",
-        "longest": longest(timeline),
-        "timeline_label": f"Timeline of one {what} of {format_seconds(timeline.step_seconds)}. Busy: {busy}.",
+        "legend": [own for own in LEGEND if own["key"] != "recompute" or any(e.phase == "recompute" for e in events)],
+        "streams": [row for row in rows if row[-1] != "0"],
+        "streams_caption": f"{count} events in {format_seconds(seconds)}",
+        "longest": longest(events),
+        "timeline_label": f"Timeline of one step of {format_seconds(seconds)}.",
     }
 
 
 def _data(
-    plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline, model_text: str
-) -> dict[str, Any]:
+    plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline, model_text: str,
+    operators: StepOperators | None,
+) -> dict[str, Any]:  # fmt: skip
     """What the script draws: events, memory, and what is known of each operator."""
     records, instructions = op_records(plan, graph, program, OtherChoices(plan, graph, hardware), model_text)
     memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
     return {
-        **series(timeline, instructions),
+        **(step_series(operators, instructions) if operators else series(timeline, instructions)),
         "records": records,
-        "memory": memory_series(memory, plan, timeline),
+        **({} if operators else {"memory": memory_series(memory, plan, timeline)}),
     }
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autoshard.code_text import printable
-from autoshard.simulation import COMPUTE, Event, Timeline
-from autoshard.simulation.step_account import Busy, apart, without
+from autoshard.simulation import Event, Timeline
+from autoshard.simulation.step_operators import MOST_EVENTS, StepOperators
 from autoshard.units import format_bytes, format_seconds
 
 LEGEND = [
     {"key": "forward", "label": "forward"},
     {"key": "backward", "label": "backward"},
     {"key": "optimizer", "label": "optimizer"},
+    {"key": "recompute", "label": "recomputation"},
     {"key": "collective", "label": "communication"},
     {"key": "exposed", "label": "exposed communication"},
 ]
-CATEGORIES = [str(entry["key"]) for entry in LEGEND[:4]]
+CATEGORIES = [str(entry["key"]) for entry in LEGEND[:5]]
 TICK_SECONDS = 1e-10  # times are whole numbers of these
 LONGEST = 15
 
@@ -36,22 +38,46 @@ class NameTable:
 
 
 def series(timeline: Timeline, records: Mapping[int, int] | None = None) -> dict[str, Any]:
-    """Columns of the events, in order of start: `start` as differences, `streams` as bits, texts as numbers.
+    """The events of a step that a device runs once, as one segment."""
+    return _drawn([timeline.events], [([0.0], [0])], timeline.streams, timeline.step_seconds, records or {})
 
-    `waits`: events by place that had to end first, of collectives and those who wait for one. `records`: instruction
-    -> number of what is known of its operator; -1 where nothing is.
+
+def step_series(operators: StepOperators, records: Mapping[int, int]) -> dict[str, Any]:
+    """Each segment of a whole step once, and where each stage has it."""
+    own, seconds = operators.within(MOST_EVENTS), operators.timeline.step_seconds
+    stages = [([laid.start_seconds for laid in stage], [laid.segment for laid in stage]) for stage in own.stages]
+    return _drawn([segment.events for segment in own.segments], stages, own.lanes(), seconds, records)
+
+
+def _drawn(
+    segments: Sequence[Sequence[Event]],
+    stages: Sequence[tuple[Sequence[float], Sequence[int]]],
+    streams: tuple[str, ...],
+    step_seconds: float,
+    records: Mapping[int, int],
+) -> dict[str, Any]:
+    """Columns of the events, by segment in order of start: `start` as differences, `streams` as bits, texts as numbers.
+
+    `stages`: of each its segments in order, with their starts, as differences; `segments`: how many events each has.
+    `waits`: events by place in all columns that had to end first, of collectives and those who wait for one. `records`:
+    instruction -> number of what is known of its operator; -1 where nothing is.
     """
     names, modules, reasons = NameTable(), NameTable(), NameTable()
-    order = sorted(range(len(timeline.events)), key=lambda n: (timeline.events[n].start_seconds, n))
-    place = {n: index for index, n in enumerate(order)}
-    events = [timeline.events[n] for n in order]
-    starts = [ticks(event.start_seconds) for event in events]
-    bit = {stream: 1 << index for index, stream in enumerate(timeline.streams)}
+    events, starts, waits = list[Event](), list[int](), list[list[int]]()
+    for own in segments:
+        order = sorted(range(len(own)), key=lambda n: (own[n].start_seconds, n))
+        place = {n: index for index, n in enumerate(order, len(events))}
+        waits += (_waits(own[n], own, place) for n in order)
+        starts += differences([ticks(own[n].start_seconds) for n in order])
+        events += (own[n] for n in order)
+    bit = {stream: 1 << index for index, stream in enumerate(streams)}
     return {
-        "step": ticks(timeline.step_seconds),
-        "streams": list(timeline.streams),
+        "step": ticks(step_seconds),
+        "streams": list(streams),
         "categories": CATEGORIES,
-        "start": differences(starts),
+        "segments": [len(own) for own in segments],
+        "stages": [{"start": differences([*map(ticks, at)]), "segment": [*numbers]} for at, numbers in stages],
+        "start": starts,
         "duration": [ticks(event.duration_seconds) for event in events],
         "streams_of": [sum(bit[stream] for stream in event.streams) for event in events],
         "category": [CATEGORIES.index(_category(event)) for event in events],
@@ -60,8 +86,8 @@ def series(timeline: Timeline, records: Mapping[int, int] | None = None) -> dict
         "module": [modules.number(event.module) for event in events],
         "reason": [reasons.number(_reason(event)) for event in events],
         "bytes": [round(event.bytes) for event in events],
-        "record": [_record(event, records or {}) for event in events],
-        "waits": [_waits(event, timeline, place) for event in events],
+        "record": [_record(event, records) for event in events],
+        "waits": waits,
         "names": names.texts(),
         "modules": modules.texts(),
         "reasons": reasons.texts(),
@@ -81,9 +107,9 @@ def _record(event: Event, records: Mapping[int, int]) -> int:
     return -1 if event.instruction is None else records.get(event.instruction, -1)
 
 
-def _waits(event: Event, timeline: Timeline, place: Mapping[int, int]) -> list[int]:
+def _waits(event: Event, events: Sequence[Event], place: Mapping[int, int]) -> list[int]:
     """What crosses devices and what waits for it: the rest runs one after the other."""
-    return [place[n] for n in event.waits if event.collective or timeline.events[n].collective]
+    return [place[n] for n in event.waits if event.collective or events[n].collective]
 
 
 def _category(event: Event) -> str:
@@ -97,22 +123,27 @@ def _reason(event: Event) -> str:
     return "\n".join(text for text in (over, why) if text)
 
 
-def streams(timeline: Timeline) -> list[tuple[str, str, str, str]]:
-    """(stream, busy, share of the step, events); a collective over several axes is one of each of their streams."""
-    step = timeline.step_seconds or 1.0
-    counts = dict.fromkeys(timeline.streams, 0)
-    for event in timeline.events:
-        for stream in event.streams:
-            counts[stream] += 1
+def streams(
+    parts: Iterable[tuple[int, Sequence[Event]]], names: tuple[str, ...], step_seconds: float
+) -> list[tuple[str, str, str, str]]:
+    """(stream, busy, share of the step, events) of what is done so many times a step; a collective over several axes is
+    one of each of their streams."""
+    busy: dict[str, list[float]] = {stream: [] for stream in names}
+    counts = dict.fromkeys(names, 0)
+    for times, events in parts:
+        for event in events:
+            for stream in event.streams:
+                busy[stream].append(event.duration_seconds * times)
+                counts[stream] += times
+    step = step_seconds or 1.0
     return [
         (stream, format_seconds(seconds), f"{seconds / step:.1%}", str(counts[stream]))
-        for stream, seconds in timeline.busy_seconds
+        for stream, seconds in zip(names, map(math.fsum, busy.values()), strict=True)
     ]
 
 
-def longest(timeline: Timeline) -> list[tuple[str, str, str, str, str]]:
+def longest(events: Sequence[Event]) -> list[tuple[str, str, str, str, str]]:
     """The longest events: (name, streams, start, duration, bytes)."""
-    events = sorted(timeline.events, key=lambda event: (-event.duration_seconds, event.start_seconds))[:LONGEST]
     return [
         (
             event.name,
@@ -121,12 +152,5 @@ def longest(timeline: Timeline) -> list[tuple[str, str, str, str, str]]:
             format_seconds(event.duration_seconds),
             format_bytes(event.bytes, 3) if event.bytes else "",
         )
-        for event in events
+        for event in sorted(events, key=lambda event: (-event.duration_seconds, event.start_seconds))[:LONGEST]
     ]
-
-
-def exposed_events(timeline: Timeline) -> list[tuple[float, float]]:
-    """(start, end) in seconds of the times in which the device communicates and computes nothing, in order."""
-    busy = [Busy(event.start_seconds, event.end_seconds) for event in timeline.events if event.stream == COMPUTE]
-    talks = [Busy(event.start_seconds, event.end_seconds) for event in timeline.events if event.collective]
-    return [(start, end) for start, end, _ in without(apart(talks), apart(busy))]

@@ -36,7 +36,6 @@ PARETO_PLOT = "pareto.svg"
 STYLES = "styles.json"
 MODEL = "model_parallel.py"
 PLAN_PICTURE = "plan.svg"
-STEP_TIMELINE = "step_timeline.json"
 STAGES_PICTURE = "stages.svg"
 DIFF = "diff.html"
 
@@ -107,18 +106,11 @@ def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[st
         from autoshard.search import style_plans
 
         files[STYLES] = style_plans.as_json(beside.styles)
-    files |= _of_stages(built) if built.plan.step.parts else {}
-    return files | {TIMELINE: trace_text(built.timeline), REPORT: report_text(built, beside)}
+    if built.plan.step.parts and built.step.timeline is not None:
+        from autoshard.html_report.picture.stages_picture import stages_svg
 
-
-def _of_stages(built: SimulatedPlan) -> dict[str, str]:
-    """The whole step of all stages, as a trace that Perfetto opens and as a picture."""
-    from autoshard.html_report.picture.stages_picture import stages_svg
-    from autoshard.simulation.chrome_trace import step_trace
-
-    made, account = built.step.timeline, built.step.account
-    assert made is not None, "a step of stages has slots"
-    return {STEP_TIMELINE: json.dumps(step_trace(made, account)) + "\n", STAGES_PICTURE: stages_svg(made)}
+        files[STAGES_PICTURE] = stages_svg(built.step.timeline)
+    return files | {TIMELINE: trace_text(built), REPORT: report_text(built, beside)}
 
 
 def log_text(log: Sequence[tuple[str, float]]) -> str:
@@ -132,11 +124,13 @@ def log_text(log: Sequence[tuple[str, float]]) -> str:
     return "\n".join([*lines, f"{sum(seconds for _, seconds in log):10.3f} s  in all"]) + "\n"
 
 
-def trace_text(timeline: Timeline) -> str:
-    """The timeline as a Chrome trace, which Perfetto opens."""
-    from autoshard.simulation import chrome_trace
+def trace_text(built: SimulatedPlan) -> str:
+    """The step as a Chrome trace, which Perfetto opens."""
+    from autoshard.simulation.chrome_trace import chrome_trace, step_trace
 
-    return json.dumps(chrome_trace(timeline), ensure_ascii=False) + "\n"
+    whole = built.step
+    trace = step_trace(whole.operators, whole.account) if whole.operators else chrome_trace(built.timeline)
+    return json.dumps(trace, ensure_ascii=False) + "\n"
 
 
 def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:

@@ -18,7 +18,6 @@ COMPUTED = ("forward", "backward", "recompute")
 EXPOSED = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-receive")  # and others, after these
 BUBBLE, OPTIMIZER, OTHER = "bubble", "optimizer", "other"
 LAST = (BUBBLE, OPTIMIZER, OTHER)
-SENDS, GATHERS = EXPOSED[4], EXPOSED[1]
 ROUNDING = 1e-9  # of a slot: what is less is none
 Seconds = Mapping[str, float]
 
@@ -94,14 +93,6 @@ def added(parts: Iterable[Seconds]) -> dict[str, float]:
         for kind, seconds in part.items():
             found.setdefault(kind, []).append(seconds)
     return {kind: math.fsum(own) for kind, own in found.items()}
-
-
-def difference(more: Seconds, less: Seconds, total: float) -> dict[str, float]:
-    """`total` seconds by what `more` has that `less` has not."""
-    found = {kind: seconds - less.get(kind, 0.0) for kind, seconds in more.items()}
-    found = {kind: seconds for kind, seconds in found.items() if seconds > 0}
-    every = math.fsum(found.values())
-    return {kind: seconds * total / every for kind, seconds in found.items()} if every else {OTHER: total}
 
 
 def _ordered(seconds: Seconds) -> tuple[tuple[str, float], ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,15 +208,6 @@ class StepCosts:
         return self.parts[part].received_bytes if 0 < part < len(self.parts) and len(self.stages) > 1 else 0.0
 
 
-class Transfer(NamedTuple):
-    """What a stage sends while its slots run."""
-
-    stage: int
-    name: str
-    start_seconds: float
-    duration_seconds: float
-
-
 @dataclass(frozen=True, eq=False)
 class StepTimeline:
     """`slot_seconds` and `end_seconds`: what each slot of `StepCosts.sequence` takes, and when it ends.
@@ -236,9 +226,8 @@ class StepTimeline:
     def step_seconds(self) -> float:
         return max(self.stage_seconds)
 
-    @property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """Sends while slots run; those of a pipeline are parts of its slots."""
+    def sent_after(self, placed: Placed) -> tuple[tuple[str, float], ...]:
+        """(what, seconds) that is sent from a slot's end on, beside the next one; in a pipeline it is a part of it."""
         return ()
 
     def busy_seconds(self, stage: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Phase = Literal["forward", "backward", "optimizer"]
+Phase = Literal["forward", "backward", "recompute", "optimizer"]
 COMPUTE = "compute"
 HOST_MEMORY, HOST_LINK = "host memory", "host link"  # look-ups on the host, and what passes the link to it
 
@@ -20,6 +20,7 @@ class Event(NamedTuple):
 
     `instruction` is the position in the program (None for buckets and the optimizer), `waits` the positions in
     `Timeline.events` of what had to end first. `collective` is what is communicated over `axes`, "" for a computation.
+    `lanes`: where it is shown, if not on the streams of its axes.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Event(NamedTuple):
     waits: tuple[int, ...] = ()
     collective: str = ""
     axes: tuple[str, ...] = ()
+    lanes: tuple[str, ...] = ()
 
     @property
     def end_seconds(self) -> float:
@@ -42,7 +44,7 @@ class Event(NamedTuple):
     @property
     def streams(self) -> tuple[str, ...]:
         """All that it occupies: a collective over joined axes is shown on the first, and keeps every one busy."""
-        return tuple(map(axis_stream, self.axes)) or (self.stream,)
+        return self.lanes or tuple(map(axis_stream, self.axes)) or (self.stream,)
 
 
 @dataclass(frozen=True)

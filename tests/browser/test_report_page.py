@@ -12,7 +12,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
-from autoshard.html_report.timeline_series import exposed_events, series
+from autoshard.html_report.timeline_series import series
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
 from autoshard.package.package_files import Beside, report_text
@@ -196,7 +196,7 @@ def test_a_joint_collective_stands_on_each_of_its_axes(
 
 def test_what_nothing_hides_is_what_python_says(chromium: Any, made: package_files.SimulatedPlan, html: str) -> None:
     """The page's own row, added up, is the exposed communication of the simulation."""
-    marked = sum(end - start for start, end in exposed_events(made.timeline))
+    marked = made.step.account.mean.exposed_seconds
     page = chromium.new_page()
     page.set_content(html.replace("drawings.push(", "window.rows = rows; drawings.push("))
     drawn = page.evaluate(

@@ -281,8 +281,8 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert plan.step.zero == best["zero"] == 1
     assert best["stages"] == plan.step.stages == 2 and best["replicas"] * best["micro_batch"] == 4
     assert [part["first_op"] for part in best["parts"]] == [part.first_op for part in plan.step.parts]
-    events = json.loads((out / "step_timeline.json").read_text())["traceEvents"]
-    slots = [event for event in events if event.get("cat") == "forward"]
+    events = json.loads((out / "timeline.json").read_text())["traceEvents"]
+    slots = [event for event in events if event["ph"] == "X" and event["tid"] == 0 and event["cat"] == "forward"]
     assert len(slots) == 2 * best["micro_batches"] and (out / "stages.svg").read_text().startswith("<svg")
     assert best["recompute"] == {policy.module: policy.keep for policy in plan.step.recompute}
     assert plan.certificate.status == "feasible"  # what was solved is the rest of a split that was chosen before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -15,6 +16,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.html_report.timeline_series import TICK_SECONDS, step_series
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -24,7 +26,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
 from autoshard.search.whole_step import predicted, with_step
-from autoshard.simulation.chrome_trace import LANES
+from autoshard.simulation.chrome_trace import SLOTS
 from autoshard.simulation.step_account import BUBBLE, COMPUTED, OTHER, Busy, split
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import as_dict, summary
@@ -33,6 +35,7 @@ from autoshard.units import format_bytes, format_seconds
 HARDWARE = load_hardware("a100-80g-sxm")
 STREAMS = (COMPUTE, axis_stream("dp"), axis_stream("tp"))
 TIMES = st.integers(0, 40)
+KINDS = {"gathers": "all_gather", "reductions": "all_reduce", "exchanges": "all_to_all", "sends": "send_receive"}
 
 
 @cache
@@ -104,6 +107,37 @@ def test_the_parts_of_every_stage_add_up_to_the_step(
             assert stage.seconds(BUBBLE) == pytest.approx(account.step_seconds - busy, abs=1e-9 * account.step_seconds)
     if timeline is not None and recompute == "full":
         assert account.mean.seconds("recompute") > 0
+    if made.step.operators is not None:
+        assert_shown(made)
+
+
+def assert_shown(made: package_files.SimulatedPlan) -> None:
+    """What the page draws, as its script reads it, ends with the step, and each stage's lanes add up to its account."""
+    assert made.step.operators is not None
+    account, drawn = made.step.account, step_series(made.step.operators, {})
+    firsts = [sum(drawn["segments"][:n]) for n in range(len(drawn["segments"]))]
+    begun = [start for first, size in zip(firsts, drawn["segments"], strict=True)
+             for start in itertools.accumulate(drawn["start"][first : first + size])]  # fmt: skip
+    ends = []
+    costs = made.step.operators.timeline.costs
+    for number, (own, stage) in enumerate(zip(account.stages, drawn["stages"], strict=True)):
+        sent = sum(costs.sent_seconds(n) + costs.parts[n].receive_seconds * (n > 0)
+                   for n in range(number, len(costs.parts), len(costs.stages)))  # fmt: skip
+        assert own.seconds("send-receive") >= sent * costs.micro_batches * (1 - 1e-9)
+        events = []
+        for at, segment in zip(itertools.accumulate(stage["start"]), stage["segment"], strict=True):
+            for n in range(firsts[segment], firsts[segment] + drawn["segments"][segment]):
+                bits, phase = drawn["streams_of"][n], drawn["categories"][drawn["phase"][n]]
+                lane = drawn["streams"][(bits & -bits).bit_length() - 1]
+                kind, time = KINDS.get(lane.split()[0], ""), (at + begun[n], drawn["duration"][n])
+                events.append(Event("", lane, *time, phase, 0, "", "", collective=kind))
+        ends.append(max(event.end_seconds for event in events) * TICK_SECONDS)
+        found = split(events, 0, drawn["step"])
+        for kind in ("forward", "backward", "recompute", "optimizer"):
+            assert found.get(kind, 0) * TICK_SECONDS == pytest.approx(own.seconds(kind), rel=1e-4)
+        talks = sum(found.get(kind.replace("_", "-"), 0) for kind in set(KINDS.values())) * TICK_SECONDS
+        assert talks == pytest.approx(own.exposed_seconds, rel=1e-3)
+    assert max(ends) == pytest.approx(made.plan.step_seconds, rel=1e-6) == drawn["step"] * TICK_SECONDS
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -122,11 +156,14 @@ def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
     told = as_dict(made.plan, graph(), made.step.account)
     assert told["predicted_seconds"] == told["account"]["step_seconds"] == made.plan.step_seconds
     assert told["predicted_peak_bytes"] == told["account"]["peak_bytes"]
-    trace = json.loads(package_files.package_files(made)["step_timeline.json"])
+    trace = json.loads(package_files.package_files(made)["timeline.json"])
     assert trace["otherData"] == json.loads(json.dumps(told["account"]))
     named = {(e["pid"], e["args"]["name"]) for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    assert named == {(stage, lane) for stage in range(2) for lane in LANES}
-    sends = [e for e in trace["traceEvents"] if e.get("cat") == "send" or e["name"] == "gradients between stages"]
+    lanes = made.step.operators.lanes()
+    assert {"compute", "sends"} < {*lanes} and any(lane.startswith("reductions") for lane in lanes)
+    assert named == {(stage, lane) for stage in range(2) for lane in (SLOTS, *lanes)}
+    sending = 1 + lanes.index("sends")
+    sends = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == sending]
     assert sends and sum(e["dur"] for e in sends) / 2e6 == pytest.approx(made.step.account.mean.seconds("send-receive"))
     ends = max(e["ts"] + e["dur"] for e in trace["traceEvents"] if e["ph"] == "X")
     assert ends == pytest.approx(1e6 * made.plan.step_seconds)

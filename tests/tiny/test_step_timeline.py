@@ -12,8 +12,10 @@ import pytest
 from autoshard.html_report.picture.stages_picture import stages_svg
 from autoshard.simulation.chrome_trace import step_trace
 from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
-from autoshard.simulation.step_account import StageAccount, StepAccount
+from autoshard.simulation.step_account import StepAccount
+from autoshard.simulation.step_operators import PartOperators, Segment, step_operators
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches, simulate_step
+from autoshard.simulation.timeline import COMPUTE, Event
 
 
 def costs(schedule: str, stages: int, micro_batches: int, chunks: int, **part: float) -> StepCosts:
@@ -56,13 +58,20 @@ def test_a_stage_holds_what_its_schedule_has_in_flight(schedule: str, chunks: in
         assert live_micro_batches(schedule, 4, 12, chunks)[stage] == pytest.approx(most_in_flight(order) / chunks)
 
 
+def segment(seconds: float) -> Segment:
+    return Segment((Event("op", COMPUTE, 0.0, seconds, "forward", 0.0, "", ""),), seconds)
+
+
 def test_the_trace_and_the_picture_show_every_stage() -> None:
     part = PartCosts(1e-3, 2e-3, kept_bytes=1e9)
     stages = (StageCosts(1e9, (("optimizer", 5e-3),)),) * 3
     made = simulate_step(StepCosts("1f1b", 6, (part,) * 3, stages))
-    accounts = tuple(StageAccount((), peak) for peak in made.peak_bytes)
-    trace = step_trace(made, StepAccount(made.step_seconds, accounts))
-    slots = [e for e in trace["traceEvents"] if e.get("cat") in ("forward", "backward")]
+    forward, backward, update = (segment(seconds) for seconds in (1e-3, 2e-3, 5e-3))
+    own = PartOperators(forward, backward, forward, backward, update)
+    operators = step_operators(made, (own,) * 3)
+    accounts = tuple(map(operators.account, range(3)))
+    trace = step_trace(operators, StepAccount(made.step_seconds, accounts))
+    slots = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 0 and e["cat"] != "optimizer"]
     assert len(slots) == 2 * 3 * 6 and {e["pid"] for e in slots} == {0, 1, 2}
     for stage in range(3):
         own = sorted((e["ts"], e["ts"] + e["dur"]) for e in slots if e["pid"] == stage)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autoshard.program.places.place_order import PartSlot, placed_order
 from autoshard.simulation.pipeline_schedule import Placed, Slot, SlotSequence
-from autoshard.simulation.step_timeline import PartCosts, StepCosts, StepTimeline, Transfer
+from autoshard.simulation.step_timeline import PartCosts, StepCosts, StepTimeline
 
 
 class PlacedMessage(NamedTuple):
@@ -112,19 +112,16 @@ class PlacedTimeline(StepTimeline):
         ends = zip(sequence.stages, sequence.slots, self.slot_seconds, self.end_seconds, strict=True)
         return tuple(Placed(stage, slot, end - seconds, seconds) for stage, slot, seconds, end in ends)
 
-    @cached_property
-    def transfers(self) -> tuple[Transfer, ...]:
+    def sent_after(self, placed: Placed) -> tuple[tuple[str, float], ...]:
         costs = self.costs
         assert isinstance(costs, PlacedCosts)
-        end = dict(zip(costs.part_order, self.end_seconds, strict=True))
-        found = []
-        for maker, reader, seconds, _ in costs.messages:
-            for micro_batch in range(costs.micro_batches):
-                for kind, part, to in (("F", maker, reader), ("B", reader, maker)):
-                    at = end[PartSlot(kind, micro_batch, part)]  # type: ignore[arg-type]
-                    name = f"{'output' if kind == 'F' else 'gradient'} {micro_batch} to place {costs.part_stages[to]}"
-                    found.append(Transfer(costs.part_stages[part], name, at, seconds))
-        return tuple(found)
+        part, forward = costs.number(placed.stage, placed.slot.chunk), placed.slot.kind == "F"
+        what = "output" if forward else "gradient"
+        return tuple(
+            (f"{what} to place {costs.part_stages[own.reader if forward else own.maker]}", own.seconds)
+            for own in costs.messages
+            if part == (own.maker if forward else own.reader)
+        )
 
 
 def simulate_places(costs: PlacedCosts) -> PlacedTimeline:

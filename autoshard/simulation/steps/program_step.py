@@ -9,10 +9,11 @@ the rest again in its backward.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
@@ -20,7 +21,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import PARTIAL, largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
-from autoshard.ir.program import Program
+from autoshard.ir.program import Compute, Program
 from autoshard.program.instruction_storage import found_again, run_again
 from autoshard.program.module_scopes import called_in, reads_of
 from autoshard.program.places.place_order import Sources
@@ -29,20 +30,16 @@ from autoshard.program.weights import weight_ways
 from autoshard.redistribute.two_meshes import sent_and_received
 from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
-from autoshard.simulation.step_account import (
-    BUBBLE,
-    COMPUTED,
-    GATHERS,
-    ROUNDING,
-    SENDS,
-    Seconds,
-    StageAccount,
-    StepAccount,
-    added,
-    difference,
-    one_stage,
-    split,
-    stage_account,
+from autoshard.simulation.step_account import StepAccount, one_stage
+from autoshard.simulation.step_operators import (
+    PartOperators,
+    Segment,
+    StepOperators,
+    one_after_another,
+    single,
+    step_operators,
+    window,
+    with_gaps,
 )
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
 from autoshard.simulation.steps.placed_step import PlacedCosts, PlacedMessage, simulate_places
@@ -60,10 +57,16 @@ def simulate_plan_step(plan: Plan, program: Program, graph: Graph, hardware: Har
 
 @dataclass(frozen=True, eq=False)
 class AccountedStep:
-    """A whole step: where it goes, and its slots where it is more than one micro-batch on one stage that keeps all."""
+    """A whole step: where it goes, and its operators where it is more than one micro-batch on one stage that keeps
+    all."""
 
     account: StepAccount
-    timeline: StepTimeline | None = None
+    operators: StepOperators | None = None
+
+    @property
+    def timeline(self) -> StepTimeline | None:
+        """Its slots."""
+        return self.operators.timeline if self.operators else None
 
 
 def accounted_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware, once: Timeline) -> AccountedStep:
@@ -76,30 +79,9 @@ def accounted_step(plan: Plan, program: Program, graph: Graph, hardware: Hardwar
     step = plan.step
     measured = MeasuredProgram(plan, program, graph, hardware, step.stages)
     timeline = _simulated(_step_costs(measured, step))
-    splits = measured.splits(step.recompute)
-    accounts = tuple(
-        _stage_account(timeline, stage, [splits[number] for number in step.parts_of(stage)])
-        for stage in range(step.stages)
-    )
-    return AccountedStep(StepAccount(timeline.step_seconds, accounts), timeline)
-
-
-def _stage_account(timeline: StepTimeline, stage: int, splits: Sequence[PartSplit]) -> StageAccount:
-    """Of all slots of a stage and its tail; the rest of the step is its bubble."""
-    costs = timeline.costs
-    found: list[Seconds] = [splits[0].late, *(own.once for own in splits)]
-    for placed in timeline.by_stage[stage]:
-        number, own = costs.number(stage, placed.slot.chunk), splits[placed.slot.chunk]
-        part = costs.parts[number]
-        if placed.slot.kind == "B":
-            found += [own.backward, {SENDS: part.receive_seconds * (number > 0)}]
-            continue
-        sent = costs.sent_seconds(number)
-        gathered = placed.duration_seconds - part.forward_seconds - sent
-        gathered = gathered if gathered > ROUNDING * placed.duration_seconds else 0.0
-        copied = min(gathered, part.once_copy_seconds)
-        found += [own.forward, {SENDS: sent, COMPUTED[0]: copied, GATHERS: gathered - copied}]
-    return stage_account(timeline.step_seconds, added(found), timeline.peak_bytes[stage], BUBBLE)
+    operators = step_operators(timeline, measured.operators(step.recompute))
+    accounts = tuple(map(operators.account, range(step.stages)))
+    return AccountedStep(StepAccount(timeline.step_seconds, accounts), operators)
 
 
 def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepCosts:
@@ -156,16 +138,6 @@ def measured_parts(
     return MeasuredProgram(plan, program, graph, hardware, stages).keeping(plan.step.recompute)
 
 
-@dataclass(frozen=True)
-class PartSplit:
-    """What a part does in its forward, in its backward, of gradients after its last backward, and else once a step."""
-
-    forward: Seconds
-    backward: Seconds
-    late: Seconds
-    once: Seconds
-
-
 class MeasuredProgram:
     """The parts that a plan cuts its program into, each simulated, whatever is computed again."""
 
@@ -178,6 +150,7 @@ class MeasuredProgram:
         self.tied = [tied.get(stage, 0.0) * (stage not in of[:number]) for number, stage in enumerate(of)]
         self.sources = handed_from(parts, program) if plan.step.placed else ()
         self.messages = tuple(_messages(parts, self.sources, of, wide, hardware))
+        self.place_of = {own.op: n for n, own in enumerate(program.instructions) if isinstance(own, Compute)}
         kinds, several = stage_hardware(hardware, program), plan.step.micro_batches > 1
         self.micro_batches = plan.step.micro_batches
         if plan.step.batch_shares:
@@ -204,10 +177,12 @@ class MeasuredProgram:
             found.append(PartMeasure(costs, own.static_bytes, own.late_seconds, tied, own.update_seconds))
         return tuple(found)
 
-    def splits(self, policies: Iterable[BlockPolicy]) -> tuple[PartSplit, ...]:
-        """As `keeping`, by what is done."""
+    def operators(self, policies: Iterable[BlockPolicy]) -> tuple[PartOperators, ...]:
+        """As `keeping`, by what is done; instructions are those of the whole program."""
         policies = tuple(policies)
-        return tuple(own.split(policies, tied) for own, tied in zip(self.parts, self.tied, strict=True))
+        return tuple(
+            own.operators(policies, tied, self.place_of) for own, tied in zip(self.parts, self.tied, strict=True)
+        )
 
 
 def measured_shares(
@@ -413,27 +388,46 @@ class _MeasuredPart:
             gather_seconds=self.gather_seconds,
         )
 
-    def split(self, policies: Iterable[BlockPolicy], tied_seconds: float) -> PartSplit:
+    def operators(
+        self, policies: Sequence[BlockPolicy], tied_seconds: float, place_of: Mapping[str, int]
+    ) -> PartOperators:
         """What its seconds are spent on."""
+        again = sorted((self._recomputed(own) for own in policies if own.keep != "all"), key=itemgetter(0))
+        numbers: dict[int | None, int | None] = {
+            n: place_of.get(own.op) for n, own in enumerate(self.part.instructions) if isinstance(own, Compute)
+        }
+
+        def named(own: Segment) -> Segment:
+            events = (event._replace(instruction=numbers.get(event.instruction)) for event in own.events)
+            return Segment(tuple(events), own.seconds)
+
+        def backward(timing: Timing) -> Segment:
+            starts = timing.starts
+            own = window(timing.events, starts[count], starts[2 * count + 1])
+            gaps = [(starts[turn] - starts[count], made) for turn, made in again]
+            return named(with_gaps(own, gaps))
+
         own, once, count = self.timeline, self.once, self.count
-        body = split(own.events, own.starts[count], own.starts[2 * count + 1])
-        again = [seconds for policy in policies if policy.keep != "all" for seconds in self._recomputed(policy)]
-        every = split(once.events, once.starts[count], once.starts[2 * count + 1])
-        late = difference(every, body, self.late_seconds) if self.late_seconds else {}
-        update = split(once.events, once.starts[2 * count + 1], once.step_seconds)
-        return PartSplit(
-            split(own.events, own.starts[0], own.starts[count]),
-            added([body, *again]),
-            late,
-            added([update, {SENDS: tied_seconds}]),
+        tied = single("gradients between stages", tied_seconds, "backward", "send_receive")
+        return PartOperators(
+            named(window(own.events, own.starts[0], own.starts[count])),
+            backward(own),
+            named(window(once.events, once.starts[0], once.starts[count])),
+            backward(once),
+            one_after_another([tied, named(window(once.events, once.starts[2 * count + 1], once.step_seconds))]),
         )
 
-    def _recomputed(self, policy: BlockPolicy) -> Iterator[Seconds]:
-        """Of each instruction that backward runs again in a block, what its forward did."""
-        starts = self.timeline.starts
-        for i in self._run_again(policy)[0]:
-            parts = split(self.timeline.events, starts[i], starts[i + 1])
-            yield {COMPUTED[2] if kind == COMPUTED[0] else kind: seconds for kind, seconds in parts.items()}
+    def _recomputed(self, policy: BlockPolicy) -> tuple[int, Segment]:
+        """Where backward runs instructions of a block again, and what their forwards did."""
+        starts, runs = self.timeline.starts, list[list[int]]()
+        for i in sorted(self._run_again(policy)[0]):
+            if runs and runs[-1][-1] + 1 == i:
+                runs[-1].append(i)
+            else:
+                runs.append([i])
+        made = one_after_another(window(self.timeline.events, starts[own[0]], starts[own[-1] + 1]) for own in runs)
+        phase = tuple(own._replace(phase="recompute") for own in made.events)
+        return 2 * self.count - 1 - max(called_in(self.part, policy.module), default=0), Segment(phase, made.seconds)
 
     def _bytes(self, again: Sequence[_Again]) -> tuple[float, ...]:
         """In memory at each step: what a block drops is there until its forward has ended, and again from where its
