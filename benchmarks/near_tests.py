@@ -73,7 +73,7 @@ BEFORE = {  # of one file, before those of its folder
     "program/early_reductions.py": ("tiny/test_early_reductions.py",),
     "program/label_counts.py": ("single/test_label_losses.py",),
     "emit/part_files.py": ("single/test_stage_programs.py",),
-    "emit/runtime/pipeline.py": ("multi/test_pipeline.py",),
+    "emit/runtime/places.py": ("multi/test_pipeline.py", "single/test_places.py", "single/test_stage_memory.py"),
     "emit/runtime/weights.py": ("single/test_zero_levels.py",),
     "emit/runtime/flat_weights.py": ("single/test_zero_levels.py",),
     "emit/package/batches.py": ("single/test_loader_state.py",),
