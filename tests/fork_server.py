@@ -19,7 +19,7 @@ import types
 from typing import Any
 
 FIRST = (
-    "torch", "torch.distributed.tensor", "torch.distributed.checkpoint.state_dict", "torch.distributed.pipelining",
+    "torch", "torch.distributed.tensor", "torch.distributed.checkpoint.state_dict",
     "torch.utils.data", "torch._dynamo", "torch.optim.adamw",
 )  # fmt: skip
 OURS = (__file__, runpy.__file__, "<frozen runpy>")

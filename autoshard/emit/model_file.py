@@ -31,7 +31,7 @@ from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
-    "BatchShares", "Handed", "ParallelMesh", "Pipeline", "Places", "all_gather", "all_reduce", "all_to_all", "by_size",
+    "BatchShares", "Handed", "ParallelMesh", "Places", "all_gather", "all_reduce", "all_to_all", "by_size",
     "copy", "exchange", "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted",
     "regather", "regather_before", "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad",
     "shard_buffer", "shard_parameter", "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss",

@@ -32,16 +32,17 @@ from autoshard.program.places.place_order import placed_order
 from autoshard.program.stage_programs import counting_program, handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
 from autoshard.replay.size_texts import sum_text
+from autoshard.simulation.pipeline_schedule import chain_order
 
 
 def part_files(program: Program, plan: Plan, header: Header) -> dict[str, str]:
     """File name -> text."""
     parts = stage_programs(program, plan)
     files = {"model_parallel.py": _common_file(program, parts, header)}
-    sources = handed_from(parts, program) if program.step.placed else ()
+    sources = handed_from(parts, program)
     others = [header.others.each(lambda own, n=n: stage_programs(own, plan)[n]) for n in range(len(parts))]  # type: ignore[misc]
     for number, part in enumerate(parts):
-        given = _source_lines(sources[number], part) if sources else []
+        given = _source_lines(sources[number], part)
         files[f"part_{number}.py"] = _part_file(part, others[number], program, number, len(parts), header, given)
     return files
 
@@ -74,12 +75,11 @@ def _part_file(
         for v in handed_to(part, whole)
     ]
     taken = [part.value(v).tensor for v in part.inputs if v in whole.inputs]
-    giver = "earlier parts give" if whole.step.placed else "the part before hands on"
     known = [count.op for count in whole.label_counts]
     losses = [str(known.index(count.op)) for count in part.label_counts]
     lines = [
         "",
-        f"# What {giver}, in order: global shape, dtype, layout, and if it carries a gradient.",
+        "# What earlier parts give, in order: global shape, dtype, layout, and if it carries a gradient.",
         *(["HANDED = [", *handed, "]"] if handed else ["HANDED: list[Handed] = []"]),
         *given,
         *statement(f"INPUTS: list[str] = [{', '.join(map(quoted, taken))}]  # of the model's, after these", 0),
@@ -96,21 +96,16 @@ def _part_file(
     return whole_text
 
 
-_PIPELINE = ("    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs, labels, ReceivingStage)",)
-_PLACES = (
-    "    sources = [part.SOURCES for part in PARTS]",
-    "    given = [part.GIVEN for part in PARTS]",
-    "    return Places(model, mesh, SLOTS, PART_STAGES, LOSS_PART, handed, sources, inputs, labels, given)",
-)
-
-
 def _slot_lines(program: Program, parts: Sequence[Program]) -> list[str]:
-    """In which order the places run what, see `program.places.place_order`."""
+    """In which order stages or places run what."""
     step, last = program.step, next(number for number, part in enumerate(parts) if part.loss)
-    sources = handed_from(parts, program)
-    order = placed_order(step.schedule, step.part_stages, sources, last, step.micro_batches)
+    if step.placed:
+        sources = handed_from(parts, program)
+        order = placed_order(step.schedule, step.part_stages, sources, last, step.micro_batches)
+    else:
+        order = chain_order(step.schedule, step.stages, step.micro_batches, step.virtual_stages)
     rows = textwrap.wrap(" ".join(map(str, order)), WIDTH - 8)
-    comment = "# Forwards (F) and backwards (B) as micro-batch.part, in the order that all places keep to."
+    comment = f"# Forwards (F) and backwards (B) as micro-batch.part, in the order that all {step.word}s keep to."
     return [comment, 'SLOTS = """', *(f"    {row}" for row in rows), '"""']
 
 
@@ -138,11 +133,9 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     count = len(parts)
     modules = [f"import part_{number}" for number in range(count)]
-    placed = program.step.placed
-    first = imports(names_in(code) | {"Places" if placed else "Pipeline"})
+    first = imports(names_in(code) | {"Places"})
     at = next(i for i, line in enumerate(first) if line.startswith("from runtime"))
     shared = shared_parameters(parts, program.step)
-    first += [] if placed else ["from runtime.receive_buffers import ReceivingStage"]
     head = [
         head_lines(program, header),
         [*first[:at], *modules, *first[at:]],
@@ -151,7 +144,7 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
     names = ", ".join(f"part_{number}" for number in range(count))
     lines = [
         f"SCHEDULE = {quoted(program.step.schedule)}",
-        *(_slot_lines(program, parts) if placed else ()),
+        *_slot_lines(program, parts),
         *statement(f"PARTS = ({names})", 0),
         "GRADIENT_BUCKETS = [part.GRADIENT_BUCKETS for part in PARTS]",
         "WEIGHT_BUCKETS = [part.WEIGHT_BUCKETS for part in PARTS]",
@@ -163,12 +156,15 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
         "    return nn.ModuleList([PARTS[number].build_part(mesh) for number in mesh.stages.parts])",
         "",
         "",
-        f"def build_pipeline(model: nn.ModuleList, mesh: ParallelMesh) -> {'Places' if placed else 'Pipeline'}:",
-        f'    """What runs the micro-batches of a step through the {"places" if placed else "stages"}."""',
+        "def build_pipeline(model: nn.ModuleList, mesh: ParallelMesh) -> Places:",
+        f'    """What runs the micro-batches of a step through the {program.step.word}s."""',
         "    handed = [part.HANDED for part in PARTS]",
         "    inputs = [[list(INPUTS).index(name) for name in part.INPUTS] for part in PARTS]",
         "    labels = [part.LABELS for part in PARTS]",
-        *(_PLACES if placed else _PIPELINE),
+        "    sources = [part.SOURCES for part in PARTS]",
+        "    given = [part.GIVEN for part in PARTS]",
+        '    ahead = SCHEDULE == "interleaved"',
+        "    return Places(model, mesh, SLOTS, PART_STAGES, LOSS_PART, handed, sources, inputs, labels, given, ahead)",
         "",
         "",
         *build_labels(labels),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from autoshard.program.places.place_order import PartSlot
+
 Kind = Literal["F", "B"]
 KINDS: tuple[Kind, Kind] = "F", "B"
 
@@ -101,6 +103,23 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], list[Slot]]] = {
 def order_of(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> tuple[Slot, ...]:
     """What a stage does, one after the other; a search of steps asks for the same ones again and again."""
     return tuple(SCHEDULES[schedule](stage, stages, micro_batches, chunks))
+
+
+def chain_order(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[PartSlot, ...]:
+    """The orders of all stages as one, in which a slot comes after what it reads: in turns, each stage takes its next
+    slot, where what that reads stands before."""
+    orders = [order_of(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)]
+    position, found = [0] * stages, dict[PartSlot, None]()
+    while len(found) < sum(map(len, orders)):
+        for stage, order in enumerate(orders):
+            if position[stage] < len(order):
+                kind, micro_batch, chunk = order[position[stage]]
+                part = chunk * stages + stage
+                giver = _giver(kind, part, stages * chunks)
+                if giver is None or PartSlot(giver[0], micro_batch, giver[1]) in found:
+                    found[PartSlot(kind, micro_batch, part)] = None
+                    position[stage] += 1
+    return tuple(found)
 
 
 class SlotSequence(NamedTuple):
@@ -235,9 +254,9 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
     no input, the last no gradient.
 
     One is made when its receive is posted, and let go when the backward of its micro-batch on this stage has ended
-    (emit/runtime/receive_buffers.py). GPipe and 1F1B of torch.distributed.pipelining post a receive right before what
-    reads it. The interleaved schedule posts it once the giver's slot stands in the common order of all stages, each of
-    which takes a slot in turn: a stage that waits has posted several.
+    (emit/runtime/places.py). GPipe and 1F1B post a receive right before what reads it. The interleaved schedule posts
+    it once the giver's slot stands in the common order of all stages, each of which takes a slot in turn: a stage that
+    waits has posted several.
     """
     parts = stages * chunks
     if schedule == "interleaved":
@@ -252,8 +271,7 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
 
 @lru_cache(maxsize=256)
 def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> tuple[ReceiveBuffers, ...]:
-    """Of gradients one more, maybe more than there are: torch takes turns for what stands between slots, too, and that
-    is not the same in all versions."""
+    """Of gradients one more, maybe more than there are, for turns in which a stage computes nothing."""
     orders = [_with_turns(stage, stages, micro_batches, chunks) for stage in range(stages)]
     position, parts = [0] * stages, stages * chunks
     arrived: set[tuple[str, int, int]] = set()  # (F or B, part, micro-batch) whose receive is posted

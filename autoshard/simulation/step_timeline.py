@@ -3,7 +3,7 @@ of each stage.
 
 A part's input is received into a buffer of its own, which its micro-batch has until its backward, as is the gradient of
 its output: a stage has room for as many as its schedule has at once. The giver is busy until a value is sent; it has an
-output until its micro-batch's backward, and what torch waits for at the end of the step alone, until then. After its
+output until its micro-batch's backward, and room for what was sent, see `StepCosts.sent_bytes`. After its
 last backward a stage has its tail: gradients reduced, weights updated.
 """
 
@@ -140,8 +140,8 @@ class StepCosts:
         return self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
 
     def buffer_bytes(self, stage: int) -> float:
-        """Of what a stage receives: inputs, and gradients of outputs. And what torch.distributed.pipelining still holds
-        with 1F1B of what was sent: a gradient while the next is computed, and an output of the warm-up."""
+        """Of what a stage receives: inputs, and gradients of outputs. And of what was sent with 1F1B: a gradient while
+        the next is computed, and an output of the warm-up."""
         count = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         parts = range(stage, len(self.parts), len(self.stages))
         received = sum(
@@ -154,9 +154,8 @@ class StepCosts:
         return received + self._entering(stage) * (self.micro_batches > 1) + self._entering(stage + 1) * (warm_up > 1)
 
     def sent_bytes(self, stage: int, slot: Slot) -> float:
-        """What a backward leaves behind: GPipe and the interleaved schedule of torch.distributed.pipelining hold what
-        they sent, an output and the gradient of an input, to the step's end. In place of inputs' buffers stand
-        gradients."""
+        """What a backward may leave behind: with GPipe and the interleaved schedule what was sent, an output and the
+        gradient of an input, is counted to the step's end. In place of inputs' buffers stand gradients."""
         if slot.kind == "F" or self.schedule == "1f1b":
             return 0.0
         part = slot.chunk * len(self.stages) + stage

@@ -57,7 +57,8 @@ def test_the_package_sends_what_the_planner_counts() -> None:
         for rank in range(second[0].size):
             parts = [(own, taken(local_part(whole, first[1], first[0], own.sender), own)) for own in every
                      if own.receiver == rank]  # fmt: skip
-            results.append(put(torch.empty_like(local_part(whole, second[1], second[0], rank)), parts))
+            shape = tuple(local_part(whole, second[1], second[0], rank).shape)
+            results.append(put(shape, parts, whole.device, whole.dtype))
         summed = [axis for axis, p in enumerate(second[1].placements) if str(p) == "P"]
         for rank, found in enumerate(results):
             at = second[0].coordinates(rank)

@@ -18,8 +18,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.model_request import with_requests
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.emit import emit
-from autoshard.emit.runtime.pipeline import Handed
-from autoshard.emit.runtime.places import PlaceMessage, PlaceSlot, Routes, read_slots
+from autoshard.emit.runtime.places import Handed, PlaceMessage, PlaceSlot, Routes, read_slots
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op, Parameter
@@ -34,7 +33,7 @@ from autoshard.program.step_check import check_step
 from autoshard.replay.command_line import command
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import predicted, with_step
-from autoshard.simulation.pipeline_schedule import order_of
+from autoshard.simulation.pipeline_schedule import chain_order, order_of
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.text import plan_diff
 from autoshard.verification.case import check_files, make_case
@@ -92,27 +91,33 @@ def drawn(rng: random.Random) -> tuple[list[PlaceSlot], tuple[int, ...], list[li
     return read_slots(text), on, sources
 
 
-def run(slots: list[PlaceSlot], on: tuple[int, ...], sources: list[list[tuple[int, int]]]) -> tuple[bool, object]:
+def run(
+    slots: list[PlaceSlot], on: tuple[int, ...], sources: list[list[tuple[int, int]]], ahead: bool = False
+) -> tuple[bool, object]:
     """Do all places end? Each posts its receives of a pair up to the one it waits for, and waits for sends at the end.
-    A transfer is done when both ends have posted it and those before it of its pair are done."""
+    A transfer is done when both ends have posted it and those before it of its pair are done. `ahead`: see `Places`."""
     value = Handed((1,), torch.float32, "R", True)
     routes = Routes(slots, on, [[value] * len(own) for own in sources], sources)
     places = sorted(set(on))
     between = routes.between
+    numbers = {own: number for a in places for b in between[a] for number, own in enumerate(between[a][b], 1)}
     posted = {(place, peer): 0 for place in places for peer in between[place]}
     waits: dict[int, PlaceMessage | None] = dict.fromkeys(places)
 
     def done(place: int, message: PlaceMessage) -> bool:
-        peer = next(peer for peer, own in between[place].items() if message in own)
-        number = between[place][peer].index(message) + 1
-        return number <= min(posted[place, peer], posted[peer, place])
+        peer = _peer(message, place, on)
+        return numbers[message] <= min(posted[place, peer], posted[peer, place])
 
     def work(place: int) -> Iterator[PlaceMessage]:
         for slot in slots:
             if on[slot.part] == place:
+                for peer, every in between[place].items() if ahead else ():
+                    early = [own for own in every[posted[place, peer] :] if routes.made[own] < routes.turn[slot]]
+                    if any(_sender(own, on) == place for own in early):
+                        return
+                    posted[place, peer] += len(early)
                 for message in (*routes.needs[slot], *routes.sends[slot]):
-                    peer = next(peer for peer, own in between[place].items() if message in own)
-                    number = between[place][peer].index(message) + 1
+                    peer, number = _peer(message, place, on), numbers[message]
                     for own in between[place][peer][posted[place, peer] : number]:
                         if own is not message and _sender(own, on) == place:
                             return  # it would have to send what it has not made
@@ -134,6 +139,31 @@ def run(slots: list[PlaceSlot], on: tuple[int, ...], sources: list[list[tuple[in
 
 def _sender(message: PlaceMessage, on: tuple[int, ...]) -> int:
     return on[message.part] if message.kind == "F" else message.place
+
+
+def _peer(message: PlaceMessage, place: int, on: tuple[int, ...]) -> int:
+    return message.place if on[message.part] == place else on[message.part]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual"), [("gpipe", 1), ("1f1b", 1), *(("interleaved", n) for n in range(1, 5))]
+)
+def test_stages_end_whatever_skips_them(schedule: str, virtual: int) -> None:
+    """Each keeps to its schedule's order; values go to later stages than the next one, too."""
+    rng = random.Random(virtual)
+    for stages in range(2, 9):
+        for count in range(1, 17):
+            if schedule == "interleaved" and count % stages:
+                continue
+            order, parts = chain_order(schedule, stages, count, virtual), range(stages * virtual)
+            on = tuple(part % stages for part in parts)
+            for stage in range(stages):
+                own = [(kind, m, part // stages) for kind, m, part in order if on[part] == stage]
+                assert own == list(order_of(schedule, stage, stages, count, virtual))
+            sources = [[(maker, 0) for maker in range(part) if maker == part - 1 or rng.random() < 0.1]
+                       for part in parts]  # fmt: skip
+            slots = read_slots(" ".join(map(str, order)))
+            assert run(slots, on, sources, schedule == "interleaved")[0], (stages, count)
 
 
 def test_a_place_begins_as_many_micro_batches_as_places_are_between_it_and_the_loss() -> None:

@@ -110,9 +110,9 @@ def shardings() -> dict[str, tuple[Sharding, torch.dtype, bool]]:
     """Original name -> how this package holds it, and if it is a buffer; built on the meta device, without memory."""
     held: list[Tensor] = []
     for index in range(STAGES):
-        axes = MESHES[index] if MESHES else MESH
-        mesh = ParallelMesh(axes, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
-        mesh.stages = Stages(index, PART_STAGES, lambda *_: None) if STAGES > 1 else None
+        meshes = MESHES or [MESH] * STAGES
+        mesh = ParallelMesh(meshes[index], 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
+        mesh.stages = Stages(index, PART_STAGES, lambda *_: None, None, meshes) if STAGES > 1 else None
         model: nn.Module = build_model(mesh)
         held += model.state_dict(keep_vars=True).values()
     return {sharding(x).name: (sharding(x), x.dtype, not isinstance(x, nn.Parameter)) for x in held}

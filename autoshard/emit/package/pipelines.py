@@ -9,12 +9,12 @@ import weakref
 from torch import nn
 
 from model_parallel import build_pipeline
-from runtime import ParallelMesh, Pipeline, Places
+from runtime import ParallelMesh, Places
 
-_PIPELINES: weakref.WeakKeyDictionary[nn.Module, Pipeline | Places] = weakref.WeakKeyDictionary()
+_PIPELINES: weakref.WeakKeyDictionary[nn.Module, Places] = weakref.WeakKeyDictionary()
 
 
-def pipeline_of(model: nn.Module, mesh: ParallelMesh) -> Pipeline | Places:
+def pipeline_of(model: nn.Module, mesh: ParallelMesh) -> Places:
     """Of the parts of this rank's stage or place."""
     if model not in _PIPELINES:
         _PIPELINES[model] = build_pipeline(model, mesh)

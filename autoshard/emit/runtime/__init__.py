@@ -72,8 +72,7 @@ from .parameters import (
     sharding,
     whole_tensors,
 )
-from .pipeline import Handed, Pipeline
-from .places import Places
+from .places import Handed, Places
 from .prefetch import Prefetched, Read
 from .profiling import profiling
 from .randomness import Random, dropout_mask, random_dropout
@@ -116,7 +115,6 @@ __all__ = [
     "LossScaler",
     "NonFinite",
     "ParallelMesh",
-    "Pipeline",
     "Places",
     "Prefetched",
     "Random",

@@ -128,11 +128,13 @@ def taken(x: Tensor, piece: Piece) -> Tensor:
     return x.contiguous()
 
 
-def put(result: Tensor, received: list[tuple[Piece, Tensor]]) -> Tensor:
+def put(
+    shape: tuple[int, ...], received: list[tuple[Piece, Tensor]], device: torch.device, dtype: torch.dtype
+) -> Tensor:
     """The receiver's tensor, of what has come."""
-    if len(received) == 1 and received[0][0].lengths == result.shape:
+    if len(received) == 1 and received[0][0].lengths == shape:
         return received[0][1]
-    result.zero_()
+    result = torch.zeros(shape, device=device, dtype=dtype)
     for piece, x in received:
         own = piece.put
         where = tuple(index.view(-1, *[1] * (len(own) - 1 - dim)).to(x.device) for dim, index in enumerate(own))

@@ -48,7 +48,7 @@ class ParallelMesh:
         self.host_mesh = host_mesh
         self.stages = stages
         if stages is not None:
-            stages.leads = not stages.meshes or rank == 0
+            stages.leads = rank == 0
         self.coordinates: dict[str, int] = {}
         for name, size in reversed(self.axes.items()):
             rank, self.coordinates[name] = divmod(rank, size)
@@ -82,7 +82,8 @@ class ParallelMesh:
         """
         take_start()
         stages = max(part_stages) + 1
-        size = first_ranks(places or [axes] * stages)[-1]
+        places = places or [axes] * stages
+        size = first_ranks(places)[-1]
         started = int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())
@@ -113,16 +114,7 @@ class ParallelMesh:
                 "stages: every new group would be split from the process group that is there, which all ranks must "
                 "take part in\n  try: init_process_group without device_id, or none before"
             )
-        if places:
-            return cls._of_place(places, part_stages, connect, device, timeout, host)
-        outer = next(name for name in ("stage", "stage_", "stage__") if name not in axes)
-        whole = init_device_mesh(device.type, (stages, *axes.values()), mesh_dim_names=(outer, *axes))
-        hosts = _host_mesh(whole)[tuple(axes)] if host or device == HOST else None
-        index, rank = divmod(dist.get_rank(), math.prod(axes.values()))
-        across = _timed(whole.get_group(outer), timeout)
-        groups = _stage_groups(math.prod(axes.values()), timeout)
-        held = Stages(index, part_stages, groups, across)
-        return cls(axes, rank, connect, device, whole[tuple(axes)], held, hosts)
+        return cls._of_place(places, part_stages, connect, device, timeout, host)
 
     @classmethod
     def _of_place(
@@ -130,7 +122,7 @@ class ParallelMesh:
         connect: Callable[[ParallelMesh, tuple[str, ...]], Transport], device: torch.device, timeout: Timeout,
         host: bool,
     ) -> ParallelMesh:  # fmt: skip
-        """Each place has its mesh; all ranks make all groups, in one order."""
+        """Each stage or place has its mesh; all ranks make all groups, in one order."""
         firsts, rank = first_ranks(places), dist.get_rank()
         grids = [
             torch.arange(first, first + math.prod(axes.values())).reshape(tuple(axes.values()))
@@ -147,16 +139,14 @@ class ParallelMesh:
                 for grid, axes in zip(grids, places, strict=True)
             ]
         shared = _place_groups(firsts, timeout)
-        held = Stages(index, part_stages, shared, dist.group.WORLD, meshes=places)
+        held = Stages(index, part_stages, shared, GroupTransport(dist.group.WORLD), places)
         own = hosts[index] if host or device == HOST else None
         return cls(places[index], rank - firsts[index], connect, device, made[index], held, own)
 
     @property
     def global_rank(self) -> int:
         """Over all stages."""
-        if self.stages is not None and self.stages.meshes:
-            return self.rank + self.stages.firsts[self.stages.index]
-        return self.rank + (self.stages.index * math.prod(self.axes.values()) if self.stages is not None else 0)
+        return self.rank + (self.stages.firsts[self.stages.index] if self.stages is not None else 0)
 
     @property
     def group_names(self) -> list[str]:
@@ -290,7 +280,8 @@ def _timed(group: dist.ProcessGroup, timeout: Timeout) -> dist.ProcessGroup:
 
 
 def _place_groups(firsts: Sequence[int], timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:
-    """The same of places with equal meshes."""
+    """Groups of the devices of equal rank on several places, which have equal meshes. All ranks make all of them: torch
+    names a group that its members make alone by the number of groups they have, and other places have others."""
 
     def connect(places: tuple[int, ...]) -> Transport:
         size = firsts[places[0] + 1] - firsts[places[0]]
@@ -298,16 +289,5 @@ def _place_groups(firsts: Sequence[int], timeout: Timeout) -> Callable[[tuple[in
         made = [dist.new_group(ranks, timeout) for ranks in groups]
         own = next((group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks), None)
         return GroupTransport(own)
-
-    return connect
-
-
-def _stage_groups(devices: int, timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:
-    """Groups of the devices of equal rank on several stages, of `devices` each. All ranks make all of them: torch names
-    a group that its members make alone by the number of groups they have, and other stages have others."""
-
-    def connect(stages: tuple[int, ...]) -> Transport:
-        groups = [[stage * devices + rank for stage in stages] for rank in range(devices)]
-        return GroupTransport(dist.new_subgroups_by_enumeration(groups, timeout)[0])
 
     return connect

@@ -1,21 +1,24 @@
-"""The micro-batches of a step through the parts of a placed model, which need not be a chain.
+"""The micro-batches of a step through the parts of a model on its stages or places, a chain or any other graph.
 
 A value travels straight from the place that makes it to each place that reads it, once to each; its gradients come back
 the same way and are added up. All places keep to one order of slots (SLOTS), and between two places messages are sent
 and received in the order in which that has their makers, both directions together: no place waits for one that waits
-for it. Sends are waited for at the end of the step. Between places of different meshes each device sends what the other
-one's layout needs of it: see `between_meshes`.
+for it. A send is waited for once its reader has sent what it made after reading (gloo says of none that it has ended),
+or at the end of the step. Between places of different meshes each device sends what the other one's layout needs of it:
+see `between_meshes`. What parts are given is known beforehand (`Handed`), and every place has the inputs of all
+micro-batches; only what is made of them travels.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .axis import held_indices
 from .between_meshes import MeshLayout, pieces, put, taken, whole_sum
 
 if TYPE_CHECKING:
@@ -23,9 +26,29 @@ if TYPE_CHECKING:
     from .between_meshes import Piece
     from .loss_scaling import LossScaler
     from .mesh import ParallelMesh
-    from .pipeline import Handed
 
 Sources = Sequence[Sequence[tuple[int, int]]]  # of each part's values handed: (part that makes it, position there)
+
+
+class Handed(NamedTuple):
+    """A value that a part is given: its global shape, dtype, layout, and if it carries a gradient.
+
+    `at`: the shape at other dynamic sizes, which each rank computes: none is sent.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str
+    has_gradient: bool
+    at: Callable[..., tuple[int, ...]] | None = None
+
+    def whole(self, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """The global shape; as planned, or at these sizes."""
+        return self.shape if self.at is None or not sizes else self.at(**sizes)
+
+    def local(self, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """The shape of this rank's part of it; as planned, or at these sizes."""
+        return tuple(len(held_indices(size, dim, self.layout, mesh)) for dim, size in enumerate(self.whole(sizes)))
 
 
 class PlaceSlot(NamedTuple):
@@ -62,13 +85,16 @@ def read_slots(text: str) -> list[PlaceSlot]:
 
 
 class Routes:
-    """Which messages each slot needs and sends. `handed[n]`, `sources[n]`: what part n is given, and whence."""
+    """Which messages each slot needs and sends. `handed[n]`, `sources[n]`: what part n is given, and whence. `turn`:
+    the place of a slot in the order; `made`, `read`: those of the slot that makes a message, and of the first that
+    reads it."""
 
     def __init__(
         self, slots: Sequence[PlaceSlot], part_places: Sequence[int], handed: Sequence[Sequence[Handed]],
         sources: Sources,
     ) -> None:  # fmt: skip
         self.part_places = part_places
+        self.turn = {slot: turn for turn, slot in enumerate(slots)}
         self.needs: dict[PlaceSlot, list[PlaceMessage]] = {slot: [] for slot in slots}
         self.sends: dict[PlaceSlot, list[PlaceMessage]] = {slot: [] for slot in slots}
         # (part, position) -> the places that read it; those that give a gradient back
@@ -92,16 +118,22 @@ class Routes:
                     last[message] = slot
         for message, slot in last.items():
             self.sends[slot].append(message)
+        kept: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (kind, part) -> (position, another place)
+        for kind, every in (("F", self.readers), ("B", self.returns)):
+            for (part, position), places in every.items():
+                own = [(position, place) for place in places if place != part_places[part]]
+                kept.setdefault((kind, part), []).extend(own)
         for slot in slots:
-            here = part_places[slot.part]
-            kept = self.readers if slot.kind == "F" else self.returns
-            for (part, position), places in kept.items():
-                if part == slot.part:
-                    to = [PlaceMessage(slot.kind, slot.micro_batch, part, position, place) for place in places]
-                    (self.sends if slot.kind == "F" else self.needs)[slot] += [m for m in to if m.place != here]
+            to = [PlaceMessage(slot.kind, slot.micro_batch, slot.part, *own) for own in kept.get(slot[::2], ())]
+            (self.sends if slot.kind == "F" else self.needs)[slot] += to
+        self.made = {own: turn for turn, messages in enumerate(self.sends.values()) for own in messages}
+        self.read: dict[PlaceMessage, int] = {}
+        for turn, messages in enumerate(self.needs.values()):
+            for message in messages:
+                self.read.setdefault(message, turn)
         # Of each place: another one -> the messages between them, as both send and receive them.
         self.between: dict[int, dict[int, list[PlaceMessage]]] = {place: {} for place in part_places}
-        for message in (own for messages in self.sends.values() for own in messages):
+        for message in self.made:
             maker = part_places[message.part]
             for here, there in ((maker, message.place), (message.place, maker)):
                 self.between[here].setdefault(there, []).append(message)
@@ -115,19 +147,19 @@ class Routes:
 class Places:
     """The parts of the model on this place. `given[n]`: the layouts of what part n gives; `inputs[n]`: the positions of
     the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels; `loss_part`
-    makes the loss."""
+    makes the loss. `ahead`: a receive is posted once its maker stands before in the order, and not as it is needed."""
 
     def __init__(
         self, parts: nn.ModuleList, mesh: ParallelMesh, slots: str, part_places: Sequence[int], loss_part: int,
         handed: Sequence[Sequence[Handed]], sources: Sources, inputs: Sequence[Sequence[int]],
-        labels: Sequence[Sequence[int]], given: Sequence[Sequence[str]],
+        labels: Sequence[Sequence[int]], given: Sequence[Sequence[str]], ahead: bool = False,
     ) -> None:  # fmt: skip
         assert mesh.stages is not None
         self.parts = dict(zip(mesh.stages.parts, parts, strict=True))
         self.mesh, self.place, self.part_places, self.loss_part = mesh, mesh.stages.index, part_places, loss_part
         self.transport, self.stages = mesh.stages.transport, mesh.stages
         self.handed, self.sources, self.inputs, self.labels = handed, sources, inputs, labels
-        self.given = given
+        self.given, self.ahead = given, ahead
         self.read_as = {  # (what is read, the place that reads it) -> as what
             (source, part_places[number]): value
             for number, own in enumerate(sources)
@@ -138,9 +170,37 @@ class Places:
         forward = [slot for slot in order if slot.kind == "F" and slot.micro_batch == 0]
         self.evaluation = Routes(forward, part_places, handed, sources)  # the forwards of one micro-batch
         self.counts_labels = any(labels[number] for number in self.parts)
+        self._ways: dict[tuple[str, int, int, int], Way] = {}
+        if mesh.device.type != "cpu":
+            self._connect()
+
+    def _connect(self) -> None:
+        """Opens the connections, pair after pair in one order on all devices. NCCL opens one as both ends come to its
+        first message, and waits for the other: at that time a third device may wait for this one."""
+        own, firsts = self.mesh.rank + self.stages.firsts[self.place], self.stages.firsts
+        pairs: set[tuple[int, int]] = set()
+        for message in self.training.made:
+            maker = firsts[self.part_places[message.part]]
+            reader = firsts[message.place]
+            first, second = (maker, reader) if message.kind == "F" else (reader, maker)
+            for piece in self.way(message, None).pieces:
+                ends = sorted((first + piece.sender, second + piece.receiver))
+                pairs.add((ends[0], ends[1]))
+        for pair in sorted(pairs):
+            if own in pair:
+                x = torch.zeros(1, device=self.mesh.device)
+                self.transport.send(x, pair[1]).wait() if own == pair[0] else self.transport.receive(x, pair[0])()
 
     def way(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
         """Of a message."""
+        key = (message.kind, *message[2:])
+        if sizes:
+            return self._way(message, sizes)
+        if key not in self._ways:
+            self._ways[key] = self._way(message, None)
+        return self._ways[key]
+
+    def _way(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
         source, meshes = (message.part, message.position), self.stages.meshes
         value = self.read_as[source, message.place]
         first = MeshLayout(meshes[self.part_places[message.part]], self.given[message.part][message.position])
@@ -176,9 +236,10 @@ class _PlacedStep:
     ) -> None:  # fmt: skip
         self.places, self.routes, self.micro_batches = places, routes, micro_batches
         self.shares, self.scaler, self.sizes = shares, scaler, sizes
-        self.waiting = {place: iter(messages) for place, messages in routes.between[places.place].items()}
+        self.waiting = {place: deque(messages) for place, messages in routes.between[places.place].items()}
         self.arriving: dict[PlaceMessage, list[tuple[Piece, Callable[[], object], Tensor]]] = {}
-        self.sent: list[tuple[Sent, Tensor]] = []  # with what must stay until then
+        # (reader, the turn in which that reads it, on its way, what must stay until then)
+        self.sent: list[tuple[int, int, Sent, Tensor]] = []
         self.arrived: dict[PlaceMessage, Tensor] = {}
         self.uses = routes.uses(places.place)
         self.made: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by micro-batch and part
@@ -189,13 +250,15 @@ class _PlacedStep:
     def run(self) -> list[Tensor]:
         for slot in self.routes.needs:
             if slot.part in self.places.parts:
+                if self.places.ahead:
+                    self._receive_ahead(self.routes.turn[slot])
                 for message in self.routes.needs[slot]:
                     self._receive(message)
                 self._forward(slot) if slot.kind == "F" else self._backward(slot)
                 for message in self.routes.sends[slot]:
                     self._send(message)
-                self.sent = [own for own in self.sent if not own[0].is_completed()]
-        for sent, _ in self.sent:
+                self.sent = [own for own in self.sent if not own[2].is_completed()]
+        for *_, sent, _ in self.sent:
             sent.wait()
         return self.losses
 
@@ -254,17 +317,35 @@ class _PlacedStep:
         maker = self.places.part_places[message.part]
         return message.place if maker == self.places.place else maker
 
+    def _receive_ahead(self, turn: int) -> None:
+        """Posts the receives of what is made before `turn`; what this place sends before has been sent."""
+        for peer, waiting in self.waiting.items():
+            while waiting and self.routes.made[waiting[0]] < turn:
+                self._post(peer, waiting[0])
+
     def _receive(self, message: PlaceMessage) -> None:
         """Once it is there, `arrived` has it."""
         if message in self.arrived:
             return
+        peer = self._peer(message)
         if message not in self.arriving:
-            self._post(self._peer(message), message)
+            self._post(peer, message)
         received = []
         for piece, wait, buffer in self.arriving.pop(message):
             wait()
             received.append((piece, buffer))
-        self.arrived[message] = put(self._buffer(message), received)
+        self._let_go(peer, self.routes.made[message])
+        self.arrived[message] = put(self._shape(message), received, self.places.mesh.device, self._dtype(message))
+
+    def _let_go(self, peer: int, turn: int) -> None:
+        """Of what `peer` read up to `turn`, after which it has sent something that is here."""
+        kept = []
+        for own in self.sent:
+            if own[0] == peer and own[1] <= turn:
+                own[2].wait()
+            else:
+                kept.append(own)
+        self.sent = kept
 
     def _send(self, message: PlaceMessage) -> None:
         if message.kind == "F":
@@ -277,32 +358,37 @@ class _PlacedStep:
         """All messages of this pair of places up to this one."""
         places = self.places
         transport, first, here = places.transport, places.stages.firsts[peer], places.mesh.rank
-        for own in self.waiting[peer]:
+        while waiting := self.waiting[peer]:
+            own = waiting.popleft()
             layout, every, sums = places.way(own, self.sizes[own.micro_batch] if self.sizes else None)
             if own == message and value is not None:
                 value = whole_sum(value, layout, places.mesh) if sums else value.contiguous()
                 for piece in every:
                     if piece.sender == here:
                         sent = taken(value, piece)
-                        self.sent.append((transport.send(sent, first + piece.receiver), sent))
+                        work = transport.send(sent, first + piece.receiver)
+                        self.sent.append((peer, self.routes.read[own], work, sent))
                 return
             assert (own.kind == "F") == (own.place == places.place), "what is to be sent before is not made yet"
-            m, part, position = own.micro_batch, own.part, own.position
-            like = places.read_as[(part, position), own.place] if own.kind == "F" else self.made[m, part][position]
             self.arriving[own] = arriving = []
             for piece in every:
                 if piece.receiver == here:
-                    buffer = torch.empty(piece.lengths, dtype=like.dtype, device=places.mesh.device)
+                    buffer = torch.empty(piece.lengths, dtype=self._dtype(own), device=places.mesh.device)
                     arriving.append((piece, transport.receive(buffer, first + piece.sender), buffer))
             if own == message:
                 return
         raise AssertionError(f"{message} is not a message between these places, or was sent before")
 
-    def _buffer(self, message: PlaceMessage) -> Tensor:
+    def _shape(self, message: PlaceMessage) -> tuple[int, ...]:
+        """Of a value, or its gradient, on this rank."""
         kind, m, part, position, _ = message
         if kind == "B":
-            return torch.empty_like(self.made[m, part][position], memory_format=torch.contiguous_format)
-        like = self.places.read_as[(part, position), self.places.place].example(
-            self.places.mesh, self.sizes[m] if self.sizes else None
-        )
-        return torch.empty(like.shape, dtype=like.dtype, device=self.places.mesh.device)
+            return tuple(self.made[m, part][position].shape)
+        value = self.places.read_as[(part, position), self.places.place]
+        return value.local(self.places.mesh, self.sizes[m] if self.sizes else None)
+
+    def _dtype(self, message: PlaceMessage) -> torch.dtype:
+        kind, m, part, position, place = message
+        if kind == "B":
+            return self.made[m, part][position].dtype
+        return self.places.read_as[(part, position), place].dtype

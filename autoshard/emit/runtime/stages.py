@@ -1,8 +1,8 @@
 """Which stage of a pipeline this device is on, and what its stages have in common: weights, and the gradients' norm.
 
-Ranks count through the stages. Every stage of a pipeline has the same mesh; with several virtual stages it holds the
-parts stage, stage + stages, … of the model. A place of a placed model holds those that are there, and may have a mesh
-of its own: places talk over one group of all devices.
+Ranks count through the stages, which talk over one group of all devices. Every stage of a pipeline has the same mesh;
+with several virtual stages it holds the parts stage, stage + stages, … of the model. A place of a placed model holds
+those that are there, and may have a mesh of its own.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from .axis import GroupTransport, Transport
+from .axis import Transport
 from .leaves import as_gradient, local
 
 Shared = Mapping[str, Sequence[int]]  # parameter -> the stages that hold it
@@ -28,27 +27,21 @@ def first_ranks(meshes: Sequence[Mapping[str, int]]) -> list[int]:
 
 class Stages:
     """Stage `index`; `part_stages` says the stage of each part. `connect`, which all ranks call together, gives the
-    transport between devices of equal rank on some of the stages; `group` is of those on all, or of all devices of
-    places, whose `meshes` then say the axes of each. `leads`: this device counts in a sum over `transport`."""
+    transport between devices of equal rank on some of the stages; `transport` is of all devices, and `meshes` are the
+    axes of each stage. `leads`: this device counts in a sum over `transport`."""
 
-    leads = True  # of places, the first device of each
+    leads = True  # the first device of each stage
 
     def __init__(
         self, index: int, part_stages: Sequence[int], connect: Callable[[tuple[int, ...]], Transport],
-        group: dist.ProcessGroup | None = None, transport: Transport | None = None,
-        meshes: Sequence[Mapping[str, int]] = (),
+        transport: Transport, meshes: Sequence[Mapping[str, int]],
     ) -> None:  # fmt: skip
         self.meshes = [tuple(axes.items()) for axes in meshes]
         self.firsts = first_ranks(meshes)  # of each place, and how many devices there are
-        self.index, self.count, self.group, self._connect = index, max(part_stages) + 1, group, connect
+        self.index, self.count, self._connect = index, max(part_stages) + 1, connect
         self.parts = tuple(number for number, stage in enumerate(part_stages) if stage == index)
-        self.transport = transport or GroupTransport(group)
+        self.transport = transport
         self._transports: dict[tuple[int, ...], Transport] = {}
-
-    @property
-    def is_last(self) -> bool:
-        """It makes the loss."""
-        return self.index == self.count - 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """In place, over all stages, on each of which all devices have the same."""
@@ -62,7 +55,7 @@ class Stages:
         """Adds up the gradients of weights that several stages hold, in one order on all: so they stay equal."""
         for own in dict.fromkeys(map(tuple, shared.values())):
             if own not in self._transports:  # on all ranks, whether they are on these stages or not
-                self._transports[own] = self._connect(own) if self.meshes or len(own) < self.count else self.transport
+                self._transports[own] = self._connect(own)
         for name, stages in shared.items():
             if self.index not in stages:
                 continue

@@ -234,12 +234,8 @@ class _Hub:
         group = self.groups.setdefault((names, ranks), _Group(ranks, names, self))
         return ThreadTransport(group, ranks.index(rank) if rank in ranks else -1)
 
-    def across(self, stages: Sequence[int], rank: int, size: int) -> Transport:
-        """Between the devices that are as `rank` on their stages, of `size` each."""
-        return self.among(tuple(stage * size + rank % size for stage in stages), ("stage",), rank)
-
     def between(self, places: Sequence[int], rank: int, firsts: Sequence[int]) -> Transport:
-        """The same, between places whose first ranks these are."""
+        """Between the devices that are as `rank` on their places, whose first ranks these are."""
         own = rank - firsts[bisect_right(firsts, rank) - 1]
         return self.among(tuple(firsts[place] + own for place in places), ("place",), rank)
 
@@ -281,8 +277,7 @@ def run_lockstep(
     tensors. The first exception of a rank stops all and is raised as LockstepError, which names the rank; a rank that
     waits longer than `timeout_seconds` for the others is such an exception.
     """
-    size, stages = math.prod(mesh_axes.values()), range(max(part_stages) + 1)
-    meshes = [*places] or [mesh_axes] * len(stages)
+    meshes = [*places] or [mesh_axes] * (max(part_stages) + 1)
     firsts = [0, *accumulate(math.prod(axes.values()) for axes in meshes)]
     count = firsts[-1]
     hub = _Hub(count, timeout_seconds)
@@ -295,13 +290,10 @@ def run_lockstep(
                 return
             try:
                 held, stage = None, bisect_right(firsts, rank) - 1
-                if places:
+                if len(meshes) > 1:
                     world = hub.among(tuple(range(count)), ("world",), rank)
                     across = partial(hub.between, rank=rank, firsts=firsts)
-                    held = stages_type(stage, part_stages, across, transport=world, meshes=places)
-                elif len(stages) > 1:
-                    across = partial(hub.across, rank=rank, size=size)
-                    held = stages_type(rank // size, part_stages, across, transport=across(stages))
+                    held = stages_type(stage, part_stages, across, transport=world, meshes=meshes)
                 more = {} if held is None else {"stages": held}
                 mesh = mesh_type(meshes[stage], rank - firsts[stage], hub.connect, torch.device("cpu"), **more)
                 mesh.random.exact = True
