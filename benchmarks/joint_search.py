@@ -89,7 +89,7 @@ def measure(name: str) -> dict[str, Any]:
     return {
         "cpu_seconds": seconds,
         "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
-        "choice": str(found.best.problem.choice),
+        "choice": f"{found.best.problem.choice}{_shares(found.best.problem.batch_shares(found.best.plan))}",
         "step_seconds": found.best.seconds,
         "gap": found.gap,
         "model_gap": found.model_gap,
@@ -97,6 +97,10 @@ def measure(name: str) -> dict[str, Any]:
         "solved": found.solved,
         "fronts": found.fronts,
     }
+
+
+def _shares(counts: tuple[int, ...]) -> str:
+    return f", {' or '.join(map(str, dict.fromkeys(counts)))} slices a replica" if counts else ""
 
 
 def row(name: str, made: dict[str, Any]) -> str:
