@@ -62,6 +62,8 @@ PAIRS = (
     ("Llama 2 34B", FMS, "h100", 464, 2, 0, "full", 1550 * 0.32 / 0.32, 1550 * 0.38 / 0.32),
     ("Llama 2 70B", FMS, "h100", 464, 2, 0, "full", 800 * 0.32 / 0.34, 800 * 0.38 / 0.34),
 )
+# Of torchtitan's A100 steps (April 2024), whose configs of that month set fused_rmsnorm; the 70B's set rmsnorm.
+FUSED_NORMS = ("Llama 3 8B", "Llama 2 13B")
 # Bits/s of a node between nodes, as the posts tell; torchtitan's H100 have the profile's, of its A100 nothing is told.
 FMS_NETWORK = {("a100", 128): 400e9, ("h100", 96): 800e9, ("h100", 464): 3.2e12}
 PROFILES = {"a100": "a100-80g-sxm", "h100": "h100-80g-sxm"}
@@ -113,13 +115,14 @@ def _run(
     name: str, framework: str, device: str, devices: int, micro: int, shard: int, again: str, tokens: float,
     compiled: bool,
 ) -> FsdpRun:  # fmt: skip
-    """Both frameworks write their norms operator by operator; torchtitan casts its logits and reduces in float32."""
+    """Both write norms operator by operator but in FUSED_NORMS; torchtitan casts its logits and reduces in float32."""
     layers, hidden, heads, kv, inner, words, length = MODELS[name]
     theirs = framework == TORCHTITAN
     hardware = _hardware(framework, device, devices)
+    norm = "rms_norm" if theirs and device == "a100" and name in FUSED_NORMS else "rms_norm_apart"
     model = Transformer(
-        layers, hidden, heads, length, words, kv, inner, "swiglu", "flash2", "rotary", "rms_norm_apart", bias=False,
-        tied=False, fp32_loss=theirs,
+        layers, hidden, heads, length, words, kv, inner, "swiglu", "flash2", "rotary", norm, bias=False, tied=False,
+        fp32_loss=theirs,
     )  # fmt: skip
     run = TrainingRun(
         micro * devices, micro, devices, zero=3, shard=shard, overlap=True, precision=FSDP,
@@ -146,7 +149,8 @@ def eager_steps(data: Path) -> list[str]:
         "FSDP2 and FSDP with `--software fsdp` of the MPT table, nothing fitted: torchtitan (H100 of 500 W, whose",
         "memory has 2.4 TB/s, as published; A100 whose network is not published: the profile's is taken) and IBM's",
         "fms-fsdp (400 Gb/s between nodes of A100, 800 and 3,200 of H100, which its posts tell: a node's). Eager; the",
-        "norms are written operator by operator there (`--norm rms_norm_apart`). Recomputed: of torchtitan what",
+        "norms are written operator by operator there (`--norm rms_norm_apart`), but in the 8B and 13B of torchtitan",
+        "on A100, whose configs of that month set a fused one. Recomputed: of torchtitan what",
         "its selective modes run again (`operators`: all but attention and every second product; `half`: every second",
         "layer); of fms-fsdp's 13B, whose post says that some layers are, half: its HFU is that. For the 464 H100 MFU",
         "alone is published: as seconds by the tokens and the MFU of the 96.",

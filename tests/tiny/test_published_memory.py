@@ -114,13 +114,9 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="published measurements (../shared/validation) are not here")
-def test_every_recipe_of_the_tables_fits() -> None:
-    from benchmarks.published_memory import memory_of
-    from benchmarks.recipe_steps import nvidia
+def test_every_run_of_the_tables_fits() -> None:
+    """But for the two longest, which the benchmark has."""
+    from benchmarks.published_memory import memory_of, runs
 
-    rows = [row for row, _ in nvidia(DATA)]
-    assert len(rows) >= 50
-    refused = [
-        row.name for row in rows if not memory_of((row.name, row.model, row.run, row.hardware)).fits(row.hardware)
-    ]
-    assert not refused
+    own = [run for title, rows in runs(DATA) if title not in ("MPT by FSDP", "Megatron-LM on A100") for run in rows]
+    assert len(own) >= 190 and not [run[0] for run in own if not memory_of(run).fits(run[3])]
