@@ -142,6 +142,9 @@ def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:
     assert "values of constant at" in told and "…, where (1.0,) was captured" in told and len(told) < 200
     nothing, other = having(float("nan")), having(float("inf") - float("inf"))
     assert with_numbers_of(nothing, other, OWN) is nothing and followed_numbers(nothing, other) == []
+    tried = replace(having(1.0), discovered=((constant.name, "a"),))
+    with pytest.raises(UsageError, match=rf"{constant.name} .* has other arguments, and its rule was found"):
+        with_numbers_of(tried, having(2.0), OWN)
 
 
 @pytest.mark.parametrize("name", ["lstm", "shared_twice"])

@@ -109,8 +109,9 @@ def one_parameter() -> dict[str, Served]:
     return {"w": Served("w", (2,), (2,), torch.float32, (), (), True, False, ((0, 0, 2),))}
 
 
-def one_server(staleness: int) -> ParameterServer:
-    server = ParameterServer(one_parameter(), 1, 0, optimizer="sgd", rowwise=True, shares=0, staleness=staleness)
+def one_server(staleness: int, shares: int = 0) -> ParameterServer:
+    how: Any = {"optimizer": "sgd", "rowwise": True, "shares": shares, "staleness": staleness}
+    server = ParameterServer(one_parameter(), 1, 0, **how)
     server.start(0, {"w": torch.zeros(2)}, {}, 0)
     return server
 
@@ -306,6 +307,24 @@ def test_calls_of_another_generation_are_refused(package: Any) -> None:
     for call in (lambda: run.client.pull(2), lambda: run.client.push(2, (1, 0), [0], {}, [], None)):
         with pytest.raises(Exception, match="is in generation 3, the call of 2"):
             call()
+
+
+@pytest.mark.parametrize("shares", [0, 2])
+@pytest.mark.parametrize("restored", [False, True])
+def test_where_a_server_starts_again_nothing_of_a_step_is_left(shares: int, restored: bool, tmp_path: Path) -> None:
+    server, rates = one_server(0, shares), (1.0, 1.0)
+    server.save(0, str(tmp_path))
+    server.push(0, (1, 0), 0, {"w": torch.ones(2)}, {}, rates)
+    if restored:
+        server.restore(1, str(tmp_path))
+    else:
+        server.start(1, {"w": torch.zeros(2)}, {}, 0)
+    for number in range(max(shares, 1)):
+        server.push(1, (1, number), 0, {"w": torch.full((2,), 3.0)}, {}, rates)
+    if shares:
+        assert server.squares(1, 1) == 2 * (2 * 3) ** 2
+        server.update(1, 1, 1.0, rates)
+    assert server.pull(1)[1]["w"].tolist() == 2 * [-3.0 * max(shares, 1)]
 
 
 def test_rows_of_views() -> None:
