@@ -16,7 +16,7 @@ from autoshard.cli.commands import main
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.dynamic_dims.other_samples import with_samples
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.graph_json import dumps
 from autoshard.rules.resize.captured_batch import captured_with, followed_numbers, with_numbers_of
 from autoshard.rules.resize.rebatch import rebatched
@@ -142,6 +142,8 @@ def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:
     assert "values of constant at" in told and "…, where (1.0,) was captured" in told and len(told) < 200
     nothing, other = having(float("nan")), having(float("inf") - float("inf"))
     assert with_numbers_of(nothing, other, OWN) is nothing and followed_numbers(nothing, other) == []
+    free = replace(having(1.0), free_sizes=(FreeSize("batch", "", 1, 9),))
+    assert with_numbers_of(free, having(2.0), OWN).free_sizes[0].fixed in followed_numbers(having(2.0), free)
     tried = replace(having(1.0), discovered=((constant.name, "a"),))
     with pytest.raises(UsageError, match=rf"{constant.name} .* has other arguments, and its rule was found"):
         with_numbers_of(tried, having(2.0), OWN)

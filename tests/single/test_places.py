@@ -363,3 +363,12 @@ def test_a_weight_is_read_in_one_part_of_a_place_where_it_can_be(between: bool) 
     graph = Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), ops, ("d",), None)
     found = [part.ops for part in parts_on(graph, [0, 1, 0, 0])]
     assert found == ([("a",), ("b",), ("c", "d")] if between else [("b",), ("a", "c", "d")])
+
+
+@pytest.mark.parametrize("unplaced", [None, 2])
+def test_what_rewrites_a_buffer_goes_where_it_is_read(unplaced: int | None) -> None:
+    ops = (Op("a", "aten.mul", ("x", "m"), (), ("a",), "norm"), Op("n", "aten.add", ("x", "m"), (), ("n",)))
+    tensors = tuple(Value(name, (4, 4), "float32") for name in "xman")
+    graph = Graph("g", tensors, ("x",), (), (Parameter("m", "m"),), ops, ("a",), None, buffer_updates=(("m", "n"),))
+    assert op_places(graph, {"norm": 1}, unplaced) == [1, 1]
+    assert op_places(replace(graph, buffer_updates=()), {"norm": 1}, unplaced) == [1, unplaced or 0]
