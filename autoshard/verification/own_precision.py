@@ -132,7 +132,7 @@ def check_own(
         return _run(package, mesh, own, reference, program)
 
     ranks = run_lockstep(axes, work, timeout_seconds, *kinds, step.part_stages, place_axes(program))
-    if not step.placed:
+    if not step.parts:
         return list(_compared(own, reference, program, ranks))
     alone = replace(own, outputs=own.outputs[program.outputs.index(program.loss or "") :][:1])
     return [
@@ -173,7 +173,7 @@ def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, 
         seen = package.recorder.take(mesh.global_rank).outputs
         made = seen[0] if seen else []
     outputs = [made] if isinstance(made, torch.Tensor) else list(made)
-    if program.loss is not None and not program.step.placed:  # the package returns the loss first
+    if program.loss is not None and not program.step.parts:  # the package returns the loss first
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
     named = {runtime.sharding(p).name: p for p in model.parameters()}
     gradients = {name: runtime.local(p.grad).detach() for name, p in named.items() if p.grad is not None}
