@@ -9,7 +9,7 @@ import torch.distributed as dist
 from autoshard.api.called_model import LiveModel
 from autoshard.api.live_model import on_cpu
 from autoshard.api.planned import PlannedModel
-from autoshard.constraints.verify_request import MOST_PROCESSES, check_stages
+from autoshard.constraints.verify_request import MOST_PROCESSES
 from autoshard.emit import emit
 from autoshard.ir.plan import Plan
 from autoshard.verification.case import Backend, case_of, check_files
@@ -29,10 +29,7 @@ def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
     sizes = step_sizes(graph)
     count, tables = own.step.micro_batches, by_rows(own)
     case = case_of(real.module, real.tensors, graph, micro_batches=count, sizes=sizes, by_rows=tables)
-    if own.step.parts:
-        check_stages(own.step.stages, own.devices, "gloo")
-        backend = "gloo"
-    kind: Backend = "lockstep" if own.mesh.size > MOST_PROCESSES or dist.is_initialized() else backend
+    kind: Backend = "lockstep" if own.devices > MOST_PROCESSES or dist.is_initialized() else backend
     proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)
     proof = replace(proof, sizes=size_words(graph, sizes))
     return proof if own is plan.plan else replace(proof, planned_mesh=str(plan.plan.mesh))

@@ -162,7 +162,6 @@ def check(
     if to_verify is not None:
         graph_json.check_has_code(model)
         to_verify.check()
-        to_verify.check_step(wanted.step, wanted.mesh, wanted.devices)
     if out is not None:
         output_folder.check_target(out)
 

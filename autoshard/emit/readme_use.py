@@ -145,7 +145,7 @@ def _inputs(header: Header) -> str:
 
 def _evaluates(program: Program, header: Header) -> str:
     """The line that train.py takes, where it does."""
-    if (program.step.stages > 1 and not program.step.placed) or program.buffer_updates or header.evaluation:
+    if program.buffer_updates or header.evaluation:
         return ""
     return "torchrun ... train.py --eval-data data.py:make_held_out --eval-every 500 --eval-batches 20\n"
 

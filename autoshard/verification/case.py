@@ -45,7 +45,6 @@ Sizes = Mapping[str, int]  # a dynamic size -> what it is in a step
 Backend = Literal["gloo", "lockstep"]
 STEPS = 3
 TIMEOUT_SECONDS = 900.0
-NO_OWN_PRECISION = "a step in its own precision: stages run as processes, and that step in lock-step"
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def check_folder(
     """
     start = time.monotonic()
     steps = case.reference.steps
-    clipped, stages = case.reference.clipped_steps, program.step.stages
+    clipped = case.reference.clipped_steps
     served = (folder / SERVER_PLAN).exists()
     own_precision = own_precision and not served
     notes = (
@@ -210,13 +209,13 @@ def check_folder(
     proof = Proof(where, backend, program.firsts[-1], len(steps), clipped, (), 0.0, notes=notes)
     least = [f"{own.name}={own.least}" for own in case.graph.dynamic]
     options = started_train.arguments(folder, program.loss is not None, least)
-    refused = _refused(case, program) if own_precision else ""
+    refused = _refused(case) if own_precision else ""
     starts = options if own_precision and not isinstance(case.own, str) else ()
     try:
         run = _on_servers if served else _RUNNERS[backend]
         results, failed = run(folder, job_of(program, case.reference), program, timeout_seconds, starts)
         own: list[Error] = []
-        if own_precision and (stages == 1 or program.step.placed) and isinstance(case.own, OwnStep):
+        if own_precision and isinstance(case.own, OwnStep):
             own = check_own(case.own, case.reference, program, folder, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
@@ -229,11 +228,11 @@ def check_folder(
     )  # fmt: skip
 
 
-def _refused(case: Case, program: Program) -> str:
+def _refused(case: Case) -> str:
     """In words, what of the package's own precision can't be checked."""
     if isinstance(case.own, str):
         return f"{case.own}; nor was train.py started" if case.own else ""
-    return NO_OWN_PRECISION if program.step.stages > 1 and not program.step.placed else ""
+    return ""
 
 
 def unsplit_note(program: Program) -> tuple[str, ...]:
@@ -272,7 +271,6 @@ _Results = tuple[list[RankResult], str]  # and how train.py failed
 
 def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: float, starts: Sequence[str]) -> _Results:
     step = program.step
-    assert step.stages == 1 or step.placed, "torch.distributed.pipelining talks by process groups"
     try:
         package = load_package(folder)
     except Exception as error:

@@ -20,7 +20,7 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.step_check import input_layout
-from autoshard.verification.comparison.compare import by_name, local_part, stage_views, unsplit
+from autoshard.verification.comparison.compare import by_name, gives_loss_alone, local_part, stage_views, unsplit
 from autoshard.verification.comparison.error_measure import OWN, Error, largest
 from autoshard.verification.original.autocast import autocast_as_planned
 from autoshard.verification.original.draws import exact_dropout
@@ -133,7 +133,7 @@ def check_own(
         return _run(package, mesh, own, reference, program)
 
     ranks = run_lockstep(axes, work, timeout_seconds, *kinds, step.part_stages, place_axes(program))
-    if not (step.placed or step.batch_shares):
+    if not gives_loss_alone(program):
         return list(_compared(own, reference, program, ranks))
     alone = replace(own, outputs=own.outputs[program.outputs.index(program.loss or "") :][:1])
     return [
@@ -174,7 +174,7 @@ def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, 
         seen = package.recorder.take(mesh.global_rank).outputs
         made = seen[0] if seen else []
     outputs = [made] if isinstance(made, torch.Tensor) else list(made)
-    if program.loss is not None and not program.step.placed:  # the package returns the loss first
+    if program.loss is not None and not program.step.parts:  # the package returns the loss first
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
     named = {runtime.sharding(p).name: p for p in model.parameters()}
     gradients = {name: runtime.local(p.grad).detach() for name, p in named.items() if p.grad is not None}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.constraints.verify_request import MOST_PROCESSES, VerifyRequest, check_stages
+from autoshard.constraints.verify_request import MOST_PROCESSES, VerifyRequest
 from autoshard.emit import emit
 from autoshard.errors import CheckError, UsageError
 from autoshard.graph_capture.capture import capture
@@ -64,8 +64,6 @@ def verify_package(
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
     given = dict(arguments or {})
     VerifyRequest(backend, full, given).check()
-    if plan.step.stages > 1 and not plan.step.placed:
-        check_stages(plan.step.stages, plan.devices, backend)
     if backend == "gloo" and plan.devices > MOST_PROCESSES:
         backend = "lockstep"
     ranks, in_turns = min(plan.mesh.size, MOST_RANKS), backend == "lockstep"

@@ -145,11 +145,8 @@ CHOICES = [
     Row(f"{P} --full", 2, "the original model is needed to verify"),
     Row(f"{P} --backend lockstep", 2, "the original model is needed to verify"),
     Row(f"{M} --mesh dp=2 --full --verify-with n=2", 2, "full size and n at once"),
-    Row(f"{M} --mesh dp=2 --stages 2 --backend lockstep", 2, "stages can't run in lock-step"),
     Row(f"{M} --mesh dp=2 --stages 4 --micro-batches 2", 2, "2 micro-batches for 4 stages"),
     Row(f"{M} --mesh dp=2 --stages 2 --virtual-stages 2 --micro-batches 3", 2, "micro-batches in groups of 2"),
-    Row(f"{M} --mesh dp=16 --stages 2 --verify", 2, "a process for each of 32 devices, and 16 run here"),
-    Row(f"{M} --devices 32 --stages 2 --global-batch 64 --verify", 2, "a process for each of 32 devices"),
     *(
         Row(f"{typed} -", 2, f"{option} -: expected a name, for autoshard reads and writes files and folders")
         for typed, option in {

@@ -29,6 +29,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.own_precision import OwnStep
 from tests import launched
 from tests.forced import sharded_plan
 from tests.hangs import HANGS
@@ -105,6 +106,18 @@ def test_two_stages_that_keep_what_collectives_gave() -> None:
 
 def test_two_virtual_stages() -> None:
     check(planned("dp=1", 0, virtual_stages=2))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "step"), [("dp=2", {"schedule": "gpipe"}), ("tp=2", {}), ("dp=1", {"virtual_stages": 2})]
+)
+def test_stages_in_lockstep_with_a_step_in_their_own_precision(mesh: str, step: dict[str, object]) -> None:
+    plan = planned(mesh, 1, cut=2, **step)
+    program = lower(plan, captured())
+    assert isinstance(case().own, OwnStep)
+    proof = check_files(case(), program, emit(program, plan, captured()), "lockstep", 120.0, own_precision=True)
+    assert proof.passed, proof.failure
+    assert not proof.unverified
 
 
 def test_a_weight_on_two_of_three_stages() -> None:

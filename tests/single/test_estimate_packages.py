@@ -159,7 +159,7 @@ def test_the_same_gpt_by_its_numbers_and_captured(case: tuple[int, int, int, int
 
 @pytest.mark.parametrize(("tp", "pp", "recompute"), [(1, 1, "none"), (1, 1, "full"), (1, 3, "full"), (2, 3, "full")])
 def test_whoever_trains_it_a_layer_works_with_as_much(tp: int, pp: int, recompute: str) -> None:
-    """The default's memory is that of a package but for what torch's pipelining holds: received and sent tensors, and
+    """The default's memory is that of a package but for what its stages hold besides: received and sent tensors, and
     outputs until their backward. Without the gradients inside a layer it was up to 11 % below."""
     run = run_of(1, tp, pp, 6, recompute, 0, "fp32", False)
     model, own = Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), replace(run, software="kernels")

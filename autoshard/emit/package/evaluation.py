@@ -22,7 +22,6 @@ from model_parallel import (
     LOSS_AXES,
     LOSS_PART,
     PART_STAGES,
-    PLACED,
     STAGES,
     UPDATES_BUFFERS,
     WEIGHT_BUCKETS,
@@ -45,8 +44,6 @@ def check_evaluation(options: argparse.Namespace) -> None:
 
 def no_evaluation() -> str:
     """Why this package does not evaluate, and what to try; "" where it does."""
-    if STAGES > 1 and not PLACED:
-        return "this package has stages, which train only\n  try: a package of one stage"
     if UPDATES_BUFFERS:
         return f"this model's forward in training updates buffers, as batch norm does\n  try: {_PLANNED_FOR_IT}"
     return f"{EVALUATION}\n  try: {_PLANNED_FOR_IT}" if EVALUATION else ""
@@ -76,9 +73,9 @@ def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) 
 
 @torch.no_grad()
 def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The local outputs of local inputs, the loss first; of a placed model it alone, zero where it is not made."""
-    if PLACED:
-        return (placed_loss(model, mesh, inputs),)
+    """The local outputs of local inputs, the loss first; of stages it alone, zero where it is not made."""
+    if STAGES > 1:
+        return (staged_loss(model, mesh, inputs),)
     if BATCH_SHARES is not None:  # equal ones
         inputs = BATCH_SHARES.cut(inputs, mesh.coordinates[BATCH_SHARES.axis], mesh)
     parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
@@ -91,8 +88,8 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
     return result if isinstance(result, tuple) else (result,)
 
 
-def placed_loss(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> Tensor:
-    """Of the forwards of all places."""
+def staged_loss(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> Tensor:
+    """Of the forwards of all stages or places."""
     places = pipeline_of(model, mesh)
     buckets = [bucket for number in mesh.stages.parts for bucket in WEIGHT_BUCKETS[number]]
     mesh.random.training = False

@@ -157,7 +157,7 @@ def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | No
 
 def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
     scale = largest(output for step in reference.steps for output in step.outputs)  # a loss may vanish as it is learnt
-    if reference.evaluation and (program.step.stages == 1 or program.step.placed):
+    if reference.evaluation:
         first, own = [result.evaluation for result in results], noise.steps[0].outputs
         yield from _all(EVALUATION, program, program.outputs, reference.evaluation, first, (1, scale), own)
     for number, step in enumerate(reference.steps):

@@ -59,7 +59,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         seed=reference.seed,
         micro_batches=reference.micro_batches,
         part_stages=program.step.part_stages,
-        evaluates=bool(reference.evaluation) and (not program.step.parts or program.step.placed),
+        evaluates=bool(reference.evaluation),
         places=tuple(map(str, program.meshes)) if program.step.placed else (),
         place_layouts=tuple(_input_layouts(program.of_stage(own)) for own in range(program.step.stages)),
     )
