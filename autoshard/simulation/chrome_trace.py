@@ -24,7 +24,7 @@ def chrome_trace(timeline: Timeline, name: str = "predicted step, every device")
 
 def step_trace(operators: StepOperators, account: StepAccount, name: str = "predicted step") -> dict[str, Any]:
     """As `chrome_trace`, each stage a process; the first thread shows slots and what is done once a step."""
-    timeline, shown = operators.timeline, operators.within(MOST_EVENTS)
+    timeline, shown = operators.timeline, operators.within(MOST_EVENTS // 4)
     lanes, trace = (SLOTS, *operators.lanes()), list[dict[str, Any]]()
     for stage in range(timeline.stages):
         events = [*shown.events_of(shown.stages[stage]), *operators.slots(stage, SLOTS)]

@@ -27,7 +27,7 @@ from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.simulation.timeline import COMPUTE, Event, Phase
 
 SENDS = "sends"
-MOST_EVENTS = 50_000  # of all stages, on a page and in a trace: more micro-batches are drawn by slot
+MOST_EVENTS = 50_000  # of all stages on a page, in a trace a quarter: more micro-batches are drawn by slot
 _LANES = {
     "all_gather": "gathers",
     "all_reduce": "reductions",

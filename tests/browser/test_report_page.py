@@ -407,6 +407,10 @@ def test_the_whole_step_is_read_slot_by_slot(chromium: Any, staged: str, tmp_pat
             "stage 0: backward of micro-batch 0"
         ]
         assert "stage 1, until" in said.inner_text()  # whose backward it needs
+        page.select_option("#stage", "1")
+        said.locator("button").click()  # to the operators of the slot, which is on stage 0
+        page.wait_for_function("!document.getElementById('view-range').textContent.startsWith('0 s')")
+        assert page.locator("#stage").input_value() == "0" and colours(page, "timeline") > 6
         page.locator("#stages").press("w")
         box = page.locator("#stages").bounding_box()
         page.locator("#stages").press("0")
