@@ -141,6 +141,17 @@ def assert_shown(made: package_files.SimulatedPlan) -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
+def test_weights_that_are_gathered_once_a_step_are_shown(chunks: int) -> None:
+    request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
+    plan = with_step(search(graph(), HARDWARE, SearchRequest(Mesh.parse("dp=4"), strategy="fsdp")), graph(), request)
+    made = package_files.build(predicted(replace(plan, step=replace(plan.step, zero=1)), graph()), graph(), HARDWARE)
+    names = {event.name for own in made.step.operators.segments for event in own.events}
+    assert "copy weights that were gathered ahead" in names
+    assert ("gather weights, once a step" in names) == (chunks > 1)
+    assert_shown(made)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
 def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
     request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
     made = built(searched(), request)
