@@ -123,8 +123,8 @@ def check_modules(graph: Graph, where: str, allowed: Sequence[str]) -> None:
 def _tell_modules(graph: Graph) -> None:
     for item in graph.registrations:
         if item.module and not item.text:
-            told = f"the package imports {item.module}, which is to register {', '.join(item.targets)}"
-            print(f"note: {told}", file=sys.stderr)
+            message = f"the package imports {item.module}, which is to register {', '.join(item.targets)}"
+            print(f"note: {message}", file=sys.stderr)
 
 
 def _saved_graph(request: ModelRequest) -> Graph:
@@ -297,8 +297,8 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
     plan = expected_plan(graph, hardware, alone, points, search, completed, styles, held)
     if len(points) < len(wanted.sizes):
-        told = f"the {len(wanted.sizes)} sizes of the histogram were grouped into {len(points)}"
-        plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, told)))
+        message = f"the {len(wanted.sizes)} sizes of the histogram were grouped into {len(points)}"
+        plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, message)))
     return replace(made[id(graph)], plan=plan, styles=known())
 
 

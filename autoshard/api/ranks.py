@@ -68,19 +68,19 @@ def from_rank_0(make: Callable[[], _Result], device: str) -> _Result:
     if started() == 1:
         return make()
     join(device)
-    told: list[Any] = [None]
+    reason: list[Any] = [None]
     raised: BaseException | None = None
     if dist.get_rank() == 0:
         try:
-            told = [("made", make())]
+            reason = [("made", make())]
         except BaseException as error:
             raised = error
             own = (type(error), error.message, error.hint) if isinstance(error, UserError) else None
-            told = [("raised", own or (RuntimeError, f"rank 0 failed: {type(error).__name__}: {error}", None))]
-    dist.broadcast_object_list(told, src=0)
+            reason = [("raised", own or (RuntimeError, f"rank 0 failed: {type(error).__name__}: {error}", None))]
+    dist.broadcast_object_list(reason, src=0)
     if raised is not None:
         raise raised
-    kind, content = told[0]
+    kind, content = reason[0]
     if kind == "raised":
         error_type, message, hint = content
         raise error_type(message) if hint is None else error_type(message, hint)

@@ -73,8 +73,8 @@ def search_request(
     file = further.get("pins_file")
     step = step_request(said, pin_texts(pins), Path(file) if file else None)
     if step.open_ or (step.global_batch is not None and own is None):
-        told = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
-        raise UsageError(told, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
+        message = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
+        raise UsageError(message, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
     given = {name: value for name, value in further.items() if name not in (*STEP, *SERVERS)}
     given["servers"] = server_request(further)
     given.pop("pins_file", None)
@@ -126,8 +126,8 @@ def wanted(
         raise UsageError("--place-mesh needs --mesh, for places without one", "--mesh dp=1")
     if mesh is not None and not step.place_mesh and devices not in (None, mesh.size * stages):
         of = f" on each of {stages} stages" if stages > 1 else ""
-        told, hint = (text.format(mesh=mesh, devices=devices) for text in words.unequal)
-        raise UsageError(f"the mesh {mesh} has {mesh.size} devices{of}, {told}", hint)
+        message, hint = (text.format(mesh=mesh, devices=devices) for text in words.unequal)
+        raise UsageError(f"the mesh {mesh} has {mesh.size} devices{of}, {message}", hint)
     of_search: dict[str, Any] = {"pins": pins, "pins_file": pins_file, "level": parse_level(str(level))}
     request = SearchRequest(mesh=mesh, devices=devices, strategy=strategy, step=step, **of_search | settings)
     request.check_buckets()

@@ -146,8 +146,10 @@ def dataset_pins(dataset_strategy: Any, graph: Graph, devices: int) -> tuple[str
     if isinstance(dataset, str):
         return tuple(f"input:{name}=(({devices}{', 1' * (len(s) - 1)},),)" for name, s in shapes.items() if s)
     if len(dataset) != len(shapes):
-        told = f"dataset_strategy has {len(dataset)} entries, but there are {len(shapes)} inputs: {', '.join(shapes)}"
-        raise UsageError(told, "one entry for each input")
+        message = (
+            f"dataset_strategy has {len(dataset)} entries, but there are {len(shapes)} inputs: {', '.join(shapes)}"
+        )
+        raise UsageError(message, "one entry for each input")
     for (name, shape), counts in zip(shapes.items(), dataset, strict=True):
         _check_rank(f"input {name}", counts, shape)
     return tuple(f"input:{name}={_pin(counts)}" for name, counts in zip(shapes, dataset, strict=True))

@@ -20,8 +20,8 @@ Told = tuple[str, str, str, tuple[str, ...], Any, bool]
 def from_rank_0(make: Callable[[], PlannedModel], model: Any = None, given: tuple[Any, ...] = ()) -> PlannedModel:
     """What `make` gives on rank 0, on every rank, of this rank's own `model`. `given`: its inputs, targets, loss, and
     whether it is trained."""
-    told = ranks.from_rank_0(lambda: _told(make()), ranks.device_type(None))
-    return _heard(told, model, given)
+    message = ranks.from_rank_0(lambda: _told(make()), ranks.device_type(None))
+    return _heard(message, model, given)
 
 
 def _told(made: PlannedModel) -> Told:

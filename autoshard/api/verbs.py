@@ -244,8 +244,8 @@ def write_files(plan: PlannedModel, folder: Path, also: Sequence[PlannedModel] =
     others = tuple(sorted((own.plan for own in also), key=lambda own: -own.devices))
     numbers = [plan.plan.devices, *(own.devices for own in others)]
     if len(set(numbers)) < len(numbers):
-        told = f"plans for {', '.join(map(str, numbers))} devices in one package"
-        raise UsageError(told, "one for each number of devices")
+        message = f"plans for {', '.join(map(str, numbers))} devices in one package"
+        raise UsageError(message, "one for each number of devices")
     files = _files(plan, replace(plan.beside, others=others))
     for own in also:
         nested = _files(own, own.beside)

@@ -104,8 +104,8 @@ def _check_nodes(request: Request, hardware: Hardware) -> None:
         raise UsageError("--processes and torchrun both start processes", "one of them")
     local, world = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     if world > hardware.max_devices:
-        told = f"torchrun started {world} processes: {hardware.name} has at most {hardware.max_devices}"
-        raise UsageError(told, "fewer nodes, or a copy of the profile with larger links")
+        message = f"torchrun started {world} processes: {hardware.name} has at most {hardware.max_devices}"
+        raise UsageError(message, "fewer nodes, or a copy of the profile with larger links")
     if world > local:
         level_between_nodes(hardware)
         if local != hardware.devices_per_node:
@@ -201,8 +201,8 @@ def _is_number(value: Any) -> bool:
 def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path, source: str) -> tuple[str, str]:
     """The profile and its cost model."""
     today = date.today().isoformat()
-    told = "; ".join(f"{NAMES[family.name]} {family.error:.1%}" for family in made.families)
-    error = f"mean absolute error on held-out rows: {told}"
+    message = "; ".join(f"{NAMES[family.name]} {family.error:.1%}" for family in made.families)
+    error = f"mean absolute error on held-out rows: {message}"
     constants = costmodel_text(costs.stem, f"fitted by {source}", error, today, made.entries, dtypes=request.dtype)
     return profile_text(hardware, request.out, made.launch_seconds, source), constants
 

@@ -114,7 +114,7 @@ def _fitted(name: str, model: Model, rows: Rows) -> Family:
 
 
 def _entries(family: Family, source: str) -> list[Entry]:
-    told = f"{source}: {family.rows} rows, held-out error {family.error:.1%}"
+    message = f"{source}: {family.rows} rows, held-out error {family.error:.1%}"
     constants = dict(family.constants)
     if family.name == "memory":
         del constants["launch"]  # the profile has it
@@ -122,7 +122,7 @@ def _entries(family: Family, source: str) -> list[Entry]:
     error = Entry(
         f"error.{family.name}", float(f"{family.error:.3g}"), "measured", f"{source}: held out, {DRAWS} draws"
     )
-    return [*entries_of(family.name, constants, "measured", told), error]
+    return [*entries_of(family.name, constants, "measured", message), error]
 
 
 def _backward(model: Products, family: Family, rows: Rows) -> dict[str, float]:

@@ -131,12 +131,12 @@ def with_network(profile: str, fitted: NetworkFit, hardware: Hardware, source: s
     """The text of a profile that states what was measured of its links between nodes beside what it said of them."""
     level = level_between_nodes(hardware)
     before, *tables = re.split(r"^(?=\[\[links\]\])", profile, flags=re.M)
-    told = f"{source}: {fitted.rows} collectives across nodes, held-out error {fitted.error:.1%}"
+    message = f"{source}: {fitted.rows} collectives across nodes, held-out error {fitted.error:.1%}"
     figures = {
         "measured_bandwidth": f"{fitted.bandwidth / 1e9:.4g} GB/s",
         "measured_latency": f"{fitted.latency_seconds * 1e6:.4g} us",
     }
-    lines = [f"{key} = {figure_text(Entry(key, value, 'measured', told))}" for key, value in figures.items()]
+    lines = [f"{key} = {figure_text(Entry(key, value, 'measured', message))}" for key, value in figures.items()]
     text = re.sub(r"^measured_(bandwidth|latency) = .*\n", "", tables[level], flags=re.M)
     last = re.search(r"^efficiency = .*$", text, flags=re.M)
     assert last  # the profile was read

@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # stdout closed by the reader
         return 141
     except Exception as error:
-        told = system_errors.told(error)
-        if told is not None:
-            return _fail(told, told.exit_code, words)
+        message = system_errors.as_user_error(error)
+        if message is not None:
+            return _fail(message, message.exit_code, words)
         return _fail(UserError(f"{type(error).__name__}: {error}", BUG_REPORT), 1, words)
 
 
@@ -93,9 +93,9 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
     print("\n".join(lines), file=sys.stderr)
     if "--json" in words:
         with contextlib.suppress(OSError):
-            told = {"message": error.message, "hint": error.hint, "exit_code": code}
+            message = {"message": error.message, "hint": error.hint, "exit_code": code}
             proven = {"proven": error.proven} if isinstance(error, InfeasibleError) else {}
-            print_json({"error": told | proven})
+            print_json({"error": message | proven})
             terminal.flush()
     return code
 
@@ -149,9 +149,9 @@ def plan(options: argparse.Namespace) -> int:
         if to_verify is not None and to_verify.arguments:
             verbs.check_sizes(options.model, to_verify.arguments)
         captured = _captured(options, wanted.searches_step)
-    told: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     if wanted.searches_step:
-        made, told = _searched_step(options, captured, hardware, wanted)
+        made, message = _searched_step(options, captured, hardware, wanted)
     else:
         with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
             made = verbs.planned(captured, hardware, wanted, False if options.no_cache else None, whole_plans=False)
@@ -164,7 +164,7 @@ def plan(options: argparse.Namespace) -> int:
     plans = [made.plan, *(own.plan for own in others)]
     summary = plan_summary.as_dict(made.plan, made.graph, made.simulated.step.account)
     summary |= {"out": str(options.out), "files": files}
-    summary |= {"searched_step": told} if told else {}
+    summary |= {"searched_step": message} if message else {}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     summary |= {"other_devices": [plan_summary.as_dict(own.plan, own.graph) for own in others]} if others else {}
     if not options.json:
@@ -209,17 +209,17 @@ def _captured(options: argparse.Namespace, several: bool = False) -> CapturedMod
 def _searched_step(
     options: argparse.Namespace, captured: CapturedModel, hardware: Hardware, wanted: SearchRequest
 ) -> tuple[PlannedModel, dict[str, Any]]:
-    """The best whole step: its plan, and what is told of it."""
+    """The best whole step: its plan, and what is said of it."""
     from autoshard.api.step_answer import planned_step
     from autoshard.text import step_text
     from autoshard.text.tables import terminal_width
 
     with step(f"searching steps of {wanted.devices} devices", options.json):
         answer = planned_step(captured, hardware, wanted)
-    told = step_text.as_dict(answer.found, wanted)
+    message = step_text.as_dict(answer.found, wanted)
     if not options.json:
         print("\n".join([*step_text.summary(answer.found, wanted, terminal_width()), ""]))
-    return answer.plan, told | {"program_seconds": answer.program_seconds}
+    return answer.plan, message | {"program_seconds": answer.program_seconds}
 
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:
@@ -297,8 +297,8 @@ def simulate(options: argparse.Namespace) -> int:
         target = package_verbs.write_timeline(made, options.output)
         files = [target.name]
     if options.json:
-        told = plan_summary.timeline_dict(timeline, made.plan, made.graph, made.simulated.step)
-        print_json(told | {"written": str(target), "files": files})
+        message = plan_summary.timeline_dict(timeline, made.plan, made.graph, made.simulated.step)
+        print_json(message | {"written": str(target), "files": files})
     else:
         print(plan_summary.timeline_summary(timeline, made.plan, made.graph, options.compiled, made.simulated.step))
         print(f"written to {target}" + (f": {plan_summary.file_names(files)}" if options.export else ""))

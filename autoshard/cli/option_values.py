@@ -74,8 +74,8 @@ def path(option: str) -> Callable[[str], Path]:
         if not text.strip() or "\0" in text:
             raise UsageError(f"{option} {text!r}: expected a name", f"{option} NAME")
         if text.strip() == "-":
-            told = f"{option} -: expected a name, for autoshard reads and writes files and folders, no pipes"
-            raise UsageError(told, f"{option} NAME, or ./- for one that is called so")
+            message = f"{option} -: expected a name, for autoshard reads and writes files and folders, no pipes"
+            raise UsageError(message, f"{option} NAME, or ./- for one that is called so")
         return Path(text)
 
     return read
@@ -96,5 +96,5 @@ def check_digits(words: Sequence[str]) -> None:
     """Of numbers within other texts, as in pins; those that are options by themselves say so themselves."""
     for word in words:
         if digits := _DIGITS.search(word):
-            told = f"a number of {len(digits[0])} digits in {word[:40]!r}…: expected at most {MOST_DIGITS}"
-            raise UsageError(told, "a number that fits")
+            message = f"a number of {len(digits[0])} digits in {word[:40]!r}…: expected at most {MOST_DIGITS}"
+            raise UsageError(message, "a number that fits")

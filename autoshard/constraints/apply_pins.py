@@ -110,12 +110,12 @@ def _not_in_memory(formulation: Formulation, site: Site, pin: Pin) -> UsageError
     choices: Sequence[Strategy | Layout] = site.strategies or site.layouts
     own = [choice_text(site, s, mesh) for s, choice in enumerate(choices) if choice.host == host]
     name = label(formulation.graph, site)
-    told = f"pin {pin.text!r}: {name} offers nothing like that in the memory of the {pin.memory}"
+    message = f"pin {pin.text!r}: {name} offers nothing like that in the memory of the {pin.memory}"
     if own:
         why = f" (a table lies there as it is looked up in; {SUMMED})" if host else ""
-        return UsageError(told + why, f"the nearest offered: {_listed(own)}")
+        return UsageError(message + why, f"the nearest offered: {_listed(own)}")
     has = format_bytes(formulation.hardware.host_memory_bytes)
-    return UsageError(f"{told} (no part of it fits the {has} of a device there)", f"--pin '{pin.what}={ON_DEVICE}'")
+    return UsageError(f"{message} (no part of it fits the {has} of a device there)", f"--pin '{pin.what}={ON_DEVICE}'")
 
 
 def _count(site: Site) -> int:
@@ -209,8 +209,8 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
     if isinstance(placed, Shard) and isinstance(placed.unit, tuple):
         return [parts_problem(tensor.shape[placed.dim], mesh.axis_size(want.axis), placed.unit)]
     if site.kind != "op":
-        if want.kind == "shard" and (told := needs_divisor(graph, tensor.name, dim, mesh.axis_size(want.axis))):
-            return [told]
+        if want.kind == "shard" and (message := needs_divisor(graph, tensor.name, dim, mesh.axis_size(want.axis))):
+            return [message]
         even = want.kind == "shard" and tensor.shape[dim] < mesh.axis_size(want.axis)
         return [f"dim {dim} of {tensor.shape[dim]} leaves devices with nothing"] if even else []
     op = graph.by_op[site.name]
@@ -279,8 +279,8 @@ def _divisor_reason(graph: Graph, site: Site, wanted: Sequence[tuple[int, ...] |
     names = graph.by_op[site.name].operands if site.kind == "op" else (site.name,)
     for name, counts in zip(names, wanted, strict=False):
         for dim, count in enumerate(counts or ()):
-            if name is not None and (told := needs_divisor(graph, name, dim, count)):
-                return told
+            if name is not None and (message := needs_divisor(graph, name, dim, count)):
+                return message
     return ""
 
 

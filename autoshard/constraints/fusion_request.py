@@ -23,8 +23,10 @@ def read_fusion(texts: Sequence[str]) -> tuple[Fusion, ...]:
             own = _fusion(collective, how.strip(), text)
             before, known = found.setdefault(collective, (text, own))
             if known != own:
-                told = f"--fuse {before} and --fuse {text}: weights that are gathered together are scattered together"
-                raise UsageError(told if before != text else f"--fuse {text} contradicts itself", "one of them")
+                message = (
+                    f"--fuse {before} and --fuse {text}: weights that are gathered together are scattered together"
+                )
+                raise UsageError(message if before != text else f"--fuse {text} contradicts itself", "one of them")
     return tuple(own for _, own in found.values())
 
 
@@ -71,6 +73,6 @@ def _by_index(collective: str, numbers: str, text: str) -> Fusion:
     parts = [part.strip() for part in numbers.split(",")]
     first = tuple(int(part) for part in parts if part.isdecimal())
     if len(first) != len(parts) or sorted({*first}) != [*first] or first[0] == 0:
-        told = "expected growing numbers of gradients with which a bucket begins, from 1 on"
-        raise UsageError(f"--fuse {text!r}: {told}", "--fuse all_reduce=index:10,20")
+        message = "expected growing numbers of gradients with which a bucket begins, from 1 on"
+        raise UsageError(f"--fuse {text!r}: {message}", "--fuse all_reduce=index:10,20")
     return Fusion(collective, "index", first=first)

@@ -42,8 +42,8 @@ def _asked(formulation: Formulation, pin: Pin) -> list[str]:
             found.append(table)
     if not found:
         names = ", ".join(label(graph, site) for site in others[:3])
-        told = f"pin {pin.text!r}: {names} can't run on the host: it looks nothing up in a table"
-        raise UsageError(told, _tables(graph))
+        message = f"pin {pin.text!r}: {names} can't run on the host: it looks nothing up in a table"
+        raise UsageError(message, _tables(graph))
     for table in found:
         reason = host_problem(graph, table) if table in _parameters(graph) else "it is no parameter"
         if reason:

@@ -57,8 +57,8 @@ def _tables(graph: Graph, what: str, operand: int | None, text: str) -> list[str
     )
     if not found:
         tables = dict.fromkeys(paths.get(t, (t,))[0] for t in map(_table, graph.ops) if t is not None)
-        told = f"pin {text!r}: parts of given lengths are for a table that an embedding reads, which {name} is not"
-        raise UsageError(told, " or ".join(tables) or "counts, which cut in equal parts")
+        message = f"pin {text!r}: parts of given lengths are for a table that an embedding reads, which {name} is not"
+        raise UsageError(message, " or ".join(tables) or "counts, which cut in equal parts")
     return list(found)
 
 
@@ -70,10 +70,10 @@ def _check(graph: Graph, table: str, dim: int, lengths: Lengths, text: str) -> N
     shape = graph.tensor(table).shape
     spelt = ", ".join(map(str, lengths))
     if dim != 0:
-        told = f"pin {text!r}: dim {dim} is cut in parts of {spelt}, but only rows (dim 0) can be"
-        raise UsageError(told, f"(({spelt}), 1)")
+        message = f"pin {text!r}: dim {dim} is cut in parts of {spelt}, but only rows (dim 0) can be"
+        raise UsageError(message, f"(({spelt}), 1)")
     if sum(lengths) != shape[0]:
         last = shape[0] - sum(lengths[:-1])
         near = (*lengths[:-1], last) if last > 0 else (*(1,) * (len(lengths) - 1), shape[0] - len(lengths) + 1)
-        told = f"pin {text!r}: parts of {spelt} make {sum(lengths)} rows, and the table has {shape[0]}"
-        raise UsageError(told, f"parts that make {shape[0]}, such as ({', '.join(map(str, near))})")
+        message = f"pin {text!r}: parts of {spelt} make {sum(lengths)} rows, and the table has {shape[0]}"
+        raise UsageError(message, f"parts that make {shape[0]}, such as ({', '.join(map(str, near))})")

@@ -72,11 +72,11 @@ def recomputed_blocks(graph: Graph, blocks: tuple[str, ...], inside: bool = Fals
 
 def _not_again(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:
     if inside:
-        told = f"recompute() of {path}: it makes no operator of the model"
-        return UsageError(told, "recompute() of a module that does, or of what holds it")
+        message = f"recompute() of {path}: it makes no operator of the model"
+        return UsageError(message, "recompute() of a module that does, or of what holds it")
     known = f": blocks are {blocks[0]} to {blocks[-1]}" if blocks else ""
-    told = f"recompute() of {path}: a search of whole steps computes items of lists of modules again, whole{known}"
-    return UsageError(told, "recompute() of a block, or of what holds blocks; or --mesh dp=2,tp=2 --stages 1")
+    message = f"recompute() of {path}: a search of whole steps computes items of lists of modules again, whole{known}"
+    return UsageError(message, "recompute() of a block, or of what holds blocks; or --mesh dp=2,tp=2 --stages 1")
 
 
 def _values(graph: Graph, what: str) -> list[tuple[str, str]]:

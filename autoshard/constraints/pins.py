@@ -116,8 +116,8 @@ def _want(part: str, mesh: Mesh, quoted: str) -> Want:
     if placement in mesh.names and not at:
         raise UsageError(f"{quoted}: what is split over {placement}? expected {EXPECTED}", f"Shard(0)@{placement}")
     if plain_words(placement) in STYLE_NAMES:
-        told = f"{quoted}: {placement} is a style of the whole plan, not what one operator or tensor does"
-        raise UsageError(told, f"--strategy {plain_words(placement).replace(' ', '-')}, without this")
+        message = f"{quoted}: {placement} is a style of the whole plan, not what one operator or tensor does"
+        raise UsageError(message, f"--strategy {plain_words(placement).replace(' ', '-')}, without this")
     want = _read_placement(placement, axis, mesh, quoted)
     if axis not in mesh.names:
         said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"

@@ -198,8 +198,8 @@ class StepRequest:
             )
         for pin in self.pins if self.stages is not None else ():
             if not pin.stage < self.fixed_stages():
-                told = f"pin {STAGE_PIN}{pin.path}={pin.stage}: there are stages 0 to {self.fixed_stages() - 1}"
-                raise UsageError(told, f"--stages {pin.stage + 1}")
+                message = f"pin {STAGE_PIN}{pin.path}={pin.stage}: there are stages 0 to {self.fixed_stages() - 1}"
+                raise UsageError(message, f"--stages {pin.stage + 1}")
         if self.micro_batches is not None:
             parts = self.virtual_stages if isinstance(self.virtual_stages, int) else 1
             check_counts(self.micro_batches, self.fixed_stages(), parts, self.order)
@@ -230,12 +230,12 @@ class StepRequest:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} is about the parallel optimizer", "add --enable-parallel-optimizer")
         if self.enable_parallel_optimizer and self.zero is not None:
-            told = f"--enable-parallel-optimizer and --zero {self.zero} both say where weights are stored"
-            raise UsageError(told, "--zero 1 or 2 alone")
+            message = f"--enable-parallel-optimizer and --zero {self.zero} both say where weights are stored"
+            raise UsageError(message, "--zero 1 or 2 alone")
         threshold = self.parallel_optimizer_threshold
         if threshold is not None and (type(threshold) is not int or threshold < 0):
-            told = f"parallel_optimizer_threshold {threshold!r}: expected a whole number of KB from 0 on"
-            raise UsageError(told, f"--parallel-optimizer-threshold {THRESHOLD_KB}")
+            message = f"parallel_optimizer_threshold {threshold!r}: expected a whole number of KB from 0 on"
+            raise UsageError(message, f"--parallel-optimizer-threshold {THRESHOLD_KB}")
         assert self.zero_levels is not None  # it says what is wrong
 
 

@@ -133,8 +133,8 @@ def check_followed(dynamic: Sequence[DynamicSize], others: OtherSizes) -> None:
     """UsageError where code is the same at `others` for fewer sizes than are `dynamic`."""
     lost = [own.name for own in dynamic if own.name not in others.names]
     if lost:
-        told = f"the plan's code does not follow {' and '.join(lost)}: it comes out differently at other sizes"
-        raise UsageError(told, "another mesh or strategy, or the size left out of the dynamic ones")
+        message = f"the plan's code does not follow {' and '.join(lost)}: it comes out differently at other sizes"
+        raise UsageError(message, "another mesh or strategy, or the size left out of the dynamic ones")
 
 
 def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
@@ -354,8 +354,8 @@ def _free_lines(program: Program, header: Header, others: OtherSizes) -> list[st
     lines = [said, "FREE_SIZES = {", *free, "}"] if free else [f"FREE_SIZES: {kind} = {{}}"]
     if not fixed:
         return [*lines, "FIXED_SIZES: dict[str, str] = {}  # and those that may not, and why"]
-    told = "# And those" if free else "# Sizes of the inputs"
-    return [*lines, f"{told} that can't be others than planned, and why.", "FIXED_SIZES = {", *fixed, "}"]
+    message = "# And those" if free else "# Sizes of the inputs"
+    return [*lines, f"{message} that can't be others than planned, and why.", "FIXED_SIZES = {", *fixed, "}"]
 
 
 def _dynamic_lines(header: Header) -> list[str]:

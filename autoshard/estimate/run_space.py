@@ -90,9 +90,9 @@ def divisors(number: int) -> list[int]:
 def check_none(space: RunSpace, runs: Iterable[TrainingRun]) -> None:
     """Raises if none of the `runs` of the space is possible: UsageError where what is fixed does not divide the
     devices, or something is wrong in all."""
-    told = _undivided(space) or "; ".join(_wrong_in_all(space.model, runs))
-    if told:
-        raise UsageError(told, "see `autoshard estimate --help`")
+    message = _undivided(space) or "; ".join(_wrong_in_all(space.model, runs))
+    if message:
+        raise UsageError(message, "see `autoshard estimate --help`")
 
 
 def _undivided(space: RunSpace) -> str:

@@ -190,8 +190,8 @@ class TrainingRun:
 
 def check(model: Transformer, run: TrainingRun) -> None:
     """Raises UsageError that lists everything that does not fit together."""
-    if told := "; ".join(wrong(model, run)):
-        raise UsageError(told, "see `autoshard estimate --help`")
+    if message := "; ".join(wrong(model, run)):
+        raise UsageError(message, "see `autoshard estimate --help`")
 
 
 def wrong(model: Transformer, run: TrainingRun) -> list[str]:
@@ -276,22 +276,25 @@ def _package(run: TrainingRun) -> list[tuple[bool, str]]:
     if run.software != PACKAGES:
         return []
     precisions = [name for name in PRECISIONS if name not in HALF]
-    told = f"software {PACKAGES}: packages"
+    message = f"software {PACKAGES}: packages"
     return [
-        (run.recompute != "operators", f"{told} recompute selectively or in full, got recompute operators"),
+        (run.recompute != "operators", f"{message} recompute selectively or in full, got recompute operators"),
         (
             run.precision in precisions,
-            f"{told} compute in precision {' or '.join(precisions)}, got {run.precision}",
+            f"{message} compute in precision {' or '.join(precisions)}, got {run.precision}",
         ),
-        (run.cp == 1, f"{told} of plans by blocks share no sequence, got cp {run.cp}"),
-        (run.ep == 1, f"{told} of plans by blocks share no experts, got ep {run.ep}"),
-        (run.shards == run.replicas, f"{told} of plans by blocks cut weights over all replicas, got shard {run.shard}"),
-        (not run.compiled, f"{told} that are compiled are not estimated: leave compiled out"),
-        (not run.offload, f"{told} keep the optimizer on the device, got offload {run.offload}"),
-        (not run.reduced, f"{told} sum gradients in float32, got reduce {run.reduced}"),
+        (run.cp == 1, f"{message} of plans by blocks share no sequence, got cp {run.cp}"),
+        (run.ep == 1, f"{message} of plans by blocks share no experts, got ep {run.ep}"),
+        (
+            run.shards == run.replicas,
+            f"{message} of plans by blocks cut weights over all replicas, got shard {run.shard}",
+        ),
+        (not run.compiled, f"{message} that are compiled are not estimated: leave compiled out"),
+        (not run.offload, f"{message} keep the optimizer on the device, got offload {run.offload}"),
+        (not run.reduced, f"{message} sum gradients in float32, got reduce {run.reduced}"),
         (
             run.micro_batches >= run.pp,
-            f"{told} need a micro-batch for each of their stages, got {run.micro_batches} for pp {run.pp}",
+            f"{message} need a micro-batch for each of their stages, got {run.micro_batches} for pp {run.pp}",
         ),
     ]
 
@@ -317,11 +320,11 @@ def _experts(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
 
 def _given_stages(model: Transformer, run: TrainingRun, chunks: int) -> list[tuple[bool, str]]:
     own = run.stage_layers
-    told = f"stage layers {','.join(map(str, own))}"
+    message = f"stage layers {','.join(map(str, own))}"
     return [
-        (len(own) in (0, chunks), f"{told}: expected {chunks} numbers, one for each pipeline chunk, got {len(own)}"),
-        (not own or sum(own) == model.layers, f"{told}: expected {model.layers} layers together, got {sum(own)}"),
-        (all(count >= 0 for count in own), f"{told}: expected none below 0"),
+        (len(own) in (0, chunks), f"{message}: expected {chunks} numbers, one for each pipeline chunk, got {len(own)}"),
+        (not own or sum(own) == model.layers, f"{message}: expected {model.layers} layers together, got {sum(own)}"),
+        (all(count >= 0 for count in own), f"{message}: expected none below 0"),
     ]
 
 

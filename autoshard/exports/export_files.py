@@ -16,7 +16,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.program import Program
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.timeline import Timeline
-from autoshard.system.files import told, write_bytes
+from autoshard.system.files import write_bytes, write_errors
 
 Files = Iterator[tuple[str, bytes]]
 
@@ -57,7 +57,7 @@ def export(
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: --export writes a folder", "-o FOLDER")
-    with told(folder):
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     written = []
     for file, content in FORMATS[name](timeline, program, graph, hardware):

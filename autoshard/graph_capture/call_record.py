@@ -61,14 +61,14 @@ def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
     returned = _plain_result(program) if call is None else call.returned
     if returned is None or len(set(slots)) != len(inputs):
         return ""
-    told = {
+    message = {
         "arguments": _text_of(own.form),
         "order": slots,
         "returned": _text_of(returned),
         "has_loss": call is not None and call.loss is not None,
         "summed": call is not None and call.summed,
     }
-    return json.dumps(told, separators=(",", ":"), allow_nan=False)
+    return json.dumps(message, separators=(",", ":"), allow_nan=False)
 
 
 def _plain_result(program: Any) -> Form | None:
@@ -102,10 +102,10 @@ def read(text: str, names: tuple[str, ...], where: str) -> ModelCall:
     if not text:
         raise UsageError(f"{where} does not say how its model is called", f"{_AGAIN}: autoshard.plan(model, inputs, …)")
     try:
-        told = json.loads(text)
-        arguments, returned = _form(told["arguments"]), _form(told["returned"])
-        has_loss, summed = bool(told["has_loss"]), bool(told["summed"])
-        order = tuple(int(place) for place in told["order"])
+        message = json.loads(text)
+        arguments, returned = _form(message["arguments"]), _form(message["returned"])
+        has_loss, summed = bool(message["has_loss"]), bool(message["summed"])
+        order = tuple(int(place) for place in message["order"])
         own = tuple(names[place] for place in order)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidFileError(f"{where} is damaged: its call is {type(error).__name__}: {error}", _AGAIN) from None

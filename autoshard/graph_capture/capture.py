@@ -152,8 +152,12 @@ def _capture(
         flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
         inputs = dims.traced_inputs(inputs) if dims else inputs
         program, assumed = export(model, inputs, flags, partial(export_with, dims) if dims else plain_export)
-        told = (model, watcher, source, precision, optimizer, training)
-        graph = _finish(program, *told) if dims is None else _dynamic(program, dims, lambda made: _finish(made, *told))
+        message = (model, watcher, source, precision, optimizer, training)
+        graph = (
+            _finish(program, *message)
+            if dims is None
+            else _dynamic(program, dims, lambda made: _finish(made, *message))
+        )
         updated = {tensor for tensor, _ in graph.buffer_updates}
         flags.check(
             path for buffer in graph.buffers if buffer.tensor in updated for path in (buffer.path, *buffer.ties)

@@ -19,8 +19,8 @@ def check_spec(spec: str) -> None:
     """UsageError or InvalidFileError where `spec` can't be a model: its form is wrong, or its file is missing."""
     if holds_graph(spec):
         if not Path(spec).is_file():
-            told = f"{spec} is no regular file" if Path(spec).exists() else f"there is no file {spec}"
-            raise InvalidFileError(told, _near_files(Path(spec)) or KINDS)
+            message = f"{spec} is no regular file" if Path(spec).exists() else f"there is no file {spec}"
+            raise InvalidFileError(message, _near_files(Path(spec)) or KINDS)
         return
     place, _ = split_spec(spec)
     if place.endswith(".py"):
@@ -44,8 +44,8 @@ def check_file(path: Path, spec: str = "") -> None:
     """UsageError, with names that are near, where there is no such file."""
     if not path.is_file():
         name = spec.rpartition(":")[2]
-        told = f"{path} is no regular file" if path.exists() else f"there is no file {path}"
-        raise UsageError(told, _near_files(path, f":{name}" if name else "") or KINDS)
+        message = f"{path} is no regular file" if path.exists() else f"there is no file {path}"
+        raise UsageError(message, _near_files(path, f":{name}" if name else "") or KINDS)
 
 
 def _near_files(path: Path, after: str = "") -> str:

@@ -166,8 +166,8 @@ def _look_ups(group: list[Op]) -> list[Op]:
     found = [op for op in group if record(op.target).on_host]
     if not found:
         kinds, where = ", ".join(dict.fromkeys(op.target for op in group)), group[0].source.partition(_MARK)[0]
-        told = f"primitive_target at {where}: {kinds} can't run on the host: only look-ups in a table can"
-        raise CaptureError(told, "primitive_target on nn.Embedding, nn.EmbeddingBag or F.embedding")
+        message = f"primitive_target at {where}: {kinds} can't run on the host: only look-ups in a table can"
+        raise CaptureError(message, "primitive_target on nn.Embedding, nn.EmbeddingBag or F.embedding")
     return found
 
 

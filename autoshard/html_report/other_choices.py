@@ -29,8 +29,8 @@ class OtherChoice:
     def __str__(self) -> str:
         talking = self.seconds - self.computing_seconds
         named = ((self.computing_seconds, "computing"), (talking, "communication"))
-        told = [f"{signed_seconds(own)} {name}" for own, name in named if abs(own) >= 1e-9]
-        return f"{self.words}: {signed_seconds(self.seconds)} a step ({', '.join(told) or 'no difference'})"
+        message = [f"{signed_seconds(own)} {name}" for own, name in named if abs(own) >= 1e-9]
+        return f"{self.words}: {signed_seconds(self.seconds)} a step ({', '.join(message) or 'no difference'})"
 
 
 class OtherChoices:

@@ -79,7 +79,7 @@ def page(
         "picture": plan_svg(plan, graph, hardware),
         "picture_text": about(plan, graph, hardware),
         "warnings": [
-            *told(resimulated(plan, timeline.step_seconds)),
+            *sentences(resimulated(plan, timeline.step_seconds)),
             *warnings(plan, hardware),
             *discovered(graph),
             *in_float8(plan, graph),
@@ -215,7 +215,7 @@ def _steps(plan: Plan) -> dict[str, Any] | None:
     if not plan.search.steps:
         return None
     rows = [step_cells(own) for own in plan.search.steps]
-    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "notes": told(plan.search.steps_told)}
+    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "notes": sentences(plan.search.steps_told)}
 
 
 def _mesh(tried: MeshTried) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
         found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
     if plan.search.cut_short:
         found.insert(0, "The search was cut short: this is the best plan so far.")
-    return [*told(plan.search.notes), *found]
+    return [*sentences(plan.search.notes), *found]
 
 
 def in_float8(plan: Plan, graph: Graph) -> list[str]:
@@ -254,7 +254,7 @@ def in_float8(plan: Plan, graph: Graph) -> list[str]:
     return [f"In float8: {words}."] if words else []
 
 
-def told(notes: Iterable[str]) -> list[str]:
+def sentences(notes: Iterable[str]) -> list[str]:
     """Notes as whole sentences."""
     return [f"{note[:1].upper()}{note[1:]}." for note in notes]
 

@@ -95,15 +95,15 @@ def joint_search(
                 there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
                 problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
                 problems.append((_of_kinds(problem, store, own, graph, space), own.split))
-        for told in _not_some(space, line, named, problems):
-            if told not in log.reasons:
-                log.no(told)
+        for message in _not_some(space, line, named, problems):
+            if message not in log.reasons:
+                log.no(message)
         return problems
 
     if not choices:
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
-        told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
-        raise InfeasibleError(told, what_divides(space, hardware))
+        message = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
+        raise InfeasibleError(message, what_divides(space, hardware))
     if level != SPEED:
         search = {RATIO: least_rest_of, MEMORY: leanest_of}[level]
         problems = problems_of(choices)
@@ -199,8 +199,8 @@ def _not_some(
     offered = {kind for problem, _ in problems for kind, keeps in enumerate(problem.keeps) if _has_some(keeps)}
     for kind in sorted(named - offered) if KEEP_SOME in space.keeps else ():
         block = next(block for block in line.blocks if block.kind == kind)
-        told = "it is not called by itself, or has other products than those of several linear layers and attention"
-        yield f"results of {block.module}, kept one by one: {told}"
+        message = "it is not called by itself, or has other products than those of several linear layers and attention"
+        yield f"results of {block.module}, kept one by one: {message}"
 
 
 def _has_some(keeps: tuple[str, ...]) -> bool:

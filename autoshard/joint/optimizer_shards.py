@@ -83,8 +83,10 @@ def least_step(least: Plan, fastest: Plan) -> Plan:
     if _leaner(least) <= _leaner(fastest):
         return least
     certificate = without_proof(fastest.certificate, fastest.predicted_peak_bytes)
-    told = "the fastest plan, whose whole step needs less memory than that of the plan of least memory in a micro-batch"
-    search = replace(fastest.search, level=MEMORY, notes=(*fastest.search.notes, told))
+    message = (
+        "the fastest plan, whose whole step needs less memory than that of the plan of least memory in a micro-batch"
+    )
+    search = replace(fastest.search, level=MEMORY, notes=(*fastest.search.notes, message))
     return replace(fastest, certificate=certificate, search=search)
 
 
@@ -121,8 +123,10 @@ def _told(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
     small = f", those of more than {wanted.threshold_bytes / 1024:g} KB," if wanted.threshold_bytes else ""
     over = "sum their gradients" if wanted.summed else "use them alike"
     what = f"weights{small} are stored in shards over the devices that {over}" if wanted.level else ""
-    told = f"{what or 'weights are stored as they are used'}, as ZeRO {wanted.level} asks: operators were chosen before"
-    search = replace(plan.search, notes=(*plan.search.notes, told))
+    message = (
+        f"{what or 'weights are stored as they are used'}, as ZeRO {wanted.level} asks: operators were chosen before"
+    )
+    search = replace(plan.search, notes=(*plan.search.notes, message))
     return replace(made, certificate=certificate, search=search, versions=plan.versions)
 
 

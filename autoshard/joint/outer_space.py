@@ -90,8 +90,8 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
     """Every choice whose sizes divide. Tensor parallelism stays in a node, unless it is given."""
     log = log or Divided()
     most = min(space.line, space.devices)
-    for told in unsearched(space.context, space.expert, (space.long_tokens, space.experts)):
-        log.no(told)
+    for message in unsearched(space.context, space.expert, (space.long_tokens, space.experts)):
+        log.no(message)
     for stages in space.stages or divisors(space.devices, most):
         if space.devices % stages:
             log.no(f"{space.devices} devices are not divided by {stages} stages")
@@ -100,8 +100,8 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
             log.no(f"a pin names stage {space.least_stages - 1}, and there would be {counted(stages, 'stage')}")
             continue
         if stages > space.line:
-            told = f"{counted(space.line, 'block')} for {stages} stages, which are cut between blocks"
-            log.no(f"{told} (--mesh with --stages shards inside them, too)")
+            message = f"{counted(space.line, 'block')} for {stages} stages, which are cut between blocks"
+            log.no(f"{message} (--mesh with --stages shards inside them, too)")
             continue
         inner = space.devices // stages
         for tensor in space.tensor or [d for d in divisors(inner) if d <= hardware.devices_per_node]:
@@ -176,8 +176,10 @@ def _not_interleaved(space: OuterSpace, stages: int, virtual: int, count: int) -
     if count % stages:
         return "stages of several parts take micro-batches in groups, one for each stage"
     if space.blocks % virtual or space.blocks < stages * virtual:
-        told = "stages of several parts need equal blocks in a row, one for each part at least, that the parts divide"
-        return f"{told}: there are {space.blocks}"
+        message = (
+            "stages of several parts need equal blocks in a row, one for each part at least, that the parts divide"
+        )
+        return f"{message}: there are {space.blocks}"
     return ""
 
 

@@ -87,8 +87,10 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
     }
     for option, given in said.items():
         if given:
-            told = f"{option} is not offered where a whole step is searched for (--global-batch with --devices alone)"
-            raise UsageError(told, f"--mesh dp={wanted.devices}: a step that is not searched for")
+            message = (
+                f"{option} is not offered where a whole step is searched for (--global-batch with --devices alone)"
+            )
+            raise UsageError(message, f"--mesh dp={wanted.devices}: a step that is not searched for")
 
 
 def _check_experts(graph: Graph, said: Count) -> None:
@@ -153,8 +155,8 @@ def _zero(wanted: SearchRequest) -> tuple[int, ...] | None:
         return said or None
     if said and own not in said:
         stored = "whole" if own == 0 else "in shards"
-        told = f"--strategy {wanted.strategy} stores weights {stored} over replicas, which --zero {said[0]} does not"
-        raise UsageError(told, f"--zero {own}, or without it")
+        message = f"--strategy {wanted.strategy} stores weights {stored} over replicas, which --zero {said[0]} does not"
+        raise UsageError(message, f"--zero {own}, or without it")
     return (own,)
 
 
@@ -186,8 +188,10 @@ def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, st
     kinds = {block.kind: asked[block.module] for block in line.blocks if block.module in asked}
     left = [own.module for own in line.blocks if own.kind in kinds and asked.get(own.module) != kinds[own.kind]]
     if left:
-        told = f"recompute() of some blocks, and not so of {left[0]}, which is equal: a search decides for both alike"
-        raise UsageError(told, "recompute() of all of them, --recompute auto, or --mesh")
+        message = (
+            f"recompute() of some blocks, and not so of {left[0]}, which is equal: a search decides for both alike"
+        )
+        raise UsageError(message, "recompute() of all of them, --recompute auto, or --mesh")
     return kinds
 
 
@@ -202,8 +206,8 @@ def _pinned(line: BlockLine, pins: tuple[StagePin, ...]) -> dict[int, int]:
         ]
         if not own:
             known = [block.module for block in line.blocks if block.module]
-            told = f"pin stage:{pin.path}={pin.stage}: it is no block of the model, nor holds one"
-            raise UsageError(told, f"one of {known[0]} to {known[-1]}" if known else "without it")
+            message = f"pin stage:{pin.path}={pin.stage}: it is no block of the model, nor holds one"
+            raise UsageError(message, f"one of {known[0]} to {known[-1]}" if known else "without it")
         for k in own:
             if found.setdefault(k, pin.stage) != pin.stage:
                 raise UsageError(f"pins put {line.blocks[k].module} on stage {found[k]} and {pin.stage}", "one of them")

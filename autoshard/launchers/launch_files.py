@@ -78,8 +78,8 @@ def launch_of(
     if plan.servers.count:
         if on != "ray" or nodes is not None or hosts:
             what = f"--on {on}" if on != "ray" else "--nodes and --hosts"
-            told = f"{what}: parameter servers and workers are processes of a Ray cluster that is running"
-            raise UsageError(told, "--on ray, with a cluster of `ray start`")
+            message = f"{what}: parameter servers and workers are processes of a Ray cluster that is running"
+            raise UsageError(message, "--on ray, with a cluster of `ray start`")
         words = _words(DEFAULT_OPTIONS if options is None else options)
         return Launch(on, 1, plan.devices, (), tuple(words), **more)
     own = hardware.nodes(plan.devices)

@@ -26,8 +26,8 @@ def start(launch: Launch, folder: Path) -> int:
     program = _NEEDS.get(launch.on, words[0])
     if launch.on == "torchrun" and launch.nodes > 1:
         number = "NODE=0 " if launch.least_nodes == launch.nodes else ""
-        told = f"{number}FIRST_NODE=host {typed(*words)}"
-        raise UsageError("torchrun is started on each node by itself", told)
+        message = f"{number}FIRST_NODE=host {typed(*words)}"
+        raise UsageError("torchrun is started on each node by itself", message)
     if program != "python" and shutil.which(program) is None:
         raise UsageError(
             f"there is no {program} on this machine", f"where it is, in a copy of {folder}: {typed(*words)}"

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoshard.errors import InvalidFileError, UsageError
-from autoshard.system.files import parse_json, read_bytes, read_text, told, write_text
+from autoshard.system.files import parse_json, read_bytes, read_text, write_errors, write_text
 
 MANIFEST = "manifest.json"
 NESTED_FOLDER = "devices_"  # and a number: a package in the package, for so many devices
@@ -210,7 +210,7 @@ def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
     made = [own for own in (parent, *parent.parents) if not own.exists()]  # the innermost first
     stage: Path | None = None
     try:
-        with told(folder):
+        with write_errors(folder):
             parent.mkdir(parents=True, exist_ok=True)
             stage = _beside(folder, _NEW)
             stage.mkdir()

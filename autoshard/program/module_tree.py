@@ -122,8 +122,8 @@ class _Builder:
     def _check_policies(self) -> None:
         """UsageError for a module to be computed again that is no block of the code."""
         for path in without_call(self.scopes, self.scopes.keeps):
-            told = f"{path} can't be recomputed by itself: its operators don't stand together"
-            raise UsageError(told, "a module that holds it, or one that it holds")
+            message = f"{path} can't be recomputed by itself: its operators don't stand together"
+            raise UsageError(message, "a module that holds it, or one that it holds")
 
     # --- which modules get a class ---
 

@@ -72,8 +72,8 @@ def counting_program(program: Program, parts: Sequence[Program]) -> Program:
     stages = [stage for stage, part in zip(program.step.part_stages, parts, strict=True) if part.label_counts]
     found = {id(own): own for own in map(program.of_stage, stages)}
     if len(found) > 1:
-        told = " and ".join(f"place {stage} on {program.meshes[stage]}" for stage in dict.fromkeys(stages))
-        message = f"losses that are means over labels are on places of different meshes: {told}"
+        reason = " and ".join(f"place {stage} on {program.meshes[stage]}" for stage in dict.fromkeys(stages))
+        message = f"losses that are means over labels are on places of different meshes: {reason}"
         raise UsageError(message, "all losses on one place, or one micro-batch a step")
     return next(iter(found.values()), program)
 
@@ -330,9 +330,9 @@ def _check_meshes(parts: Sequence[Program], step: StepPlan) -> None:
         own = {meshes[stage] for stage in stages}
         trainable = any(p.path == path and p.trainable for part in parts for p in part.parameters)
         if len(own) > 1 and trainable:
-            told = " and ".join(f"place {stage} on {meshes[stage]}" for stage in stages)
+            message = " and ".join(f"place {stage} on {meshes[stage]}" for stage in stages)
             raise UsageError(
-                f"{path} is read on places of different meshes: {told}",
+                f"{path} is read on places of different meshes: {message}",
                 f"--pin place:MODULE={stages[0]} for all modules that read it, or one mesh for these places",
             )
 

@@ -33,13 +33,13 @@ def check_step(step: StepPlan, graph: Graph) -> None:
         _check_parts(step, graph)
     modules = {path for path, _ in graph.modules}
     for path in step.keeps:
-        told = not_again(graph, path, step.micro_batches)
-        if told:
-            raise UsageError(f"{path} can't be recomputed: {told}", "another block, or what holds it left as it is")
+        message = not_again(graph, path, step.micro_batches)
+        if message:
+            raise UsageError(f"{path} can't be recomputed: {message}", "another block, or what holds it left as it is")
     for policy in step.recompute:
         if policy.keep not in KEEPS and not _is_some(policy.keep):
-            told = f"one of {', '.join(KEEPS)}, or as in {KEEP_SOME}0 attn.c_attn, attention attn"
-            raise UsageError(f"{policy.module} keeps {policy.keep!r}", told)
+            message = f"one of {', '.join(KEEPS)}, or as in {KEEP_SOME}0 attn.c_attn, attention attn"
+            raise UsageError(f"{policy.module} keeps {policy.keep!r}", message)
         if policy.module not in modules:
             raise UsageError(f"the model has no module {policy.module} to recompute", "a path of the model's")
 
@@ -96,8 +96,8 @@ def check_one_batch(step: StepPlan, what: str) -> None:
     """UsageError where `what` is about a step of one micro-batch on one stage, and this one is not."""
     if step.micro_batches > 1 or step.parts:
         stages = f" on {step.stages} stages" if step.parts else ""
-        told = f"{what} knows a step of one micro-batch, and this plan's has {step.micro_batches}{stages}"
-        raise UsageError(told, "a plan without --micro-batches and --stages")
+        message = f"{what} knows a step of one micro-batch, and this plan's has {step.micro_batches}{stages}"
+        raise UsageError(message, "a plan without --micro-batches and --stages")
 
 
 def not_again(graph: Graph, path: str, micro_batches: int = 1) -> str:
@@ -120,8 +120,8 @@ def _check_parts(step: StepPlan, graph: Graph) -> None:
         _check_placed(step, graph)
         return
     if len(step.parts) != stages * step.virtual_stages:
-        told = f"{len(step.parts)} parts for {stages} stages of {step.virtual_stages}"
-        raise UsageError(told, f"{stages * step.virtual_stages} parts, each beginning at an operator of its own")
+        message = f"{len(step.parts)} parts for {stages} stages of {step.virtual_stages}"
+        raise UsageError(message, f"{stages * step.virtual_stages} parts, each beginning at an operator of its own")
     positions = {op.name: number for number, op in enumerate(graph.ops)}
     before = -1
     for number, part in enumerate(step.parts):
@@ -208,8 +208,8 @@ def check_batch_shares(program: Program, dynamic: bool = False) -> None:
     wanted = step.micro_batches * size
     given = f"batch shares {', '.join(map(str, step.batch_shares))}"
     if len(step.batch_shares) != size or sum(step.batch_shares) != wanted or min(step.batch_shares) < 1:
-        told = f"{given}: expected one for each of the {size} coordinates of {axis}, 1 or more, {wanted} in all"
-        raise UsageError(told, f"--micro-batches {max(1, sum(step.batch_shares) // size)}, or other shares")
+        message = f"{given}: expected one for each of the {size} coordinates of {axis}, 1 or more, {wanted} in all"
+        raise UsageError(message, f"--micro-batches {max(1, sum(step.batch_shares) // size)}, or other shares")
     why = "sizes of inputs are dynamic" if dynamic else next(_obstacles(program), "")
     if why:
         raise UsageError(f"{given}: {why}", "--batch-shares equal")

@@ -95,8 +95,10 @@ def _dim_cut(
     cut = clean_cut(shape[dim], outer, tuple(zip(axes, shards, strict=True)), mesh)
     if cut is None:
         names, cuts = "+".join(mesh.names[a] for a in axes), " ".join(map(str, shards))
-        told = f"{cuts} over {names} in {layout.on(mesh)} of {tuple(shape)} is not one cut in parts like torch.chunk's"
-        raise UsageError(f"the plan moves what its shapes don't let it: {told}", "search a plan for these shapes")
+        message = (
+            f"{cuts} over {names} in {layout.on(mesh)} of {tuple(shape)} is not one cut in parts like torch.chunk's"
+        )
+        raise UsageError(f"the plan moves what its shapes don't let it: {message}", "search a plan for these shapes")
     return cut
 
 

@@ -128,8 +128,8 @@ def scaled(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:
     if sum(lengths) == size:
         return lengths
     if size < len(lengths):
-        told = f"{size} rows can't be cut in {len(lengths)} parts as the planned ones are"
-        raise UsageError(told, f"at least {len(lengths)} rows")
+        message = f"{size} rows can't be cut in {len(lengths)} parts as the planned ones are"
+        raise UsageError(message, f"at least {len(lengths)} rows")
     ends = [round(sum(lengths[: n + 1]) * (size - len(lengths)) / sum(lengths)) for n in range(len(lengths))]
     return tuple(end - start + 1 for start, end in zip((0, *ends), ends, strict=False))
 

@@ -201,16 +201,18 @@ def _within(plan: Plan, first: Plan) -> Plan:
     """What was proved within a tighter limit than the user's is not said of it."""
     certificate = within_wider(plan.certificate, plan.search.level == SPEED)  # the bound on the step leaves memory out
     seconds, size = first.step.predicted_seconds, first.step.predicted_peak_bytes
-    told = f"without the memory limit a step takes {format_seconds(seconds, 3)}, and {format_bytes(size, 3)} a device"
-    return replace(plan, certificate=certificate, search=replace(plan.search, notes=(told,)))
+    message = (
+        f"without the memory limit a step takes {format_seconds(seconds, 3)}, and {format_bytes(size, 3)} a device"
+    )
+    return replace(plan, certificate=certificate, search=replace(plan.search, notes=(message,)))
 
 
 def no_step_within(limit_bytes: float, least_bytes: float, leanest: Plan) -> InfeasibleError:
     """`leanest`: the step that was tried which needs least, `least_bytes`."""
-    told = f"no plan was found whose step fits in {format_bytes(limit_bytes)} a device: the smallest tried needs "
+    message = f"no plan was found whose step fits in {format_bytes(limit_bytes)} a device: the smallest tried needs "
     step, mixed = leanest.step, mixed_precision(parse_hardware(leanest.hardware_text))
     ways = [f"--stages {2 * step.stages}"]
     ways += ["--recompute full"] * (step.recompute == () or any(own.keep != "input" for own in step.recompute))
     ways += [f"--precision {mixed}"] * (leanest.precision != mixed)
     hint = " or ".join(ways) + ", or more devices, or a model with a smaller batch"
-    return InfeasibleError(told + format_bytes(least_bytes), hint, proven=False)
+    return InfeasibleError(message + format_bytes(least_bytes), hint, proven=False)

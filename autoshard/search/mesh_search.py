@@ -144,10 +144,10 @@ def _of_others(error: UserError, others: int, devices: int) -> UserError:
     """`error` of one mesh, which says that the `others` have no plan either."""
     if not others or not isinstance(error, InfeasibleError):
         return error
-    told = (
+    message = (
         f"{error.message}; nor {'is' if error.proven else 'was'} there one on {others} other mesh{'es' * (others > 1)}"
     )
-    return InfeasibleError(f"{told} of {devices} devices", error.hint, proven=error.proven)
+    return InfeasibleError(f"{message} of {devices} devices", error.hint, proven=error.proven)
 
 
 def _try(task: SearchTask, leader: float) -> _Tried:

@@ -73,8 +73,8 @@ def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
         where, style = f"mesh {task.formulation.mesh}", task.request.strategy
         which = f"--strategy {style} on {where}" if style in STYLES else where
         size = format_bytes(floor.bytes)
-        told = f"proved: no plan of {which} fits: each holds at least {size} {floor.moment} ({_parts_of(floor)})"
-        raise InfeasibleError(told)
+        message = f"proved: no plan of {which} fits: each holds at least {size} {floor.moment} ({_parts_of(floor)})"
+        raise InfeasibleError(message)
 
 
 def _parts_of(floor: MemoryFloor) -> str:

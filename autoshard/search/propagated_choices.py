@@ -26,13 +26,13 @@ def propagated(task: SearchTask, found: Found) -> Found:
     last = replace(found.candidates[-1], outcome="chosen")
     found = replace(found, candidates=(*found.candidates[:-1], last))
     problem = replace(task.formulation.problem, capacity_bytes=found.target_bytes)
-    told = propagate(problem, task.starts(problem))
-    if told.choice != found.levelled.solution.choice:  # of another level's prices
+    message = propagate(problem, task.starts(problem))
+    if message.choice != found.levelled.solution.choice:  # of another level's prices
         return found
-    by = {n: DECIDED.get(decided, "pin") for n, decided in enumerate(told.decided) if n not in task.fixed}
-    lines = [_line(task.formulation, conflict) for conflict in told.conflicts[:SHOWN]]
-    if len(told.conflicts) > SHOWN:
-        lines.append(f"and neighbours disagree at {len(told.conflicts) - SHOWN} more places")
+    by = {n: DECIDED.get(decided, "pin") for n, decided in enumerate(message.decided) if n not in task.fixed}
+    lines = [_line(task.formulation, conflict) for conflict in message.conflicts[:SHOWN]]
+    if len(message.conflicts) > SHOWN:
+        lines.append(f"and neighbours disagree at {len(message.conflicts) - SHOWN} more places")
     plan: Plan = labelled(found.plan, task.formulation, by)
     return replace(found, plan=plan, notes=(*found.notes, *lines))
 

@@ -78,8 +78,8 @@ class SearchRequest:
         assert self.devices is not None
         if self.devices % stages:
             near = max(count for count in range(1, stages) if self.devices % count == 0)
-            told = f"{self.devices} devices are not equally many for each of {stages} stages"
-            raise UsageError(told, f"--stages {near}, or --devices {-(-self.devices // stages) * stages}")
+            message = f"{self.devices} devices are not equally many for each of {stages} stages"
+            raise UsageError(message, f"--stages {near}, or --devices {-(-self.devices // stages) * stages}")
         return replace(self, devices=self.devices // stages)
 
     def pins_on(self, mesh: Mesh) -> tuple[Pin, ...]:
@@ -130,8 +130,8 @@ class SearchRequest:
                 raise UsageError(f"unknown strategy {self.strategy!r}", f"--strategy {near[0]}" if near else known)
             return None
         if not re.fullmatch("[0-9]{1,18}", seed):
-            told = f"--strategy {self.strategy[:40]}: expected a whole number of at most 18 digits after the colon"
-            raise UsageError(told, "--strategy random:1")
+            message = f"--strategy {self.strategy[:40]}: expected a whole number of at most 18 digits after the colon"
+            raise UsageError(message, "--strategy random:1")
         if self.mesh is None:
             raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
         return int(seed)

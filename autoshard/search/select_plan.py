@@ -193,5 +193,5 @@ def _slower(free: Candidate, plan: Plan) -> tuple[str, ...]:
     """That the memory limit costs time, where it does."""
     over = format_bytes(free.predicted_peak_bytes - plan.capacity_bytes, 3)
     extra = plan.predicted_seconds - free.predicted_seconds
-    told = f"{format_seconds(extra, 3)} ({extra / free.predicted_seconds:.1%}) slower" if extra > 0 else "no slower"
-    return (f"the fastest plan needs {over} more than the memory limit; this one fits and is {told}",)
+    message = f"{format_seconds(extra, 3)} ({extra / free.predicted_seconds:.1%}) slower" if extra > 0 else "no slower"
+    return (f"the fastest plan needs {over} more than the memory limit; this one fits and is {message}",)

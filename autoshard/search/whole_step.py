@@ -73,15 +73,15 @@ def _found_words(found: PlacedFound, count: int) -> str:
 def check_request(graph: Graph, request: StepRequest) -> int:
     """How many micro-batches a step has. UsageError for what is wrong whatever plan a search finds."""
     if request.recompute == TENSORS:
-        told = "--recompute tensors is for steps that are searched for: memory prices say which results are kept"
-        raise UsageError(told, "--global-batch and --devices, without --mesh")
+        message = "--recompute tensors is for steps that are searched for: memory prices say which results are kept"
+        raise UsageError(message, "--global-batch and --devices, without --mesh")
     if request.open_ or request.micro_batch is not None:
-        told = "auto, lists and --micro-batch are for steps that are searched for: for a global batch on devices"
-        raise UsageError(told, "--global-batch and --devices, without --mesh")
+        message = "auto, lists and --micro-batch are for steps that are searched for: for a global batch on devices"
+        raise UsageError(message, "--global-batch and --devices, without --mesh")
     shared = {"--context-parallel": request.context_parallel, "--expert-parallel": request.expert_parallel}
     for option in (option for option, said in shared.items() if said is not None):
-        told = f"{option} is for steps that are searched for, for a global batch on devices: --mesh has its own axes"
-        raise UsageError(told, "--global-batch and --devices, without --mesh")
+        message = f"{option} is for steps that are searched for, for a global batch on devices: --mesh has its own axes"
+        raise UsageError(message, "--global-batch and --devices, without --mesh")
     request.check_place_meshes()
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
     assert isinstance(virtual, int)
@@ -232,8 +232,8 @@ def _pinned(graph: Graph, pins: tuple[StagePin, ...]) -> dict[int, int]:
             raise UsageError(f"pin stage:{pin.path}={pin.stage}: the model has no such module", "autoshard trace MODEL")
         for i in own:
             if wanted.setdefault(i, pin.stage) != pin.stage:
-                told = f"pins put {graph.ops[i].module} on stage {wanted[i]} and on stage {pin.stage}"
-                raise UsageError(told, "one of them")
+                message = f"pins put {graph.ops[i].module} on stage {wanted[i]} and on stage {pin.stage}"
+                raise UsageError(message, "one of them")
     return wanted
 
 
@@ -244,14 +244,16 @@ def check_order(graph: Graph, pins: tuple[StagePin, ...], stages: int) -> None:
     for before, after in pairwise(order):
         if wanted[after] < wanted[before]:
             first, second = graph.ops[before].module, graph.ops[after].module
-            told = f"{first} is on stage {wanted[before]}, and {second}, which comes after it, on stage {wanted[after]}"
+            message = (
+                f"{first} is on stage {wanted[before]}, and {second}, which comes after it, on stage {wanted[after]}"
+            )
             raise UsageError(
-                f"{told}: a stage may not decrease along the data flow", "stages that grow in the order of the data"
+                f"{message}: a stage may not decrease along the data flow", "stages that grow in the order of the data"
             )
     unused = [stage for stage in range(stages) if stage not in wanted.values()]
     if unused and len(order) == len(graph.ops):
-        told = f"stage {unused[0]} of {stages} is not used: every module is on another"
-        raise UsageError(told, f"--stages {len(set(wanted.values()))}")
+        message = f"stage {unused[0]} of {stages} is not used: every module is on another"
+        raise UsageError(message, f"--stages {len(set(wanted.values()))}")
 
 
 def _cut(
@@ -335,8 +337,8 @@ def _said(plan: Plan, hardware: Hardware, asked: str) -> tuple[int, ...]:
     """A number for each coordinate."""
     words = [word.strip() for word in asked.split(",")]
     if not all(word.isdecimal() for word in words):
-        told = f"--batch-shares {asked}: expected auto, equal, or numbers of slices with commas"
-        raise UsageError(told, "--batch-shares auto")
+        message = f"--batch-shares {asked}: expected auto, equal, or numbers of slices with commas"
+        raise UsageError(message, "--batch-shares auto")
     numbers, count = tuple(map(int, words)), plan.mesh.sizes[0]
     each = [hardware.of_ranks(n * plan.mesh.size // count, plan.mesh.size // count) for n in range(count)]
     kinds = list(dict.fromkeys(each))

@@ -36,8 +36,8 @@ class ServerRequest:
         found = re.fullmatch(r"([0-9]{1,4})(?::([0-9]{1,4}))?", self.workers or "1")
         least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= least <= most <= MOST:
-            told = f"--workers {self.workers}: expected a number from 1 to {MOST}, or the least and the most"
-            raise UsageError(told, "--workers 4, or --workers 2:8")
+            message = f"--workers {self.workers}: expected a number from 1 to {MOST}, or the least and the most"
+            raise UsageError(message, "--workers 4, or --workers 2:8")
         return least, most
 
     @property
@@ -64,16 +64,16 @@ class ServerRequest:
             raise UsageError(f"--parameter-servers {self.servers}: expected a number from 1 to {MOST}", EXAMPLE)
         assert self.worker_range
         if self.staleness is not None and not self.asynchronous:
-            told = f"--staleness {self.staleness}: in synchronous training no gradient is old"
-            raise UsageError(told, f"--asynchronous --staleness {self.staleness}")
+            message = f"--staleness {self.staleness}: in synchronous training no gradient is old"
+            raise UsageError(message, f"--asynchronous --staleness {self.staleness}")
         if self.staleness is not None and (type(self.staleness) is not int or self.staleness < 0):
             raise UsageError(f"--staleness {self.staleness}: expected 0 or more updates", "--staleness 4")
         if self.table_optimizer not in (None, *TABLE_OPTIMIZERS):
-            told = f"--table-optimizer {self.table_optimizer}: expected {' or '.join(TABLE_OPTIMIZERS)}"
-            raise UsageError(told, f"--table-optimizer {ROWWISE}")
+            message = f"--table-optimizer {self.table_optimizer}: expected {' or '.join(TABLE_OPTIMIZERS)}"
+            raise UsageError(message, f"--table-optimizer {ROWWISE}")
         if (mesh is not None and mesh.size > 1) or devices not in (None, 1):
-            told = f"{f'the mesh {mesh}' if mesh is not None else f'--devices {devices}'} and parameter servers"
-            raise UsageError(f"{told}: a worker is one device", f"{EXAMPLE} without --mesh and --devices")
+            message = f"{f'the mesh {mesh}' if mesh is not None else f'--devices {devices}'} and parameter servers"
+            raise UsageError(f"{message}: a worker is one device", f"{EXAMPLE} without --mesh and --devices")
         kept = ("micro_batches", "recompute", "place")
         others = [name for name, value in vars(step).items() if name not in kept and value not in (None, (), False)]
         if others or step.place not in (None, NO_PLACES):

@@ -66,14 +66,14 @@ def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
 
     program = lower(replace(plan, fusion=()), graph)
     parts = stage_programs(program, plan) if plan.step.parts else (program,)
-    told = tuple(note for fusion in plan.fusion if (note := _unused(fusion, parts)))
+    message = tuple(note for fusion in plan.fusion if (note := _unused(fusion, parts)))
     if asked and any(fusion.collective == "all_reduce" for fusion in plan.fusion):
-        told += (f"comm_fusion of {', '.join(asked)} is ignored: --fuse all_reduce goes before",)
+        message += (f"comm_fusion of {', '.join(asked)} is ignored: --fuse all_reduce goes before",)
     else:
         moved = [path for part in parts for bucket in part.gradient_buckets for path in bucket.parameters]
         left = [own for own in asked if own and not any(path.startswith(f"{own}.") for path in moved)]
-        told += (f"comm_fusion of {', '.join(left)} is ignored: no gradient there is all-reduced",) * bool(left)
-    return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *told)))
+        message += (f"comm_fusion of {', '.join(left)} is ignored: no gradient there is all-reduced",) * bool(left)
+    return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *message)))
 
 
 def _unused(fusion: Fusion, parts: tuple[Program, ...]) -> str:

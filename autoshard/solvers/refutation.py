@@ -49,10 +49,10 @@ def checked(problem: Problem, claim: InfeasibleError, solver: str, clock: Clock)
     with watched(own):
         if any(attempt(_shows, argument, problem, claim, own) for argument in arguments):
             return claim
-    told = (
+    message = (
         f"no plan was found that is allowed and fits, which is not proven: one method alone says so ({claim.message})"
     )
-    return InfeasibleError(told, claim.hint, proven=False)
+    return InfeasibleError(message, claim.hint, proven=False)
 
 
 Argument = Callable[[Problem, InfeasibleError, Clock], bool]

@@ -67,9 +67,9 @@ class DiskCache:
             partial.replace(path)
             self._trim()
         except (OSError, ValueError) as error:
-            told = f"the cache {self.folder} is not written: {getattr(error, 'strerror', None) or error}"
-            if told not in self.faults:
-                self.faults.append(told)
+            message = f"the cache {self.folder} is not written: {getattr(error, 'strerror', None) or error}"
+            if message not in self.faults:
+                self.faults.append(message)
         finally:
             with contextlib.suppress(OSError, ValueError):
                 partial.unlink(missing_ok=True)

@@ -123,7 +123,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """The same for bytes."""
     partial = partial_of(path)
-    with told(path), removed_on_error(partial):
+    with write_errors(path), removed_on_error(partial):
         partial.write_bytes(content)
         partial.replace(path)
 
@@ -136,7 +136,7 @@ def partial_of(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """What the system says against writing `path` as a UsageError."""
     try:
         yield

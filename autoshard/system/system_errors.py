@@ -14,7 +14,7 @@ REFUSED = frozenset(
 NEEDED = ("torch", "numpy", "scipy", "networkx", "pulp", "highspy", "matplotlib", "jinja2", "rich")
 
 
-def told(error: Exception) -> UserError | None:
+def as_user_error(error: Exception) -> UserError | None:
     """The same in a sentence; None where it is a bug."""
     if isinstance(error, OSError) and error.errno in REFUSED:
         where = f"{error.filename}: " if error.filename else ""

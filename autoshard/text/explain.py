@@ -132,8 +132,8 @@ def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: s
     style = plain_words(how).replace(" ", "-")
     if style in STYLES:
         other = f"{command(plan, graph)} --strategy {style} --out {shlex.quote(f'{folder}-{style}')}"
-        told = f"--why-not {how!r}: {STYLES[style].title} is a style of the whole plan, which is planned by itself"
-        raise UsageError(told, f"{other} && autoshard diff {shlex.quote(folder)} {shlex.quote(f'{folder}-{style}')}")
+        message = f"--why-not {how!r}: {STYLES[style].title} is a style of the whole plan, which is planned by itself"
+        raise UsageError(message, f"{other} && autoshard diff {shlex.quote(folder)} {shlex.quote(f'{folder}-{style}')}")
     rest, memory = said_memory(how)
     if what is None:
         if rest or not memory:
@@ -309,7 +309,7 @@ def text(explained: Explained, width: int | None = None) -> str:
         result += _fitted(f"left open: {explained.left_open}", width)
     if plan.search.steps:
         result += ["", "whole steps:", *table([HEADER, *map(step_cells, plan.search.steps)], width)]
-        result += [line for told in plan.search.steps_told for line in _fitted(told, width)]
+        result += [line for message in plan.search.steps_told for line in _fitted(message, width)]
     if explained.why_not:
         result += ["", *_why_lines(plan, explained.why_not, width)]
     result += [line for note in explained.notes for line in _fitted(f"note: {note}", width)]
@@ -376,8 +376,8 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
     shown = why.changed[:CHANGED]
     more = f" and {len(why.changed) - len(shown)} more" if len(why.changed) > len(shown) else ""
     lines.append(f"  other decisions that change with it: {len(why.changed) or 'none'}")
-    told = [part for line in shown for part in _fitted(f"    {line}", width)]
-    return lines + told + ([f"   {more}"] if more else [])
+    message = [part for line in shown for part in _fitted(f"    {line}", width)]
+    return lines + message + ([f"   {more}"] if more else [])
 
 
 def _step_name(plan: Plan) -> str:

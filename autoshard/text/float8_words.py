@@ -24,8 +24,8 @@ def float8_words(plan: Plan, graph: Graph) -> str:
     for op, reason in kept:
         reasons.setdefault(reason, []).append(op.module or op.name)
     words = f"{len(marked) - len(uneven)} of {len(marked) + len(kept) - len(uneven)} linear layers"
-    told = "; ".join(f"{_named(names)} ({reason})" for reason, names in reasons.items())
-    words += f"; in bfloat16 {told}" if told else ""
+    message = "; ".join(f"{_named(names)} ({reason})" for reason, names in reasons.items())
+    words += f"; in bfloat16 {message}" if message else ""
     return f"{words}; no kernel in float8 was measured: the profile's peak, at the efficiency of bfloat16's"
 
 

@@ -95,8 +95,8 @@ def text(found: Difference, width: int | None = None) -> str:
     lines = table([("", "A", "B", "B - A"), *_figures(found.one, found.other)], width)
     if found.missing:
         names = ", ".join(found.missing[:5]) + (" …" if len(found.missing) > 5 else "")
-        told = f"the models differ: {len(found.missing)} decisions are in one plan only: {names}"
-        lines += ["", *([told] if width is None else wrapped(told, width))]
+        message = f"the models differ: {len(found.missing)} decisions are in one plan only: {names}"
+        lines += ["", *([message] if width is None else wrapped(message, width))]
     if not found.changes:
         same = (
             f"the {found.same} that both have are the same"

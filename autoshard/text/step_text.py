@@ -39,12 +39,12 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
         f"predicted step {format_seconds(taken(best))}, {samples / taken(best):,.4g} samples/s; fullest stage "
         f"{format_bytes(best.program_bytes or best.peak_bytes)} of {format_bytes(found.room_bytes)}",
         "",
-        *(line for told in certainty(found) for line in wrapped(told, width)),
+        *(line for message in certainty(found) for line in wrapped(message, width)),
     ]
     if found.others:
         lines += ["", *table([HEADER, *map(step_cells, steps(found))], width)]
-    for told in (*kept_some(found), *scaled(found), *narrower(found), *left_out(found)):
-        lines += wrapped(told, width)
+    for message in (*kept_some(found), *scaled(found), *narrower(found), *left_out(found)):
+        lines += wrapped(message, width)
     return lines
 
 
@@ -71,8 +71,8 @@ def kept_some(found: JointResult) -> list[str]:
 def narrower(found: JointResult) -> list[str]:
     """That blocks were given less room than there is."""
     own, limit = found.best.problem.capacity_bytes, found.room_bytes
-    told = f"searched within {format_bytes(own)} by the costs of blocks: the program of the best within "
-    return [f"{told}{format_bytes(limit)} by these holds more than that"] if own < limit else []
+    message = f"searched within {format_bytes(own)} by the costs of blocks: the program of the best within "
+    return [f"{message}{format_bytes(limit)} by these holds more than that"] if own < limit else []
 
 
 def scaled(found: JointResult) -> list[str]:

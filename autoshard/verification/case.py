@@ -142,8 +142,8 @@ def _check_sizes(reference: Reference, sizes: Sequence[Sizes]) -> None:
     """UsageError for dynamic sizes at which the original gives no numbers, as a loss without labels does."""
     for own, step in zip(sizes, reference.steps, strict=False):
         if not all(bool(torch.isfinite(x).all()) for x in step.outputs):
-            told = f"the original gives no numbers at {', '.join(f'{name} {size}' for name, size in own.items())}"
-            raise UsageError(told, "a larger least size, such as --dynamic sequence=2..1024")
+            message = f"the original gives no numbers at {', '.join(f'{name} {size}' for name, size in own.items())}"
+            raise UsageError(message, "a larger least size, such as --dynamic sequence=2..1024")
 
 
 def _reference(
@@ -221,9 +221,9 @@ def check_folder(
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
     errors = [*compare_stages(program, case.reference, results, case.noise), *own]
     crash = f"train.py, started as it will run: {failed}" if failed and not first_failure(errors) else ""
-    told = started_train.words(options, backend, proof.ranks, program.precision) if starts and not failed else ""
+    message = started_train.words(options, backend, proof.ranks, program.precision) if starts and not failed else ""
     return replace(
-        proof, kinds=summarise(errors), first_failure=first_failure(errors), crash=crash, started=told,
+        proof, kinds=summarise(errors), first_failure=first_failure(errors), crash=crash, started=message,
         unverified=tuple(filter(None, (refused, case.reference.not_evaluated))), seconds=time.monotonic() - start,
     )  # fmt: skip
 

@@ -95,8 +95,8 @@ def _mesh(text: str) -> Mesh:
     """Every device runs here, one after the other."""
     mesh = check_axis_names(Mesh.parse(text))
     if mesh.size > MOST_DEVICES:
-        told = f"--mesh {text} has {mesh.size} devices: a proof runs each of them here, at most {MOST_DEVICES}"
-        raise UsageError(told, "--mesh dp=2,tp=4")
+        message = f"--mesh {text} has {mesh.size} devices: a proof runs each of them here, at most {MOST_DEVICES}"
+        raise UsageError(message, "--mesh dp=2,tp=4")
     return mesh
 
 

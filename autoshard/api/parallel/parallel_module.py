@@ -127,8 +127,8 @@ class ParallelModule(nn.Module):
                 "this plan has no loss to go backward from", "a loss in the model or loss=…; or loss.backward()"
             )
         if len(batches) != self.micro_batches:
-            told = f"this plan's step has {self.micro_batches} micro-batches, got {len(batches)}"
-            raise UsageError(told, "a list with a batch for each, or a plan with other micro_batches=…")
+            message = f"this plan's step has {self.micro_batches} micro-batches, got {len(batches)}"
+            raise UsageError(message, "a list with a batch for each, or a plan with other micro_batches=…")
         return step_gradients(made, [self._locals(*_arguments(batch)) for batch in batches], scaler)
 
     def _locals(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -168,15 +168,15 @@ class ParallelModule(nn.Module):
         if x.dtype != dtype and not (x.is_floating_point() and dtype.is_floating_point):
             raise UsageError(f"input {name}: expected {value.dtype}, got {str(x.dtype)[6:]}", _AGAIN)
         if x.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
-            told = f"input {name} requires a gradient, and was planned without one: it would not be whole"
-            raise UsageError(told, f"a plan made with {name}.requires_grad_(), or {name}.detach()")
+            message = f"input {name} requires a gradient, and was planned without one: it would not be whole"
+            raise UsageError(message, f"a plan made with {name}.requires_grad_(), or {name}.detach()")
         x = x.to(device=mesh.device, dtype=dtype)
         if tuple(x.shape) == shape:
             return part_of(x, layout, mesh)
         own, got = local_shape(shape, layout, mesh), tuple(x.shape)
         if got != own and (len(got) != len(own) or x.requires_grad or not fits(got, shape, own)):
-            told = f"input {name}: expected the global shape {shape} or this rank's {own}, got {got}"
-            raise UsageError(told, _AGAIN)
+            message = f"input {name}: expected the global shape {shape} or this rank's {own}, got {got}"
+            raise UsageError(message, _AGAIN)
         return rest_of(x, shape, layout, mesh)
 
 

@@ -56,11 +56,13 @@ class RankModel:
 def check_one_stage(plan: Plan) -> None:
     """UsageError for a plan with stages, and one whose devices take unequal shares of the batch."""
     if plan.step.batch_shares:
-        told = "a model in a program of your own computes equal shares of the batch, and this plan's are not"
-        raise UsageError(told, "autoshard.write and the package's train.py; or batch_shares='equal'")
+        message = "a model in a program of your own computes equal shares of the batch, and this plan's are not"
+        raise UsageError(message, "autoshard.write and the package's train.py; or batch_shares='equal'")
     if plan.step.parts:
-        told = f"a model in a program of your own runs on one stage, and this plan's step has {plan.step.stages}"
-        raise UsageError(told, "autoshard.write and the package's train.py; or a plan without stages: micro_batches=8")
+        message = f"a model in a program of your own runs on one stage, and this plan's step has {plan.step.stages}"
+        raise UsageError(
+            message, "autoshard.write and the package's train.py; or a plan without stages: micro_batches=8"
+        )
 
 
 def rank_model(plan: Plan, graph: Graph, program: Program, mesh: ParallelMesh) -> RankModel:

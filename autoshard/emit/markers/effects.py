@@ -1,6 +1,6 @@
 """The calls with an effect: those that an instruction asks for, and those of an expression as it is written.
 
-An effect is the function, what it is called on, and what else it is told: `("counted", "F.cross_entropy")`.
+An effect is the function, what it is called on, and what else it is given: `("counted", "F.cross_entropy")`.
 """
 
 from __future__ import annotations
@@ -94,18 +94,20 @@ class Written:
                 yield self._varied(name, inner)
 
     def _moved(self, name: str, call: Any) -> Effect:
-        told = {own.arg: ast.literal_eval(own.value) for own in call.keywords if own.arg in ("grad", "kept", "again")}
-        axes, grad = self.axes.get(ast.unparse(call.args[1])), told.get("grad", redistribute.GRAD_DEFAULTS.get(name))
-        return name, self.value(call.args[0]), axes, grad, told.get("kept", False), told.get("again", False)
+        message = {
+            own.arg: ast.literal_eval(own.value) for own in call.keywords if own.arg in ("grad", "kept", "again")
+        }
+        axes, grad = self.axes.get(ast.unparse(call.args[1])), message.get("grad", redistribute.GRAD_DEFAULTS.get(name))
+        return name, self.value(call.args[0]), axes, grad, message.get("kept", False), message.get("again", False)
 
     def _varied(self, name: str, call: Any) -> Effect:
         values = tuple(value for own in call.args if (value := self.value(_unwrapped(own))) is not None)
-        told = {own.arg: own.value for own in call.keywords}
-        roles = {(role, names) for role, node in told.items() if (names := self._axes(node))}
+        message = {own.arg: own.value for own in call.keywords}
+        roles = {(role, names) for role, node in message.items() if (names := self._axes(node))}
         if name in _COLUMN_PARALLEL:
             roles = {("axis", self.axes.get(ast.unparse(call.args[1]), ()))}
-        number = self._number(told["index"]) if name in RANDOM else None
-        return name, values, frozenset(roles), number, "kept" in told
+        number = self._number(message["index"]) if name in RANDOM else None
+        return name, values, frozenset(roles), number, "kept" in message
 
     def _axes(self, node: Any) -> tuple[str, ...]:
         items = node.elts if isinstance(node, ast.Tuple) else []

@@ -135,8 +135,8 @@ class _ClassReader:
             return
         node = self._next(ast.Expr if len(made) == 1 else ast.Assign)
         first, *weights = node.value.args
-        told = first.elts if isinstance(first, ast.Tuple) else [first]
-        found = _plain(node.value.func), [*map(self._value, told)], [*map(self._value, weights)]
+        message = first.elts if isinstance(first, ast.Tuple) else [first]
+        found = _plain(node.value.func), [*map(self._value, message)], [*map(self._value, weights)]
         self._equal(node, found, ("regather_before", made, [*item.again]))
 
     def _call(self, item: ModuleCall | Loop) -> None:
@@ -261,7 +261,7 @@ def _targets(node: Any) -> list[str]:
 
 
 def _kept(keep: str) -> object:
-    """A policy, as `recomputed` is told it."""
+    """A policy, as `recomputed` is given it."""
     if keep.startswith(KEEP_SOME):
         return tuple(place if place == ATTENTION else int(place) for place, _ in kept_results(keep))
     return PLAIN.get(keep, keep)

@@ -44,8 +44,8 @@ def set_size(name: str, size: int) -> None:
         SET[name] = size
         return
     if name not in FREE_SIZES:
-        told = FIXED_SIZES.get(name, "no input has it")
-        raise UserError(f"the {name} can't be other than planned: {told}\n  try: a plan of its own")
+        message = FIXED_SIZES.get(name, "no input has it")
+        raise UserError(f"the {name} can't be other than planned: {message}\n  try: a plan of its own")
     planned, unit, least, most, dims = FREE_SIZES[name]
     if not least <= size <= most or size % unit:  # of others nobody has asked the model
         wanted = f"a multiple of {unit} " * (unit > 1) + f"from {least} to {most}"
@@ -188,11 +188,11 @@ def _checked_tensor(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str
     fits = len(x.shape) == len(shape) and all(n in either for n, *either in zip(x.shape, shape, own, strict=True))
     if not fits:
         got = tuple(x.shape)
-        told = f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}"
+        message = f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}"
         options = {"batch": "--batch-size N", "sequence": "--sequence-length N"}
         free = [f"for another {name} {option}" for name, option in options.items() if name in FREE_SIZES]
         other = ", ".join(free) or "for another batch or length a plan"
-        raise BatchError(f"{told}\n  try: drop_last=True in the loader; {other}")
+        raise BatchError(f"{message}\n  try: drop_last=True in the loader; {other}")
     return local_part(name, x, mesh, sizes).to(dtype=dtype)
 
 
@@ -228,9 +228,9 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, ste
         raise _ended(step, ends > least[-1, 0])
     differ = ((largest != least) & (found[1] > 0)).any(1).tolist()[: len(names)]
     if any(differ):
-        told = ", ".join(repr(name) for name, one in zip(names, differ, strict=True) if one)
+        message = ", ".join(repr(name) for name, one in zip(names, differ, strict=True) if one)
         raise UserError(
-            f"--data: ranks that hold the same part of {told} got different values of it\n"
+            f"--data: ranks that hold the same part of {message} got different values of it\n"
             "  try: the same order and the same random numbers on every rank, from the `seed` that the function is"
             " given; where each rank reads its own samples, choose them by the axes that cut the batch, not by the rank"
         )
@@ -289,9 +289,11 @@ def state_now(loader: Any, what: str) -> Any:
     try:
         return torch.load(held, weights_only=True)
     except pickle.UnpicklingError as error:
-        told = next((line for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line), str(error))
+        message = next(
+            (line for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line), str(error)
+        )
         raise BatchError(
-            f"{what}: what the loader's state_dict() gives could not be read back: {told.strip()}\n"
+            f"{what}: what the loader's state_dict() gives could not be read back: {message.strip()}\n"
             "  try: numbers, text, tensors, and lists and dicts of these"
         ) from None
 
@@ -324,8 +326,10 @@ def loader_batches(
     asked = [p for p in taken.values() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [p.name for p in asked if p.name not in offered]
     if unknown:
-        told = f"{option} {spec}: the function asks for {', '.join(unknown)}, and is given any of {', '.join(offered)}"
-        raise UserError(f"{told}\n  try: a function without arguments, or with defaults for others")
+        message = (
+            f"{option} {spec}: the function asks for {', '.join(unknown)}, and is given any of {', '.join(offered)}"
+        )
+        raise UserError(f"{message}\n  try: a function without arguments, or with defaults for others")
     loader = make_loader(**keywords)
     keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and packs is None
     position, ends = 0, 0

@@ -195,8 +195,8 @@ def hccl_buffers(options: argparse.Namespace) -> dict[str, int]:
         names, _, size = part.partition("=")
         axes = names.split("+")
         if not size.isdecimal() or int(size) < 1 or len(set(axes)) < len(axes) or not {*axes} <= MESH.keys():
-            told = f"--hccl-buffer {part}: expected axes of the mesh ({', '.join(MESH)}) and MB, 1 or more"
-            raise UserError(f"{told}\n  try: --hccl-buffer {'+'.join(MESH)}=400")
+            message = f"--hccl-buffer {part}: expected axes of the mesh ({', '.join(MESH)}) and MB, 1 or more"
+            raise UserError(f"{message}\n  try: --hccl-buffer {'+'.join(MESH)}=400")
         found["+".join(name for name in MESH if name in axes)] = int(size)
     return found
 

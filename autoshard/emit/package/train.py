@@ -10,7 +10,7 @@ Without --data it makes synthetic batches from the seed. A loader is a function 
 
 A batch is a tuple in the order of model_parallel.INPUTS, or a dict with its names. Every rank may yield the same global
 batch (it takes its own part) or only its local part; the shapes tell which, dim by dim. A step takes MICRO_BATCHES of
-them. `make_loader(parts)` is told the slices of each input that its rank needs: rows of a large image, say.
+them. `make_loader(parts)` is given the slices of each input that its rank needs: rows of a large image, say.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, s
         finish_saving(last=True)
         if first:
             print(f"error: {error}\n  try: {after_nonfinite(options)}", file=sys.stderr, flush=True)
-        ends_anywhere(mesh, True)  # torchrun ends the others with the first: all wait until it is told
+        ends_anywhere(mesh, True)  # torchrun ends the others with the first: all wait until it is known
         raise
     finally:
         batches.close()
@@ -441,7 +441,7 @@ def one_step(
     train_step(model, optimizer, mesh, batch if MICRO_BATCHES > 1 else batch[0], options.max_norm, scaler, judge)
     check_ends(mesh, step, batches.ends_of_step, judge.sums[1])
     if judge.left_out > left_out and mesh.global_rank == 0:
-        print(f"step {step}: {judge.told()}: left out, {judge.in_a_row} in a row", flush=True)
+        print(f"step {step}: {judge.words()}: left out, {judge.in_a_row} in a row", flush=True)
     if not logged:
         return
     synchronise(mesh.device)

@@ -397,12 +397,12 @@ class Run:
         self.batches = self.batches_from(self.done)
         for number in range(len(self.workers)):
             self.call_worker(number)
-        enough, begun, told = False, time.monotonic(), False
+        enough, begun, message = False, time.monotonic(), False
         while self.evaluated or (self.done < self.options.steps and not (self.stopped and self.started == self.done)):
             if not enough and len(self.present) >= self.options.least:
                 enough, self.begun = True, time.perf_counter()
-            if not enough and not told and time.monotonic() - begun > 60:
-                told = True
+            if not enough and not message and time.monotonic() - begun > 60:
+                message = True
                 print(f"waiting for {self.options.least} workers: {len(self.present)} are there", flush=True)
             try:
                 if enough:

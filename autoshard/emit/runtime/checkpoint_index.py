@@ -81,8 +81,8 @@ def read_index(folder: str | Path) -> Metadata:
         with path.open("rb") as file:
             made = _metadata(_IndexReader(file).load(), folder)
     except _UNREADABLE as error:
-        told = f"its .metadata is damaged: {str(error).partition(chr(10))[0] or type(error).__name__}"
-        raise ValueError(f"the checkpoint {folder} can't be read: {told}") from None
+        message = f"its .metadata is damaged: {str(error).partition(chr(10))[0] or type(error).__name__}"
+        raise ValueError(f"the checkpoint {folder} can't be read: {message}") from None
     return made
 
 
@@ -92,14 +92,14 @@ def step_folders(folder: str | Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[5:]))
 
 
-def newest_whole(folder: str | Path, told: str = "") -> Path | None:
+def newest_whole(folder: str | Path, prefix: str = "") -> Path | None:
     """The last checkpoint there that can be read; a line says of each later one why it is left out."""
     for path in reversed(step_folders(folder)):
         try:
             read_index(path)
             json.loads((path / "training.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            print(f"{told}{path} is left out: {error}", flush=True)
+            print(f"{prefix}{path} is left out: {error}", flush=True)
         else:
             return path
     return None

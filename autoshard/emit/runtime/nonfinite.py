@@ -90,7 +90,7 @@ class FiniteSteps:
             return True
         if self.in_a_row == self.most:
             before = f" after {self.most} in a row that were left out" * bool(self.most)
-            raise NonFinite(f"{self.told()}{before}: nothing is updated and nothing saved with these")
+            raise NonFinite(f"{self.words()}{before}: nothing is updated and nothing saved with these")
         self.in_a_row, self.left_out = self.in_a_row + 1, self.left_out + 1
         for buffer, was in zip(self.buffers, self.kept, strict=True):
             local(buffer).copy_(was)
@@ -99,7 +99,7 @@ class FiniteSteps:
     def _overflowed(self) -> bool:
         return self.scaler is not None and self.scaler.overflowed and self.scaler.get_scale() >= LEAST_SCALE
 
-    def told(self) -> str:
+    def words(self) -> str:
         return f"loss {self.loss:.6f}, gradient norm {self.norm:.4f}"
 
     def check_saved(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

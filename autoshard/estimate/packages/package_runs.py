@@ -65,8 +65,10 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
     choices = [choice for choice in divided if is_possible(space.model, _run(space, choice))]
     if not choices:
         check_none(space, (_run(space, choice) for choice in divided))
-        told = f"nothing divides: no configuration of {space.devices} devices of {hardware.name} suits the model"
-        raise InfeasibleError(f"{told} and the batch of {space.run.batch}", "more devices, or another batch or model")
+        message = f"nothing divides: no configuration of {space.devices} devices of {hardware.name} suits the model"
+        raise InfeasibleError(
+            f"{message} and the batch of {space.run.batch}", "more devices, or another batch or model"
+        )
     offered = _offered(space)
     problems = list(_problems(space, choices, offered, own))
     store = _store(space, _sequences(space, choices[0].tensor)[0], measured_replicas(choices), own)

@@ -39,8 +39,8 @@ def text(found: BestRuns, hardware: Hardware) -> str:
 
 
 def _front(front: Sequence[Estimate], hardware: Hardware) -> list[str]:
-    told = "time against memory: no configuration of the space is better in both than"
-    return ["", told, *_table(front, hardware)] if front else []
+    message = "time against memory: no configuration of the space is better in both than"
+    return ["", message, *_table(front, hardware)] if front else []
 
 
 def front_picture(found: BestRuns, hardware: Hardware) -> str:

@@ -101,7 +101,7 @@ def _mask(block_mask: Any, indices: tuple[torch.Tensor, ...]) -> torch.Tensor | 
     if block_mask.mask_mod is flex.noop_mask:
         if block_mask.BLOCK_SIZE[0] == flex._LARGE_SPARSE_BLOCK_SIZE:
             return None
-        told = f"a block mask of blocks alone, without a mask_mod, at {here()}"
-        raise CaptureError(told, f"create_block_mask(mask_mod, …), or {_SDPA}")
+        message = f"a block mask of blocks alone, without a mask_mod, at {here()}"
+        raise CaptureError(message, f"create_block_mask(mask_mod, …), or {_SDPA}")
     mask: torch.Tensor = block_mask.mask_mod(*indices)
     return mask

@@ -31,8 +31,10 @@ def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") ->
     body = [svg.text(MARGIN, 26, f"{model} on {mesh} of {plan.hardware}", class_="head")]
     seconds = plan.step_seconds
     peak = plan.step_peak_bytes
-    told = f"predicted {format_seconds(seconds)} a step, {format_bytes(peak)} a device"
-    body.append(svg.text(MARGIN, 43, f"{told}; boxes: what runs; orange: what crosses devices, forward and backward"))
+    message = f"predicted {format_seconds(seconds)} a step, {format_bytes(peak)} a device"
+    body.append(
+        svg.text(MARGIN, 43, f"{message}; boxes: what runs; orange: what crosses devices, forward and backward")
+    )
     drawn = cluster(mesh, hardware)
     stages, stages_width, stages_height = stage_row(plan, graph, hardware, MARGIN, 58)
     body += stages

@@ -26,8 +26,8 @@ def stages_svg(timeline: StepTimeline) -> str:
         y = TOP + row * stage
         if row >= 11 or stage % 4 == 0:
             body.append(text(8, y + bar - 2, f"{timeline.costs.word} {stage}", class_="small"))
-            told = f"{format_bytes(timeline.peak_bytes[stage])}, busy {_busy(timeline, stage):.0%}"
-            body.append(text(WIDTH - RIGHT + 8, y + bar - 2, told, class_="small soft"))
+            message = f"{format_bytes(timeline.peak_bytes[stage])}, busy {_busy(timeline, stage):.0%}"
+            body.append(text(WIDTH - RIGHT + 8, y + bar - 2, message, class_="small soft"))
         body += _slots(timeline.by_stage[stage], y, bar, scale)
         body += _numbers(timeline, stage, y, bar, scale)
         body += _tail(timeline, stage, y, bar, scale)

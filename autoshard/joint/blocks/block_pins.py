@@ -34,20 +34,20 @@ OTHERWISE = "--mesh dp=2,tp=2 --stages 1: a mesh and stages that are given"
 
 
 class PinRefused(UsageError):
-    """No choice on some mesh does as `pin` says, for a reason that is `told` there."""
+    """No choice on some mesh does as `pin` says, for a reason that is `reason` there."""
 
-    def __init__(self, pin: str, error: UsageError, told: str = "") -> None:
-        super().__init__(error.message + told, error.hint)
+    def __init__(self, pin: str, error: UsageError, reason: str = "") -> None:
+        super().__init__(error.message + reason, error.hint)
         self.pin = pin
 
 
-def pins_together(told: str) -> PinRefused:
+def pins_together(reason: str) -> PinRefused:
     """What one pin leaves does not go with the others, or with the space of whole steps."""
-    return PinRefused("", UsageError(f"pins: {told}", OTHERWISE))
+    return PinRefused("", UsageError(f"pins: {reason}", OTHERWISE))
 
 
-def style_refused(style: str, told: str) -> PinRefused:
-    return PinRefused(style, UsageError(f"--strategy {style}: {told}", "--strategy best"))
+def style_refused(style: str, reason: str) -> PinRefused:
+    return PinRefused(style, UsageError(f"--strategy {style}: {reason}", "--strategy best"))
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class StepPins:
                     ops[site.name] = frozenset(fitting)
                 else:
                     stored[own] = frozenset(site.layouts)
-        told = sharded and any(kind == "parameter" for kind, _ in stored)
-        return Left(tuple(ops.items()), tuple(stored.items()), tuple(taken.items()), told)
+        message = sharded and any(kind == "parameter" for kind, _ in stored)
+        return Left(tuple(ops.items()), tuple(stored.items()), tuple(taken.items()), message)
 
 
 def step_pins(graph: Graph, texts: Sequence[str]) -> StepPins:
@@ -176,8 +176,10 @@ def step_pins(graph: Graph, texts: Sequence[str]) -> StepPins:
     own = StepPins(tuple(texts))
     for pin in own.on(EVERY_AXIS):
         if pin.memory == ON_HOST:
-            told = f"pin {pin.text!r}: tables in the memory of hosts are not offered where a whole step is searched for"
-            raise UsageError(f"{told} (--global-batch with --devices alone)", OTHERWISE)
+            message = (
+                f"pin {pin.text!r}: tables in the memory of hosts are not offered where a whole step is searched for"
+            )
+            raise UsageError(f"{message} (--global-batch with --devices alone)", OTHERWISE)
     return replace(own, names=tuple(tuple(named(graph, pin)) for pin in own.on(EVERY_AXIS)))
 
 
@@ -248,10 +250,10 @@ def _taken(
         if counts is None:
             continue
         if dim is not None and counts[dim] % replicas:
-            told = (
+            message = (
                 f"pin {pin.text!r}: dim {dim} of {name} has the batch, which {replicas} replicas cut, not {counts[dim]}"
             )
-            raise UsageError(told, OTHERWISE)
+            raise UsageError(message, OTHERWISE)
         yield name, tuple(n // replicas if d == dim else n for d, n in enumerate(counts))
 
 

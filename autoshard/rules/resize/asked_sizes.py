@@ -75,9 +75,9 @@ def _why_fixed(graph: Graph, own: int, tried: Iterable[int], again: Again) -> st
     try:
         for samples in tried:
             carried = rebatched(graph, samples)
-            told = followed_numbers(with_numbers_of(carried, again(samples, own_length(graph)), own), carried)
-            if told:
-                return told[0]
+            message = followed_numbers(with_numbers_of(carried, again(samples, own_length(graph)), own), carried)
+            if message:
+                return message[0]
     except UserError as error:
         return error.message
     return ""

@@ -53,22 +53,22 @@ def with_numbers_of(graph: Graph, captured: Graph, own: int) -> Graph:
     if not any(_others(one, other) for one, other in _pairs(graph, captured)):
         return graph
     made = replace(graph, ops=captured.ops, follows=captured.follows)
-    told = followed_numbers(made, graph)[0]  # numbers of this batch alone: what was tried of others was with the old
-    return replace(made, free_sizes=tuple(replace(size, fixed=size.fixed or told) for size in graph.free_sizes))
+    message = followed_numbers(made, graph)[0]  # numbers of this batch alone: what was tried of others was with the old
+    return replace(made, free_sizes=tuple(replace(size, fixed=size.fixed or message) for size in graph.free_sizes))
 
 
 def followed_numbers(graph: Graph, carried: Graph) -> list[str]:
     """That numbers of `graph` are others than rules `carried` there, in words."""
-    told: dict[str, None] = {}
+    message: dict[str, None] = {}
     for one, other in _pairs(graph, carried):
         for (name, new), (_, old) in zip(one.attributes, other.attributes, strict=True):
             if repr(new) != repr(old):
                 is_now = f"is {short(new)}, where {short(old)} was captured"
-                told[f"{name} of {_kind(one)} at {line_of(graph, one)} {is_now}"] = None
-    if not told:
+                message[f"{name} of {_kind(one)} at {line_of(graph, one)} {is_now}"] = None
+    if not message:
         return []
-    more = f"; and {len(told) - MOST_SAID} more" if len(told) > MOST_SAID else ""
-    return [f"the model computes numbers of its batch: {'; '.join(list(told)[:MOST_SAID])}{more}"]
+    more = f"; and {len(message) - MOST_SAID} more" if len(message) > MOST_SAID else ""
+    return [f"the model computes numbers of its batch: {'; '.join(list(message)[:MOST_SAID])}{more}"]
 
 
 def _difference(graph: Graph, captured: Graph) -> str:
@@ -80,8 +80,8 @@ def _difference(graph: Graph, captured: Graph) -> str:
             return f"{_told(captured, other)} has other arguments, and its rule was found by trial"
     if len(graph.ops) != len(captured.ops):
         longer, shorter = sorted((graph, captured), key=lambda made: -len(made.ops))
-        told = _told(longer, longer.ops[len(shorter.ops)])
-        return f"{told} is left out" if longer is graph else f"{told} comes in addition"
+        message = _told(longer, longer.ops[len(shorter.ops)])
+        return f"{message} is left out" if longer is graph else f"{message} comes in addition"
     return "" if _ends(graph) == _ends(captured) else "other outputs, or stored tensors"
 
 
@@ -114,6 +114,6 @@ def _kind(op: Op) -> str:
     return op.target.partition(".")[2]
 
 
-def _other_model(own: int, samples: int, told: str) -> UsageError:
-    what = f"the model computes something else of {samples} samples, as planned, than of the {own} captured: {told}"
+def _other_model(own: int, samples: int, reason: str) -> UsageError:
+    what = f"the model computes something else of {samples} samples, as planned, than of the {own} captured: {reason}"
     return UsageError(what, f"capture it with {samples} samples, or another --micro-batch")

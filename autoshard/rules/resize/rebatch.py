@@ -60,8 +60,8 @@ def samples_of(shapes: Sequence[Sequence[int]]) -> int:
 def check_several(shapes: Sequence[Sequence[int]]) -> None:
     """UsageError where the batch of inputs with these shapes has one sample."""
     if samples_of(shapes) == 1:
-        told = "the model was captured with one sample, which hides where its batch is"
-        raise UsageError(told, "capture it with a batch of 2 or more")
+        message = "the model was captured with one sample, which hides where its batch is"
+        raise UsageError(message, "capture it with a batch of 2 or more")
 
 
 def rebatched(graph: Graph, batch: int) -> Graph:
@@ -115,11 +115,11 @@ def _check_apart(graph: Graph, places: Iterable[_Place]) -> None:
         dims.setdefault(place.tensor, set()).add(place.dim)
     for op in graph.ops:
         if any(len(dims.get(name, ())) > 1 for name in op.results):
-            told = f"{op.name} ({op.target} in {op.module or 'the model'}, {op.source or 'no source'}) compares the "
-            told += (
+            message = f"{op.name} ({op.target} in {op.module or 'the model'}, {op.source or 'no source'}) compares the "
+            message += (
                 "samples of a batch with each other: planned at another batch the model would compute something else"
             )
-            raise UsageError(told, "capture it at that batch")
+            raise UsageError(message, "capture it at that batch")
 
 
 def _check(graph: Graph, made: Graph, changed: set[str]) -> None:
@@ -144,8 +144,8 @@ def _followed(graph: Graph, batch: int) -> set[_Place]:
     while queue:
         place = queue.popleft()
         if place.tensor in stored:
-            told = f"{stored[place.tensor]} has the size of the batch, which can't change alone"
-            raise UsageError(told, "capture it at that batch")
+            message = f"{stored[place.tensor]} has the size of the batch, which can't change alone"
+            raise UsageError(message, "capture it at that batch")
         for op, slot in touched[place.tensor]:
             picks = picked.get(op.name, {})
             if slot == 0 and place.dim in picks:
@@ -218,8 +218,10 @@ def _held(op: Op, holding: list[tuple[int, int, int, int]], outside: int, inside
 
 
 def _lost(op: Op) -> UsageError:
-    told = f"{op.name} ({op.target} in {op.module or 'the model'}, {op.source or 'no source'}) joins the batch with "
-    return UsageError(told + "something else: the model can't be planned at another batch", "capture it at that batch")
+    message = f"{op.name} ({op.target} in {op.module or 'the model'}, {op.source or 'no source'}) joins the batch with "
+    return UsageError(
+        message + "something else: the model can't be planned at another batch", "capture it at that batch"
+    )
 
 
 def _signatures(graph: Graph) -> dict[str, Signature]:

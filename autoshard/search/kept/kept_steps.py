@@ -66,14 +66,14 @@ class KeptSteps:
             self.found, self._bound_seconds = self._named(known["found"]), known["bound"]
             yield from self._named(known["others"])
             return
-        told: list[Named] = []
+        message: list[Named] = []
         self.found = self._search.found
         for other in self._search.others():
-            told.append(other)
+            message.append(other)
             yield other
         bound = self._search.bounded
         if bound is not None:
-            self._keep(_OTHERS, {"others": _said(told), "found": _said(self.found), "bound": float(bound.seconds)})
+            self._keep(_OTHERS, {"others": _said(message), "found": _said(self.found), "bound": float(bound.seconds)})
 
     def bound(self, known: Sequence[Choice]) -> float:
         """Seconds that no plan's step is below, see `StepSearch.bound`."""

@@ -107,11 +107,11 @@ class Beliefs:
             edge = self.edges[e]
             if n == edge.producer:
                 costs = _least(belief - self.to_producer[e], edge.source, len(edge.there))
-                told: Floats = (edge.back + costs).min(axis=1)
-                return told[edge.target]
+                reason: Floats = (edge.back + costs).min(axis=1)
+                return reason[edge.target]
             costs = _least(belief - self.to_consumer[e], edge.target, len(edge.back))
-            told = (edge.there + costs).min(axis=1)
-            return told[edge.source]
+            reason = (edge.there + costs).min(axis=1)
+            return reason[edge.source]
 
         def keep(e: int, sent: Floats) -> None:
             self.peak = max(self.peak, float(sent.max()))

@@ -27,6 +27,6 @@ def fault_of_model(spec: str, arguments: Mapping[str, Any], seed: int, graph: Gr
                 if graph.loss is not None:
                     outputs[graph.outputs.index(graph.loss)].backward()
         except Exception as error:
-            told = f"the model itself fails with its example inputs, on the CPU: {blame(error)}"
-            return CaptureError(told, "call model(*inputs) in Python: it must run")
+            message = f"the model itself fails with its example inputs, on the CPU: {blame(error)}"
+            return CaptureError(message, "call model(*inputs) in Python: it must run")
     return None
