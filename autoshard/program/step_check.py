@@ -195,9 +195,11 @@ def share_words(step: StepPlan, mesh: Mesh) -> str:
     size, first, found = mesh.size // mesh.sizes[0], 0, list[str]()
     for share, own in groupby(step.batch_shares):
         stop = first + len([*own]) * size
-        found.append(f"{f'rank {first}' if stop == first + 1 else f'ranks {first} to {stop - 1}'} {share}")
+        one = stop == first + 1
+        ranks = f"rank {first} computes" if one else f"ranks {first} to {stop - 1} compute"
+        found.append(f"{ranks} {share}{'' if one else ' each'}")
         first = stop
-    return f"of {sum(step.batch_shares)} slices a step, {mesh.sizes[0]} of each micro-batch, {', '.join(found)} each"
+    return f"of {sum(step.batch_shares)} slices a step ({mesh.sizes[0]} of each micro-batch) {', '.join(found)}"
 
 
 def check_batch_shares(program: Program, dynamic: bool = False) -> None:

@@ -176,7 +176,8 @@ def test_the_shares_of_two_kinds_are_those_with_the_shortest_step() -> None:
     assert found.step_seconds == min(every.values()) < 0.9 * equal.step_seconds
     assert found.step.batch_shares == best_shares(equal, large(), TWO)
     first, second = found.step.batch_shares
-    note = f"of 12 slices a step, 2 of each micro-batch, ranks 0 to 1 {first}, ranks 2 to 3 {second} each"
+    note = f"of 12 slices a step (2 of each micro-batch) ranks 0 to 1 compute {first} each, "
+    note += f"ranks 2 to 3 compute {second} each"
     assert share_words(found.step, found.mesh) == note and any(note in own for own in found.search.notes)
     assert planned(f"{first},{second}").step == found.step
     assert plan_json.plan_hash(found, large()) != plan_json.plan_hash(equal, large())
