@@ -93,9 +93,9 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
     print("\n".join(lines), file=sys.stderr)
     if "--json" in words:
         with contextlib.suppress(OSError):
-            message = {"message": error.message, "hint": error.hint, "exit_code": code}
+            fields = {"message": error.message, "hint": error.hint, "exit_code": code}
             proven = {"proven": error.proven} if isinstance(error, InfeasibleError) else {}
-            print_json({"error": message | proven})
+            print_json({"error": fields | proven})
             terminal.flush()
     return code
 
@@ -209,7 +209,7 @@ def _captured(options: argparse.Namespace, several: bool = False) -> CapturedMod
 def _searched_step(
     options: argparse.Namespace, captured: CapturedModel, hardware: Hardware, wanted: SearchRequest
 ) -> tuple[PlannedModel, dict[str, Any]]:
-    """The best whole step: its plan, and what is said of it."""
+    """The best whole step: its plan, and sentences about its search."""
     from autoshard.api.step_answer import planned_step
     from autoshard.text import step_text
     from autoshard.text.tables import terminal_width

@@ -171,8 +171,8 @@ class _Namer:
         parts = [part for part in called.split(".") if part and not part.isdecimal()]
         own = self._variable(value)
         taken = value not in self.ahead and value not in self.roles and value not in self.loops and own in self.live
-        message = {*POOLS["float"], own, *(name for name in dying if parts and parts[-1] in name)}  # mlp_output, of mlp
-        name = identifier(parts[-1], self.reserved) if parts and taken and message.isdisjoint(dying) else ""
+        near = {*POOLS["float"], own, *(name for name in dying if parts and parts[-1] in name)}  # mlp_output, of mlp
+        name = identifier(parts[-1], self.reserved) if parts and taken and near.isdisjoint(dying) else ""
         return name if name not in self.live else ""
 
     def _input_name(self, value: str) -> str:

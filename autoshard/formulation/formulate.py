@@ -105,8 +105,8 @@ def formulate(
     pairs = [pricer.value(demand, sites) for demand in _demands(graph, kinds, ends, index)]
     values, value_sites = zip(*pairs, strict=True) if pairs else ((), ())
     problem = Problem(nodes, values, capacity_bytes, pricer.horizon)
-    message = all_to_all, micro_batches
-    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, *message, pricer.ways)
+    asked = all_to_all, micro_batches
+    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, *asked, pricer.ways)
 
 
 def sites_of(

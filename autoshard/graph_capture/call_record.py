@@ -61,14 +61,14 @@ def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
     returned = _plain_result(program) if call is None else call.returned
     if returned is None or len(set(slots)) != len(inputs):
         return ""
-    message = {
+    described = {
         "arguments": _text_of(own.form),
         "order": slots,
         "returned": _text_of(returned),
         "has_loss": call is not None and call.loss is not None,
         "summed": call is not None and call.summed,
     }
-    return json.dumps(message, separators=(",", ":"), allow_nan=False)
+    return json.dumps(described, separators=(",", ":"), allow_nan=False)
 
 
 def _plain_result(program: Any) -> Form | None:

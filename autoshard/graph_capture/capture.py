@@ -152,11 +152,9 @@ def _capture(
         flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
         inputs = dims.traced_inputs(inputs) if dims else inputs
         program, assumed = export(model, inputs, flags, partial(export_with, dims) if dims else plain_export)
-        message = (model, watcher, source, precision, optimizer, training)
+        facts = (model, watcher, source, precision, optimizer, training)
         graph = (
-            _finish(program, *message)
-            if dims is None
-            else _dynamic(program, dims, lambda made: _finish(made, *message))
+            _finish(program, *facts) if dims is None else _dynamic(program, dims, lambda made: _finish(made, *facts))
         )
         updated = {tensor for tensor, _ in graph.buffer_updates}
         flags.check(

@@ -36,8 +36,8 @@ def op_records(
         first = len(records)
         for row in block.rows:
             why_not = not_offered(graph, row.op, plan.mesh, known)
-            message = {"not": [*map(printable, why_not)], "why": printable(chosen_words(plan, row.plan))}
-            records.append({**_record(row, len(block.names), graph, others, code), **message})
+            reasons = {"not": [*map(printable, why_not)], "why": printable(chosen_words(plan, row.plan))}
+            records.append({**_record(row, len(block.names), graph, others, code), **reasons})
         for _ in block.names:
             for position in range(len(block.rows)):
                 record_of[next(ops).op] = first + position

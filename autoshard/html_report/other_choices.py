@@ -29,8 +29,8 @@ class OtherChoice:
     def __str__(self) -> str:
         talking = self.seconds - self.computing_seconds
         named = ((self.computing_seconds, "computing"), (talking, "communication"))
-        message = [f"{signed_seconds(own)} {name}" for own, name in named if abs(own) >= 1e-9]
-        return f"{self.words}: {signed_seconds(self.seconds)} a step ({', '.join(message) or 'no difference'})"
+        parts = [f"{signed_seconds(own)} {name}" for own, name in named if abs(own) >= 1e-9]
+        return f"{self.words}: {signed_seconds(self.seconds)} a step ({', '.join(parts) or 'no difference'})"
 
 
 class OtherChoices:

@@ -66,14 +66,14 @@ def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
 
     program = lower(replace(plan, fusion=()), graph)
     parts = stage_programs(program, plan) if plan.step.parts else (program,)
-    message = tuple(note for fusion in plan.fusion if (note := _unused(fusion, parts)))
+    notes = tuple(note for fusion in plan.fusion if (note := _unused(fusion, parts)))
     if asked and any(fusion.collective == "all_reduce" for fusion in plan.fusion):
-        message += (f"comm_fusion of {', '.join(asked)} is ignored: --fuse all_reduce goes before",)
+        notes += (f"comm_fusion of {', '.join(asked)} is ignored: --fuse all_reduce goes before",)
     else:
         moved = [path for part in parts for bucket in part.gradient_buckets for path in bucket.parameters]
         left = [own for own in asked if own and not any(path.startswith(f"{own}.") for path in moved)]
-        message += (f"comm_fusion of {', '.join(left)} is ignored: no gradient there is all-reduced",) * bool(left)
-    return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *message)))
+        notes += (f"comm_fusion of {', '.join(left)} is ignored: no gradient there is all-reduced",) * bool(left)
+    return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
 
 
 def _unused(fusion: Fusion, parts: tuple[Program, ...]) -> str:

@@ -27,7 +27,8 @@ from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.simulation.timeline import COMPUTE, Event, Phase
 
 SENDS = "sends"
-MOST_EVENTS = 50_000  # of all stages on a page, in a trace a quarter: more micro-batches are drawn by slot
+# Of all stages on a page, in a trace a quarter, at 340 bytes each: more micro-batches are drawn by slot.
+MOST_EVENTS = 50_000
 _LANES = {
     "all_gather": "gathers",
     "all_reduce": "reductions",
@@ -108,7 +109,7 @@ def single(name: str, seconds: float, phase: Phase, collective: str = "", axes: 
 @dataclass(frozen=True)
 class PartOperators:
     """What a part does in a slot; `first` and `last` with what is done once a step: gathers in its first forward, and
-    gradients that are reduced beside its last backward and after it. `update`: gradients between stages, optimizer."""
+    gradients that are reduced during its last backward and after it. `update`: gradients between stages, optimizer."""
 
     forward: Segment
     backward: Segment
@@ -221,8 +222,8 @@ def _slot(timeline: StepTimeline, placed: Placed, parts: Sequence[PartOperators]
     if not ends:
         return _with_messages(one_after_another([own.backward, send]), timeline, placed)
     late = next((seconds for _, seconds in costs.stages[stage].tail), 0.0)
-    beside = own.last.seconds - own.backward.seconds
-    if chunk == 0 and abs(beside - late) <= ROUNDING * own.last.seconds:
+    more = own.last.seconds - own.backward.seconds
+    if chunk == 0 and abs(more - late) <= ROUNDING * own.last.seconds:
         found = with_gaps(own.last, [(own.backward.seconds, send)] * (sent > 0))
     else:
         after = single("gradients between replicas", late, "backward", "all_reduce")
@@ -235,8 +236,8 @@ def _forward(own: PartOperators, once: float, copied: float, placed: Placed) -> 
     """`once`: what it takes more than another one, for weights that are gathered once a step."""
     if once <= ROUNDING * placed.duration_seconds:
         return own.forward
-    beside = own.first.seconds - own.forward.seconds
-    if placed.slot.micro_batch == 0 and abs(beside - once) <= ROUNDING * own.first.seconds:
+    more = own.first.seconds - own.forward.seconds
+    if placed.slot.micro_batch == 0 and abs(more - once) <= ROUNDING * own.first.seconds:
         return own.first
     copies = single("copy weights that were gathered ahead", min(once, copied), "forward")
     axes = next((event.axes for event in own.first.events if event.collective == "all_gather"), ())

@@ -376,8 +376,8 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
     shown = why.changed[:CHANGED]
     more = f" and {len(why.changed) - len(shown)} more" if len(why.changed) > len(shown) else ""
     lines.append(f"  other decisions that change with it: {len(why.changed) or 'none'}")
-    message = [part for line in shown for part in _fitted(f"    {line}", width)]
-    return lines + message + ([f"   {more}"] if more else [])
+    listed = [part for line in shown for part in _fitted(f"    {line}", width)]
+    return lines + listed + ([f"   {more}"] if more else [])
 
 
 def _step_name(plan: Plan) -> str:

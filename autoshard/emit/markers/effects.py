@@ -94,20 +94,20 @@ class Written:
                 yield self._varied(name, inner)
 
     def _moved(self, name: str, call: Any) -> Effect:
-        message = {
+        options = {
             own.arg: ast.literal_eval(own.value) for own in call.keywords if own.arg in ("grad", "kept", "again")
         }
-        axes, grad = self.axes.get(ast.unparse(call.args[1])), message.get("grad", redistribute.GRAD_DEFAULTS.get(name))
-        return name, self.value(call.args[0]), axes, grad, message.get("kept", False), message.get("again", False)
+        axes, grad = self.axes.get(ast.unparse(call.args[1])), options.get("grad", redistribute.GRAD_DEFAULTS.get(name))
+        return name, self.value(call.args[0]), axes, grad, options.get("kept", False), options.get("again", False)
 
     def _varied(self, name: str, call: Any) -> Effect:
         values = tuple(value for own in call.args if (value := self.value(_unwrapped(own))) is not None)
-        message = {own.arg: own.value for own in call.keywords}
-        roles = {(role, names) for role, node in message.items() if (names := self._axes(node))}
+        options = {own.arg: own.value for own in call.keywords}
+        roles = {(role, names) for role, node in options.items() if (names := self._axes(node))}
         if name in _COLUMN_PARALLEL:
             roles = {("axis", self.axes.get(ast.unparse(call.args[1]), ()))}
-        number = self._number(message["index"]) if name in RANDOM else None
-        return name, values, frozenset(roles), number, "kept" in message
+        number = self._number(options["index"]) if name in RANDOM else None
+        return name, values, frozenset(roles), number, "kept" in options
 
     def _axes(self, node: Any) -> tuple[str, ...]:
         items = node.elts if isinstance(node, ast.Tuple) else []

@@ -179,7 +179,7 @@ def accumulate_gradients(
 ) -> list[tuple[Tensor, ...]]:
     """The same of all micro-batches of a step, one after another: the gradients of the mean of their losses.
 
-    Gradients are added up here and summed over devices once, beside the last backward. Returns the outputs of each; of
+    Gradients are added up here and summed over devices once, during the last backward. Returns the outputs of each; of
     BATCH_SHARES the loss alone.
     """
     if STAGES > 1:

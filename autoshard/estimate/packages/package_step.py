@@ -28,8 +28,8 @@ def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardwar
     own = with_software(hardware, KERNELS, model.fused_attention, model.fused_loss)
     if host is None:
         return own
-    message = dict(own.constants) | {"host.dispatch": host.dispatch_seconds}
-    return replace(own, constants=tuple(message.items()))
+    constants = dict(own.constants) | {"host.dispatch": host.dispatch_seconds}
+    return replace(own, constants=tuple(constants.items()))
 
 
 def layers_of_parts(model: Transformer, run: TrainingRun) -> tuple[Layers, ...]:

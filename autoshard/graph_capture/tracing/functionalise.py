@@ -276,8 +276,8 @@ def _namesake(packet: Any, target: Any) -> Any:
 def _defaults(node: fx.Node, overload: Any) -> dict[str, Any]:
     """What the call leaves out, and `overload` must be told: `bernoulli_()` is `bernoulli(0.5)`."""
     left_out = node.target._schema.arguments[len(node.args) :]
-    message = {a.name for a in overload._schema.arguments if not a.has_default_value()} - node.kwargs.keys()
-    return {a.name: a.default_value for a in left_out if a.name in message and a.has_default_value()}
+    missing = {a.name for a in overload._schema.arguments if not a.has_default_value()} - node.kwargs.keys()
+    return {a.name: a.default_value for a in left_out if a.name in missing and a.has_default_value()}
 
 
 _OPTIONS = ("dtype", "layout", "device", "pin_memory")  # of what makes a tensor; with `out` they are those of `out`

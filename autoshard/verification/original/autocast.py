@@ -61,8 +61,8 @@ def _low(target: str, dtype: torch.dtype, float8: frozenset[int]) -> _Kernel:
 
 
 def _unless_told(op: Any, args: Any, kwargs: Any) -> Any:
-    message = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
-    return op(*args, **kwargs) if message else _casting(torch.float32)(op, args, kwargs)
+    dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+    return op(*args, **kwargs) if dtypes else _casting(torch.float32)(op, args, kwargs)
 
 
 def _widening(op: Any, args: Any, kwargs: Any) -> Any:
