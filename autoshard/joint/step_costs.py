@@ -178,7 +178,7 @@ class StepProblem:
         return total / chunks + (choice.micro_batches - 1 / chunks) * total / choice.stages
 
     def received_seconds(self, block: int) -> float:
-        """Seconds to receive what enters a block from the stage before."""
+        """Seconds to receive what a block reads of stages before."""
         if self.choice.stages == 1:
             return 0.0
         return self._sent_seconds(self.costs[self.kinds[block]].received_bytes)
@@ -187,7 +187,8 @@ class StepProblem:
     def stage_problem(self) -> StageProblem:
         choice = self.choice
         first = {kind: block for block, kind in reversed([*enumerate(self.kinds)][1:])}
-        send = min(map(self.received_seconds, first.values()), default=0.0)
+        least = min((self.costs[kind].following_bytes for kind in first), default=0.0)
+        send = self._sent_seconds(least) if choice.stages > 1 else 0.0
         handed, of_order = self._handed
         by_stage = tuple(own.stage_problem.fronts for own in self.by_stage)
         return StageProblem(
@@ -299,8 +300,8 @@ class StepProblem:
 
     @cached_property
     def _entering(self) -> float:
-        """Bytes of the least that a stage receives of one micro-batch."""
-        return min((self.costs[kind].received_bytes for kind in self.kinds[1:]), default=0.0)
+        """Bytes of the least that a stage receives of the one before, of one micro-batch."""
+        return min((self.costs[kind].following_bytes for kind in self.kinds[1:]), default=0.0)
 
     @property
     def _handed(self) -> tuple[Floats, Floats]:
@@ -416,7 +417,7 @@ class StepProblem:
         working = max(0.0, most - kept)
         backward += self._scattered_last(part)
         if self.choice.stages > 1 and part.stop < len(self.kinds):
-            kept += self.costs[self.kinds[part.stop]].received_bytes
+            kept += self.costs[self.kinds[part.stop]].following_bytes
         return PartCosts(
             forward, backward, kept, working, first_seconds=once, once_copy_seconds=copies, gather_seconds=gathered
         )

@@ -1,10 +1,10 @@
 """The program of a micro-batch cut into the parts of a pipeline, each a program of its own on the mesh of its stage.
 
-What one part makes and a later one reads is handed on from part to part; of a placed model, straight to each part that
-reads it. What takes only the model's inputs, constants and stored weights (masks, tables of positions, a weight that is
-gathered) is made again where it is read: every stage has the inputs of the micro-batch. A part gives nothing but what
-is handed on, the one that makes it the loss. Where places have meshes of their own, each part is of the program
-on its place's mesh, and what travels between two meshes is what an operator made: each redistributes it for its own.
+What one part makes goes straight to each later one that reads it. What takes only the model's inputs, constants and
+stored weights (masks, tables of positions, a weight that is gathered) is made again where it is read: every stage has
+the inputs of the micro-batch. A part gives nothing but what is handed on, the one that makes it the loss. Where places
+have meshes of their own, each part is of the program on its place's mesh, and what travels between two meshes is what
+an operator made: each redistributes it for its own.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def counting_program(program: Program, parts: Sequence[Program]) -> Program:
 
 class _Cut:
     def __init__(self, program: Program, step: StepPlan) -> None:
-        self.count, self.relays = len(step.parts), not step.placed
+        self.count = len(step.parts)
         known = {id(own): _Whole(own, step) for own in (program, *(other for _, other in program.others))}
         self.of = [known[id(program.of_stage(stage))] for stage in step.part_stages]
         self.steps = [self._instructions(number) for number in range(self.count)]
@@ -112,7 +112,7 @@ class _Cut:
             buffers=tuple(b for b in program.buffers if b.value in read),
             instructions=instructions,
             outputs=self.given[number],
-            loss=program.loss if number == (len(self.steps) - 1 if self.relays else self.loss_part) else None,
+            loss=program.loss if number == self.loss_part else None,
             buffer_updates=updates,
             gradient_buckets=gradient_buckets(
                 parameters, instructions, named, program.mesh, given_at(together), program.fusion
@@ -147,8 +147,7 @@ class _Cut:
         return whole.part_of[whole.maker[whole.program.loss or ""]]
 
     def _handed(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-        """To each part, and by it: what an earlier one made, and it reads, or where values are relayed a later one.
-        What nobody reads is dropped."""
+        """To each part, and by it: what an earlier one made, and it reads. What nobody reads is dropped."""
         handed: list[tuple[str, ...]] = [()] * len(self.steps)
         given: list[tuple[str, ...]] = [()] * len(self.steps)
         loss = self.of[self.loss_part].program.loss or ""
@@ -162,7 +161,7 @@ class _Cut:
             ends = {
                 new for new in updated if whole.part_of[whole.maker[new]] == number
             }  # else an earlier one writes it
-            asked = {own: None for own in wanted if self.relays or own[0] == number}
+            asked = {own: None for own in wanted if own[0] == number}
             given[number] = tuple(name for _, name in asked)
             live = dict.fromkeys((*given[number], *ends))
             for i in reversed(self.steps[number]):
@@ -175,7 +174,7 @@ class _Cut:
             read = {(whole.part_of[whole.maker[name]], name) for name in live if name not in outside}
             ordered = self._in_order(read)
             handed[number] = tuple(name for _, name in ordered)
-            wanted = dict.fromkeys(ordered if self.relays else self._in_order({*wanted, *read} - {*asked}))
+            wanted = dict.fromkeys(self._in_order({*wanted, *read} - {*asked}))
         assert not handed[0] and not wanted, (handed[0], wanted)
         return handed, given
 

@@ -270,6 +270,22 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
 
 
 @lru_cache(maxsize=256)
+def skip_buffers(
+    schedule: str, stages: int, micro_batches: int, chunks: int, maker: int, reader: int
+) -> ReceiveBuffers:
+    """At most so many of what goes from part `maker` to `reader`, past others: a stage may receive it for another
+    message between the two, once its maker's slot stands in the common order, and has it until the backward."""
+    count = micro_batches if schedule == "gpipe" else min(micro_batches, REPEATS * stages)
+    changes = {("F", maker): (1, 0), ("B", reader): (-1, 1), ("B", maker): (0, -1)}
+    inputs = gradients = most_inputs = most_gradients = 0
+    for slot in chain_order(schedule, stages, count, chunks):
+        more = changes.get((slot.kind, slot.part), (0, 0))
+        inputs, gradients = inputs + more[0], gradients + more[1]
+        most_inputs, most_gradients = max(most_inputs, inputs), max(most_gradients, gradients)
+    return ReceiveBuffers(most_inputs, most_gradients)
+
+
+@lru_cache(maxsize=256)
 def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> tuple[ReceiveBuffers, ...]:
     """Of gradients one more, maybe more than there are, for turns in which a stage computes nothing."""
     orders = [_with_turns(stage, stages, micro_batches, chunks) for stage in range(stages)]

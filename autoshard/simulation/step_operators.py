@@ -217,7 +217,7 @@ def _slot(timeline: StepTimeline, placed: Placed, parts: Sequence[PartOperators]
         send = single(f"send output to {costs.word} {(stage + 1) % several}", sent, "forward", "send_receive")
         found = one_after_another([_forward(own, once, cost.once_copy_seconds, placed), send])
         return _with_messages(found, timeline, placed)
-    sent = cost.receive_seconds * (number > 0)
+    sent = costs.returned_seconds(number)
     send = single(f"send gradient to {costs.word} {(stage - 1) % several}", sent, "backward", "send_receive")
     if not ends:
         return _with_messages(one_after_another([own.backward, send]), timeline, placed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from autoshard.simulation.pipeline_schedule import (
     order_of,
     receive_buffers,
     sequence_of,
+    skip_buffers,
 )
 
 _APART = 3  # micro-batches: the first, the second, and all others
@@ -71,14 +73,25 @@ class StageCosts:
         return sum(seconds for _, seconds in self.tail)
 
 
+class PartMessage(NamedTuple):
+    """Values that part `reader` reads of part `maker`, on another stage: what a device of the mesh receives."""
+
+    maker: int
+    reader: int
+    seconds: float
+    bytes: float = 0.0
+
+
 @dataclass(frozen=True)
 class StepCosts:
-    """`parts[chunk * stages + stage]`, in the order of the model; `schedule` names one of SCHEDULES."""
+    """`parts[chunk * stages + stage]`, in the order of the model; `schedule` names one of SCHEDULES. `skips`: messages
+    to other parts than the next one."""
 
     schedule: str
     micro_batches: int
     parts: tuple[PartCosts, ...]
     stages: tuple[StageCosts, ...]
+    skips: tuple[PartMessage, ...] = ()
 
     @property
     def chunks(self) -> int:
@@ -117,7 +130,7 @@ class StepCosts:
         number = slot.chunk * len(self.stages) + stage
         own = self.parts[number]
         if slot.kind == "B":
-            return own.backward_seconds + own.receive_seconds * (number > 0)
+            return own.backward_seconds + self.returned_seconds(number)
         first = own.once_copy_seconds if number else own.first_seconds
         once = first if slot.micro_batch == 0 else self._beside_seconds[number] if slot.micro_batch == 1 else 0.0
         return own.forward_seconds + self.sent_seconds(number) + once
@@ -135,23 +148,50 @@ class StepCosts:
                 late += found[number - stages]
         return tuple(found)
 
+    @cached_property
+    def waits(self) -> tuple[float, ...]:
+        """Of each slot, from the end of the one that gives its input on: what skips a stage is sent after that."""
+        own, skipped = self.sequence, {kind: [0.0] * len(self.parts) for kind in KINDS}
+        for message in self.skips:
+            skipped["F"][message.maker] -= message.seconds
+            skipped["B"][message.reader] -= message.seconds
+        found = []
+        for stage, giver in zip(own.stages, own.giver, strict=True):
+            given = giver < len(own.slots) and own.stages[giver] != stage
+            kind, _, chunk = own.slots[giver] if given else own.slots[0]
+            found.append(skipped[kind][self.number(own.stages[giver], chunk)] if given else 0.0)
+        return tuple(found)
+
     def sent_seconds(self, number: int) -> float:
         """Of what the forward of a part hands on."""
-        return self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
+        following = self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
+        return following + sum(own.seconds for own in self.skips if own.maker == number)
+
+    def returned_seconds(self, number: int) -> float:
+        """Of the gradients that the backward of a part sends."""
+        before = self.parts[number].receive_seconds * (number > 0)
+        return before + sum(own.seconds for own in self.skips if own.reader == number)
 
     def buffer_bytes(self, stage: int) -> float:
         """Of what a stage receives: inputs, and gradients of outputs. And of what was sent with 1F1B: a gradient while
-        the next is computed, and an output of the warm-up."""
+        the next is computed, and an output of the warm-up; gradients of what skips stages, as many as there are."""
         count = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         parts = range(stage, len(self.parts), len(self.stages))
         received = sum(
             count[part].inputs * self._entering(part) + count[part].gradients * self._entering(part + 1)
             for part in parts
-        )
+        ) + sum(self._skip_bytes(own, stage) for own in self.skips)
         if self.schedule != "1f1b":
             return received
         warm_up = min(self.micro_batches, len(self.stages) - stage)
         return received + self._entering(stage) * (self.micro_batches > 1) + self._entering(stage + 1) * (warm_up > 1)
+
+    def _skip_bytes(self, own: PartMessage, stage: int) -> float:
+        stages = len(self.stages)
+        count = skip_buffers(self.schedule, stages, self.micro_batches, self.chunks, own.maker, own.reader)
+        received = count.inputs * (own.reader % stages == stage) + count.gradients * (own.maker % stages == stage)
+        sent = count.inputs * (own.reader % stages == stage) * (self.schedule == "1f1b")
+        return own.bytes * (received + sent)
 
     def sent_bytes(self, stage: int, slot: Slot) -> float:
         """What a backward may leave behind: with GPipe and the interleaved schedule what was sent, an output and the
@@ -160,7 +200,8 @@ class StepCosts:
             return 0.0
         part = slot.chunk * len(self.stages) + stage
         more = slot.micro_batch < self.used_again(stage, slot.chunk)
-        return self._entering(part + 1) + self._entering(part) * more
+        skips = sum(own.bytes for own in self.skips if part in (own.maker, own.reader))
+        return self._entering(part + 1) + self._entering(part) * more + skips
 
     def left_behind(self, stage: int) -> tuple[Floats, Floats]:
         """[chunk]: `sent_bytes` of backwards of micro-batches whose input's buffer another one takes, and of others."""
@@ -236,8 +277,7 @@ class StepTimeline:
     @cached_property
     def placed(self) -> tuple[Placed, ...]:
         """Every slot with its time."""
-        waits = (0.0,) * len(self.slot_seconds)
-        return tuple(self.costs.sequence.placed(self.end_seconds, self.slot_seconds, waits))
+        return tuple(self.costs.sequence.placed(self.end_seconds, self.slot_seconds, self.costs.waits))
 
     @cached_property
     def by_stage(self) -> tuple[tuple[Placed, ...], ...]:
@@ -281,11 +321,12 @@ def simulate_step(costs: StepCosts) -> StepTimeline:
     ]
     each = [costs.slot_seconds(stage, slot) for stage, slot in kinds]
     seconds = [each[kind] for kind in _slot_kinds(costs.schedule, stages, costs.micro_batches, costs.chunks)]
-    ends = sequence.ends_seconds(seconds)
+    waits = costs.waits if costs.skips else None
+    ends = sequence.ends_seconds(seconds, waits)
     if waited := _waited_seconds(costs, seconds, ends):
         for slot, more in waited.items():
             seconds[slot] += more
-        ends = sequence.ends_seconds(seconds)
+        ends = sequence.ends_seconds(seconds, waits)
     last = [0.0] * stages
     for stage, end in zip(sequence.stages, ends, strict=True):
         last[stage] = end

@@ -158,7 +158,7 @@ def block_of(kept: float, lean: float) -> BlockCosts:
     """Three seconds of which nothing is held but what is kept for backward; or four."""
     nothing = HeldParameters()
     kept_bytes, working = (("all", kept), ("input", lean)), (("all", 0.0), ("input", 0.0))
-    return BlockCosts(1.0, 2.0, (("all", 0.0), ("input", 1.0)), kept_bytes, working, 0.0, nothing, nothing)
+    return BlockCosts(1.0, 2.0, (("all", 0.0), ("input", 1.0)), kept_bytes, working, 0.0, 0.0, nothing, nothing)
 
 
 @pytest.mark.parametrize("room", [11e9, 13e9, 14e9, 18e9, 20e9, 21e9, 23e9])

@@ -51,24 +51,29 @@ def block(draw: random.Random, entering: float) -> BlockCosts:
     each = (tuple(zip(KEEPS, own, strict=True)) for own in (again, kept, working))
     received = entering * draw.choice([1.0, 1.0, 1.5])
     shared = held(draw) if draw.random() < 0.2 else HeldParameters()
-    return BlockCosts(forward, backward, *each, received, held(draw), shared)
+    return BlockCosts(forward, backward, *each, received, received, held(draw), shared)
 
 
-def problem(draw: random.Random, chunks: int, replicas: int = 1, kinds: bool = False) -> StepProblem:
-    """`kinds`: of devices, several where there is one chunk."""
+def problem(
+    draw: random.Random, chunks: int, replicas: int = 1, kinds: bool = False, following: float = 1.0
+) -> StepProblem:
+    """`kinds`: of devices, several where there is one chunk. `following`: the share of what a block reads that the one
+    before makes."""
     stages = draw.choice([2, 3]) if chunks > 1 else draw.choice([1, 2, 3, 4])
     run = stages * chunks * draw.choice([1, 1 + (stages * chunks < 6)]) if chunks > 1 else draw.randint(stages, 5)
     count = stages * draw.randint(1, 4) if chunks > 1 else stages + draw.randint(0, 8)
     schedule = "interleaved" if chunks > 1 else draw.choice(["1f1b", "1f1b", "gpipe"])
     line = (0,) * draw.randint(0, 1) + (1,) * run + (2,) * draw.randint(0, 1) + (1,) * (draw.random() < 0.1)
     entering = draw.random() * 1e9
-    costs = (block(draw, entering), block(draw, entering), block(draw, entering))
+    blocks = block(draw, entering), block(draw, entering), block(draw, entering)
+    costs = tuple(replace(own, following_bytes=own.received_bytes * following) for own in blocks)
     keeps = (draw.choice([KEEPS, ("all",)]), KEEPS, draw.choice([KEEPS, ("all",)]))
     choice = OuterChoice(stages, chunks, schedule, replicas, 1, 1, count, 0)
     own = StepProblem(choice, line, costs, keeps, A100, FREE)
     if chunks > 1 or not kinds:
         return own
-    costs = tuple(replace(block(draw, entering), received_bytes=each.received_bytes) for each in costs)
+    sizes = [{"received_bytes": each.received_bytes, "following_bytes": each.following_bytes} for each in costs]
+    costs = tuple(replace(block(draw, entering), **each) for each in sizes)
     every = own, replace(own, costs=costs, hardware=V100, capacity_bytes=FREE / 2, cluster=A100)
     return replace(own, by_stage=tuple(draw.choice(every) for _ in range(stages)))
 
@@ -95,7 +100,7 @@ def test_no_plan_holds_less_than_its_bound_knows_nor_takes_less(
     """Blocks that keep most may all stand in the chunk of which fewest micro-batches are in flight. Of several replicas
     the gradients are summed between nodes after the last backward."""
     draw = random.Random(f"{seed} {chunks}")
-    free = problem(draw, chunks, replicas, kinds)
+    free = problem(draw, chunks, replicas, kinds, 1.0 if seed % 2 else 0.5)
     made = []
     for plan in some_plans(draw, free):
         step, bounding = simulate_step(free.step_costs(plan)), free.bounding
@@ -115,7 +120,7 @@ def test_of_equal_inputs_the_room_of_one_chunk_is_what_the_step_holds(schedule: 
     draw = random.Random(count)
     stages = min(count, 3)
     kept, nothing = (("all", 3e9), ("expensive", 2e9), ("input", 1e9)), tuple((keep, 0.0) for keep in KEEPS)
-    one = replace(block(draw, 1e9), received_bytes=1e9, kept_bytes=kept, working_bytes=nothing)
+    one = replace(block(draw, 1e9), received_bytes=1e9, following_bytes=1e9, kept_bytes=kept, working_bytes=nothing)
     choice = OuterChoice(stages, 1, schedule, 1, 1, 1, count, 0)
     own = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), A100, FREE)
     for plan in some_plans(draw, own):
@@ -192,7 +197,7 @@ def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int
     draw = random.Random(f"dealt {seed} {chunks}")
     stages = draw.choice([2, 3])
     line = (0, *(1,) * stages * chunks, 2)
-    costs = tuple(replace(block(draw, 5e8), received_bytes=5e8) for _ in range(3))
+    costs = tuple(replace(block(draw, 5e8), received_bytes=5e8, following_bytes=5e8) for _ in range(3))
     schedule = "interleaved" if chunks > 1 else "1f1b"
     choice = OuterChoice(stages, chunks, schedule, 1, 1, 1, 2 * stages, 0)
     free = StepProblem(choice, line, costs, (("all",), KEEPS, ("all",)), A100, FREE)

@@ -68,11 +68,12 @@ class Move:
 @dataclass(frozen=True)
 class BlockCosts:
     """Costs of a block for one micro-batch. `again_seconds[keep]`: what backward recomputes; `kept_bytes[keep]` until
-    backward; `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what enters from the blocks
-    before. `held`: of the parameters that the block reads first; `shared`: that a block before reads too. `moves`: what
-    replicas exchange of weights in shards, which takes none of the seconds here. `rest_seconds`: what devices of a
-    replica communicate, and compute as others do, in both directions, each by itself. `free_seconds`: of (forward,
-    backward) before the first collective inside a replica, which waits for what is on its link."""
+    backward; `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what it reads of blocks
+    before; `following_bytes`: of the last one of these. `held`: of the parameters that the block reads first; `shared`:
+    that a block before reads too. `moves`: what replicas exchange of weights in shards, which takes none of the seconds
+    here. `rest_seconds`: what devices of a replica communicate, and compute as others do, in both directions, each by
+    itself. `free_seconds`: of (forward, backward) before the first collective inside a replica, which waits for what is
+    on its link."""
 
     forward_seconds: float
     backward_seconds: float
@@ -80,6 +81,7 @@ class BlockCosts:
     kept_bytes: tuple[tuple[str, float], ...]
     working_bytes: tuple[tuple[str, float], ...]
     received_bytes: float
+    following_bytes: float
     held: HeldParameters
     shared: HeldParameters
     moves: tuple[Move, ...] = ()

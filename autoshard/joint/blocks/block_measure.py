@@ -169,6 +169,7 @@ class _Measured:
             tuple(kept.items()),
             tuple(working.items()),
             self._received(number),
+            self._received(number, number - 1),
             *self._held(number),
             self._moves[number],
             self._rest[number],
@@ -371,14 +372,15 @@ class _Measured:
         there = [name for name in read if self._made.get(name) == number]
         return sum(local_bytes(self.program.value(name), self.program.mesh) for name in there)
 
-    def _received(self, number: int) -> float:
-        """Bytes of all that is made before the block and read in it or after. What depends on nothing is made again."""
+    def _received(self, number: int, first: int = 0) -> float:
+        """Bytes of what blocks from `first` on make before the block and it reads. What depends on nothing is made
+        again."""
         fixed = constants(self.graph)
         return sum(
             local_bytes(self.program.value(name), self.program.mesh)
             for name, made in self._made.items()
-            if made < number
-            and any(reader >= number for reader in self._read.get(name, ()))
+            if first <= made < number
+            and number in self._read.get(name, ())
             and self.program.value(name).tensor not in fixed
         )
 

@@ -28,8 +28,8 @@ from autoshard.ir.plan import Plan, StagePart, StepPlan
 from autoshard.program.lower import lower
 from autoshard.program.places.placed_parts import components, op_places, parts_on, stored_users
 from autoshard.program.weight_buckets import block_of
-from autoshard.simulation.step_timeline import PartCosts, StageCosts
-from autoshard.simulation.steps.placed_step import PlacedCosts, PlacedMessage, simulate_places
+from autoshard.simulation.step_timeline import PartCosts, PartMessage, StageCosts
+from autoshard.simulation.steps.placed_step import PlacedCosts, simulate_places
 from autoshard.simulation.working_memory import local_bytes
 from autoshard.solvers.common.result import TOLERANCE, FalseProof
 
@@ -163,12 +163,12 @@ class _PlaceSearch:
                 if parts[made].stage != parts[reader].stage:
                     size = self._bytes.get(self._names[position], 0.0)
                     sizes[made, reader] = sizes.get((made, reader), 0.0) + size
-        messages = tuple(PlacedMessage(a, b, self._message_seconds(size)) for (a, b), size in sizes.items())
+        messages = tuple(PartMessage(a, b, self._message_seconds(size)) for (a, b), size in sizes.items())
         stages = tuple(part.stage for part in parts)
         loss = maker[self.graph.loss or ""]
         of_places = (StageCosts(),) * self.count
         own_costs = PlacedCosts(
-            step.schedule, step.micro_batches, tuple(costs), of_places, stages, tuple(sources), messages, loss
+            step.schedule, step.micro_batches, tuple(costs), of_places, (), stages, tuple(sources), messages, loss
         )
         return simulate_places(own_costs).step_seconds
 

@@ -9,20 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from autoshard.program.places.place_order import PartSlot, placed_order
 from autoshard.simulation.pipeline_schedule import Placed, Slot, SlotSequence
-from autoshard.simulation.step_timeline import PartCosts, StepCosts, StepTimeline
-
-
-class PlacedMessage(NamedTuple):
-    """Values that part `reader` reads of part `maker`, on another place: what a device of the mesh receives."""
-
-    maker: int
-    reader: int
-    seconds: float
-    bytes: float = 0.0
+from autoshard.simulation.step_timeline import PartCosts, PartMessage, StepCosts, StepTimeline
 
 
 @dataclass(frozen=True)
@@ -31,7 +21,7 @@ class PlacedCosts(StepCosts):
 
     part_stages: tuple[int, ...] = ()
     sources: tuple[tuple[tuple[int, int], ...], ...] = ()
-    messages: tuple[PlacedMessage, ...] = ()
+    messages: tuple[PartMessage, ...] = ()
     loss_part: int = 0
 
     @property

@@ -41,8 +41,15 @@ from autoshard.simulation.step_operators import (
     window,
     with_gaps,
 )
-from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
-from autoshard.simulation.steps.placed_step import PlacedCosts, PlacedMessage, simulate_places
+from autoshard.simulation.step_timeline import (
+    PartCosts,
+    PartMessage,
+    StageCosts,
+    StepCosts,
+    StepTimeline,
+    simulate_step,
+)
+from autoshard.simulation.steps.placed_step import PlacedCosts, simulate_places
 from autoshard.simulation.steps.server_step import server_account, worker_program
 from autoshard.simulation.timeline import Timeline, Timing
 from autoshard.simulation.working_memory import local_bytes
@@ -94,11 +101,12 @@ def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
     whole = tuple(stage_costs([own[number] for number in step.parts_of(stage)]) for stage in range(step.stages))
     parts = tuple(part.costs for part in own)
     if not step.placed:
-        return StepCosts(step.schedule, measured.micro_batches, parts, whole)
+        skips = tuple(own for own in measured.messages if own.reader != own.maker + 1)
+        return StepCosts(step.schedule, measured.micro_batches, parts, whole, skips)
     parts = tuple(
         replace(
             part,
-            kept_bytes=part.kept_bytes + part.received_bytes,
+            kept_bytes=part.kept_bytes + measured.received_bytes[number],
             working_bytes=part.working_bytes + _further_gradients(measured.messages, number),
             receive_seconds=0.0,
         )
@@ -106,10 +114,10 @@ def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
     )
     last = next(number for number, part in enumerate(measured.programs) if part.loss)
     between = (step.part_stages, measured.sources, measured.messages, last)
-    return PlacedCosts(step.schedule, step.micro_batches, parts, whole, *between)
+    return PlacedCosts(step.schedule, step.micro_batches, parts, whole, (), *between)
 
 
-def _further_gradients(messages: Sequence[PlacedMessage], part: int) -> float:
+def _further_gradients(messages: Sequence[PartMessage], part: int) -> float:
     """Bytes: what each place that reads something of a part gives back; the first is what the part's program has."""
     sizes = [own.bytes for own in messages if own.maker == part]
     return sum(sizes) - max(sizes, default=0.0)
@@ -148,8 +156,8 @@ class MeasuredProgram:
         tied = _tied_seconds(parts, plan.step, wide, hardware)
         of = plan.step.part_stages
         self.tied = [tied.get(stage, 0.0) * (stage not in of[:number]) for number, stage in enumerate(of)]
-        self.sources = handed_from(parts, program) if plan.step.placed else ()
-        self.messages = tuple(_messages(parts, self.sources, of, wide, hardware))
+        self.sources = handed_from(parts, program)
+        self.messages = tuple(_messages(parts, self.sources, of, wide, hardware)) if stages > 1 else ()
         self.place_of = {own.op: n for n, own in enumerate(program.instructions) if isinstance(own, Compute)}
         kinds, several = stage_hardware(hardware, program), plan.step.micro_batches > 1
         self.micro_batches = plan.step.micro_batches
@@ -160,20 +168,19 @@ class MeasuredProgram:
         else:
             pairs = zip(parts, of, strict=True)
             self.parts = [_MeasuredPart(part, program, graph, kinds[stage], several) for part, stage in pairs]
-        self.received = [
+        self.received_bytes = [
             sum(local_bytes(part.value(name), part.mesh) for name in handed_to(part, program)) for part in parts
         ]
-        self.receive_seconds = [
-            joint_seconds(hardware, wide, (0,), "send_receive", size) if stages > 1 else 0.0 for size in self.received
-        ]
+        self.following = {own.reader: own for own in self.messages if own.reader == own.maker + 1}
 
     def keeping(self, policies: Iterable[BlockPolicy]) -> tuple[PartMeasure, ...]:
         """Of blocks that keep what `policies` say. The program must be theirs: weights that are gathered for each use
         are gathered otherwise in blocks that are computed again."""
         policies, found = tuple(policies), []
-        ends = zip(self.parts, self.received, self.receive_seconds, self.tied, strict=True)
-        for own, received, seconds, tied in ends:
-            costs = replace(own.costs(policies), received_bytes=received, receive_seconds=seconds)
+        nothing = PartMessage(0, 0, 0.0)
+        for number, (own, tied) in enumerate(zip(self.parts, self.tied, strict=True)):
+            before = self.following.get(number, nothing)
+            costs = replace(own.costs(policies), received_bytes=before.bytes, receive_seconds=before.seconds)
             found.append(PartMeasure(costs, own.static_bytes, own.late_seconds, tied, own.update_seconds))
         return tuple(found)
 
@@ -233,7 +240,7 @@ def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardw
 
 def _messages(
     parts: Sequence[Program], sources: Sources, part_stages: Sequence[int], wide: Mesh, hardware: Hardware
-) -> Iterator[PlacedMessage]:
+) -> Iterator[PartMessage]:
     """Between parts of different places; what a place has received already is not sent again."""
     arrived: dict[tuple[int, int, int], int] = {}
     for reader, own in enumerate(sources):
@@ -247,7 +254,7 @@ def _messages(
                 sizes[maker], sums[maker] = sizes.get(maker, 0.0) + size, sums.get(maker, 0.0) + own_seconds
         for maker, size in sizes.items():
             seconds = joint_seconds(hardware, wide, (0,), "send_receive", size) + sums[maker]
-            yield PlacedMessage(maker, reader, seconds, size)
+            yield PartMessage(maker, reader, seconds, size)
 
 
 def _travels(maker: Program, reader: Program, name: str, hardware: Hardware) -> tuple[float, float]:
