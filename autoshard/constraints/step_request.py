@@ -124,7 +124,7 @@ class StepRequest:
         if not self.place_mesh:
             return
         count = self.fixed_stages()
-        if not self.places or self.place is not None:
+        if not (self.places or self.place == AUTO) or self.place == NO_PLACES:
             how = f"--place {self.place}" if self.place else "a model without places"
             hint = f"--pin place:MODULE={max(self.place_meshes)}, and --mesh for the others"
             raise UsageError(f"--place-mesh {self.place_mesh[0]} with {how}: there is no such place", hint)

@@ -22,7 +22,7 @@ from autoshard.search.places import place_search
 from autoshard.search.places.place_search import searched_places, units_of
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import predicted, with_step
+from autoshard.search.whole_step import predicted, with_place_plans, with_step
 
 SPEC = f"{__file__}:build"
 
@@ -43,15 +43,20 @@ def build() -> tuple[nn.Module, tuple[Tensor]]:
 
 
 @cache
-def planned(count: int = 3) -> tuple[Plan, Graph]:
+def planned(count: int = 3, own: tuple[str, ...] = ()) -> tuple[Plan, Graph]:
+    """`own`: meshes of places."""
     graph = capture(SPEC, {})
-    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1")))
+
+    def searched(mesh: Mesh, first: int = 0) -> Plan:
+        return search(graph, load_hardware("a100-80g-sxm"), SearchRequest(mesh))
+
+    plan = with_place_plans(searched(Mesh.parse("dp=1")), StepRequest(place_mesh=own), searched)
     return replace(plan, step=StepPlan(count)), graph
 
 
-def every(count: int) -> dict[tuple[int, ...], float]:
+def every(count: int, own_meshes: tuple[str, ...] = ()) -> dict[tuple[int, ...], float]:
     """The simulated step of each assignment of units in which each place has work."""
-    plan, graph = planned()
+    plan, graph = planned(own=own_meshes)
     found = {}
     for own in itertools.product(range(count), repeat=len(units_of(graph, [-1] * len(graph.ops)))):
         if len(set(own)) == count:
@@ -64,10 +69,11 @@ def every(count: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_the_best_of_all_assignments_is_found_and_none_is_below_the_bound(count: int) -> None:
-    plan, graph = planned()
-    found, known = searched_places(plan, graph, (), count, predicted), every(count)
+@pytest.mark.parametrize(("count", "own"), [(2, ()), (3, ()), (2, ("1:dp=4",)), (3, ("0:dp=2", "2:tp=2"))])
+def test_the_best_of_all_assignments_is_found_and_none_is_below_the_bound(count: int, own: tuple[str, ...]) -> None:
+    """On places with meshes of their own, too."""
+    plan, graph = planned(own=own)
+    found, known = searched_places(plan, graph, (), count, predicted), every(count, own)
     assert found.seconds == known[found.places] == min(known.values())
     assert 0 < found.bound_seconds <= found.seconds
 

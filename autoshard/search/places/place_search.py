@@ -8,7 +8,8 @@ run.
 
 Bound: every micro-batch passes its longest chain of operators once there and back, and K places share all the work:
 step >= max(longest chain, micro-batches * work / K, micro-batches * largest unit). Computations alone are counted, so
-no simulated step of the package is below it.
+no simulated step of the package is below it. Where places have meshes of their own, an operator counts as on the place
+where it takes least.
 """
 
 from __future__ import annotations
@@ -57,11 +58,16 @@ def searched_places(
     ranked = sorted(fits, key=lambda own: (search.tried[own], own))
     if not ranked:
         raise UsageError(f"no assignment found in which each of {count} places has work", f"--stages {count - 1}")
-    made = {}
+    made, refused = dict[tuple[int, ...], float](), list[UsageError]()
     for own in ranked[:SIMULATED]:
         places = search.op_places(own)
         step = replace(plan.step, parts=parts_on(graph, places))
-        made[places] = predicted(replace(plan, step=step), graph).step_seconds
+        try:
+            made[places] = predicted(replace(plan, step=step), graph).step_seconds
+        except UsageError as error:  # such as losses that are on places of several meshes
+            refused.append(error)
+    if not made:
+        raise refused[0]
     best = min(made, key=lambda places: (made[places], places))
     if search.bound_seconds > made[best] * (1 + TOLERANCE):
         raise FalseProof(f"places: a step of {made[best]!r} s below its bound of {search.bound_seconds!r} s")
@@ -73,8 +79,13 @@ class _PlaceSearch:
         self.plan, self.graph, self.count = plan, graph, count
         given = op_places(graph, fixed, unplaced=count)  # no place has that number
         self.units = units_of(graph, given)
-        self.seconds = [(own.forward_seconds, own.backward_seconds) for own in plan.ops]
+        own_plans = {own.place: plan.of_place(own) for own in plan.place_plans}
+        self.plans = [own_plans.get(place, plan) for place in range(count)]
+        self.seconds = [[(own.forward_seconds, own.backward_seconds) for own in each.ops] for each in self.plans]
         self.fixed = [next((given[i] for i in unit if given[i] < count), None) for unit in self.units]
+        places = [range(count) if place is None else (place,) for place in self.fixed]
+        of_unit = [*zip(self.units, places, strict=True)]
+        self.least = {i: min(sum(self.seconds[place][i]) for place in may) for unit, may in of_unit for i in unit}
         self.tried: dict[tuple[int, ...], float] = {}
         self._search()
 
@@ -88,12 +99,12 @@ class _PlaceSearch:
     @cached_property
     def bound_seconds(self) -> float:
         """Of computations, see the module."""
-        step, work = self.plan.step, [sum(sum(self.seconds[i]) for i in unit) for unit in self.units]
+        step, work = self.plan.step, [sum(self.least[i] for i in unit) for unit in self.units]
         longest: dict[int, float] = {}
         maker = {name: i for i, op in enumerate(self.graph.ops) for name in op.results}
         for i, op in enumerate(self.graph.ops):
             before = max((longest[maker[name]] for name in op.operands if name in maker), default=0.0)
-            longest[i] = before + sum(self.seconds[i])
+            longest[i] = before + self.least[i]
         loss = maker[self.graph.loss or ""]
         return max(longest[loss], step.micro_batches * max(sum(work) / self.count, *work, 0.0))
 
@@ -121,7 +132,7 @@ class _PlaceSearch:
 
     def _starts(self, open_: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Cut in a row by work, forward and backward over the places; and each unit where it ends first."""
-        work = [sum(sum(self.seconds[i]) for i in self.units[k]) for k in open_]
+        work = [sum(self.least[i] for i in self.units[k]) for k in open_]
         ends = list(itertools.accumulate(work))
         whole = ends[-1] or 1.0
         pairs = zip(ends, work, strict=True)
@@ -153,15 +164,16 @@ class _PlaceSearch:
         maker = {name: part_of[op.name] for op in self.graph.ops for name in op.results}
         costs, sources = [], []
         for number, part in enumerate(parts):
-            own = [self.seconds[names[op]] for op in part.ops]
+            own = [self.seconds[part.stage][names[op]] for op in part.ops]
             costs.append(PartCosts(sum(f for f, _ in own), sum(b for _, b in own)))
             read = {name for op in part.ops for name in self.graph.ops[names[op]].operands if name in maker}
             sources.append(tuple(sorted((maker[name], self._order[name]) for name in read if maker[name] != number)))
         sizes: dict[tuple[int, int], float] = {}
         for reader, own_sources in enumerate(sources):
             for made, position in own_sources:
-                if parts[made].stage != parts[reader].stage:
-                    size = self._bytes.get(self._names[position], 0.0)
+                ends = parts[made].stage, parts[reader].stage
+                if ends[0] != ends[1]:
+                    size = max(self._bytes[self.plans[place].mesh].get(self._names[position], 0.0) for place in ends)
                     sizes[made, reader] = sizes.get((made, reader), 0.0) + size
         messages = tuple(PartMessage(a, b, self._message_seconds(size)) for (a, b), size in sizes.items())
         stages = tuple(part.stage for part in parts)
@@ -173,10 +185,11 @@ class _PlaceSearch:
         return simulate_places(own_costs).step_seconds
 
     def _twice(self, parts: Sequence[StagePart], part_of: dict[str, int]) -> bool:
-        """Would a place hold a weight twice, for two of its parts?"""
+        """Would a place hold a weight twice, for two of its parts, or places of two meshes hold one?"""
         for ops in self._users.values():
             used = {part_of[self.graph.ops[i].name] for i in ops}
-            if len(used) > len({parts[number].stage for number in used}):
+            places = {parts[number].stage for number in used}
+            if len(used) > len(places) or len({self.plans[place].mesh for place in places}) > 1:
                 return True
         return False
 
@@ -193,21 +206,26 @@ class _PlaceSearch:
         return {name: position for position, name in enumerate(self._names)}
 
     @cached_property
-    def _bytes(self) -> dict[str, float]:
-        """Of a value on one device."""
-        program = lower(replace(self.plan, step=StepPlan()), self.graph)
-        found: dict[str, float] = {}
-        for value in program.values:
-            found.setdefault(value.tensor, local_bytes(value, program.mesh))
+    def _bytes(self) -> dict[Mesh, dict[str, float]]:
+        """Of a value on one device, by mesh."""
+        found: dict[Mesh, dict[str, float]] = {}
+        for plan in self.plans:
+            own = found.setdefault(plan.mesh, {})
+            for value in () if own else lower(replace(plan, step=StepPlan(), place_plans=()), self.graph).values:
+                own.setdefault(value.tensor, local_bytes(value, plan.mesh))
         return found
 
     def _message_seconds(self, size: float) -> float:
-        return _link_seconds(self.plan.hardware_text, self.plan.mesh, self.count, size)
+        meshes = tuple(plan.mesh for plan in self.plans)
+        inner = (
+            self.plan.mesh.axes if len({*meshes}) == 1 else (("device", sum(own.size for own in meshes) // self.count),)
+        )
+        return _link_seconds(self.plan.hardware_text, (("pp", self.count), *inner), size)
 
 
 @cache
-def _link_seconds(hardware_text: str, mesh: Mesh, count: int, size: float) -> float:
-    wide = Mesh((("pp", count), *mesh.axes))
+def _link_seconds(hardware_text: str, axes: tuple[tuple[str, int], ...], size: float) -> float:
+    wide = Mesh(axes)
     return float(joint_seconds(parse_hardware(hardware_text), wide, (0,), "send_receive", size))
 
 
