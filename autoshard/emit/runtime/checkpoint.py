@@ -122,7 +122,7 @@ def save_checkpoint(
     _together(partial, _fault(lambda: _begin(partial, training)) if dist.get_rank() == 0 else "")
     held = {"ranks": dist.get_world_size(), "state": loader}
     fault = _fault(lambda: torch.save(held, partial / f"loader-{dist.get_rank()}.pt")) if loader is not None else ""
-    if background and any(sharding(tensor).uneven for tensor in named.values()):
+    if background and _anywhere(any(sharding(tensor).uneven for tensor in named.values())):
         background = False  # a copy of a table in unequal parts would not know where its rows are
         if dist.get_rank() == 0:
             print(f"{folder} is written at once, not in the background: a table is in unequal parts", flush=True)
@@ -153,6 +153,13 @@ def _fault(write: Callable[[], object]) -> str:
     except (OSError, RuntimeError) as error:  # torch's own writer of files knows RuntimeError only
         return fault_of(error)
     return ""
+
+
+def _anywhere(here: bool) -> bool:
+    """On any rank: other stages hold other tensors."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, here)
+    return any(found)
 
 
 def _together(partial: Path, fault: str) -> None:
