@@ -9,7 +9,8 @@ tests/differential.py, which shares nothing with `autoshard verify`; the collect
 With `--steps` each seed is a whole step (tests/random_steps.py): buffers that are rewritten, losses over labels in
 larger expressions, empty and scalar tensors, frozen parts, micro-batches, recomputation, and for every 25th two stages
 in processes. It is verified over two steps, and one micro-batch by tests/differential.py too. With `--places` the steps
-run on random places, five placements of each model, in lock-step.
+run on random places, five placements of each model, in lock-step, and each goes on from what another has saved;
+`--seed` then runs all of its model.
 
 Exit code 6 where a package computes something else or anything crashes.
 """
@@ -44,7 +45,8 @@ HANG_SECONDS = 3600
 PAGE = ROOT / "docs" / "fuzzing.md"
 STEPS_HEAD = "## Whole steps"
 PLACES_HEAD = "## Places"
-RIGHT, REFUSED, WRONG, CRASH = "right", "refused", "wrong", "crash"
+RIGHT, REFUSED, WRONG, CRASH, HANGING = "right", "refused", "wrong", "crash", "hanging"
+EACH = 5  # placements of a model
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Row:
     targets: tuple[str, ...] = ()
     collectives: int = 0
     seconds: float = 0.0
+    resumed: int = 0
 
 
 Ran = tuple[tuple[str, ...], float, int]  # operators, the largest error, collectives
@@ -68,15 +71,17 @@ def tried(seed: int, mesh: str, work: Callable[[], Ran], debug: bool) -> Row:
     """What goes wrong is a row, with `debug` an exception."""
     from autoshard.errors import CaptureError, UsageError
     from tests.differential import Mismatch
+    from tests.resumed import Hanging
 
     start, found, end, reason = time.monotonic(), ((), 0.0, 0), RIGHT, ""
     try:
         found = work()
     except Exception as caught:
-        if debug:
-            raise
         refused = isinstance(caught, CaptureError | UsageError)
-        end = REFUSED if refused else WRONG if isinstance(caught, Mismatch) else CRASH
+        if debug and not refused:
+            raise
+        wrong = WRONG if isinstance(caught, Mismatch) else CRASH
+        end = REFUSED if refused else HANGING if isinstance(caught, Hanging) else wrong
         reason = _words(caught)
     targets, error, count = found
     return Row(seed, mesh, end, reason, error, targets, count, time.monotonic() - start)
@@ -120,14 +125,17 @@ def run_step(seed: int, debug: bool = False) -> Row:
     def work() -> Ran:
         backend = "gloo" if (request.stages or 1) > 1 else "lockstep"
         count = request.micro_batches or 1
-        ran, (program, files) = _verified(seed, mesh, seed, count, backend, lambda plan, g: with_step(plan, g, request))
+        ran, (program, files, _) = _verified(
+            {"seed": seed}, mesh, seed, count, backend, lambda plan, g: with_step(plan, g, request)
+        )
         return (ran[0], compare(*build(seed), program, files), ran[2]) if count == 1 else ran
 
     return tried(seed, mesh, work, debug)
 
 
 def run_places(seed: int, debug: bool = False) -> Row:
-    """A whole step on random places (tests/placements.py), five placements of each model."""
+    """A whole step on random places (tests/placements.py), five placements of each model: in lock-step, then trained
+    in processes, each from what the one before has saved (tests/resumed.py)."""
     from autoshard.cluster.hardware import load_hardware
     from autoshard.constraints.step_request import StepRequest
     from autoshard.ir.plan import StepPlan
@@ -135,9 +143,11 @@ def run_places(seed: int, debug: bool = False) -> Row:
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.whole_step import predicted, with_place_plans
     from tests.placements import random_meshes, random_parts
+    from tests.resumed import Resumed
 
-    rng = random.Random(seed)
-    mesh, count, order = rng.choice(("dp=1", "tp=2", "dp=2")), rng.choice((1, 2, 3)), rng.choice(("gpipe", "1f1b"))
+    rng, count = random.Random(seed), random.Random(f"micro-batches {seed // EACH}").choice((1, 2, 3))
+    mesh, order = rng.choice(("dp=1", "tp=2", "dp=2")), rng.choice(("gpipe", "1f1b"))
+    line = _LINES.setdefault(seed // EACH, Resumed(EACH))
 
     def placed(plan: Any, graph: Any) -> Any:
         step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
@@ -147,11 +157,26 @@ def run_places(seed: int, debug: bool = False) -> Row:
         made = with_place_plans(replace(plan, step=step), own, lambda one, _: random_plan(graph, one, hardware, seed))
         return predicted(made, graph)
 
-    return tried(seed, mesh, lambda: _verified(seed // 5, mesh, seed, count, "lockstep", placed)[0], debug)
+    def work() -> Ran:
+        try:
+            given = {"seed": seed // EACH, "trained": True}
+            ran, (_, files, plan) = _verified(given, mesh, seed, count, "lockstep", placed)
+            line.join(files, plan.devices)
+        finally:
+            if seed % EACH == EACH - 1:
+                _LINES.pop(seed // EACH).close()
+        return ran
+
+    before = line.resumed
+    row = tried(seed, mesh, work, debug)
+    return replace(row, resumed=line.resumed - before)
 
 
-def _verified(model: int, mesh: str, seed: int, count: int, backend: str, stepped: Callable[[Any, Any], Any]) -> Any:
-    """A random step's model under a random plan, verified; with the program and its files."""
+_LINES: dict[int, Any] = {}  # the placements of each model so far
+
+
+def _verified(given: Any, mesh: str, seed: int, count: int, backend: str, stepped: Callable[[Any, Any], Any]) -> Any:
+    """A random step's model under a random plan, verified; with the program, its files and the plan."""
     from autoshard.cluster.hardware import load_hardware
     from autoshard.emit import emit
     from autoshard.graph_capture.capture import capture
@@ -161,7 +186,7 @@ def _verified(model: int, mesh: str, seed: int, count: int, backend: str, steppe
     from autoshard.verification.case import check_files, make_case
     from tests.differential import Mismatch
 
-    spec, given = str(ROOT / STEPS), {"seed": model}
+    spec = str(ROOT / STEPS)
     graph = capture(spec, given)
     plan = stepped(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), graph)
     program = lower(plan, graph)
@@ -169,7 +194,7 @@ def _verified(model: int, mesh: str, seed: int, count: int, backend: str, steppe
     proof = check_files(make_case(spec, given, graph, steps=2, micro_batches=count), program, files, backend, 120.0)
     if not proof.passed:
         raise Mismatch(str(proof.failure))
-    return (_targets(graph), 0.0, _collectives(program)), (program, files)
+    return (_targets(graph), 0.0, _collectives(program)), (program, files, plan)
 
 
 def _targets(graph: Any) -> tuple[str, ...]:
@@ -265,16 +290,21 @@ single micro-batch. A step of which nothing is trained is refused.
 def places_section(rows: Sequence[Row]) -> str:
     """What docs/fuzzing.md says of random placements."""
     ends = Counter(row.end for row in rows)
-    refused = Counter(row.reason.partition(": ")[2].partition(" try")[0] for row in rows if row.end == REFUSED)
+    reasons = (row.reason.partition(": ")[2].partition(" try")[0] for row in rows if row.end == REFUSED)
+    refused = Counter(reason.partition(": place")[0] for reason in reasons)
     listed = "; ".join(f"{count} x {reason}" for reason, count in refused.most_common(3))
-    models, command = len({row.seed // 5 for row in rows}), f"--places --first {rows[0].seed} --models {len(rows)}"
+    models, command = len({row.seed // EACH for row in rows}), f"--places --first {rows[0].seed} --models {len(rows)}"
     return f"""{PLACES_HEAD}
 
-{len(rows)} placements of {models} of these models, each operator's or by modules, on 2 to 4 places, each with a
-mesh of 1 to 4 devices, with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
-{ends[RIGHT]} right, {ends[REFUSED]} refused, {ends[WRONG]} wrong,
-{ends[CRASH]} crashed or hanging. Written by `python benchmarks/fuzz.py {command} --write`.
+{len(rows)} placements of {models} of these models, each operator's or by modules, on 2 to 4 places of 1 to 4 devices
+each, with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
+{ends[RIGHT]} right, {ends[REFUSED]} refused, {ends[WRONG]} wrong, {ends[HANGING]} hanging, {ends[CRASH]} crashed,
+{sum(row.resumed for row in rows)} resumed. Written by `python benchmarks/fuzz.py {command} --write`.
 Refused: {listed}.
+
+Each is verified in lock-step, then goes on, in processes (`train.py`, gloo, float64, `tests/resumed.py`), from what the
+one before it has saved, the first from the last: with the losses and the state of the first, uninterrupted. Every other
+model has dropout.
 """
 
 
@@ -295,9 +325,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.worker:
         return _work([int(seed) for seed in given.worker.split(",")], run)
     if given.seed is not None:
-        row = run(given.seed, given.debug)
-        print(json.dumps(asdict(row)))
-        return 0 if row.end in (RIGHT, REFUSED) else 6
+        first = given.seed // EACH * EACH
+        known = [run(s, given.debug) for s in (range(first, first + EACH) if given.places else [given.seed])]
+        print(*[json.dumps(asdict(row)) for row in known], sep="\n")
+        return 0 if all(row.end in (RIGHT, REFUSED) for row in known) else 6
     seeds = range(given.first, given.first + given.models)
     batches = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)]
     rows: list[Row] = []

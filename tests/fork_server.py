@@ -20,7 +20,7 @@ from typing import Any
 
 FIRST = (
     "torch", "torch.distributed.tensor", "torch.distributed.checkpoint.state_dict",
-    "torch.utils.data", "torch._dynamo", "torch.optim.adamw",
+    "torch.distributed.checkpoint._fsspec_filesystem", "torch.utils.data", "torch._dynamo", "torch.optim.adamw",
 )  # fmt: skip
 OURS = (__file__, runpy.__file__, "<frozen runpy>")
 

@@ -138,22 +138,27 @@ def rank_environments(processes: int, port: int, own: Mapping[str, str]) -> list
 
 
 def torchrun(
-    script: Path, processes: int, *options: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> Ended:
-    """`torchrun --nproc-per-node PROCESSES SCRIPT OPTIONS...`: the first rank that fails ends the others."""
+    script: Path, processes: int, *options: object, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    limit: float = HANGS,
+) -> Ended:  # fmt: skip
+    """`torchrun --nproc-per-node PROCESSES SCRIPT OPTIONS...`: the first rank that fails ends the others. `limit`:
+    seconds, then all are killed, and TimeoutExpired."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     own = {"TORCHELASTIC_USE_AGENT_STORE": "True", **(os.environ if env is None else env)}
     environments = rank_environments(processes, store.port, own)
     with tempfile.TemporaryDirectory() as folder:
-        return _ended(Path(folder), [str(script), *map(str, options)], environments, cwd)
+        return _ended(Path(folder), [str(script), *map(str, options)], environments, cwd, limit)
 
 
-def _ended(folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], cwd: Path | None) -> Ended:
+def _ended(
+    folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], cwd: Path | None,
+    limit: float = HANGS,
+) -> Ended:  # fmt: skip
     out, err = folder / "out", folder / "err"
     running = [fork(argv, out, err, env=env, cwd=cwd, odd=rank % 2 == 1) for rank, env in enumerate(environments)]
-    end, stopped = time.monotonic() + HANGS, False
+    end, stopped = time.monotonic() + limit, False
     while None in (codes := [process.poll() for process in running]):
         if any(codes) and not stopped:
             for process in running:
@@ -162,7 +167,7 @@ def _ended(folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str
         if time.monotonic() > end:
             for process in running:
                 process.kill()
-            raise subprocess.TimeoutExpired(list(argv), HANGS)
+            raise subprocess.TimeoutExpired(list(argv), limit)
         time.sleep(POLL_SECONDS)
     own = next((code for code in codes if code), 0)
     done = Ended(list(argv), own, out.read_text("utf-8"), err.read_text("utf-8"))

@@ -35,10 +35,11 @@ class Residual(nn.Module):
     def __init__(self, width: int, norm: bool) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
+        self.norm, self.drop = nn.LayerNorm(width) if norm else nn.Identity(), 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
+        y = torch.tanh(self.up(self.norm(x)))
+        return x + self.down(F.dropout(y, self.drop, self.training) if self.drop else y)
 
 
 class Kept(nn.Module):
@@ -139,9 +140,18 @@ class RandomStep(nn.Module):
         return loss
 
 
-def build(seed: int = 0) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model of this seed and its inputs, built for real whatever the default device is."""
+def build(seed: int = 0, trained: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model of this seed and its inputs, built for real whatever the default device is.
+
+    `trained`: to be trained, saved and resumed, in float64, with dropout in every other model. A buffer that changes is
+    saved: torch itself goes on without one that is not."""
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         labels = torch.randint(0, 5, (BATCH, LENGTH)), torch.randint(0, 7, (BATCH, LENGTH))
-        return RandomStep(seed), (torch.randint(0, 11, (BATCH, LENGTH)), *labels)
+        model = RandomStep(seed).double() if trained else RandomStep(seed)
+        for own in model.modules() if trained else ():
+            if isinstance(own, Kept):
+                own._non_persistent_buffers_set.clear()
+            if isinstance(own, Residual) and seed % 2:
+                own.drop = 0.1
+        return model, (torch.randint(0, 11, (BATCH, LENGTH)), *labels)

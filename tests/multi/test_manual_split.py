@@ -68,3 +68,14 @@ def test_checkpoints_of_unequal_parts(packages: Path, tmp_path: Path) -> None:
     launched.run(convert).check_returncode()
     back = torch.load(tmp_path / "back.pt", weights_only=True)
     assert torch.equal(back["users.weight"], further["users.weight"])
+
+
+def test_a_table_of_one_place_is_saved_at_once_by_all(packages: Path, tmp_path: Path) -> None:
+    """Not in the background by those that hold none of it, which the others would wait for."""
+    pins = ("place:users=0", "place:top=1", "users.weight=S0[50+14]@tp")
+    plan = autoshard.plan(f"{packages / 'ranker.py'}:build", hardware="cpu-local", mesh="tp=2", pins=pins)
+    autoshard.write(plan, tmp_path / "placed")
+    train, own = tmp_path / "placed" / "train.py", ("--backend", "gloo", "--save", tmp_path / "saved", "--save-async")
+    for steps in (1, 2):
+        done = launched.torchrun(train, 4, *own, "--steps", steps, "--resume", "auto", limit=200.0)
+        assert done.returncode == 0 and "is written at once" in done.stdout, done.stderr

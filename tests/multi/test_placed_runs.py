@@ -86,22 +86,6 @@ def test_the_documented_example(tmp_path: Path, alone: tuple[dict[int, float], p
     assert placed_lenet.accuracy(found) == placed_lenet.accuracy(model)
 
 
-@pytest.mark.slow
-def test_a_checkpoint_goes_on_under_another_placement(
-    tmp_path: Path, alone: tuple[dict[int, float], placed_lenet.LeNet]
-) -> None:
-    first = written(tmp_path / "first", StepRequest())
-    pins = tuple(
-        StagePin(path, place) for path, place in (("conv1", 1), ("conv2", 0), ("fc1", 0), ("fc2", 1), ("fc3", 0))
-    )
-    second = written(tmp_path / "second", StepRequest(places=pins), "dp=2")
-    trained(first, 5, tmp_path, "--steps", 4, "--save", tmp_path / "saved")
-    rows = trained(second, 4, tmp_path, "--steps", 8, "--resume", tmp_path / "saved")
-    assert [int(row["step"]) for row in rows] == [5, 6, 7, 8]
-    for row in rows:
-        assert row["loss"] == pytest.approx(alone[0][int(row["step"])], rel=1e-6)
-
-
 def test_places_of_different_sizes(tmp_path: Path, alone: tuple[dict[int, float], placed_lenet.LeNet]) -> None:
     """Three devices: trained, evaluated, and gone on with on two places of other sizes."""
     on = {"conv1": 0, "conv2": 0, "fc1": 1, "fc2": 1, "fc3": 1}

@@ -116,7 +116,7 @@ class Saving:
     ) -> None:
         """UserError on all ranks where it can't be written."""
         folder, background = f"{self.options.save}/step-{step}", self.options.save_async
-        state = {"loader": loader, "scaler": scaler, "run": self.run or ""}
+        state = {"loader": loader, "scaler": scaler, "run": self.run or "", "seed": self.options.seed or 0}
         with failing(self.options):
             save_checkpoint(folder, model, optimizer, step, background=background, **state)
         self.last = step

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from runtime import (
     load_checkpoint,
     load_full_state_dict,
     loader_state,
+    saved_seed,
     sharding,
 )
 
@@ -124,6 +126,9 @@ def prepare(
     scaler: LossScaler | None = None,
 ) -> int:
     """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
+    if options.resume and options.seed is None:  # before what is drawn again, and where no weights say it
+        with _not_resumable(last_checkpoint(options.resume)):
+            options.seed = saved_seed(last_checkpoint(options.resume))
     seed = options.seed or 0
     if options.weights and not options.resume:
         weights = start_from(model, options.weights, seed)
@@ -137,12 +142,8 @@ def prepare(
     fill_unsaved(model, weights, seed)
     if options.resume:
         folder = last_checkpoint(options.resume)
-        try:
+        with _not_resumable(folder):
             done = load_checkpoint(folder, model, optimizer, scaler)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
-        except OSError as error:
-            raise UserError(f"--resume {folder}: {error}") from None
         if rank == 0:
             print(f"resumed {folder} at step {done}", flush=True)
         return done
@@ -153,3 +154,14 @@ def prepare(
             flush=True,
         )
     return 0
+
+
+@contextlib.contextmanager
+def _not_resumable(folder: str | Path) -> Iterator[None]:
+    """What is wrong with a checkpoint, as UserError."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
+    except OSError as error:
+        raise UserError(f"--resume {folder}: {error}") from None

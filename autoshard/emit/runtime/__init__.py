@@ -21,6 +21,7 @@ from .checkpoint import (
     loader_state,
     put_in_place,
     save_checkpoint,
+    saved_seed,
 )
 from .checkpoint_index import fault_of, load_tensors, newest_whole, read_index, step_folders
 from .column_parallel import column_parallel, shared_column_parallel
@@ -214,6 +215,7 @@ __all__ = [
     "ring_attention",
     "rotate_half",
     "save_checkpoint",
+    "saved_seed",
     "shard_bounds",
     "shard_buffer",
     "shard_parameter",

@@ -98,12 +98,14 @@ def save_checkpoint(
     background: bool = False,
     scaler: LossScaler | None = None,
     run: str = "",
+    seed: int | None = None,
 ) -> None:
     """Writes model, optimizer, step, the seed of dropout and the scale of the loss; the folder appears only when
     it is complete. SaveError, on all ranks, where it can't be written; what there is of it is removed.
 
-    `loader`: the state of this rank's. `run`: of which run it is. In the `background`, what is saved is copied to the
-    host, and written while training goes on; `finish_saving` waits for it, and so does the next save.
+    `loader`: the state of this rank's. `run`: of which run it is. `seed`: without it that of the model's weights. In
+    the `background`, what is saved is copied to the host, and written while training goes on; `finish_saving` waits for
+    it, and so does the next save.
     """
     finish_saving()
     named = {names[0]: tensor for names, tensor in _named(model)}
@@ -112,14 +114,15 @@ def save_checkpoint(
         for slot, value in optimizer.state.get(tensor, {}).items():
             state[f"optimizer.{name}.{slot}"] = _as_held(value, sharding(tensor))
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    seed = next((sharding(tensor).mesh.random.seed for tensor in named.values()), 0)
+    if seed is None:
+        seed = next((sharding(tensor).mesh.random.seed for tensor in named.values()), 0)
     partial = Path(f"{folder}.partial")
     training = {"step": step, "seed": seed, "groups": groups} | ({"run": run} if run else {})
     training |= {} if scaler is None else {"scaler": scaler.state_dict()}
     _together(partial, _fault(lambda: _begin(partial, training)) if dist.get_rank() == 0 else "")
     held = {"ranks": dist.get_world_size(), "state": loader}
     fault = _fault(lambda: torch.save(held, partial / f"loader-{dist.get_rank()}.pt")) if loader is not None else ""
-    if background and any(sharding(tensor).uneven for tensor in named.values()):
+    if background and _anywhere(any(sharding(tensor).uneven for tensor in named.values())):
         background = False  # a copy of a table in unequal parts would not know where its rows are
         if dist.get_rank() == 0:
             print(f"{folder} is written at once, not in the background: a table is in unequal parts", flush=True)
@@ -150,6 +153,13 @@ def _fault(write: Callable[[], object]) -> str:
     except (OSError, RuntimeError) as error:  # torch's own writer of files knows RuntimeError only
         return fault_of(error)
     return ""
+
+
+def _anywhere(here: bool) -> bool:
+    """On any rank: other stages hold other tensors."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, here)
+    return any(found)
 
 
 def _together(partial: Path, fault: str) -> None:
@@ -223,8 +233,13 @@ def load_checkpoint(
     """
     saved, training = read_index(folder).state_dict_metadata, _training(Path(folder))
     wanted: dict[str, tuple[Any, Sharding]] = {}
+    again: list[dict[str, tuple[Any, Sharding]]] = []  # buffers that several parts of a place hold, each its own
     for names, tensor in _named(model):
-        wanted[f"model.{names[0]}"] = _as_held(tensor.detach(), sharding(tensor)), sharding(tensor)
+        held = {f"model.{names[0]}": (_as_held(tensor.detach(), sharding(tensor)), sharding(tensor))}
+        if held.keys() <= wanted.keys():
+            again.append(held)
+            continue
+        wanted |= held
         prefix = f"optimizer.{names[0]}."
         for key in sorted(key for key in saved if key.startswith(prefix)):
             slot = optimizer.state[tensor][key.removeprefix(prefix)] = _slot(tensor, saved[key], optimizer)
@@ -236,14 +251,9 @@ def load_checkpoint(
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key] and math.prod(own.shape) != math.prod(shapes[key]):
             raise ValueError(f"{key} has shape {shapes[key]} in the checkpoint {folder}, here {own.shape}")
-    alone = any(own.mesh.stages is not None for _, own in wanted.values())
-    same = {key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}
-    _read(same, folder, alone)
-    for key, (x, own) in wanted.items():
-        if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
-            whole = torch.empty(shapes[key], dtype=x.dtype)
-            _read({key: whole}, folder, alone)
-            local(x).copy_(own.part(whole))
+    alone = not wanted or any(own.mesh.stages is not None for _, own in wanted.values())  # a place may hold nothing
+    for tensors in (wanted, *again):
+        _fill(tensors, shapes, folder, alone)
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
         raise ValueError(f"{len(training['groups'])} groups of parameters: --weight-decay was given, and is not now")
     kept = _KERNELS if len(training["groups"]) == len(optimizer.param_groups) else {*_KERNELS, "weight_decay"}
@@ -255,6 +265,11 @@ def load_checkpoint(
     if scaler is not None and "scaler" in training:
         scaler.load_state_dict(training["scaler"])
     return int(training["step"])
+
+
+def saved_seed(folder: str | Path) -> int:
+    """Of the run that wrote the checkpoint."""
+    return int(_training(Path(folder)).get("seed", 0))
 
 
 def _training(folder: Path) -> dict[str, Any]:
@@ -311,6 +326,19 @@ def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Te
         raise ValueError(f"the optimizer has a state of shape {tuple(saved.size)} for {tuple(parameter.shape)}")
     on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
     return torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device if on_device else "cpu")
+
+
+def _fill(
+    wanted: Mapping[str, tuple[Any, Sharding]], shapes: Mapping[str, tuple[int, ...]], folder: str | Path, alone: bool
+) -> None:
+    """Reads all of `wanted`, which have these `shapes` in the checkpoint."""
+    same = {key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}
+    _read(same, folder, alone)
+    for key, (x, own) in wanted.items():
+        if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
+            whole = torch.empty(shapes[key], dtype=x.dtype)
+            _read({key: whole}, folder, alone)
+            local(x).copy_(own.part(whole))
 
 
 def _read(tensors: dict[str, Tensor], folder: str | Path, alone: bool) -> None:

@@ -227,7 +227,10 @@ def clip_gradients(
         if axes:
             mesh.joint(axes).transport.all_reduce(squares)()
         total = total + squares
-    norm = (total if mesh.stages is None else mesh.stages.all_reduce(total)).sqrt()
+    if mesh.stages is not None:  # one dtype, also where a stage has no weights of float64, or none at all
+        wide = torch.float32 if mesh.device.type == "npu" else torch.float64
+        total = mesh.stages.all_reduce(total.to(wide)).to(total.dtype)
+    norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in (*gradients.values(), elsewhere):
         for own in _by_device(group):
