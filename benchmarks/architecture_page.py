@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from benchmarks.architecture_row import INFERENCE_MESH, Extent, Row
 from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY
 
-_BEFORE, _AFTER = STAGES[:2], STAGES[2:]
-HEADER = ("architecture", *_BEFORE, "verified", *_AFTER, "operators", "distinct", "without a rule", "error", "reason")
-NOT_RUN = "not run"
+HEADER = ("architecture", "reached", "verified", "operators", "distinct", "without a rule", "error", "reason")
+ALL, NOT_RUN = "all", "not run"
 _BAR = re.compile(r"(?<!\\)\|")  # between cells: one within a cell is escaped
 
 
@@ -18,18 +17,12 @@ def cells(row: Row) -> tuple[str, ...]:
     if row.missing or row.not_run:
         return row.name, *[""] * (len(HEADER) - 2), f"not installed: {row.missing}" if row.missing else NOT_RUN
     without = ", ".join(name.removeprefix("aten.") for name in row.without_rule)
-    verified = f"{row.verified} of {row.plans}" if row.plans else ""
+    verified = f"{row.verified}/{row.plans}" if row.plans else ""
     graph = (str(row.ops), str(row.operators)) if row.ops else ("", "")
     error = f"{row.largest_error:.1e}" if row.plans else ""
     reason = f"refused: {row.reasons[0]}" if row.refused else "; ".join(row.reasons[:2])
-    before, after = ([_stage(row, stage) for stage in stages] for stages in (_BEFORE, _AFTER))
-    return row.name, *before, verified, *after, *graph, without, error, reason
-
-
-def _stage(row: Row, stage: str) -> str:
-    """Empty: not reached."""
-    reached = STAGES[: len(row.stages) + 1]
-    return "yes" if stage in row.stages else "no" if stage in reached else ""
+    reached = ALL if row.stages == STAGES else row.stages[-1] if row.stages else "nothing"
+    return row.name, reached, verified, *graph, without, error, reason
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -43,7 +36,7 @@ def _text(cell: str) -> str:
 
 
 def counts(rows: Sequence[Row]) -> str:
-    """A sentence: how many are in every column, and which are not."""
+    """A sentence: how many are through every stage, and which are not."""
     measured = [row for row in rows if not row.missing and not row.not_run]
     kinds = {
         "refused": [row.name for row in measured if row.refused],
@@ -51,7 +44,7 @@ def counts(rows: Sequence[Row]) -> str:
         "not installed, not counted": [row.name for row in rows if row.missing],
         "not run, not counted": [row.name for row in rows if row.not_run],
     }
-    first = f"{sum(row.passed for row in measured)} of {len(measured)} in every column"
+    first = f"{sum(row.passed for row in measured)} of {len(measured)} through every stage"
     return "; ".join([first, *(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)])
 
 
@@ -69,10 +62,11 @@ def _row(cell: dict[str, str], extent: Extent) -> Row | None:
     reason, refused = cell["reason"], cell["reason"].startswith("refused: ")
     if reason == NOT_RUN or reason.startswith("not installed: "):
         return None
-    verified, _, plans = cell["verified"].partition(" of ")
+    verified, _, plans = cell["verified"].partition("/")
+    reached = {ALL: len(STAGES)} | {stage: number for number, stage in enumerate(STAGES, 1)}
     without = tuple(cell["without a rule"].split(", ")) if cell["without a rule"] else ()
     return Row(
-        cell["architecture"], extent.name, refused=refused, stages=tuple(s for s in STAGES if cell[s] == "yes"),
+        cell["architecture"], extent.name, refused=refused, stages=STAGES[: reached.get(cell["reached"], 0)],
         ops=int(cell["operators"] or 0), operators=int(cell["distinct"] or 0), without_rule=without,
         plans=int(plans or 0), verified=int(verified or 0), largest_error=float(cell["error"] or 0.0),
         reasons=(reason.removeprefix("refused: "),) if reason else (),
@@ -90,7 +84,8 @@ Written by `python benchmarks/architectures.py{" --quick" * (extent.name == "qui
 Each model is built from a small configuration (see `tests/models`: from the libraries `transformers`, `timm`,
 `diffusers` and `peft`, as published by their authors, or with `torch.nn` alone).
 
-*captured*, *planned*: by `autoshard plan MODEL --mesh {MESH} --hardware {HARDWARE} --strategy {STRATEGY}`
+*reached*: the last of these stages, or all. *captured*, *planned*: by
+`autoshard plan MODEL --mesh {MESH} --hardware {HARDWARE} --strategy {STRATEGY}`
 (the best plan of so small a model would split nothing). *started*: the torchrun command that it printed makes steps,
 over gloo. *saved*: and writes a checkpoint after each. *killed*: all its processes by SIGKILL, in the middle.
 *resumed*: from its last checkpoint, at the next step. *taken back*: `convert.py --to-original`, and the original class

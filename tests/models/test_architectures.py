@@ -91,16 +91,15 @@ MISSING = Row("timm_vit", "quick", missing="timm")
 def test_the_table_counts_what_is_in_every_column() -> None:
     rows = [GOOD, WRONG, STUCK, REFUSED, MISSING]
     said = counts(rows)
-    assert said == ("1 of 4 in every column; refused: vit; failed: opt, bert; not installed, not counted: timm_vit")
+    assert said == ("1 of 4 through every stage; refused: vit; failed: opt, bert; not installed, not counted: timm_vit")
     assert said in page(rows, QUICK_EXTENT)
     by_column = [dict(zip(HEADER, cells(row), strict=True)) for row in rows]
-    assert [row["resumed"] for row in by_column] == ["yes", "yes", "", "", ""]
-    assert [row["killed"] for row in by_column] == ["yes", "yes", "no", "", ""]
-    assert [row["verified"] for row in by_column] == ["2 of 2", "1 of 2", "2 of 2", "", ""]
+    assert [row["reached"] for row in by_column] == ["all", "all", "saved", "nothing", ""]
+    assert [row["verified"] for row in by_column] == ["2/2", "1/2", "2/2", "", ""]
     assert "| refused: it branches on values try where |" in table(rows)
-    assert counts([GOOD]) == "1 of 1 in every column"
-    assert counts([replace(GOOD, stages=STAGES[:-1])]) == "0 of 1 in every column; failed: gpt2"
-    assert counts([replace(GOOD, plans=0, verified=0)]) == "0 of 1 in every column; failed: gpt2"
+    assert counts([GOOD]) == "1 of 1 through every stage"
+    assert counts([replace(GOOD, stages=STAGES[:-1])]) == "0 of 1 through every stage; failed: gpt2"
+    assert counts([replace(GOOD, plans=0, verified=0)]) == "0 of 1 through every stage; failed: gpt2"
 
 
 def _results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Row]) -> tuple[list[str], list[str]]:
@@ -156,7 +155,7 @@ def test_a_page_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.Monkey
     for _ in range(2):  # a row not run stays one when the page is read back
         assert architectures.main([*options, "--write", "gpt2"]) == 0
         written = (tmp_path / "page.md").read_text()
-        assert "1 of 1 in every column; not run, not counted: opt" in written
+        assert "1 of 1 through every stage; not run, not counted: opt" in written
         assert f"| opt |{'  |' * (len(HEADER) - 2)} not run |" in written
 
 
