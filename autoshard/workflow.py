@@ -311,6 +311,7 @@ def _stepped(
     if not wanted.step.said and not asks_of_the_step(graph):
         return _searched(graph, hardware, wanted, clock, log)
     from autoshard.joint.optimizer_shards import least_step
+    from autoshard.joint.places.own_parts import with_own_parts
     from autoshard.search.memory_fit import fitting_step
     from autoshard.search.objectives import MEMORY, SPEED
     from autoshard.search.whole_step import check_request, with_place_plans
@@ -333,12 +334,26 @@ def _stepped(
         found.append((made, points, task))
         return made
 
+    def part_plan(part: Graph, mesh: Mesh, kind: Hardware, limit_bytes: float) -> Plan:
+        asked = replace(wanted, mesh=mesh, pareto=False, memory_limit_bytes=limit_bytes)
+        return _searched(part, kind, asked, clock, log)[0]
+
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     start = float("inf") if wanted.step.changes_memory or asks_of_the_step(graph) else limit
     completed = partial(_with_step, graph=graph, hardware=hardware, wanted=wanted)
-    plan = fitting_step(searched, completed, limit, start)
+    try:
+        plan = fitting_step(searched, completed, limit, start)
+    except InfeasibleError:
+        if not (found and wanted.searches_parts(graph)):
+            raise
+        made = with_own_parts(found[0][0], None, graph, hardware, limit, completed, part_plan)
+        if made is None:
+            raise
+        return made, *found[0][1:]
     if wanted.level == MEMORY and wanted.mesh is not None and not clock.over:
         plan = least_step(plan, completed(searched(start, SPEED)))
+    if wanted.searches_parts(graph):
+        plan = with_own_parts(found[0][0], plan, graph, hardware, limit, completed, part_plan) or plan
     return plan, *found[0][1:]
 
 

@@ -132,9 +132,6 @@ class StepRequest:
             if place >= count:
                 message = f"--place-mesh {place}:{mesh}: there are places 0 to {count - 1}"
                 raise UsageError(message, f"--place-mesh {count - 1}:{mesh}, or a module on place {place}")
-        if self.zero_levels:
-            message = "--place-mesh with a level of ZeRO: the search of each place decides what is stored in shards"
-            raise UsageError(message, "no --zero, or one mesh for all places")
 
     @property
     def open_(self) -> bool:

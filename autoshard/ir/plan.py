@@ -415,6 +415,11 @@ class Plan(Derives):
         own = {other.place: other.mesh for other in self.place_plans}
         return tuple(own.get(stage, self.mesh) for stage in range(self.step.stages))
 
+    def first_rank(self, place: int) -> int:
+        """Of a place, or of any stage."""
+        own = {other.place: other.mesh for other in self.place_plans}
+        return sum(own.get(before, self.mesh).size for before in range(place))
+
     @property
     def where(self) -> str:
         """The meshes in words."""

@@ -18,7 +18,7 @@ from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site, formulate
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op
 from autoshard.ir.layout import Layout
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import PLACED_FIELDS, Plan
 from autoshard.joint.blocks.weight_shards import is_summed, is_whole, may_cast, shard_layouts, weight_sites, weight_uses
 from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
@@ -91,7 +91,21 @@ def least_step(least: Plan, fastest: Plan) -> Plan:
 
 
 def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
-    """`plan` with its weights stored as `wanted` says, on the axes on which every use has them whole."""
+    """`plan` with its weights stored as `wanted` says, on the axes on which every use has them whole: of places with
+    meshes of their own, the axes of these."""
+    made = _stored_on(plan, graph, hardware, wanted)
+    placed = []
+    for own in plan.place_plans:
+        kind = hardware.of_ranks(plan.first_rank(own.place), own.mesh.size)
+        stored = _stored_on(plan.of_place(own), graph, kind, wanted)
+        placed.append(replace(own, **{name: getattr(stored, name) for name in PLACED_FIELDS}))
+    step = replace(plan.step, zero=wanted.level or 3)
+    made = replace(made, step=step, place_plans=tuple(placed))
+    return _told(priced(made, graph, hardware), plan, wanted)
+
+
+def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
+    """`plan` with its weights stored so on its own mesh, and no step."""
     chosen = chosen_strategies(plan, graph)
     uses = weight_uses(graph, chosen)
     weights = {p.tensor for p in graph.parameters}
@@ -113,8 +127,7 @@ def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroReques
     stored = tuple(replace(p, decided_by=DECIDED) for p in made.parameters)
     deciders = {op.op: op.decided_by for op in plan.ops}
     ops = tuple(replace(op, decided_by=deciders[op.op]) for op in made.ops)
-    step = replace(plan.step, zero=wanted.level or 3)
-    return _told(priced(replace(made, parameters=stored, ops=ops, step=step), graph, hardware), plan, wanted)
+    return replace(made, parameters=stored, ops=ops)
 
 
 def _told(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
@@ -134,7 +147,8 @@ def _copied(plan: Plan, graph: Graph) -> bool:
     """Does some weight have an axis along which every device uses it whole, and makes the same gradient of it?"""
     uses = weight_uses(graph, chosen_strategies(plan, graph)).values()
     axes = [axis for axis, size in enumerate(plan.mesh.sizes) if size > 1]
-    return any(is_whole(own, axis) and not is_summed(own, axis) for own in uses for axis in axes)
+    here = any(is_whole(own, axis) and not is_summed(own, axis) for own in uses for axis in axes)
+    return here or any(_copied(plan.of_place(own), graph) for own in plan.place_plans)
 
 
 def _stored(site: Site, uses: list[Layout], graph: Graph, formulation: Formulation, wanted: ZeroRequest) -> list[int]:

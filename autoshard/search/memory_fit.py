@@ -20,9 +20,9 @@ from autoshard.units import format_bytes, format_seconds
 
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
 ROUNDS = 5  # searches for a step that fits
-_TIGHTER = 0.99  # than by proportion
+TIGHTER = 0.99  # than by proportion
 _FULL = 0.95  # of the limit: what is left is not worth another search
-_NEAR = 0.03  # relative: limits that give the same plan
+NEAR = 0.03  # relative: limits that give the same plan
 
 
 def fitted(task: SearchTask) -> tuple[SearchTask, Found]:
@@ -172,7 +172,7 @@ def fitting_step(
             if plan is first or plan.peak_within(limit_bytes) >= _FULL * limit_bytes:
                 break
         high = large[-1].predicted_peak_bytes
-        if fitting and high - target <= _NEAR * high:
+        if fitting and high - target <= NEAR * high:
             break
         target = (fitting[-1].predicted_peak_bytes + high) / 2 if fitting else _tighter(large, limit_bytes)
     if first is None or not fitting:
@@ -190,7 +190,7 @@ def _tighter(large: Sequence[Plan], limit_bytes: float) -> float:
     pairs = zip(sizes, peaks, strict=True)
     slopes = [(before - peak) / (own - size) for own, before in pairs if own > size and before > peak]
     rest = size - (peak - limit_bytes) / slopes[-1] if slopes else size * limit_bytes / peak
-    return rest * _TIGHTER if rest > 0 else size * limit_bytes / peak
+    return rest * TIGHTER if rest > 0 else size * limit_bytes / peak
 
 
 def _micro_batch_bytes(plan: Plan) -> float:

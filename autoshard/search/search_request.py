@@ -87,6 +87,13 @@ class SearchRequest:
         texts = tuple(text for text in self.pins if not text.startswith((STAGE_PIN, PLACE_PIN)))
         return read_pins(texts, self.pins_file, mesh)
 
+    def searches_parts(self, graph: Graph) -> bool:
+        """Is each mesh of places decided for what these run alone, too? Not where a style, a pin or a size decides, nor
+        where the search for places does what each runs."""
+        meshes = (self.mesh, *self.step.place_meshes.values())
+        free = self.strategy == "best" and self.level in (1, 2) and not graph.dynamic and self.step.place is None
+        return free and len(meshes) > 1 and not any(self.pins_on(mesh) for mesh in meshes if mesh)
+
     def origin_of(self, graph: Graph) -> Origin:
         """The model, and what is asked of all plans of it."""
         origin = self.origin if self.origin.model else Origin(graph.source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -32,9 +33,9 @@ def captured() -> Graph:
     return capture(f"{SPEC}:build", {"double": True})
 
 
-def written(folder: Path, step: StepRequest, mesh: str = "dp=1") -> Path:
+def written(folder: Path, step: StepRequest, mesh: str = "dp=1", strategy: str = "best") -> Path:
     graph = captured()
-    made = make_plan(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), step=step))
+    made = make_plan(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), step=step, strategy=strategy))
     plan = made.plan
     write_package(folder, dict(emit(lower(plan, graph), plan, graph)))
     return folder
@@ -86,14 +87,19 @@ def test_the_documented_example(tmp_path: Path, alone: tuple[dict[int, float], p
     assert placed_lenet.accuracy(found) == placed_lenet.accuracy(model)
 
 
-def test_places_of_different_sizes(tmp_path: Path, alone: tuple[dict[int, float], placed_lenet.LeNet]) -> None:
-    """Three devices: trained, evaluated, and gone on with on two places of other sizes."""
+@pytest.mark.parametrize(("strategy", "levels"), [("best", (None, None)), ("dp", (1, 3))])
+def test_places_of_different_sizes(
+    tmp_path: Path, alone: tuple[dict[int, float], placed_lenet.LeNet], strategy: str, levels: tuple[int | None, ...]
+) -> None:
+    """Three devices: trained, evaluated, and gone on with on two places of other sizes, at another level of ZeRO."""
     on = {"conv1": 0, "conv2": 0, "fc1": 1, "fc2": 1, "fc3": 1}
     pins = tuple(StagePin(path, place) for path, place in on.items())
-    first = written(tmp_path / "first", StepRequest(places=pins, place_mesh=("1:dp=2",)))
+    steps = [StepRequest(places=pins, place_mesh=own) for own in (("1:dp=2",), ("0:tp=2",))]
+    asked = [replace(step, zero=zero) for step, zero in zip(steps, levels, strict=True)]
+    first = written(tmp_path / "first", asked[0], "dp=1", strategy)
     checked = ("--eval-data", f"{SPEC}:make_evaluation", "--eval-batches", 2)
     rows = trained(first, 3, tmp_path, "--steps", 3, "--save", tmp_path / "saved", *checked)
-    second = written(tmp_path / "second", StepRequest(places=pins, place_mesh=("0:tp=2",)))
+    second = written(tmp_path / "second", asked[1], "dp=1", strategy)
     rows += trained(second, 3, tmp_path, "--steps", 5, "--resume", tmp_path / "saved")
     assert [int(row["step"]) for row in rows if "loss" in row] == [1, 2, 3, 4, 5]
     for row in rows:

@@ -98,6 +98,19 @@ def test_random_plans_are_those_of_the_original(mesh: str, meshes: tuple[str, ..
     assert proof.ranks == plan.devices == sum(own.size for own in plan.meshes)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_weights_are_in_shards_on_the_axes_of_each_place(zero: int) -> None:
+    """Over the devices that would hold them alike: two of one place, six of the other."""
+    graph = captured()
+    plan = planned("dp=2", "1:dp=3,tp=2", micro_batches=2, zero=zero, strategy="dp")
+    assert plan.step.zero == zero
+    stored = [plan.parameters, plan.place_plans[0].parameters]
+    assert [{str(weight.layout) for weight in own} for own in stored] == [{"S0"}, {"S0 S0"}]
+    program = lower(plan, graph)
+    proof = check_files(make_case(SPEC, {}, graph, steps=3, micro_batches=2), program, emit(program, plan, graph))
+    assert proof.passed, proof.failure
+
+
 def test_a_plan_is_read_again_and_says_its_meshes() -> None:
     plan = planned("dp=2", "1:dp=2,tp=2")
     assert loads(dumps(plan)) == plan

@@ -109,7 +109,6 @@ def test_a_mesh_that_cannot_be(texts: tuple[str, ...], told: str) -> None:
         (StepRequest(place_mesh=("1:dp=2",)), "a model without places"),
         (StepRequest(place_mesh=("1:dp=2",), stages=2), "a model without places"),
         (StepRequest(place_mesh=("1:dp=2",), stages=2, place="none"), "--place none"),
-        (StepRequest(place_mesh=("0:dp=2",), places=(StagePin("a", 0),), zero=1), "a level of ZeRO"),
     ],
 )
 def test_places_that_there_are_not(request_: StepRequest, told: str) -> None:

@@ -1,0 +1,1 @@
+"""Meshes of places, decided for what these run."""

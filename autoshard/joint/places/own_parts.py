@@ -1,0 +1,264 @@
+"""Places with meshes of their own: each mesh decided for the operators that its places run, alone.
+
+The operators of a place's parts are a graph: what they read of other places is an input, and what they hand on is
+summed into a loss, so that gradients flow back through them. It is searched as a model of its own, within the memory of
+the place's devices. Operators of other places cost nothing on the mesh: each is split so that what is read of it lies
+as the place wants it. A mesh keeps what was found for the whole model where that makes the shorter step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from autoshard import solvers
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import InfeasibleError
+from autoshard.formulation.cost_breakdown import parts
+from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.formulate import STORED, Formulation, formulate
+from autoshard.ir.graph import DTYPE_BYTES, Graph, Op
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import PLACED_FIELDS, Plan
+from autoshard.ir.problem import Floats, Problem, changed, objective
+from autoshard.ir.program import Compute
+from autoshard.program.lower import chosen_strategies, lower
+from autoshard.program.stage_programs import stage_programs
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
+from autoshard.search.memory_fit import NEAR, ROUNDS, TIGHTER
+from autoshard.search.objectives import MEMORY, SPEED
+from autoshard.simulation.steps.program_step import simulate_plan_step
+from autoshard.solvers.common.result import fits, without_proof
+from autoshard.solvers.common.solver_options import Options
+from autoshard.units import format_seconds
+
+ELSEWHERE = 1e-6  # times the costs of what other places run: it breaks ties alone
+
+
+@dataclass
+class _OwnPlace:
+    """A place: its mesh and devices, the graph of what it runs, the limit of a step, and the plan within the room for a
+    micro-batch. Tried is room of `least_bytes`, of which there is a plan that fits, or none at all, and of
+    `most_bytes`, of which the whole step does not fit."""
+
+    graph: Graph
+    mesh: Mesh
+    hardware: Hardware
+    limit_bytes: float
+    room_bytes: float = math.inf
+    plan: Plan | None = None
+    least_bytes: float = 0.0
+    most_bytes: float = math.inf
+
+    def found(self, searched: Callable[[Graph, Mesh, Hardware, float], Plan]) -> bool:
+        """Whether there is a plan, in more room where there is none in the last."""
+        while self.plan is None:
+            try:
+                self.plan = searched(self.graph, self.mesh, self.hardware, self.room_bytes)
+            except InfeasibleError:
+                self.least_bytes = max(self.least_bytes, self.room_bytes)
+                if not self._between(0.0):
+                    return False
+        return True
+
+    def narrow(self, peak_bytes: float) -> None:
+        """Asks for another plan by the peak of the place's whole step, unless this one is near enough."""
+        assert self.plan is not None
+        own = self.plan.predicted_peak_bytes
+        if peak_bytes > self.limit_bytes:
+            self.most_bytes = min(self.most_bytes, own)
+        else:
+            self.least_bytes = max(self.least_bytes, own)
+        if self._between(own * self.limit_bytes / peak_bytes * TIGHTER):
+            self.plan = None
+
+    def _between(self, likely_bytes: float) -> bool:
+        """Sets the room for a micro-batch, if there is any between what is too little and too much."""
+        inside = self.least_bytes < likely_bytes < self.most_bytes
+        self.room_bytes = likely_bytes if inside else (self.least_bytes + self.most_bytes) / 2
+        return self.most_bytes - self.least_bytes > NEAR * self.most_bytes and self.most_bytes < math.inf
+
+
+def with_own_parts(
+    plan: Plan,
+    known: Plan | None,
+    graph: Graph,
+    hardware: Hardware,
+    limit_bytes: float,
+    stepped: Callable[[Plan], Plan],
+    searched: Callable[[Graph, Mesh, Hardware, float], Plan],
+) -> Plan | None:
+    """The best whole step that is known, or that is made of `plan` where each of its meshes is decided for the parts of
+    its places; None where none fits. `stepped`: with the whole step, simulated; `searched`: the plan of a graph on a
+    mesh within so many bytes a device. `known`: the best whose meshes are decided for the whole model."""
+    whole = stepped(plan)
+    places = _places(whole, graph, hardware, limit_bytes)
+    best, nothing = known or whole, dict[Mesh, list[str]]()
+    kept = every = plan, nothing  # with what is noted of each mesh
+    for _ in range(ROUNDS):
+        if not all(own.found(searched) for own in places):
+            break
+        for mesh in dict.fromkeys(own.mesh for own in places):
+            here = [own for own in places if own.mesh == mesh]
+            decided, words = _decided(plan, mesh, here, graph, hardware), {mesh: [_words(own) for own in here]}
+            every = _adopted(every[0], mesh, decided, graph, hardware), every[1] | words
+            for other in ((_adopted(kept[0], mesh, decided, graph, hardware), kept[1] | words), every):
+                step = stepped(other[0])
+                if _rank(step, limit_bytes) < _rank(best, limit_bytes):
+                    best, kept = step, other
+        peaks = simulate_plan_step(step, lower(step, graph), graph, hardware).peak_bytes
+        for own, peak in zip(places, peaks, strict=True):
+            own.narrow(peak)
+        if step.search.level == MEMORY or all(own.plan for own in places):
+            break
+    if not fits(best.peak_within(limit_bytes), limit_bytes):
+        return None
+    search = replace(best.search, notes=(*best.search.notes, *chain(*kept[1].values())))
+    return replace(best, search=search, capacity_bytes=limit_bytes)
+
+
+def _places(whole: Plan, graph: Graph, hardware: Hardware, limit_bytes: float) -> list[_OwnPlace]:
+    found = []
+    for place, own in enumerate(place_graphs(whole, graph)):
+        mesh = whole.meshes[place]
+        kind = hardware.of_ranks(whole.first_rank(place), mesh.size)
+        limit = limit_bytes * kind.usable_memory_bytes / hardware.usable_memory_bytes
+        found.append(_OwnPlace(own, mesh, kind, limit))
+    return found
+
+
+def _rank(step: Plan, limit_bytes: float) -> tuple[float, float]:
+    """Smaller is better: the bytes, or those that are too many, then the seconds of a step."""
+    size = step.peak_within(limit_bytes)
+    return size if step.search.level == MEMORY else max(0.0, size - limit_bytes), step.step_seconds
+
+
+def _words(own: _OwnPlace) -> str:
+    """What was found for the parts of a place, and what is proved of them."""
+    assert own.plan is not None
+    bound = own.plan.certificate.level_bound if own.plan.search.level == SPEED else 0.0
+    least = f", and no plan of that alone less than {format_seconds(bound)}" if bound else ""
+    seconds = format_seconds(own.plan.predicted_seconds)
+    return f"{own.mesh} is decided for what its place runs, which takes {seconds} a micro-batch{least}"
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What is decided on a mesh, as fields of a plan, and the sum of its costs."""
+
+    fields: dict[str, Any]
+    seconds: float
+
+
+def _decided(plan: Plan, mesh: Mesh, places: Sequence[_OwnPlace], graph: Graph, hardware: Hardware) -> _Decided:
+    """What was found for the places of a mesh, the first before the others, with operators elsewhere to suit."""
+    chosen: dict[str, Strategy] = {}
+    stored: dict[str, Layout] = {}
+    for own in places:
+        assert own.plan is not None
+        chosen = chosen_strategies(own.plan, own.graph) | chosen
+        stored = {t.name: t.layout for t in (*own.plan.inputs, *own.plan.parameters, *own.plan.buffers)} | stored
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        return op.name not in chosen or strategy == chosen[op.name]
+
+    count, all_to_all = plan.step.micro_batches, plan.search.all_to_all
+    kind = hardware if mesh == plan.mesh else places[0].hardware
+    whole = formulate(graph, mesh, kind, math.inf, allowed, all_to_all, count)
+    layouts = {
+        n: [site.layouts.index(stored[site.name])]
+        for n, site in enumerate(whole.sites)
+        if site.kind in STORED and stored.get(site.name) in site.layouts
+    }
+    whole = narrowed(whole, layouts)
+    solution = solvers.solve(_light_elsewhere(whole, {*chosen, *stored}), "auto", Options(rough=True))
+    origin = Origin(plan.model, plan.model_arguments, plan.fusion)
+    made = plan_of(whole, solution, origin, plan.capacity_bytes, "search")
+    made = with_parts(made, whole, parts(whole, solution.choice))
+    return _Decided({name: getattr(made, name) for name in PLACED_FIELDS}, objective(whole.problem, solution.choice))
+
+
+def _adopted(plan: Plan, mesh: Mesh, decided: _Decided, graph: Graph, hardware: Hardware) -> Plan:
+    if mesh != plan.mesh:
+        others = [replace(own, **decided.fields) if own.mesh == mesh else own for own in plan.place_plans]
+        return replace(plan, place_plans=tuple(others))
+    made = priced(replace(plan, **decided.fields, place_plans=()), graph, hardware)
+    level = made.predicted_peak_bytes if plan.search.level == MEMORY else made.predicted_seconds
+    certificate = without_proof(plan.certificate, level, decided.seconds)
+    return replace(made, place_plans=plan.place_plans, certificate=certificate)
+
+
+def _light_elsewhere(whole: Formulation, names: Collection[str]) -> Problem:
+    """The problem in which operators and weights but `names` cost next to nothing, and what they read does."""
+    own = [site.name in names or site.kind == "sink" for site in whole.sites]
+    made: dict[int, Floats] = {}  # of what is equal once, by which a solver sees what repeats
+
+    def light(seconds: Floats) -> Floats:
+        return made.setdefault(id(seconds), seconds * ELSEWHERE)
+
+    nodes = [
+        node if own[n] else changed(node, seconds=light(node.seconds)) for n, node in enumerate(whole.problem.nodes)
+    ]
+    values = [
+        value if any(own[n] for n in value.consumers) else changed(value, seconds=light(value.seconds))
+        for value in whole.problem.values
+    ]
+    return replace(whole.problem, nodes=tuple(nodes), values=tuple(values))
+
+
+def place_graphs(plan: Plan, graph: Graph) -> tuple[Graph, ...]:
+    """The graph of what each place runs, in a plan with a whole step."""
+    own: list[set[str]] = [set() for _ in range(plan.step.stages)]
+    for place, part in zip(plan.step.part_stages, stage_programs(lower(plan, graph)), strict=True):
+        own[place] |= {step.op for step in part.instructions if isinstance(step, Compute)}
+    operators = [[op for op in graph.ops if op.name in ops] for ops in own]
+    made = [{name for op in ops for name in op.results} for ops in operators]
+    asked = [{name for op in ops for name in op.operands} - known for ops, known in zip(operators, made, strict=True)]
+    return tuple(part_graph(graph, ops, set[str | None]().union(*asked)) for ops in own)
+
+
+def part_graph(graph: Graph, ops: Collection[str], wanted: Collection[str | None]) -> Graph:
+    """The graph of these operators alone, where others want so of what they make: its sum is a part of the loss."""
+    kept = [op for op in graph.ops if op.name in ops]
+    made = {name for op in kept for name in op.results}
+    updates = tuple(pair for pair in graph.buffer_updates if pair[1] in made)
+    read = {name for op in kept for name in op.operands if name} | {buffer for buffer, _ in updates}
+    parameters, buffers = (tuple(p for p in own if p.tensor in read) for own in (graph.parameters, graph.buffers))
+    stored = {p.tensor for p in (*parameters, *buffers)}
+    tensors = [tensor for tensor in graph.tensors if tensor.name in read | made]
+    inputs = tuple(t.name for t in tensors if t.name not in made and t.name not in stored)
+    total = graph.tensor(graph.loss) if graph.loss in made else None
+    outputs = []
+    for tensor in [tensor for tensor in tensors if tensor.name in made and tensor.name in wanted]:
+        if not tensor.requires_grad or tensor == total:
+            outputs += [tensor.name] * (tensor != total)
+            continue
+        one = replace(tensor, name=f"{tensor.name}__sum", shape=())
+        tensors.append(one)
+        kept.append(Op(one.name, "aten.sum", (tensor.name,), (("dtype", None),), (one.name,)))
+        if total is not None:
+            wide = max((total, one), key=lambda own: DTYPE_BYTES[own.dtype])
+            both = replace(wide, name=f"{tensor.name}__total")
+            tensors.append(both)
+            kept.append(Op(both.name, "aten.add", (total.name, one.name), (("alpha", 1),), (both.name,)))
+            one = both
+        total = one
+    return replace(
+        graph,
+        tensors=tuple(tensors),
+        inputs=inputs,
+        parameters=parameters,
+        buffers=buffers,
+        ops=tuple(kept),
+        outputs=(*outputs, *([total.name] if total else [])),
+        loss=total.name if total else None,
+        buffer_updates=updates,
+        strategies=tuple(pair for pair in graph.strategies if pair[0] in ops),
+        call="",
+        free_sizes=(),
+    )
