@@ -302,9 +302,8 @@ each, with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
 {sum(row.resumed for row in rows)} resumed. Written by `python benchmarks/fuzz.py {command} --write`.
 Refused: {listed}.
 
-Each is verified in lock-step, then goes on, in processes (`train.py`, gloo, float64, `tests/resumed.py`), from what the
-one before it has saved, the first from the last: with the losses and the state of the first, uninterrupted. Every other
-model has dropout.
+Verified in lock-step, each goes on, in processes (`train.py`, gloo, float64, `tests/resumed.py`), from what the one
+before has saved, the first from the last: losses and state are an uninterrupted run's. Half the models have dropout.
 """
 
 
