@@ -23,7 +23,7 @@ from autoshard.joint.joint_search import joint_search  # noqa: E402
 from autoshard.joint.outer_space import OuterSpace, outer_choices  # noqa: E402
 from autoshard.joint.step_costs import StepProblem  # noqa: E402
 from autoshard.simulation.step_timeline import simulate_step  # noqa: E402
-from autoshard.solvers.stages.stage_brute_force import every_plan  # noqa: E402
+from tests.stage_brute_force import every_plan  # noqa: E402
 from benchmarks import harness  # noqa: E402
 
 PROFILE = "a100-80g-sxm"

@@ -19,10 +19,11 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.infeasibility import none_fits, refuse_if_short
+from autoshard.solvers.common.infeasibility import none_fits
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.system.garbage import seldom_searched
+from benchmarks.contest.asplos_format import refuse_if_short
 from benchmarks.contest.core_problem import Core, core
 from benchmarks.contest.dual_ascent import Ascent, Round
 from benchmarks.contest.narrow_moves import NarrowMoves

@@ -19,7 +19,8 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError, InvalidFileError
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
-from autoshard.solvers.common.infeasibility import refuse_if_short
+from autoshard.solvers.common.infeasibility import least, short
+from autoshard.solvers.common.result import none_within
 from benchmarks.contest.quadratise import Pairwise, pairwise
 
 FORBIDDEN = 10**18
@@ -53,6 +54,13 @@ def write(problem: Problem, path: str | Path, name: str = "autoshard") -> None:
     part = target.with_name(target.name + ".part")
     part.write_bytes(gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
     os.replace(part, target)
+
+
+def refuse_if_short(problem: Problem) -> None:
+    """Raises InfeasibleError where the smallest sizes alone are above the capacity at some time."""
+    found = least(problem)
+    if none_within(found.bytes, problem.capacity_bytes):
+        raise short(problem, found.bytes - problem.capacity_bytes)
 
 
 class _Reader:

@@ -18,7 +18,7 @@ from autoshard.errors import InfeasibleError, InvalidFileError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import solve
 from autoshard.solvers.common.result import Solution
-from autoshard.solvers.common.solver_options import Clock, Looks
+from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.heuristics import brute_force
 from benchmarks.contest import anytime, asplos_format, quadratise, tree_moves
 from benchmarks.contest.contested import contested
@@ -26,6 +26,7 @@ from benchmarks.contest.core_problem import core
 from benchmarks.contest.dual_ascent import Ascent
 from benchmarks.contest.quadratise import extended, pairwise
 from benchmarks.contest.tree_moves import Forests
+from tests.looks import Looks
 from tests.random_problems import limited, random_problem
 
 pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard

@@ -28,7 +28,7 @@ from autoshard.solvers.common.local_search import (
     options,
 )
 from autoshard.solvers.common.result import peak
-from autoshard.solvers.common.solver_options import Clock, Looks
+from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.heuristics import brute_force
@@ -38,6 +38,7 @@ from autoshard.solvers.relax.memory_columns import column_of, condensed, memory_
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
+from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
 
 SEEDS = st.integers(0, 10**9)
