@@ -1,6 +1,6 @@
 """Fits the rate of products in whole steps, or a host, by software and device, to half of the published steps.
 
-    python benchmarks/fit_software.py --data DIR [--write]
+    python -m benchmarks.fit_software --data DIR [--write]
 
 The least mean absolute error of its logarithm over half of the models; the others are what it is judged on. `--write`
 puts them into costmodels/whole_steps/software.toml.
@@ -9,7 +9,6 @@ puts them into costmodels/whole_steps/software.toml.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.cluster.hardware import load_hardware
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps import software

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.step import Estimate
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.steps import Floats, Row, host_of, predicted
 
 GIB = 2**30

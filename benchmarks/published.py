@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.state_bytes import STATE_BYTES
 from autoshard.estimate.step import parameter_count
 from autoshard.estimate.transformer import FP8_FSDP, Schedule, TrainingRun, Transformer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.steps import EAGER, VOCABULARY, Row, host_of, predicted
 
 # Korthikanti et al. 2022 (arXiv:2205.05198), table 5: layers, hidden, heads, PP, interleave, micro-batch, batch,
@@ -70,10 +67,6 @@ def scaling(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
     hardware = load_hardware("a100-80g-sxm")
     lines = [
-        "## Weak scaling of Megatron-LM",
-        "",
-        "Narayanan et al. 2021, table 1 (A100-80GB, full recomputation), nothing fitted on them.",
-        "",
         "| model | devices | measured s | predicted s | error |",
         "|---|--:|--:|--:|--:|",
     ]
@@ -87,10 +80,6 @@ def megatron(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
     hardware = load_hardware("a100-80g-sxm")
     lines = [
-        "## Training steps of Megatron-LM's models",
-        "",
-        "Korthikanti et al. 2022, table 5 (A100-80GB, TP 8), nothing fitted on them.",
-        "",
         "| run | measured s | predicted s | error |",
         "|---|--:|--:|--:|",
     ]
@@ -110,10 +99,6 @@ def memory(data: Path) -> list[str]:
     """Published bytes of a device (the paper's arithmetic, not measured); states are a mean over stages."""
     hardware = load_hardware("a100-80g-sxm")
     lines = [
-        "## Memory of Megatron-LM's models",
-        "",
-        "Korthikanti et al. 2022, figure 1, GiB on a device (A100, TP 8).",
-        "",
         "| model | what | published | predicted | error |",
         "|---|---|--:|--:|--:|",
     ]
@@ -149,14 +134,6 @@ def reserved_by_allocator(data: Path) -> list[str]:
     """Nothing fitted."""
     hardware = load_hardware("h100-80g-sxm")
     lines = [
-        "## Memory that was reserved",
-        "",
-        "torchtitan's Llama 3.1 on H100 with full recomputation, GiB on a device, as it trains: FSDP's mixed",
-        "precision with linear layers in float8, float32 shards gathered in bf16, one block ahead, logits cast to",
-        "float32 (`--precision fp8-fsdp --software fsdp --fp32-loss`). The runs were compiled, which is not",
-        "described in memory, and report what the allocator had reserved: predicted are what is allocated, and what",
-        "the caching allocator takes for it.",
-        "",
         "| run | measured | predicted, allocated | predicted, reserved | error |",
         "|---|--:|--:|--:|--:|",
     ]
@@ -190,11 +167,6 @@ WITHIN_A_NODE = (
 def within_a_node(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
     lines = [
-        "## Tensor parallelism in one node",
-        "",
-        "Megatron-LM's tables of 2020 (fp16, full recomputation), nothing fitted on them. The V100s are a DGX-2's,",
-        "predicted as a DGX-1V's; products and attention were never measured on V100.",
-        "",
         "| run | measured ms | predicted ms | error |",
         "|---|--:|--:|--:|",
     ]
@@ -206,4 +178,10 @@ def within_a_node(data: Path) -> list[str]:
     return lines
 
 
-TABLES = (scaling, megatron, within_a_node, memory, reserved_by_allocator)
+TABLES = {
+    "Weak scaling of Megatron-LM": scaling,
+    "Training steps of Megatron-LM's models": megatron,
+    "Tensor parallelism in one node": within_a_node,
+    "Memory of Megatron-LM's models": memory,
+    "Memory that was reserved": reserved_by_allocator,
+}

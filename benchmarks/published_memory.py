@@ -1,4 +1,4 @@
-"""Published runs that ran must fit: `python benchmarks/published_memory.py --data DIR`.
+"""Published runs that ran must fit: `python -m benchmarks.published_memory --data DIR`.
 
 Every row of every table of measured steps, its bytes as `autoshard estimate` has them beside what the device's profile
 lets be used. Exit status 1 where a row that ran is refused.
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.stage_memory import StageMemory
 from autoshard.estimate.step_bound import fullest, program_of

@@ -23,8 +23,6 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, model_flops
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measurements import read
 
 Floats = NDArray[np.float64]
@@ -190,16 +188,6 @@ def multi_node(data: Path) -> list[str]:
     hardware, rows = load_hardware("a100-80g-sxm-4hdr"), vtrain(data / "vtrain_a100_multi_node.csv")
     host = draws_of(data)[0].host
     lines = [
-        "## Training steps on 64 to 512 A100",
-        "",
-        "vTrain's measured Megatron steps (3.6 and 39.1 billion parameters, full recomputation, 1F1B), all of",
-        "them. Nothing",
-        "is fitted on them: the device's constants are those of the tables above, the host's of 20",
-        "single-node runs, of the",
-        "profile, or of half of the single-node models (`--software megatron`). Every split that was measured",
-        "is a candidate;",
-        "there are two workloads only, so that order says little here.",
-        "",
         HEADER.format("64 to 512 A100"),
         RULE,
     ]
@@ -223,12 +211,6 @@ def pipelines(data: Path) -> list[str]:
     own = [i for i, row in enumerate(rows) if row.model.hidden == widest]
     real, unit = measured(rows), np.array([layer_seconds(row, 1.0) for row in rows])
     lines = [
-        "## Where the order is lost",
-        "",
-        "The 39.1B rows of the table above. A step of 1F1B has micro-batches + PP - 1 slots; so its seconds give the",
-        "milliseconds of a device for a layer and a sequence (times TP: all devices that share the layer). More TP",
-        "communicates more, in smaller kernels: this should grow with TP, and vary little otherwise.",
-        "",
         "| TP | rows | device ms, measured | predicted | error: mean, median, bias | rank correlation |",
         "|--:|--:|--:|--:|---|--:|",
     ]
@@ -281,14 +263,6 @@ def single_node(data: Path) -> list[str]:
     others = with_software([row for row in rows if not is_fitted(row)], "megatron")
     preset = predict(others, hardware, host_of(hardware, "megatron"))
     return [
-        "## Training steps on 2 to 8 A100",
-        "",
-        "vTrain's Megatron steps on one node, all of them. *20 runs*: two numbers of the host are fitted to",
-        f"{CALIBRATION_RUNS} runs drawn by seed, {DRAWS} times; errors and order are means over what a draw",
-        f"has not seen. *--software megatron*: the same two, fitted to models {FITTED_WIDTH} wide, judged on the",
-        "others. *Profile*: the host as shipped, nothing fitted: small kernels wait for a host that is nine times",
-        "slower than that.",
-        "",
         HEADER.format("2 to 8 A100"),
         RULE,
         _line("autoshard, host of 20 runs", held[0], np.concatenate(each), single_node_ranking(data)),
@@ -444,11 +418,15 @@ def with_software(rows: Sequence[Row], software: str) -> list[Row]:
     return [replace(row, run=replace(row.run, software=software)) for row in rows]
 
 
-TABLES = (multi_node, pipelines, single_node)
+TABLES = {
+    "Training steps on 64 to 512 A100": multi_node,
+    "Where the order is lost": pipelines,
+    "Training steps on 2 to 8 A100": single_node,
+}
 
 
 def main(arguments: Sequence[str]) -> None:
-    for table in TABLES:
+    for table in TABLES.values():
         print("\n".join([*table(Path(arguments[0])), ""]))
 
 

@@ -35,7 +35,7 @@ from tests.slow import slow
 from tests.stage_brute_force import every_plan
 
 ROOT = Path(__file__).resolve().parents[2]
-MIXTRAL = f"{ROOT / 'benchmarks/wide_models.py'}:mixtral"
+MIXTRAL = f"{ROOT / 'benchmarks/sized_models.py'}:mixtral"
 SMALL = f"{ROOT / 'tests/small_models.py'}:mixtral"
 
 
