@@ -30,7 +30,6 @@ from benchmarks.contest.narrow_moves import NarrowMoves
 from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch
 from benchmarks.contest.neighbourhood_search import polished
 from benchmarks.contest.node_choices import cheapest
-from benchmarks.contest.quadratise import pairwise
 from benchmarks.contest.reduced_problem import section
 from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
 from benchmarks.contest.tree_moves import Forests
@@ -87,9 +86,8 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
     """
     problem = state.problem
     refuse_if_short(problem)
-    pairs = pairwise(problem)
-    run = _PairwiseSearch(core(pairs, problem), clock, seed)
-    run.offer(None if state.choice is None else run.core.lowered(pairs, state.choice))
+    run = _PairwiseSearch(core(problem), clock, seed)
+    run.offer(None if state.choice is None else run.core.lowered(state.choice))
     try:
         with seldom_searched():
             run.run()
