@@ -15,8 +15,7 @@ from autoshard.estimate.run_space import RunSpace
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import held_bytes
 from benchmarks.measurements import read
-from benchmarks.named_rows import GIB, NamedRow, predicted_of, seconds_of
-from benchmarks.steps import EAGER, correlation, errors, measured, percent
+from benchmarks.steps import EAGER, GIB, NamedRow, correlation, errors, measured, percent, predicted_of, seconds_of
 
 SEQUENCE = 2048
 BLOOM_VOCABULARY = 250_880

@@ -19,8 +19,18 @@ from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import tables as software_tables
 from benchmarks.bloom_steps import BLOOM_VOCABULARY, SEQUENCE, bloom_plans
 from benchmarks.measurements import read
-from benchmarks.named_rows import GIB, NamedRow, predicted_of, seconds_of
-from benchmarks.steps import EAGER, Floats, errors, percent, ranking
+from benchmarks.steps import (
+    EAGER,
+    GIB,
+    Floats,
+    NamedRow,
+    errors,
+    percent,
+    predicted_of,
+    ranking,
+    seconds_of,
+    step_table,
+)
 
 # --- B200 -------------------------------------------------------------------------------------------------------------
 
@@ -175,13 +185,7 @@ def megatron_core() -> tuple[NamedRow, ...]:
 def hopper_steps(data: Path) -> list[str]:
     rows = megatron_core()
     seconds = seconds_of(rows)
-    lines = [
-        "| model | devices | measured s | predicted s | error |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for row, own in zip(rows, seconds, strict=True):
-        error = own / row.measured_seconds - 1
-        lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {own:.2f} | {error:+.1%} |")
+    lines = step_table([(row.name, row) for row in rows], seconds)
     return [*lines, "", f"Error {percent(errors(rows, seconds))} (mean, median, bias)."]
 
 

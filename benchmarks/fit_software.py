@@ -20,7 +20,7 @@ import numpy as np
 from autoshard.cluster.hardware import load_hardware
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps import software
-from benchmarks import cluster_steps, fsdp_steps, named_rows
+from benchmarks import cluster_steps, fsdp_steps, steps
 from benchmarks.steps import (
     DISPATCH_SECONDS,
     FITTED_WIDTH,
@@ -84,7 +84,7 @@ def fits(data: Path) -> Iterator[Fit]:
     for profile, generation in (("ascend-910b2", "ascend-910b"), ("ascend-910a", "ascend-910a")):
         own = [row for row in cluster_steps.ascend() if row.hardware.name == profile]
         seen = [cluster_steps.is_fitted(row) for row in own]
-        yield Fit("mindspeed", PRODUCTS, generation, own, seen, named_rows.seconds_of)
+        yield Fit("mindspeed", PRODUCTS, generation, own, seen, steps.seconds_of)
 
 
 def _single_node(rows: Sequence[Row]) -> Floats:

@@ -19,8 +19,7 @@ from autoshard.estimate.transformer import FP8_FSDP, FSDP, Schedule, TrainingRun
 from benchmarks import fsdp_steps
 from benchmarks.cluster_steps import LLAMA_VOCABULARY
 from benchmarks.fsdp_runs import torchtitan_h100
-from benchmarks.named_rows import NamedRow
-from benchmarks.steps import Floats, host_of, percent, predicted
+from benchmarks.steps import Floats, NamedRow, host_of, percent, predicted
 
 SIZES = {  # of Llama 3.1: layers, hidden, heads, feed-forward; 8 KV heads
     "8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248),

@@ -17,8 +17,7 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
-from benchmarks.named_rows import NamedRow
-from benchmarks.steps import Floats, host_of, percent, predicted
+from benchmarks.steps import Floats, NamedRow, host_of, percent, predicted
 
 SOFTWARE = "fsdp"
 TORCHTITAN, FMS = "torchtitan", "fms-fsdp"

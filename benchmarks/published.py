@@ -11,7 +11,7 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.state_bytes import STATE_BYTES
 from autoshard.estimate.step import parameter_count
 from autoshard.estimate.transformer import FP8_FSDP, Schedule, TrainingRun, Transformer
-from benchmarks.steps import EAGER, VOCABULARY, Row, host_of, predicted
+from benchmarks.steps import EAGER, GIB, VOCABULARY, Row, host_of, predict, predicted, step_table
 
 # Korthikanti et al. 2022 (arXiv:2205.05198), table 5: layers, hidden, heads, PP, interleave, micro-batch, batch,
 # seconds with full recomputation, seconds with sequence parallelism and selective recomputation. TP 8, DP 1, A100-80GB.
@@ -65,34 +65,22 @@ def megatron_rows() -> list[Row]:
 
 def scaling(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
-    hardware = load_hardware("a100-80g-sxm")
-    lines = [
-        "| model | devices | measured s | predicted s | error |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for name, row in scaling_rows():
-        made, seconds = predicted(row.model, row.run, hardware, host_of(hardware)).step_seconds, row.measured_seconds
-        lines.append(f"| {name} | {row.run.devices} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
-    return lines
+    return _with_profile(scaling_rows())
 
 
 def megatron(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
+    return _with_profile(selective_rows())
+
+
+def _with_profile(rows: list[tuple[str, Row]]) -> list[str]:
     hardware = load_hardware("a100-80g-sxm")
-    lines = [
-        "| run | measured s | predicted s | error |",
-        "|---|--:|--:|--:|",
-    ]
-    for name, row in selective_rows():
-        made, seconds = predicted(row.model, row.run, hardware, host_of(hardware)).step_seconds, row.measured_seconds
-        lines.append(f"| {name} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
-    return lines
+    return step_table(rows, predict([row for _, row in rows], hardware, host_of(hardware)))
 
 
 # The same, figure 1: GiB of weights, gradients and optimizer; of activations, nothing computed again; of activations
 # with sequence parallelism and selective recomputation.
 FIGURE_1 = {"22B": (45.5625, 59.25, 9.5625), "530B": (31.64, 114.02, 23.08)}
-GIB = 2**30
 
 
 def memory(data: Path) -> list[str]:

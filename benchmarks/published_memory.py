@@ -17,7 +17,7 @@ from autoshard.estimate.stage_memory import StageMemory
 from autoshard.estimate.step_bound import fullest, program_of
 from autoshard.estimate.transformer import TrainingRun, Transformer, check
 from benchmarks import bloom_steps, cluster_steps, float8_steps, fsdp_runs, fsdp_steps, published, recipe_steps, steps
-from benchmarks.named_rows import NamedRow
+from benchmarks.steps import NamedRow
 
 Run = tuple[str, Transformer, TrainingRun, Hardware]
 

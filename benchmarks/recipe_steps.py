@@ -16,7 +16,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.transformer import FP8_FSDP, Schedule, TrainingRun, Transformer
 from benchmarks.cluster_steps import ASCEND_SOFTWARE, CORE
 from benchmarks.measurements import read
-from benchmarks.named_rows import NamedRow
+from benchmarks.steps import NamedRow
 
 MACHINES = {"h100": "h100-80g-sxm", "b200": "b200-180g-sxm"}
 DGXC, RC3 = "dgxc 25.04.01", "MindSpeed-LLM 1.0.RC3"

@@ -26,7 +26,7 @@ from autoshard.estimate.step import style_of
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps.software import priced_as
 from autoshard.whole_steps.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
-from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, named_rows, published, recipe_steps, steps
+from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, published, recipe_steps, steps
 
 # Half-widths of one release: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are
 # exponential), but no wider than what this share of the next errors stays within, whatever their distribution (a rank
@@ -121,8 +121,8 @@ def _named(data: Path) -> Iterator[StepCase]:
     yield from _at(there, ["Megatron-Core, SimuMax 1.2"] * len(there), calibrated=True)
 
 
-def _at(rows: Sequence[named_rows.NamedRow], releases: Sequence[str], calibrated: bool = False) -> Iterator[StepCase]:
-    for row, release, seconds in zip(rows, releases, named_rows.seconds_of(rows), strict=True):
+def _at(rows: Sequence[steps.NamedRow], releases: Sequence[str], calibrated: bool = False) -> Iterator[StepCase]:
+    for row, release, seconds in zip(rows, releases, steps.seconds_of(rows), strict=True):
         yield _case(row, release, float(seconds), row.hardware, calibrated)
 
 

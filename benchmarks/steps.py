@@ -6,9 +6,8 @@ operator, and of idling per layer) are fitted to 20 runs drawn by seed, ten time
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from autoshard.estimate.transformer_program import build
 from benchmarks.measurements import read
 
 Floats = NDArray[np.float64]
+GIB = 2**30
 VOCABULARY = 51_200  # of Megatron's runs: GPT-2's, padded
 DRAWS, CALIBRATION_RUNS = 10, 20
 FITTED_WIDTH = 1024
@@ -42,6 +42,16 @@ class Row:
     run: TrainingRun
     measured_seconds: float
     workload: tuple[object, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class NamedRow(Row):
+    """`name`: of the model; `hardware`: what it is predicted with; `memory_gb`: what was reported, NaN where
+    nothing."""
+
+    name: str
+    hardware: Hardware
+    memory_gb: float = float("nan")
 
 
 WORDS = 50_257  # of GPT-2; the single-node runs share them without padding, and leave out what is over
@@ -77,6 +87,15 @@ def single_rows(data: Path) -> list[Row]:
 @lru_cache(maxsize=65536)
 def predicted(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host) -> Estimate:
     return estimate(model, run, hardware, host)
+
+
+def predicted_of(row: NamedRow) -> Estimate:
+    """With the host of its profile or software."""
+    return predicted(row.model, row.run, row.hardware, host_of(row.hardware, row.run.software))
+
+
+def seconds_of(rows: Sequence[NamedRow]) -> Floats:
+    return np.array([predicted_of(row).step_seconds for row in rows])
 
 
 def predict(rows: Sequence[Row], hardware: Hardware, host: Host) -> Floats:
@@ -158,6 +177,15 @@ def calibrated(rows: Sequence[Row], hardware: Hardware, seed: int) -> Draw:
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def step_table(rows: Iterable[tuple[str, Row]], seconds: Iterable[float]) -> list[str]:
+    """Of each row its name, devices, seconds and error."""
+    lines = ["| model | devices | measured s | predicted s | error |", "|---|--:|--:|--:|--:|"]
+    for (name, row), made in zip(rows, seconds, strict=True):
+        real = row.measured_seconds
+        lines.append(f"| {name} | {row.run.devices} | {real:.2f} | {made:.2f} | {made / real - 1:+.1%} |")
+    return lines
 
 
 def percent(values: Floats) -> str:
@@ -423,12 +451,3 @@ TABLES = {
     "Where the order is lost": pipelines,
     "Training steps on 2 to 8 A100": single_node,
 }
-
-
-def main(arguments: Sequence[str]) -> None:
-    for table in TABLES.values():
-        print("\n".join([*table(Path(arguments[0])), ""]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
