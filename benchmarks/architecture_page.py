@@ -79,7 +79,7 @@ def page(rows: Sequence[Row], extent: Extent) -> str:
 
 {counts(rows)}.
 
-Written by `python benchmarks/architectures.py{" --quick" * (extent.name == "quick")} --results FILE --write`.
+Written by `python -m benchmarks.architectures{" --quick" * (extent.name == "quick")} --results FILE --write`.
 
 Each model is built from a small configuration (see `tests/models`: from the libraries `transformers`, `timm`,
 `diffusers` and `peft`, as published by their authors, or with `torch.nn` alone).

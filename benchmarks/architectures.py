@@ -1,7 +1,7 @@
 """Real architectures in every respect: captured, planned, verified under random plans, and the printed torchrun command
 started, saved, killed and resumed.
 
-    python benchmarks/architectures.py --results FILE [NAME ...] [--part K/N] [--quick] [--again] [--jobs 2] [--write]
+    python -m benchmarks.architectures --results FILE [NAME ...] [--part K/N] [--quick] [--again] [--jobs 2] [--write]
 
 Appends one line of JSON for each architecture to FILE, so it can be stopped and goes on where it ended; `--again` runs
 those anew that did not pass. `--write` renews docs/architectures.md: rows that FILE has not are kept as they stand on
@@ -24,13 +24,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # run as a script, this finds autoshard and tests of this very clone
-
-from benchmarks.architecture_page import counts, page, rows_of  # noqa: E402
-from benchmarks.architecture_row import EXTENTS, FULL, QUICK, Extent, Row, measure, row_of  # noqa: E402
-from benchmarks.package_runs import kill_family, patience  # noqa: E402
-from tests.models import NAMES, missing_library  # noqa: E402
+from benchmarks.architecture_page import counts, page, rows_of
+from benchmarks.architecture_row import EXTENTS, FULL, QUICK, Extent, Row, measure, row_of
+from benchmarks.harness import ROOT
+from benchmarks.package_runs import kill_family, patience
+from tests.models import NAMES, missing_library
 
 TIMEOUT_SECONDS = {FULL: 3600.0, QUICK: 1200.0}
 MEMORY_BYTES = 16 * 2**30  # of address space: more is a fault
@@ -88,7 +86,7 @@ def part(names: Sequence[str], text: str) -> list[str]:
 
 def run(name: str, extent: Extent) -> Row:
     """Measure in a fresh process; a crash or a timeout is a reason too. Nothing that it started is left."""
-    command = [sys.executable, __file__, "--worker", name, *["--quick"] * (extent == QUICK)]
+    command = [sys.executable, "-m", "benchmarks.architectures", "--worker", name, *["--quick"] * (extent == QUICK)]
     with (
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as errors,

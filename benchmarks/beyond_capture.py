@@ -1,6 +1,6 @@
 """An autoshard command in this process, and what it takes beyond capturing its model: CPU seconds.
 
-python benchmarks/beyond_capture.py FILE plan MODEL --mesh dp=2,tp=4 ...
+python -m benchmarks.beyond_capture FILE plan MODEL --mesh dp=2,tp=4 ...
 
 Into FILE goes {"all": ..., "start": ..., "captures": ...}: from the start of the process to the end of the command, and
 of these what `autoshard trace` takes too: to the first capture, and the captures (of the model as it is, and anew for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,11 +14,8 @@ from autoshard.estimate.best_runs import best_runs
 from autoshard.estimate.run_space import RunSpace
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import held_bytes
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measurements import read
-from benchmarks.named_rows import GIB, NamedRow, predicted_of, seconds_of
-from benchmarks.steps import EAGER, correlation, errors, measured, percent
+from benchmarks.steps import EAGER, GIB, NamedRow, correlation, errors, measured, percent, predicted_of, seconds_of
 
 SEQUENCE = 2048
 BLOOM_VOCABULARY = 250_880
@@ -69,16 +65,6 @@ def bloom_plans(data: Path) -> list[str]:
     samples = np.array([row.run.batch for row in chosen])
     each, real = seconds / samples, measured(chosen) / samples
     lines = [
-        "## BLOOM's plans",
-        "",
-        "Plans of 100B to 206B GPTs on 384 A100-80GB (bigscience-workshop/bigscience, Apache-2.0), predicted with the",
-        "network that was measured there (40.5 Gb/s a node) and rates of kernels alone: nothing is fitted. Eager",
-        "attention, dropout and full recomputation are assumed. Seconds a sequence, so that batches compare;",
-        "the same run",
-        "measured twice counts once. Left out: rows of one node, which do not state their replicas. Layers that the",
-        "stages do not divide are shared as Megatron-DeepSpeed does, embedding and head as a layer each.",
-        f"First the {size} model on {day.replace('-', '/')}:",
-        "",
         "| dp x tp x pp, micro-batch | measured ms a sequence | predicted | error |",
         "|---|--:|--:|--:|",
     ]

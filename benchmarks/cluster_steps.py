@@ -6,7 +6,6 @@ Nothing is fitted to a whole step here, but where a table says so: then to half 
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,12 +17,20 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS, one_attention_seconds
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import tables as software_tables
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.bloom_steps import BLOOM_VOCABULARY, SEQUENCE, bloom_plans
 from benchmarks.measurements import read
-from benchmarks.named_rows import GIB, NamedRow, predicted_of, seconds_of
-from benchmarks.steps import EAGER, Floats, errors, percent, ranking
+from benchmarks.steps import (
+    EAGER,
+    GIB,
+    Floats,
+    NamedRow,
+    errors,
+    percent,
+    predicted_of,
+    ranking,
+    seconds_of,
+    step_table,
+)
 
 # --- B200 -------------------------------------------------------------------------------------------------------------
 
@@ -121,15 +128,6 @@ def b200_steps(data: Path) -> list[str]:
     ]
     own = np.mean(draws, axis=0)
     lines = [
-        "## Megatron-Core on eight B200",
-        "",
-        "Dense Llama 3 steps of one node (MooreThreads/SimuMax, Apache-2.0): bf16, distributed optimizer, nothing",
-        f"recomputed. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
-        f"two numbers, the rates of products and of attention, from {CALIBRATION_KERNELS - CALIBRATION_ATTENTIONS} "
-        f"products and {CALIBRATION_ATTENTIONS} attentions of that host drawn by seed, {KERNEL_DRAWS} times; no",
-        "whole step is used. Memory is that of `--software megatron-core`. Rows with experts are left out: they are",
-        "DeepSeek's, whose latent attention `estimate` does not describe.",
-        "",
         f"| run | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | predicted |",
         "|---|--:|--:|--:|--:|--:|",
     ]
@@ -187,18 +185,7 @@ def megatron_core() -> tuple[NamedRow, ...]:
 def hopper_steps(data: Path) -> list[str]:
     rows = megatron_core()
     seconds = seconds_of(rows)
-    lines = [
-        "## Megatron-Core on H100",
-        "",
-        "Megatron-LM's weak scaling (README: TFLOP/s a GPU, here as seconds), rates of kernels alone, nothing fitted.",
-        "The micro-batch and interleaving are not published: 1 and none are assumed.",
-        "",
-        "| model | devices | measured s | predicted s | error |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for row, own in zip(rows, seconds, strict=True):
-        error = own / row.measured_seconds - 1
-        lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {own:.2f} | {error:+.1%} |")
+    lines = step_table([(row.name, row) for row in rows], seconds)
     return [*lines, "", f"Error {percent(errors(rows, seconds))} (mean, median, bias)."]
 
 
@@ -274,20 +261,7 @@ def ascend_steps(data: Path) -> list[str]:
     """As uncalibrated, and with one number a device fitted to half of the models."""
     own, plain = ascend(), ascend("kernels")
     there, here = errors(own, seconds_of(own)), errors(plain, seconds_of(plain))
-    known = software_tables()["software"][ASCEND_SOFTWARE]["products"]
-    rates = {device: figure["value"] for device, figure in known.items()}
     lines = [
-        "## Ascend",
-        "",
-        "Published tokens per second of a device, as the time of a step (MindSpeed-LLM 1.0.RC1 on 910B of an A2 PODc,",
-        "taken as 910B2; MindFormers r1.0 on 910A). Neither kernels nor collectives of these devices were measured:",
-        "*uncalibrated* are Huawei's planning defaults. `--software mindspeed` is one number a device, the",
-        "rate of products",
-        f"in whole steps ({', '.join(f'{name} {value:.2f}' for name, value in rates.items())}), fitted to the",
-        "rows marked",
-        "so and judged on the others. The batch of BLOOM 7.1B is its yaml's, 16 micro-batches of 4. Left out:",
-        "Mixtral and Llama2 7B, whose splits are not given, and models that are no decoders.",
-        "",
         "| run | profile | measured s | uncalibrated | mindspeed | |",
         "|---|---|--:|--:|--:|---|",
     ]
@@ -301,7 +275,14 @@ def ascend_steps(data: Path) -> list[str]:
         at = np.array([row.hardware.name == profile for row in own])
         out = at & np.array([not is_fitted(row) for row in own])
         found.append(f"{profile}: uncalibrated {percent(here[at])}; held out {percent(there[out])} ({out.sum()} rows).")
-    return [*lines, "", *found]
+    known = software_tables()["software"][ASCEND_SOFTWARE]["products"]
+    rates = ", ".join(f"{device} {figure['value']:.2f}" for device, figure in known.items())
+    return [*lines, "", *found, f"The fitted rates of products: {rates}."]
 
 
-TABLES = (bloom_plans, b200_steps, hopper_steps, ascend_steps)
+TABLES = {
+    "BLOOM's plans": bloom_plans,
+    "Megatron-Core on eight B200": b200_steps,
+    "Megatron-Core on H100": hopper_steps,
+    "Ascend": ascend_steps,
+}

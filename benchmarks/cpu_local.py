@@ -1,4 +1,4 @@
-"""Steps of emitted packages, measured and simulated, on this machine: `python benchmarks/cpu_local.py [--write]`.
+"""Steps of emitted packages, measured and simulated, on this machine: `python -m benchmarks.cpu_local [--write]`.
 
 Calibrates the processor and gloo (`autoshard calibrate`), plans GPT-2 with the profile that this gives, runs every
 package in turn, several rounds, each process pinned to a core of its own where there are enough, and compares the
@@ -7,8 +7,8 @@ median step with the simulated one.
 
 from __future__ import annotations
 
+import math
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from benchmarks import harness  # noqa: E402
+from benchmarks import harness
+from benchmarks.harness import ROOT
 
 MODEL = "examples/gpt2.py:build"
 SIZES = ["n_layer=4", "n_embd=768", "vocabulary=4096", "batch=8", "sequence=128", "dropout=0.0"]
@@ -52,10 +51,8 @@ class Measured:
         middle = statistics.median(self.seconds)
         low, high = (statistics.quantiles(self.seconds, n=10)[i] for i in (0, -1))
         error = self.simulated_seconds / middle - 1
-        return (
-            f"| {self.name} | {len(self.seconds)} | {middle * 1e3:.0f} | {low * 1e3:.0f} to {high * 1e3:.0f} | "
-            f"{self.simulated_seconds * 1e3:.0f} | {error:+.1%} |"
-        )
+        spread, simulated = f"{low * 1e3:.0f} to {high * 1e3:.0f}", f"{self.simulated_seconds * 1e3:.0f}"
+        return harness.cells(self.name, len(self.seconds), f"{middle * 1e3:.0f}", spread, simulated, f"{error:+.1%}")
 
 
 def call(*words: str) -> str:
@@ -94,7 +91,7 @@ def measure(folder: Path) -> list[Measured]:
     autoshard("calibrate", "--hardware", "cpu-local", "--processes", "2", "--out", str(profile))
     outs = [folder / f"package{number}" for number in range(len(CASES))]
     simulated = [plan(profile, out, mesh, wishes) for out, (_, mesh, wishes) in zip(outs, CASES, strict=True)]
-    counts = [devices(mesh) for _, mesh, _ in CASES]
+    counts = [math.prod(int(part.partition("=")[2]) for part in mesh.split(",")) for _, mesh, _ in CASES]
     found: list[list[float]] = [[] for _ in CASES]
     for _ in range(ROUNDS):
         for number, out in enumerate(outs):
@@ -105,39 +102,14 @@ def measure(folder: Path) -> list[Measured]:
     ]
 
 
-def devices(mesh: str) -> int:
-    """`dp=2,tp=2` -> 4."""
-    product = 1
-    for part in mesh.split(","):
-        product *= int(part.partition("=")[2])
-    return product
-
-
-def section(rows: Sequence[Measured]) -> str:
-    title = "Simulated and measured steps on this machine"
-    return harness.section("cpu_local", title, [
-        f"GPT-2 ({', '.join(SIZES)})",
-        "in float32 with AdamW: emitted packages under torchrun with gloo, one thread a process, each on a core of its",
-        f"own while there are enough ({os.cpu_count()} here, {platform.machine()}, load {harness.load()} at the end);",
-        "the simulation gives every process its own. The profile is `autoshard calibrate` of the same minutes.",
-        f"{ROUNDS} interleaved runs of {STEPS} steps each; the spread is from the tenth to the ninetieth percentile.",
-        "Environment, for both:",
-        f"`{' '.join(f'{name}={value}' for name, value in KEEP_PAGES.items())}`.",
-        "",
-        "| plan | steps | measured ms, median | spread | simulated ms | error |",
-        "|---|--:|--:|---|--:|--:|",
-        *(row.row for row in rows),
-    ])  # fmt: skip
-
-
 def main() -> None:
-    parser = harness.options(__doc__)
-    options = parser.parse_args()
+    options = harness.options(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        text = section(measure(Path(folder)))
+        found = measure(Path(folder))
+    header = ("plan", "steps", "measured ms, median", "spread", "simulated ms", "error")
+    lines = harness.table(header, (row.row for row in found), 1)
     if options.write:
-        harness.put(text)
-    print(text)
+        harness.put("cpu_local", [harness.machine(), "", *lines])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ longest text. Writes the table of docs/dynamic-shapes.md.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import random
 import re
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autoshard
+from benchmarks import harness
 
-PAGE = Path(__file__).parents[1] / "docs" / "dynamic-shapes.md"
-BEGIN, END = "<!-- lengths: written by `python -m benchmarks.dynamic_sizes --write` -->\n", "<!-- lengths end -->\n"
+PAGE = harness.ROOT / "docs" / "dynamic-shapes.md"
 BATCH, LAYERS, UNIT, LONGEST = 32, 12, 64, 1024
 HARDWARE, MESHES = "a100-80g-sxm", ("dp=8", "dp=2,tp=4", "tp=8")
 TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -88,32 +87,20 @@ def rows() -> list[tuple[str, ...]]:
     return found
 
 
-def table() -> str:
-    counts, number, useful = histogram()
-    of = f"{number:,} docstrings of Python's library in batches of {BATCH}, each padded to its longest"
-    steps = f"{sum(counts.values())} steps of {len(counts)} lengths up to {LONGEST}"
-    lines = [
-        f"{of} ({useful} % of the",
-        f"tokens are text): {steps}. Llama of {LAYERS} layers and width 2,048, bf16-mixed, 8 devices of {HARDWARE}.",
-        "",
-        "| mesh | padded to the longest | one plan, expected step | a plan for each length | lower bound | gain |",
-        "|---|--:|--:|--:|--:|--:|",
-        *(f"| {' | '.join(row)} |" for row in rows()),
-        "",
-    ]
-    return "\n".join(lines)
+HEADER = ("mesh", "padded to the longest", "one plan, expected step", "a plan for each length", "lower bound", "gain")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--write", action="store_true", help="renew the table of docs/dynamic-shapes.md")
-    made = table()
-    print(made)
-    if parser.parse_args().write:
-        text = PAGE.read_text(encoding="utf-8")
-        before, begin, rest = text.partition(BEGIN)
-        _, end, after = rest.partition(END)
-        PAGE.write_text(f"{before}{begin}{made}{end}{after}", encoding="utf-8")
+    options = harness.options(__doc__).parse_args()
+    counts, number, useful = histogram()
+    head = [
+        f"{number:,} docstrings of Python's library in batches of {BATCH}, each padded to its longest",
+        f"({useful} % of the tokens are text): {sum(counts.values())} steps of {len(counts)} lengths up to {LONGEST}.",
+        f"Llama of {LAYERS} layers and width 2,048, bf16-mixed, 8 devices of {HARDWARE}.",
+    ]
+    lines = harness.table(HEADER, (harness.cells(*row) for row in rows()), 1)
+    if options.write:
+        harness.put("lengths", [*head, "", *lines], PAGE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fits the constants of `costmodels/` to published measurements: `python benchmarks/fit_costs.py --data DIR [--write]`.
+"""Fits the constants of `costmodels/` to published measurements: `python -m benchmarks.fit_costs --data DIR [--write]`.
 
 Prints the constants with their held-out errors (ten seeded draws); `--write` writes the TOML files.
 """
@@ -6,7 +6,6 @@ Prints the constants with their held-out errors (ten seeded draws); `--write` wr
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -15,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
-from autoshard.calibrate.cost_model_file import Entry, entries_of, write_costmodel
+from autoshard.calibrate.cost_model_file import Entry, costmodel_text, entries_of
 from autoshard.calibrate.fitted_models import Model
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.pieces import pieces
@@ -229,9 +227,8 @@ def main() -> None:
             if fitted:
                 note += "; products and attention are generic"
             path = data_folder("costmodels") / f"nvidia-{device}.toml"
-            write_costmodel(
-                path, f"nvidia-{device}", note, error, date.today().isoformat(), found, dtypes="" if fitted else DTYPES
-            )
+            today, dtypes = date.today().isoformat(), "" if fitted else DTYPES
+            path.write_text(costmodel_text(f"nvidia-{device}", note, error, today, found, "fitted", dtypes), "utf-8")
 
 
 if __name__ == "__main__":

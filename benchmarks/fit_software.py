@@ -1,6 +1,6 @@
 """Fits the rate of products in whole steps, or a host, by software and device, to half of the published steps.
 
-    python benchmarks/fit_software.py --data DIR [--write]
+    python -m benchmarks.fit_software --data DIR [--write]
 
 The least mean absolute error of its logarithm over half of the models; the others are what it is judged on. `--write`
 puts them into costmodels/whole_steps/software.toml.
@@ -9,7 +9,6 @@ puts them into costmodels/whole_steps/software.toml.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.cluster.hardware import load_hardware
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps import software
-from benchmarks import cluster_steps, fsdp_steps, named_rows
+from benchmarks import cluster_steps, fsdp_steps, steps
 from benchmarks.steps import (
     DISPATCH_SECONDS,
     FITTED_WIDTH,
@@ -86,7 +84,7 @@ def fits(data: Path) -> Iterator[Fit]:
     for profile, generation in (("ascend-910b2", "ascend-910b"), ("ascend-910a", "ascend-910a")):
         own = [row for row in cluster_steps.ascend() if row.hardware.name == profile]
         seen = [cluster_steps.is_fitted(row) for row in own]
-        yield Fit("mindspeed", PRODUCTS, generation, own, seen, named_rows.seconds_of)
+        yield Fit("mindspeed", PRODUCTS, generation, own, seen, steps.seconds_of)
 
 
 def _single_node(rows: Sequence[Row]) -> Floats:

@@ -7,7 +7,6 @@ table that ran in amp_fp8 (TransformerEngine, eager). What the pages leave out i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,13 +16,10 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.transformer import FP8_FSDP, FSDP, Schedule, TrainingRun, Transformer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import fsdp_steps
 from benchmarks.cluster_steps import LLAMA_VOCABULARY
 from benchmarks.fsdp_runs import torchtitan_h100
-from benchmarks.named_rows import NamedRow
-from benchmarks.steps import Floats, host_of, percent, predicted
+from benchmarks.steps import Floats, NamedRow, host_of, percent, predicted
 
 SIZES = {  # of Llama 3.1: layers, hidden, heads, feed-forward; 8 KV heads
     "8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248),
@@ -92,18 +88,6 @@ def seconds_of(row: NamedRow, again: str, precision: str, software: str) -> floa
 def tables(data: Path) -> list[str]:
     """Each row, in three ways: as it ran at FSDP's rates, at those of kernels, and had it run in bfloat16."""
     lines = [
-        "## Steps in float8",
-        "",
-        "Llama 3.1 by torchtitan on H100 (500 W, 2.4 TB/s, as published) and H200: FSDP2, torchao's `Float8Linear`,",
-        "compiled; and MosaicML's rows in amp_fp8 (TransformerEngine, whose scales are delayed, eager). Predicted is",
-        "`--precision fp8-fsdp`, a dynamic scale a tensor, of torchtitan's `--compiled`: casts join what is read of",
-        "them, as torchao's own roofline has it; of MosaicML's as eager torch makes them, which TransformerEngine",
-        "joins. Nothing was fitted to a step or a kernel in float8. `fsdp`: with the rate that products reach in",
-        "FSDP's eager steps in bfloat16; `kernels`: at the full rate of kernels. torchtitan's selective",
-        "recomputation is that by operators. Not published, and assumed: micro-batches of one sequence with",
-        "stages, gathered weights kept, two chunks a device where interleaved. torchao casts what TP and the H200's",
-        "FSDP gather before it is gathered, and TP of 405B is asynchronous: `estimate` describes neither.",
-        "",
         "| run | devices | measured s | `fsdp` s | error | `kernels` s | error | in bfloat16, `fsdp` s |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
@@ -134,4 +118,6 @@ def _errors(lines: list[str], rows: Sequence[tuple[NamedRow, str]]) -> tuple[Flo
     return fsdp_errors, kernel_errors
 
 
-TABLES = (tables,)
+TABLES = {
+    "Steps in float8": tables,
+}

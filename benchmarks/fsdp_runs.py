@@ -7,7 +7,6 @@ torchtitan's benchmarks of December 2024 and its docs/performance.md; the two po
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,10 +17,7 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.named_rows import NamedRow
-from benchmarks.steps import Floats, host_of, percent, predicted
+from benchmarks.steps import Floats, NamedRow, host_of, percent, predicted
 
 SOFTWARE = "fsdp"
 TORCHTITAN, FMS = "torchtitan", "fms-fsdp"
@@ -144,17 +140,6 @@ def seconds_of(row: NamedRow, again: str) -> float:
 def eager_steps(data: Path) -> list[str]:
     """Those that were not compiled."""
     lines = [
-        "## FSDP on other hosts",
-        "",
-        "FSDP2 and FSDP with `--software fsdp` of the MPT table, nothing fitted: torchtitan (H100 of 500 W, whose",
-        "memory has 2.4 TB/s, as published; A100 whose network is not published: the profile's is taken) and IBM's",
-        "fms-fsdp (400 Gb/s between nodes of A100, 800 and 3,200 of H100, which its posts tell: a node's). Eager; the",
-        "norms are written operator by operator there (`--norm rms_norm_apart`), but in the 8B and 13B of torchtitan",
-        "on A100, whose configs of that month set a fused one. Recomputed: of torchtitan what",
-        "its selective modes run again (`operators`: all but attention and every second product; `half`: every second",
-        "layer); of fms-fsdp's 13B, whose post says that some layers are, half: its HFU is that. For the 464 H100 MFU",
-        "alone is published: as seconds by the tokens and the MFU of the 96.",
-        "",
         "| run | devices | recomputed | measured s | predicted s | error |",
         "|---|--:|---|--:|--:|--:|",
     ]
@@ -171,17 +156,6 @@ def eager_steps(data: Path) -> list[str]:
 def compiled_steps(data: Path) -> list[str]:
     """The gain over the eager run beside it, and the step."""
     lines = [
-        "## Compiled",
-        "",
-        "Runs of the same tables of which both are published, eager and by `torch.compile`. What is predicted",
-        "(`--compiled`): in every layer the operators between products, attention and collectives are joined to",
-        "kernels by a fixed rule, each of which reads what it needs and writes what is read of it once, at the share",
-        "of the memory's bandwidth that inductor's kernels are published to reach (0.92 of it, 0.60 with sums along",
-        "rows). Nothing is fitted. *Gain*: seconds of the eager run over those of the compiled one, in which an",
-        "error of both cancels. fms-fsdp's posts tell MFU of two digits, so its gains are known to 2%; whether as",
-        "many layers were recomputed when compiled is not published, but for 7B, where none is: the others",
-        "count in gains alone.",
-        "",
         "| run | devices | gain, measured | predicted | compiled, measured s | predicted s | error |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
@@ -227,4 +201,7 @@ def _line(own: FsdpRun) -> str:
     return f"| {row.name} | {row.run.devices} | {own.again} | {seconds} | {own.error:+.1%} |"
 
 
-TABLES = (eager_steps, compiled_steps)
+TABLES = {
+    "FSDP on other hosts": eager_steps,
+    "Compiled": compiled_steps,
+}

@@ -7,7 +7,6 @@ size; the other models are what it is judged on. The attention kernels are from 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,8 +16,6 @@ import numpy as np
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.transformer import FP8_FSDP, FSDP, TrainingRun, Transformer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measurements import read
 from benchmarks.steps import Floats, Row, errors, host_of, percent, predicted
 
@@ -83,14 +80,6 @@ def tables(data: Path) -> list[str]:
     seconds = predict(everything)
     plain = predict(rows(data, "kernels"))
     lines = [
-        "## FSDP on A100 and H100",
-        "",
-        "MPT models of 125 million to 70 billion parameters with PyTorch's FSDP (mosaicml/llm-foundry, Apache-2.0): 8",
-        "to 512 GPUs, eager, Triton's flash-attention of 2023, with and without activation checkpointing; rows in fp8",
-        "are below. The rate of products in whole steps (`--software fsdp`: a number for A100, one for H100) is fitted",
-        f"to the models {', '.join(FITTED)}; *held out* are the other models. Attention's rates are from the papers",
-        "on its kernels. `kernels`: the same with the rates of kernels alone, nothing fitted to any step.",
-        "",
         "| device | models | nodes | rows | error: mean, median, bias | worst | kernels: mean, bias |",
         "|---|---|---|--:|---|--:|---|",
     ]
@@ -130,4 +119,6 @@ def _far(everything: Sequence[FsdpRow], own: Floats) -> list[str]:
     return [f"Missed by more than {FAR:.0%} ({len(found)} of {len(own)}): {'; '.join(found)}."]
 
 
-TABLES = (tables,)
+TABLES = {
+    "FSDP on A100 and H100": tables,
+}

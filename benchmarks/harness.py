@@ -1,4 +1,6 @@
-"""What the benchmarks share: options, fresh processes, captured graphs, and sections of a page between two marks."""
+"""What the benchmarks share: options, fresh processes, captured graphs, tables, and their places in a page.
+
+Each is a module, run from the root of the clone: `python -m benchmarks.NAME`."""
 
 from __future__ import annotations
 
@@ -6,20 +8,22 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import re
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # rounds of steps that do not count
 README = ROOT / "benchmarks" / "README.md"
-GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/llama.py:sized")
+GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/sized_models.py:llama")
 LLAMA_8B = {
     "hidden": 4096, "inner": 14336, "heads": 32, "heads_of_keys": 8, "words": 128256, "layers": 32, "batch": 16,
 }  # fmt: skip
@@ -36,9 +40,15 @@ def options(doc: str | None, only: Sequence[str] | None = None, graphs: bool = F
     return parser
 
 
-def load() -> str:
-    """The load average of the last minute."""
-    return f"{os.getloadavg()[0]:.1f}"
+def machine() -> str:
+    """Where and beside how much else something was measured."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{platform.machine()}, {cores} cores, no accelerator, load average {os.getloadavg()[0]:.1f} at the end."
+
+
+def peak_gib() -> float:
+    """Most resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def cells(*values: object) -> str:
@@ -46,19 +56,23 @@ def cells(*values: object) -> str:
     return f"| {' | '.join(map(str, values))} |"
 
 
-def section(name: str, title: str, lines: Sequence[str], command: str = "") -> str:
-    """A section of a page that `put` can replace. `command`: what writes it, by default the script of that name."""
-    begin, end = f"<!-- {name}: written by the command below -->", f"<!-- {name} end -->"
-    shown = command or f"python benchmarks/{name}.py --write"
-    return "\n".join([begin, f"## {title}", "", f"`{shown}`", "", *lines, end])
+def table(header: Sequence[str], rows: Iterable[str], words: int = 2) -> list[str]:
+    """Markdown; the columns after the first `words` are numbers. `rows`: as `cells` has them, printed as they come."""
+    lines = [cells(*header), "|" + "---|" * words + "--:|" * (len(header) - words)]
+    print("\n".join(lines), flush=True)
+    for row in rows:
+        lines.append(row)
+        print(row, flush=True)
+    return lines
 
 
-def put(text: str, page: Path = README) -> None:
-    """Replaces the section of the same marks, or adds it."""
-    begin, _, end = text.split("\n", 1)[0], *text.rpartition("\n")[1:]
+def put(name: str, lines: Sequence[str], page: Path = README) -> None:
+    """Writes between the marks of a name; the words around them are the page's own."""
     old = page.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    made = pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n"
+    place = rf"(<!-- {re.escape(name)}: [^\n]*-->).*?(<!-- {re.escape(name)} end -->)"
+    made, count = re.subn(place, lambda m: "\n".join([m[1], "", *lines, m[2]]), old, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"{page.name} has {count} places for {name}")
     page.write_text(made, encoding="utf-8")
 
 
@@ -70,14 +84,14 @@ def fresh(*words: str, environment: Mapping[str, str] | None = None, cache: str 
     return done.stdout
 
 
-def measured(script: str, *words: str) -> Any:
-    """What a script measures in a fresh process, as the JSON of the last line that it prints."""
-    return json.loads(fresh("-W", "ignore", script, "--measure", *words).splitlines()[-1])
+def measured(name: str, *words: str) -> Any:
+    """What a benchmark measures in a fresh process, as the JSON of the last line that it prints."""
+    return json.loads(fresh("-W", "ignore", "-m", f"benchmarks.{name}", "--measure", *words).splitlines()[-1])
 
 
-def medians(script: str, repeat: int, *words: str) -> dict[str, Any]:
+def medians(name: str, repeat: int, *words: str) -> dict[str, Any]:
     """One measurement in `repeat` fresh processes: the median of every number, also of those in a table below."""
-    runs = [measured(script, *words) for _ in range(repeat)]
+    runs = [measured(name, *words) for _ in range(repeat)]
     found = dict(runs[0])
     for key, value in runs[0].items():
         if isinstance(value, dict):
@@ -87,10 +101,11 @@ def medians(script: str, repeat: int, *words: str) -> dict[str, Any]:
     return found
 
 
-def ranks(script: str, count: int, *words: str, seconds: float = 900.0) -> Any:
-    """What rank 0 of a script's `count` processes under torchrun prints last, as JSON."""
+def ranks(name: str, count: int, *words: str, seconds: float = 900.0) -> Any:
+    """What rank 0 of a benchmark's `count` processes under torchrun prints last, as JSON."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    made = subprocess.run([*command, script, *words], cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    command += ["-m", f"benchmarks.{name}", *words]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     if made.returncode:
         raise SystemExit(made.stderr)
     return json.loads(made.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """Whole steps of large models searched: CPU seconds and memory of the search, the step, and both gaps.
 
-python benchmarks/joint_search.py [--only gpt3] [--write]      (--write puts the table into benchmarks/README.md)
+python -m benchmarks.joint_search [--only gpt3] [--write]
 
 Each case is a process of its own: the model is captured without values, then the search is timed from the graph.
 """
@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import resource
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from benchmarks import harness  # noqa: E402
+from benchmarks import harness
+from benchmarks.harness import GPT2, LLAMA
 
 
 @dataclass(frozen=True)
@@ -43,10 +40,9 @@ def on_both(hardware: str, devices: int, most_seconds: float) -> Case:
     return Case("Llama 3B, sequence 1024", LLAMA, sizes, hardware, devices, 512, most_seconds, "fp16-mixed")
 
 
-GPT, LLAMA = "examples/gpt2.py:build", "benchmarks/llama.py:sized"
 CASES = {
     "gpt3": Case(
-        "GPT-3 175B, sequence 2048", GPT,
+        "GPT-3 175B, sequence 2048", GPT2,
         (("batch", 4), ("sequence", 2048), ("n_layer", 96), ("n_embd", 12288), ("n_head", 96)),
         "a100-80g-sxm", 1024, 1536, 60.0,
     ),
@@ -57,7 +53,7 @@ CASES = {
         "h100-80g-sxm", 256, 1024, 60.0,
     ),
     "1t": Case(
-        "GPT 1T, sequence 2048", GPT,
+        "GPT 1T, sequence 2048", GPT2,
         (("batch", 4), ("sequence", 2048), ("n_layer", 128), ("n_embd", 25600), ("n_head", 160)),
         "a100-80g-sxm", 3072, 3072, 120.0,
     ),
@@ -78,17 +74,16 @@ def measure(name: str) -> dict[str, Any]:
     from autoshard.joint.outer_space import OuterSpace
 
     case = CASES[name]
-    graph = capture(str(ROOT / case.model), dict(case.sizes), case.precision)
+    graph = capture(case.model, dict(case.sizes), case.precision)
     hardware, line = load_hardware(case.hardware), block_line(graph)
     begun = time.process_time()
     space = OuterSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
     every = [joint_search(graph, own, space, own.usable_memory_bytes) for own in orders(hardware)]
     found = replace(min(every, key=lambda own: own.best.seconds), bound_seconds=min(own.bound_seconds for own in every))
     seconds = time.process_time() - begun
-    unit = 2**30 if sys.platform == "darwin" else 2**20
     return {
         "cpu_seconds": seconds,
-        "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
+        "GiB": harness.peak_gib(),
         "choice": f"{found.best.problem.choice}{_shares(found.best.problem.batch_shares(found.best.plan))}",
         "step_seconds": found.best.seconds,
         "gap": found.gap,
@@ -103,47 +98,42 @@ def _shares(counts: tuple[int, ...]) -> str:
     return f", {' or '.join(map(str, dict.fromkeys(counts)))} slices a replica" if counts else ""
 
 
+HEADER = ("case", "search", "memory", "counts", "chosen", "step", "gap", "gap of the form")
+
+
 def row(name: str, made: dict[str, Any]) -> str:
     case = CASES[name]
-    return (
-        f"| {case.title}, batch {case.batch}, {case.devices} x {case.hardware} | {made['cpu_seconds']:.0f} s "
-        f"(limit {case.most_seconds:.0f}) | {made['GiB']:.1f} GiB | {made['considered']:,} / {made['solved']:,} / "
-        f"{made['fronts']} | {made['choice']} | {made['step_seconds']:.4g} s | {made['gap']:.2%} | "
-        f"{made['model_gap']:.2%} |"
+    return harness.cells(
+        f"{case.title}, batch {case.batch}, {case.devices} x {case.hardware}",
+        f"{made['cpu_seconds']:.0f} s (limit {case.most_seconds:.0f})",
+        f"{made['GiB']:.1f} GiB",
+        f"{made['considered']:,} / {made['solved']:,} / {made['fronts']}",
+        made["choice"],
+        f"{made['step_seconds']:.4g} s",
+        f"{made['gap']:.2%}",
+        f"{made['model_gap']:.2%}",
     )
 
 
-def section(rows: list[str]) -> str:
-    return harness.section("joint_search", "Whole steps searched", [
-        "CPU seconds of the search after capture, one thread; the process's peak memory, capture included. Counts:",
-        "outer choices with a split of the blocks, those solved exactly, searches of a split. The first gap is of the",
-        "simulated step to the bound on any order of undivided forwards and backwards that fits the memory, the",
-        "second of the form $T$ to the least possible; both are of the costs of blocks. Other work on the machine adds",
-        "to CPU seconds. The last four rows: two kinds of devices together, each alone, and as many of the slower.",
-        f"{platform.machine()}, no accelerator.",
-        "",
-        "| case | search | memory | counts | chosen | step | gap | gap of the form |",
-        "|---|--:|--:|--:|---|--:|--:|--:|",
-        *rows,
-    ])  # fmt: skip
-
-
 def main() -> int:
-    parser = harness.options(__doc__)
-    parser.add_argument("--only", choices=CASES, help="one case")
+    parser = harness.options(__doc__, tuple(CASES))
     parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.measure)))
         return 0
-    rows, late = [], False
-    for name in [options.only] if options.only else CASES:
-        made = harness.measured(__file__, name)
-        late |= made["cpu_seconds"] > CASES[name].most_seconds
-        rows.append(row(name, made))
-        print(rows[-1], flush=True)
+    late = False
+
+    def rows() -> Iterator[str]:
+        nonlocal late
+        for name in options.only or CASES:
+            made = harness.measured("joint_search", name)
+            late |= made["cpu_seconds"] > CASES[name].most_seconds
+            yield row(name, made)
+
+    lines = harness.table(HEADER, rows(), 1)
     if options.write:
-        harness.put(section(rows))
+        harness.put("joint_search", [harness.machine(), "", *lines])
     return int(late)
 
 

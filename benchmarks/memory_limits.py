@@ -1,9 +1,9 @@
 """Plans within a memory limit: CPU seconds of solving and the proved gap, at parts of what the fastest plan needs.
 
-python benchmarks/memory_limits.py [--only "GPT-2, 12 layers"] [--mesh dp=8,tp=8] [--seconds 60] [--write]
+python -m benchmarks.memory_limits [--only "GPT-2, 12 layers"] [--mesh dp=8,tp=8] [--seconds 60] [--write]
 
-Each model and mesh is a process of its own; capture and formulation are apart. --write puts the rows into the table in
-benchmarks/README.md as they come; those of other models and meshes stay.
+Each model and mesh is a process of its own; capture and formulation are apart. --write puts the rows into the table as
+they come; those of other models and meshes stay.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import harness
 
 HARDWARE = "h100-80g-sxm"
@@ -29,7 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "Llama-8B, 32 layers": (harness.LLAMA, harness.LLAMA_8B),
 }
 MESHES = ("dp=2,tp=4", "dp=8,tp=8", "dp=4,sp=8,tp=8")
-TITLE = "Plans within a memory limit"
+HEADER = ("model", "mesh", "limit", "solve s", "sum ms", "gap")
 SHARES = (0.95, 0.8, 0.6)  # of the fastest plan's peak
 
 
@@ -62,15 +60,13 @@ def measure(graph_file: str, mesh: str, limit_seconds: float) -> list[dict[str, 
     return rows
 
 
-def lines(model: str, mesh: str, rows: list[dict[str, Any]]) -> list[str]:
+def lines(model: str, mesh: str, rows: list[dict[str, Any]]) -> Iterator[str]:
     peak = rows[0]["peak"]
-    found = []
     for row in rows:
         limit = f"{peak / 2**30:.2f}, free" if row["share"] is None else f"{100 * row['share']:.0f} %"
         cells = [model, mesh.replace(",", " "), limit, f"{row['seconds']:.1f}"]
         cells += [f"{1e3 * row['objective']:.3f}", f"{row['gap']:.2%}"] if "gap" in row else ["none", row["infeasible"]]
-        found.append(harness.cells(*cells))
-    return found
+        yield harness.cells(*cells)
 
 
 def together(new: list[str]) -> list[str]:
@@ -81,26 +77,11 @@ def together(new: list[str]) -> list[str]:
         known: dict[tuple[str, ...], list[str]] = {}
         for line in part:
             cells = [cell.strip() for cell in line.strip("| ").split("|")]
-            if len(cells) == 6 and cells[0] in MODELS:
+            if len(cells) == len(HEADER) and cells[0] in MODELS:
                 known.setdefault(tuple(cells[:2]), []).append(line)
         rows |= known
     order = [(model, mesh.replace(",", " ")) for model in MODELS for mesh in MESHES]
     return [line for key in order for line in rows.get(key, [])]
-
-
-def section(rows: list[str], seconds: float) -> str:
-    """The text of the table, of more runs than one where these measured parts of it."""
-    return harness.section("memory_limits", TITLE, [
-        "CPU seconds of one thread for one solve of the sum of costs by `auto`, at most",
-        f"{seconds:.0f} s of computing each; profile {HARDWARE}, bf16-mixed, load average",
-        f"{harness.load()} at the end, which adds to them. *limit*: GiB that the fastest plan needs,",
-        "then parts of it. *gap*: proved; where no plan fits, whether that is. Rows of other models and meshes",
-        "stand as earlier runs wrote them, at another load and with 30 to 60 s.",
-        "",
-        "| model | mesh | limit | solve s | sum ms | gap |",
-        "|---|---|--:|--:|--:|--:|",
-        *rows,
-    ])  # fmt: skip
 
 
 def main() -> None:
@@ -112,16 +93,17 @@ def main() -> None:
     if arguments.measure:
         print(json.dumps(measure(*arguments.measure, arguments.seconds)))
         return
-    table: list[str] = []
+    found: list[str] = []
     with harness.kept(arguments.graphs) as folder:
         for model in arguments.only or MODELS:
             for mesh in arguments.mesh or MESHES:
                 graph = harness.captured(folder, model, *MODELS[model], "bf16-mixed")
-                rows = harness.measured(__file__, str(graph), mesh, "--seconds", str(arguments.seconds))
-                table += lines(model, mesh, rows)
-                print("\n".join(table[-1 - len(SHARES) :]), flush=True)
+                rows = harness.measured("memory_limits", str(graph), mesh, "--seconds", str(arguments.seconds))
+                found += lines(model, mesh, rows)
+                print("\n".join(found[-1 - len(SHARES) :]), flush=True)
                 if arguments.write:
-                    harness.put(section(together(table), arguments.seconds))
+                    head = f"At most {arguments.seconds:.0f} s of computing each; {harness.machine()}"
+                    harness.put("memory_limits", [head, "", *harness.table(HEADER, together(found))])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Corrupts every rule in every applicable way and asks the proof: `python benchmarks/mutations.py [OP ...] [--write]`.
+"""Corrupts every rule in every applicable way and asks the proof: `python -m benchmarks.mutations [OP ...] [--write]`.
 
 A mutant is caught where the notation refuses it, where it does not fit the operator's shapes (so that the proof fails),
 or where a strategy that it offers computes something else. A strategy that the right rule offers too is not run again:
@@ -13,9 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -23,7 +20,6 @@ from autoshard.rules import OPERATORS, instance
 from autoshard.rules.algebra.notation import Rule, RuleError, Term
 from autoshard.rules.cases import ALL
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
-from autoshard.text.tables import table
 from autoshard.verification.rule_table import prove_strategy
 from benchmarks import harness
 
@@ -179,28 +175,11 @@ def unexplained(found: Sequence[Mutant]) -> list[Mutant]:
     return [m for m in true if m.kind not in EXPLAINED and f"{m.kind} {m.target} {m.place}" not in EXPLAINED]
 
 
-def section(found: Sequence[Mutant], seconds: float) -> str:
-    rows = summary(found)
-    lines = [harness.cells(*row) for row in rows]
-    lines.insert(1, "|---|" + "--:|" * (len(rows[0]) - 1))
-    operators = len({mutant.target for mutant in found})
-    return harness.section("mutations", "Mutations of the rules", [
-        f"Every rule of the table ({operators} operators) corrupted in every applicable way, and the proof run on each",
-        f"mutant, on the meshes {' and '.join(MESHES)} ({seconds:.0f} s).", "", *lines, "",
-        MEANING, "", *survivors(found),
-    ])  # fmt: skip
-
-
 # A kind of corruption, or one mutant: why it is true.
 EXPLAINED = {
     "linear added": "the operator is linear there, and the table leaves it out",
     "whole called summed autoshard.experts 1": "the experts that a token chose are summed; all weights on every device",
 }
-MEANING = """*By values*: a strategy that the mutant offers gives other numbers, or gradients, than the whole operator.
-*By shapes*: the mutant does not fit the operator, which fails its proof. *By the notation*: it can't be read. The rest
-is equivalent: *true* is a rule that says more than the table's and is right on finite numbers (an operator linear in an
-operand where the table does not use it; the experts of a token over devices that hold all of them), *same* one that
-offers no other strategy (swapped whole dims of one size; an integer operand, which is never partial)."""
 
 
 def main() -> int:
@@ -213,9 +192,11 @@ def main() -> int:
         found += mutants(target)
         print(f"{target}: {len(found)} mutants so far", file=sys.stderr)
     seconds = time.perf_counter() - start
-    print("\n".join([*table(summary(found)), *survivors(found)]))
+    header, *rows = summary(found)
+    lines = [*harness.table(header, (harness.cells(*row) for row in rows), 1), "", *survivors(found)]
     if options.write:
-        harness.put(section(found, seconds))
+        operators = len({mutant.target for mutant in found})
+        harness.put("mutations", [f"{operators} operators in {seconds:.0f} s; {harness.machine()}", "", *lines])
     return 6 if unexplained(found) else 0
 
 

@@ -2,7 +2,7 @@
 
     pip download torch==2.6.0 --no-deps --only-binary=:all: --platform macosx_11_0_arm64 --python-version 3.11
     unzip torch-2.6.0-*.whl 'torch/*.py' 'torch/*.pyi' -d old
-    python benchmarks/oldest_torch.py old
+    python -m benchmarks.oldest_torch old
 
 The wheel for macOS is the smallest; its Python sources are those of all. What sources can't tell: methods of tensors
 and other objects, keywords of native functions, operators under `torch.ops`, and what a function of the same name does.

@@ -1,6 +1,6 @@
 """Emitted packages beside torch's own parallelism, in one process group: time and collectives a step.
 
-    python benchmarks/overlap.py --models gpt2 llama --sizes small large --processes 2 [--write]
+    python -m benchmarks.overlap --models gpt2 llama --sizes small large --processes 2 [--write]
 
 Steps take turns: one of each way, again and again, so that what else the machine does meets all alike. Medians over
 the rounds, of rank 0; processor time is that of the whole process, all threads. The references are torch's tutorials
@@ -15,16 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from benchmarks import harness  # noqa: E402
+from benchmarks import harness
+from benchmarks.overlap_models import FILE, MODELS
 
 BY_HAND = "ColumnParallel and RowParallel"
 # name -> strategy, mesh of so many processes, and what it is measured against
@@ -35,7 +34,6 @@ WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", ("FSDP2 and parallelize_module",)),
 }
 Step = Callable[[], Any]
-MODELS_FILE = ROOT / "benchmarks" / "overlap_models.py"
 
 
 # --- plans ---
@@ -64,7 +62,7 @@ def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     from autoshard.search.search_request import SearchRequest
     from autoshard.search.select_plan import search
 
-    graph, hardware = capture(f"{MODELS_FILE}:{model}", {"size": size}, "fp32"), load_hardware("cpu-local")
+    graph, hardware = capture(f"{FILE}:{model}", {"size": size}, "fp32"), load_hardware("cpu-local")
     for way, (style, mesh, _) in ways(model, processes).items():
         request = SearchRequest(Mesh(tuple(axes(mesh, processes).items())), strategy=style)
         plan = search(graph, hardware, request)
@@ -198,8 +196,6 @@ def work(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.overlap_models import MODELS
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, processes = dist.get_rank(), dist.get_world_size()
@@ -222,35 +218,34 @@ def work(options: argparse.Namespace) -> None:
 # --- the table ---
 
 
-def row(model: str, size: str, processes: int, options: argparse.Namespace) -> list[str]:
+def rows(model: str, size: str, processes: int, options: argparse.Namespace) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         write_packages(model, size, processes, Path(folder))
         words = ["--work", folder, "--models", model, "--sizes", size, "--rounds", str(options.rounds)]
-        found = harness.ranks(__file__, processes, *words, seconds=options.timeout)
-    lines = []
-    pairs = [(way, other) for way, (_, _, others) in ways(model, processes).items() for other in others]
-    for way, other in pairs:
+        found = harness.ranks("overlap", processes, *words, seconds=options.timeout)
+    for way, other in ((way, other) for way, (_, _, others) in ways(model, processes).items() for other in others):
         one, two = found[way], found[other]
-        lines.append(
-            f"| {model} {size} | {processes} | {way} | {one['cpu'] * 1e3:.1f} | {one['wall'] * 1e3:.1f} | "
-            f"{said(one['calls'])} | {other} | {two['cpu'] * 1e3:.1f} | {two['wall'] * 1e3:.1f} | "
-            f"{said(two['calls'])} | {one['cpu'] / two['cpu']:.2f} | {one['wall'] / two['wall']:.2f} | "
-            f"{one['peak'] / 2**20:.2f} | {two['peak'] / 2**20:.2f} |"
-        )
-    return lines
+        yield harness.cells(
+            f"{model} {size}", processes,
+            way, *milliseconds(one), said(one["calls"]), other, *milliseconds(two), said(two["calls"]),
+            f"{one['cpu'] / two['cpu']:.2f}", f"{one['wall'] / two['wall']:.2f}",
+            f"{one['peak'] / 2**20:.2f}", f"{two['peak'] / 2**20:.2f}",
+        )  # fmt: skip
+
+
+def milliseconds(own: dict[str, float]) -> tuple[str, str]:
+    return f"{own['cpu'] * 1e3:.1f}", f"{own['wall'] * 1e3:.1f}"
 
 
 def said(calls: dict[str, int]) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(calls.items()))
 
 
-HEADER = """
-| model | n | way | CPU ms | wall ms | collectives | vs. | CPU ms | wall ms | collectives | CPU | wall | MiB | MiB |
-|---|--:|---|--:|--:|---|---|--:|--:|---|--:|--:|--:|--:|
-""".strip()
+HEADER = ("model", "n", "way", "CPU ms", "wall ms", "collectives", "vs.", "CPU ms", "wall ms", "collectives", "CPU",
+          "wall", "MiB", "MiB")  # fmt: skip
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     parser = harness.options(__doc__)
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama"])
     parser.add_argument("--sizes", nargs="+", default=["small", "large"])
@@ -258,27 +253,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if options.work:
         work(options)
         return
-    lines = [HEADER]
-    for model in options.models:
-        for size in options.sizes:
-            for processes in options.processes:
-                lines += row(model, size, processes, options)
-    print("\n".join(lines), flush=True)
+    cases = product(options.models, options.sizes, options.processes)
+    lines = harness.table(HEADER, (line for case in cases for line in rows(*case, options)), 3)
     if options.write:
-        text = [
-            f"Steps over gloo on {os.cpu_count()} cores, load {harness.load()} at the end, medians of {options.rounds}",
-            "rounds; *vs.* ran in turns with it. n: processes. MiB: most tensors alive",
-            "in one step, parameters and optimizer state aside, of both.",
-            "",
-            *lines,
-        ]
-        command = " ".join(["python benchmarks/overlap.py", *arguments])
-        harness.put(harness.section("overlap", "Compared with torch's own parallelism", text, command))
+        harness.put("overlap", [f"Medians of {options.rounds}; {harness.machine()}", "", *lines])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

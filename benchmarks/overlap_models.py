@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -40,4 +42,5 @@ def _with_words(model: nn.Module, batch: int, length: int) -> Built:
     return WithLoss(model), (words, words.clone())
 
 
+FILE = str(Path(__file__).resolve())
 MODELS = {"gpt2": gpt2, "llama": llama}

@@ -1,6 +1,6 @@
 """An emitted two-stage GPT-2 beside a hand-written script on torch.distributed.pipelining, in one process group.
 
-    python benchmarks/pipeline_steps.py --sizes small [--write]
+    python -m benchmarks.pipeline_steps --sizes small [--write]
 
 Both have the same stages, micro-batches and schedule, sum the tied embedding's gradient over the stages, clip by the
 norm and update with the fused AdamW. Steps take turns, so that what else the machine does meets both alike. Medians
@@ -12,15 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from benchmarks import harness  # noqa: E402
+from benchmarks import harness
+from benchmarks.overlap_models import FILE, MODELS
 
 STAGES = 2
 Step = Callable[[], Any]
@@ -38,7 +36,7 @@ def write_package(size: str, micro_batches: int, folder: Path) -> int:
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.whole_step import repeated_blocks, with_step
 
-    graph = capture(f"{ROOT / 'benchmarks' / 'overlap_models.py'}:gpt2", {"size": size}, "fp32")
+    graph = capture(f"{FILE}:gpt2", {"size": size}, "fp32")
     first = repeated_blocks(graph)[: len(repeated_blocks(graph)) // STAGES]
     pins = tuple(f"stage:{path}=0" for path in first) + (f"stage:{repeated_blocks(graph)[len(first)]}=1",)
     plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
@@ -70,8 +68,6 @@ def by_hand(size: str, words: Any, micro_batches: int, blocks: int, rank: int) -
     import torch.distributed as dist
     from torch import nn
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    from benchmarks.overlap_models import MODELS
 
     whole = MODELS["gpt2"](size)[0].train().model
     body, config, (ids, labels) = whole.transformer, whole.config, words
@@ -147,8 +143,6 @@ def work(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.overlap_models import MODELS
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, (size,) = dist.get_rank(), options.sizes
@@ -170,12 +164,13 @@ def row(size: str, options: argparse.Namespace) -> str:
         blocks = write_package(size, options.micro_batches, Path(folder))
         words = ["--work", folder, "--sizes", size, "--rounds", str(options.rounds), "--blocks", str(blocks)]
         words += ["--micro-batches", str(options.micro_batches)]
-        found = harness.ranks(__file__, STAGES, *words, seconds=options.timeout)
+        found = harness.ranks("pipeline_steps", STAGES, *words, seconds=options.timeout)
     one, two = found["emitted"], found["by hand"]
-    return (
-        f"| GPT-2 {size} | {options.micro_batches} | {one['cpu'] * 1e3:.1f} | {one['wall'] * 1e3:.1f} | "
-        f"{two['cpu'] * 1e3:.1f} | {two['wall'] * 1e3:.1f} | {one['cpu'] / two['cpu']:.2f} |"
-    )
+    taken = (f"{own[kind] * 1e3:.1f}" for own in (one, two) for kind in ("cpu", "wall"))
+    return harness.cells(f"GPT-2 {size}", options.micro_batches, *taken, f"{one['cpu'] / two['cpu']:.2f}")
+
+
+HEADER = ("model", "micro-batches", "emitted, CPU ms", "wall ms", "by hand, CPU ms", "wall ms", "CPU ratio")
 
 
 def main() -> None:
@@ -189,17 +184,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.work:
         work(options)
-    lines = [
-        "| model | micro-batches | emitted, CPU ms | wall ms | by hand, CPU ms | wall ms | CPU ratio |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-        *(row(size, options) for size in options.sizes),
-    ]
-    print("\n".join(lines))
+    lines = harness.table(HEADER, (row(size, options) for size in options.sizes), 1)
     if options.write:
-        command = " ".join(["python benchmarks/pipeline_steps.py", *sys.argv[1:]])
-        load = f"load {harness.load()} at the end, medians of {options.rounds}, in turns."
-        text = [f"Two stages over gloo on {os.cpu_count()} cores, {load}", "", *lines]
-        harness.put(harness.section("pipeline steps", "Compared with a hand-written pipeline", text, command))
+        harness.put("pipeline_steps", [f"Medians of {options.rounds}; {harness.machine()}", "", *lines])
 
 
 if __name__ == "__main__":

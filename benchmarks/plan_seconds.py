@@ -1,11 +1,13 @@
 """What a user waits for: CPU seconds of `autoshard plan` from a model to the package, and how near its bound is.
 
-python benchmarks/plan_seconds.py [--only NAME] [--write]
+python -m benchmarks.plan_seconds [--only NAME] [--next] [--write]
 
 Each command is a process of its own, of modules that are compiled as pip does when it installs, with an empty cache.
 What `plan` takes beyond what `trace` takes too, the start up to a capture and the captures of the model, is told by
 their own clocks of CPU seconds (beyond_capture.py): the difference of two commands would tell how loaded the machine
-was. --write puts the table into benchmarks/README.md. The UNet needs diffusers.
+was. With --next it is measured what the next plan of a graph takes, with another memory limit or level: the first one
+finds an empty cache and fills it; that of the model, its capture included, has a cache of its own. The UNet needs
+diffusers.
 """
 
 from __future__ import annotations
@@ -13,13 +15,10 @@ from __future__ import annotations
 import compileall
 import json
 import resource
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.ir import graph_json, plan_json
@@ -31,7 +30,7 @@ from benchmarks import harness
 from benchmarks.harness import GPT2, LLAMA, LLAMA_8B, ROOT
 
 HARDWARE = "h100-80g-sxm"
-OTHERS = str(ROOT / "benchmarks/wide_models.py")
+OTHERS = str(ROOT / "benchmarks/sized_models.py")
 # name, model, its arguments, mesh, the most CPU seconds beyond `autoshard trace` where that is said
 Row = tuple[str, str, dict[str, int], str, float | None]
 ROWS: tuple[Row, ...] = (
@@ -53,9 +52,9 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def timed(*words: str, cache: str = "off") -> tuple[float, str]:
-    """CPU seconds of an autoshard command, and what it printed. `cache`: the folder of what searches found."""
-    return _timed(("-m", "autoshard", *words), cache)
+NEXT = (("--memory-limit", "70GiB"), ("--level", "0"), ("--level", "1"))
+HEADER = ("model", "mesh", "trace s", "plan s", "beyond s", "bar s", "step ms", "bound ms", "gap", "waits for")
+NEXT_HEADER = ("model", "mesh", "first of the model s", "of the graph s", *(f"`{' '.join(words)}`" for words in NEXT))
 
 
 def clocked(*words: str) -> tuple[float, dict[str, float]]:
@@ -63,16 +62,17 @@ def clocked(*words: str) -> tuple[float, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "seconds.json"
         script = str(ROOT / "benchmarks" / "beyond_capture.py")
-        whole, _ = _timed((script, str(told), *words), str(Path(folder) / "cache"))
+        whole = timed(script, str(told), *words, cache=str(Path(folder) / "cache"))
         known: dict[str, float] = json.loads(told.read_text(encoding="utf-8"))
     return whole, known
 
 
-def _timed(arguments: Sequence[str], cache: str) -> tuple[float, str]:
+def timed(*words: str, cache: str = "off") -> float:
+    """CPU seconds of a fresh interpreter. `cache`: the folder of what searches found."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    printed = harness.fresh(*arguments, cache=cache)
+    harness.fresh(*words, cache=cache)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, printed
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def line(folder: Path, traced: float, start: float, asked: Sequence[str], row: Row) -> str:
@@ -95,39 +95,46 @@ def reason(plan: Plan, path: Path) -> str:
     return waits(simulate(lower(plan, graph), graph, load_hardware(HARDWARE)))
 
 
+def asked(row: Row) -> list[str]:
+    """The model as a command has it."""
+    given = [f"{key}={value}" for key, value in row[2].items()]
+    return [row[1], *(["--with", *given] if given else []), "--precision", "bf16-mixed"]
+
+
 def lines(rows: Iterable[Row]) -> Iterator[str]:
     """A model is traced once."""
-    for (model, given), same in groupby(rows, lambda row: (row[1], row[2])):
+    for words, same in groupby(rows, asked):
         with tempfile.TemporaryDirectory() as folder:
-            with_ = ["--with", *(f"{key}={value}" for key, value in given.items())] if given else []
-            asked = [model, *with_, "--precision", "bf16-mixed"]
-            traced, known = clocked("trace", *asked, "-o", str(Path(folder) / "graph.json"))
-            yield from (line(Path(folder), traced, known["start"], asked, row) for row in same)
+            traced, known = clocked("trace", *words, "-o", str(Path(folder) / "graph.json"))
+            yield from (line(Path(folder), traced, known["start"], words, row) for row in same)
+
+
+def next_lines(rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        with tempfile.TemporaryDirectory() as folder:
+            graph, out, cache, another = (f"{folder}/{name}" for name in ("graph.json", "out", "cache", "another"))
+            command = ("-m", "autoshard", "plan")
+            rest = ["--mesh", row[3], "--hardware", HARDWARE, "--out", out, "--json"]
+            timed("-m", "autoshard", "trace", *asked(row), "-o", graph)
+            whole = timed(*command, *asked(row), *rest, cache=another)
+            first = timed(*command, graph, *rest, cache=cache)
+            others = [timed(*command, graph, *rest, *other, cache=cache) for other in NEXT]
+        parts = (f"{seconds:.1f} ({seconds / whole:.0%}, {seconds / first:.0%})" for seconds in others)
+        yield harness.cells(row[0], row[3].replace(",", " "), f"{whole:.1f}", f"{first:.1f}", *parts)
 
 
 def main() -> None:
     parser = harness.options(__doc__, [name for name, *_ in ROWS])
+    parser.add_argument("--next", action="store_true", help="the next plans of each graph")
     arguments = parser.parse_args()
     compileall.compile_dir(ROOT / "autoshard", quiet=1)
-    found = []
-    for own in lines(row for row in ROWS if not arguments.only or row[0] in arguments.only):
-        found.append(own)
-        print(own, flush=True)
-    text = harness.section("plan_seconds", "The whole command", [
-        "CPU seconds of one thread: `autoshard trace MODEL`, and `autoshard plan MODEL` to the written package, with",
-        "an empty cache; autoshard's modules are compiled beforehand, as pip does when it installs. *beyond*: of the",
-        "latter, by its own clock, all but what `trace` takes up to its capture (Python's start, imports) and the",
-        "captures of the model (as it is, and again at other sizes).",
-        f"Profile {HARDWARE}, bf16-mixed, load average {harness.load()} at the end, which adds to them.",
-        "*bar*: the most that *beyond* should be. The step is simulated; no plan's step is below *bound*.",
-        "Where the gap is more than 5 %, what the step waits for in turn: no resource of the bound holds all of that.",
-        "",
-        "| model | mesh | trace s | plan s | beyond s | bar s | step ms | bound ms | gap | waits for |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
-        *found,
-    ])  # fmt: skip
+    rows = [row for row in ROWS if not arguments.only or row[0] in arguments.only]
+    if arguments.next:
+        name, found = "second_plan", harness.table(NEXT_HEADER, next_lines(rows))
+    else:
+        name, found = "plan_seconds", harness.table(HEADER, lines(rows))
     if arguments.write:
-        harness.put(text)
+        harness.put(name, [harness.machine(), "", *found])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Faults drawn by seed over runtime, package, emission, lowering, rules and costs: is each one caught?
 
-    python benchmarks/planted_faults.py --seed 1 --count 100
+    python -m benchmarks.planted_faults --seed 1 --count 100
 
 Each fault is run, in processes of its own, against the verification of a few small plans (lock-step; costs change no
 program, so not for these; rules come to it last), and against each file of quick tests near its own, until one fails.
@@ -32,12 +32,11 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from autoshard.text.tables import table  # noqa: E402
-from benchmarks.mutants import Mutant, mutants  # noqa: E402
-from benchmarks.near_tests import BEFORE, BY_PROCESSES, NEAR  # noqa: E402
-from docs.folders import order  # noqa: E402
+from autoshard.text.tables import table
+from benchmarks.harness import ROOT
+from benchmarks.mutants import Mutant, mutants
+from benchmarks.near_tests import BEFORE, BY_PROCESSES, NEAR
+from docs.folders import order
 
 CODE = ROOT / "autoshard"
 ROOMS = (

@@ -1,7 +1,7 @@
 """A step of GPT-2 in a program of one's own, by `parallelize` and by `shard`, compared with the emitted package's.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/program_overhead.py --mesh tp=2
-    torchrun --standalone --nproc-per-node 2 benchmarks/program_overhead.py --mesh dp=2 --strategy fsdp
+    torchrun --standalone --nproc-per-node 2 -m benchmarks.program_overhead --mesh tp=2
+    torchrun --standalone --nproc-per-node 2 -m benchmarks.program_overhead --mesh dp=2 --strategy fsdp
 
 In the same processes, taking turns, forward, backward and AdamW; all three from the same mesh and profile. Medians of
 rank 0; processor time is that of the whole process. All of them return the loss alone.
@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import autoshard
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import harness
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.state_bytes import STATE_BYTES
 from autoshard.estimate.step import parameter_count
 from autoshard.estimate.transformer import FP8_FSDP, Schedule, TrainingRun, Transformer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.steps import EAGER, VOCABULARY, Row, host_of, predicted
+from benchmarks.steps import EAGER, GIB, VOCABULARY, Row, host_of, predict, predicted, step_table
 
 # Korthikanti et al. 2022 (arXiv:2205.05198), table 5: layers, hidden, heads, PP, interleave, micro-batch, batch,
 # seconds with full recomputation, seconds with sequence parallelism and selective recomputation. TP 8, DP 1, A100-80GB.
@@ -68,52 +65,28 @@ def megatron_rows() -> list[Row]:
 
 def scaling(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
-    hardware = load_hardware("a100-80g-sxm")
-    lines = [
-        "## Weak scaling of Megatron-LM",
-        "",
-        "Narayanan et al. 2021, table 1 (A100-80GB, full recomputation), nothing fitted on them.",
-        "",
-        "| model | devices | measured s | predicted s | error |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for name, row in scaling_rows():
-        made, seconds = predicted(row.model, row.run, hardware, host_of(hardware)).step_seconds, row.measured_seconds
-        lines.append(f"| {name} | {row.run.devices} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
-    return lines
+    return _with_profile(scaling_rows())
 
 
 def megatron(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
+    return _with_profile(selective_rows())
+
+
+def _with_profile(rows: list[tuple[str, Row]]) -> list[str]:
     hardware = load_hardware("a100-80g-sxm")
-    lines = [
-        "## Training steps of Megatron-LM's models",
-        "",
-        "Korthikanti et al. 2022, table 5 (A100-80GB, TP 8), nothing fitted on them.",
-        "",
-        "| run | measured s | predicted s | error |",
-        "|---|--:|--:|--:|",
-    ]
-    for name, row in selective_rows():
-        made, seconds = predicted(row.model, row.run, hardware, host_of(hardware)).step_seconds, row.measured_seconds
-        lines.append(f"| {name} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
-    return lines
+    return step_table(rows, predict([row for _, row in rows], hardware, host_of(hardware)))
 
 
 # The same, figure 1: GiB of weights, gradients and optimizer; of activations, nothing computed again; of activations
 # with sequence parallelism and selective recomputation.
 FIGURE_1 = {"22B": (45.5625, 59.25, 9.5625), "530B": (31.64, 114.02, 23.08)}
-GIB = 2**30
 
 
 def memory(data: Path) -> list[str]:
     """Published bytes of a device (the paper's arithmetic, not measured); states are a mean over stages."""
     hardware = load_hardware("a100-80g-sxm")
     lines = [
-        "## Memory of Megatron-LM's models",
-        "",
-        "Korthikanti et al. 2022, figure 1, GiB on a device (A100, TP 8).",
-        "",
         "| model | what | published | predicted | error |",
         "|---|---|--:|--:|--:|",
     ]
@@ -149,14 +122,6 @@ def reserved_by_allocator(data: Path) -> list[str]:
     """Nothing fitted."""
     hardware = load_hardware("h100-80g-sxm")
     lines = [
-        "## Memory that was reserved",
-        "",
-        "torchtitan's Llama 3.1 on H100 with full recomputation, GiB on a device, as it trains: FSDP's mixed",
-        "precision with linear layers in float8, float32 shards gathered in bf16, one block ahead, logits cast to",
-        "float32 (`--precision fp8-fsdp --software fsdp --fp32-loss`). The runs were compiled, which is not",
-        "described in memory, and report what the allocator had reserved: predicted are what is allocated, and what",
-        "the caching allocator takes for it.",
-        "",
         "| run | measured | predicted, allocated | predicted, reserved | error |",
         "|---|--:|--:|--:|--:|",
     ]
@@ -190,11 +155,6 @@ WITHIN_A_NODE = (
 def within_a_node(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
     lines = [
-        "## Tensor parallelism in one node",
-        "",
-        "Megatron-LM's tables of 2020 (fp16, full recomputation), nothing fitted on them. The V100s are a DGX-2's,",
-        "predicted as a DGX-1V's; products and attention were never measured on V100.",
-        "",
         "| run | measured ms | predicted ms | error |",
         "|---|--:|--:|--:|",
     ]
@@ -206,4 +166,10 @@ def within_a_node(data: Path) -> list[str]:
     return lines
 
 
-TABLES = (scaling, megatron, within_a_node, memory, reserved_by_allocator)
+TABLES = {
+    "Weak scaling of Megatron-LM": scaling,
+    "Training steps of Megatron-LM's models": megatron,
+    "Tensor parallelism in one node": within_a_node,
+    "Memory of Megatron-LM's models": memory,
+    "Memory that was reserved": reserved_by_allocator,
+}

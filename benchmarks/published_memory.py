@@ -1,4 +1,4 @@
-"""Published runs that ran must fit: `python benchmarks/published_memory.py --data DIR`.
+"""Published runs that ran must fit: `python -m benchmarks.published_memory --data DIR`.
 
 Every row of every table of measured steps, its bytes as `autoshard estimate` has them beside what the device's profile
 lets be used. Exit status 1 where a row that ran is refused.
@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.stage_memory import StageMemory
 from autoshard.estimate.step_bound import fullest, program_of
 from autoshard.estimate.transformer import TrainingRun, Transformer, check
 from benchmarks import bloom_steps, cluster_steps, float8_steps, fsdp_runs, fsdp_steps, published, recipe_steps, steps
-from benchmarks.named_rows import NamedRow
+from benchmarks.steps import NamedRow
 
 Run = tuple[str, Transformer, TrainingRun, Hardware]
 

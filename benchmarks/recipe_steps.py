@@ -8,18 +8,15 @@ launch scripts are of 1.0.RC3 on Ascend 910B.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.transformer import FP8_FSDP, Schedule, TrainingRun, Transformer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.cluster_steps import ASCEND_SOFTWARE, CORE
 from benchmarks.measurements import read
-from benchmarks.named_rows import NamedRow
+from benchmarks.steps import NamedRow
 
 MACHINES = {"h100": "h100-80g-sxm", "b200": "b200-180g-sxm"}
 DGXC, RC3 = "dgxc 25.04.01", "MindSpeed-LLM 1.0.RC3"

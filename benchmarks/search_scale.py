@@ -1,48 +1,41 @@
 """How long the search takes on large models: seconds of each part, from strategies to plan, capture excluded.
 
-python benchmarks/search_scale.py [--repeat 3] [--only gpt2-96] [--write]
+python -m benchmarks.search_scale [--repeat 3] [--only gpt2-96] [--write]
 
 Each run is a process of its own, so that nothing is remembered from the one before; the table holds medians of CPU
-seconds (one thread). --write puts it into benchmarks/README.md.
+seconds (one thread). Exit code 1 where a row takes longer than its limit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import harness
 
 HARDWARE = "a100-80g-sxm"
-PAIRS, LLAMA = (str(harness.ROOT / "benchmarks" / name) for name in ("encoder_decoders.py", "llama.py:llama"))
+OTHERS = str(harness.ROOT / "benchmarks/sized_models.py")
+WIDE = {"hidden": 2048, "inner": 5632, "heads_of_keys": 4, "sequence": 1024, "batch": 64}
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
-    "gpt2-96": (harness.GPT2, {"n_layer": 96, "batch": 256, "sequence": 1024}),
-    "gpt2-960": (harness.GPT2, {"n_layer": 960, "batch": 256, "sequence": 1024}),
-    "whisper": (f"{PAIRS}:whisper", {}),
-    "t5": (f"{PAIRS}:t5", {}),
-    "llama-8": (LLAMA, {"layers": 8}),
-    "llama-32": (LLAMA, {"layers": 32}),
+    "gpt2-96": (harness.GPT2, {"n_layer": 96, "batch": 1024, "sequence": 1024}),
+    "gpt2-960": (harness.GPT2, {"n_layer": 960, "batch": 1024, "sequence": 1024}),
+    "whisper": (f"{OTHERS}:whisper", {}),
+    "t5": (f"{OTHERS}:t5", {"batch": 64, "labels": 128}),
+    "llama-8": (harness.LLAMA, {**WIDE, "layers": 8}),
+    "llama-32": (harness.LLAMA, {**WIDE, "layers": 32}),
 }
 ROWS = (  # model, mesh, the most seconds from strategies to plan
     ("gpt2-96", "dp=8,tp=8", 1.0),
     ("gpt2-960", "dp=8,tp=8", None),
+    ("gpt2-96", "dp=512,tp=8", None),
     ("gpt2-96", "dp=4,sp=8,tp=8", 10.0),
     ("gpt2-960", "dp=4,sp=8,tp=8", None),
-    ("whisper", "dp=2,tp=4", 60.0),
-    ("whisper", "dp=8,tp=8", 60.0),
-    ("t5", "dp=2,tp=4", 60.0),
-    ("t5", "dp=8,tp=8", 60.0),
-    ("llama-8", "dp=2,tp=4", 60.0),
-    ("llama-8", "dp=8,tp=8", 60.0),
-    ("llama-32", "dp=2,tp=4", 60.0),
-    ("llama-32", "dp=8,tp=8", 60.0),
+    *((model, mesh, 60.0) for model in ("whisper", "t5", "llama-8", "llama-32") for mesh in ("dp=2,tp=4", "dp=8,tp=8")),
 )
 MOST_SIMULATED = 10_000  # operators
 PARTS = ("strategies", "formulate", "solve", "plan")
@@ -124,33 +117,19 @@ def width(problem: Any) -> int:
     return widest
 
 
+HEADER = ("model", "mesh", "nodes", "choices", "most", "width", *PARTS, "sum", "limit", "gap", "lower", "simulate")
+
+
 def line(model: str, mesh: str, limit: float | None, found: dict[str, Any]) -> str:
     seconds = found["seconds"]
-    total = sum(seconds[part] for part in PARTS)
-    cells = [model, mesh.replace(",", " "), f"{found['nodes']}", f"{found['choices']}", f"{found['most']}"]
-    cells += [f"{found['width']}", *(f"{seconds[part]:.2f}" for part in PARTS), f"{total:.2f}"]
-    cells += [f"{limit:.0f}" if limit else "", f"{100 * found['gap']:.2g} %"]
-    cells += [f"{seconds[part]:.2f}" if part in seconds else "" for part in ("lower", "simulate")]
-    return harness.cells(*cells)
+    cells = [model, mesh.replace(",", " "), *(found[key] for key in ("nodes", "choices", "most", "width"))]
+    cells += [*(f"{seconds[part]:.2f}" for part in PARTS), f"{taken(found):.2f}", f"{limit:.0f}" if limit else ""]
+    after = (f"{seconds[part]:.2f}" if part in seconds else "" for part in ("lower", "simulate"))
+    return harness.cells(*cells, f"{100 * found['gap']:.2g} %", *after)
 
 
-def section(lines: list[str], ratios: list[str], repeat: int) -> str:
-    runs = "one fresh process a row" if repeat == 1 else f"medians of {repeat} fresh processes"
-    heads = ["model", "mesh", "nodes", "choices", "most", "width", *PARTS, "sum", "limit", "gap", "lower", "simulate"]
-    return harness.section("search_scale", "The search on large models", [
-        "From strategies to plan, every strategy that the table offers, no memory limit; capture excluded. CPU seconds",
-        f"of one thread, {runs}; {platform.machine()}, profile {HARDWARE}, load average",
-        f"{harness.load()} at the end. gpt2-96, gpt2-960: Hugging Face GPT-2 with that many layers, batch 256,",
-        "sequence 1024; T5-base and Whisper small from configuration, batch 64; llama-8, llama-32: Llama with",
-        "that many layers, 2048 wide, 16 heads, 4 of keys and values, batch 64. *most*: choices of one node. *width*:",
-        "of the strategy graph, by min-fill. *gap*: proven. *lower* and *simulate* come after the plan.",
-        "",
-        harness.cells(*heads),
-        "|---|---|" + "--:|" * (len(heads) - 2),
-        *lines,
-        "",
-        *ratios,
-    ])  # fmt: skip
+def taken(found: dict[str, Any]) -> float:
+    return float(sum(found["seconds"][part] for part in PARTS))
 
 
 def growth(results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
@@ -173,22 +152,22 @@ def main() -> int:
         print(json.dumps(measure(*arguments.measure)))
         return 0
     results: dict[tuple[str, str], dict[str, Any]] = {}
-    lines: list[str] = []
     missed = False
-    with harness.kept(arguments.graphs) as folder:
+
+    def lines(folder: Path) -> Iterator[str]:
+        nonlocal missed
         for model, mesh, limit in ROWS:
-            if arguments.only and model not in arguments.only:
-                continue
-            graph = harness.captured(folder, model, *MODELS[model])
-            found = harness.medians(__file__, arguments.repeat, str(graph), mesh)
-            results[model, mesh] = found
-            lines.append(line(model, mesh, limit, found))
-            missed |= limit is not None and sum(found["seconds"][part] for part in PARTS) > limit
-            print(lines[-1], flush=True)
-    text = section(lines, growth(results), arguments.repeat)
-    print(text)
+            if not arguments.only or model in arguments.only:
+                graph = harness.captured(folder, model, *MODELS[model])
+                results[model, mesh] = found = harness.medians("search_scale", arguments.repeat, str(graph), mesh)
+                missed |= limit is not None and taken(found) > limit
+                yield line(model, mesh, limit, found)
+
+    with harness.kept(arguments.graphs) as folder:
+        table = harness.table(HEADER, lines(folder))
     if arguments.write:
-        harness.put(text)
+        conditions = f"Medians of {arguments.repeat}; {harness.machine()}"
+        harness.put("search_scale", [conditions, "", *table, "", *growth(results)])
     return int(missed)
 
 

@@ -1,6 +1,6 @@
 """Whole steps on few devices: the searched plan against every plan of the space, each simulated.
 
-python benchmarks/small_steps.py [--devices 4] [--write]      (--write puts the table into benchmarks/README.md)
+python -m benchmarks.small_steps [--devices 4] [--write]
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from autoshard.cluster.hardware import Hardware, load_hardware  # noqa: E402
-from autoshard.graph_capture.capture import capture  # noqa: E402
-from autoshard.ir.graph import Graph  # noqa: E402
-from autoshard.joint.blocks.block_line import block_line  # noqa: E402
-from autoshard.joint.front_store import FrontStore, measured_replicas  # noqa: E402
-from autoshard.joint.joint_search import joint_search  # noqa: E402
-from autoshard.joint.outer_space import OuterSpace, outer_choices  # noqa: E402
-from autoshard.joint.step_costs import StepProblem  # noqa: E402
-from autoshard.simulation.step_timeline import simulate_step  # noqa: E402
-from autoshard.solvers.stages.stage_brute_force import every_plan  # noqa: E402
-from benchmarks import harness  # noqa: E402
+from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
+from autoshard.joint.blocks.block_line import block_line
+from autoshard.joint.front_store import FrontStore, measured_replicas
+from autoshard.joint.joint_search import joint_search
+from autoshard.joint.outer_space import OuterSpace, outer_choices
+from autoshard.joint.step_costs import StepProblem
+from autoshard.simulation.step_timeline import simulate_step
+from benchmarks import harness
+from tests.stage_brute_force import every_plan
 
 PROFILE = "a100-80g-sxm"
 ALLOWED = 1.005  # of the best step
@@ -83,38 +79,33 @@ def row(case: Case) -> tuple[str, bool]:
     seconds = time.process_time() - begun
     fitting = [own for own, peak in every_step(space, graph, hardware) if peak <= capacity]
     ratio, bound = found.best.seconds / min(fitting), found.bound_seconds / min(fitting)
-    text = (
-        f"| {case.title}, batch {case.batch} | {case.devices} | {case.room:.0%} | {len(fitting):,} | {seconds:.1f} s | "
-        f"{found.best.problem.choice} | {found.best.seconds * 1e3:.3f} ms | {ratio - 1:.2%} | {1 - bound:.2%} |"
-    )
+    text = harness.cells(
+        f"{case.title}, batch {case.batch}", case.devices, f"{case.room:.0%}", f"{len(fitting):,}", f"{seconds:.1f} s",
+        found.best.problem.choice, f"{found.best.seconds * 1e3:.3f} ms", f"{ratio - 1:.2%}", f"{1 - bound:.2%}",
+    )  # fmt: skip
     return text, 1 - 1e-9 <= ratio <= ALLOWED and bound <= 1 + 1e-9
 
 
-def section(rows: list[str]) -> str:
-    return harness.section("small_steps", "Whole steps against every plan", [
-        "Small GPT-2s of 128 tokens, bf16-mixed, " + PROFILE + ": every outer choice with every cut and every point of",
-        "its fronts simulated by the costs of blocks. *memory*: of what the fastest step needs. *above*: the searched",
-        "step above the best that fits. *bound*: how far the search's bound is below that.",
-        "",
-        "| model | devices | memory | plans that fit | search | chosen | step | above | bound |",
-        "|---|--:|--:|--:|--:|---|--:|--:|--:|",
-        *rows,
-    ])  # fmt: skip
+HEADER = ("model", "devices", "memory", "plans that fit", "search", "chosen", "step", "above", "bound")
 
 
 def main() -> int:
     parser = harness.options(__doc__)
     parser.add_argument("--devices", type=int, help="cases of so many devices alone")
     options = parser.parse_args()
-    rows, good = [], True
-    for case in CASES:
-        if options.devices in (None, case.devices):
-            text, near = row(case)
-            rows.append(text)
-            good &= near
-            print(text, flush=True)
+    good = True
+
+    def rows() -> Iterator[str]:
+        nonlocal good
+        for case in CASES:
+            if options.devices in (None, case.devices):
+                text, near = row(case)
+                good &= near
+                yield text
+
+    lines = harness.table(HEADER, rows(), 1)
     if options.write:
-        harness.put(section(rows))
+        harness.put("small_steps", [harness.machine(), "", *lines])
     return int(not good)
 
 

@@ -1,6 +1,6 @@
 """Bands of whole steps, from published steps that nothing was fitted to.
 
-    python benchmarks/step_bands.py --data DIR [--write]
+    python -m benchmarks.step_bands --data DIR [--write]
 
 Steps are sorted by kind (device generation, style, software, one node or many, calibrated or not). A kind has a band
 where steps of two releases or frameworks were measured, and neighbouring kinds one together. It is judged on what it
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import style_of
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps.software import priced_as
 from autoshard.whole_steps.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
-from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, named_rows, published, recipe_steps, steps
+from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, published, recipe_steps, steps
 
 # Half-widths of one release: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are
 # exponential), but no wider than what this share of the next errors stays within, whatever their distribution (a rank
@@ -123,8 +121,8 @@ def _named(data: Path) -> Iterator[StepCase]:
     yield from _at(there, ["Megatron-Core, SimuMax 1.2"] * len(there), calibrated=True)
 
 
-def _at(rows: Sequence[named_rows.NamedRow], releases: Sequence[str], calibrated: bool = False) -> Iterator[StepCase]:
-    for row, release, seconds in zip(rows, releases, named_rows.seconds_of(rows), strict=True):
+def _at(rows: Sequence[steps.NamedRow], releases: Sequence[str], calibrated: bool = False) -> Iterator[StepCase]:
+    for row, release, seconds in zip(rows, releases, steps.seconds_of(rows), strict=True):
         yield _case(row, release, float(seconds), row.hardware, calibrated)
 
 
@@ -232,20 +230,6 @@ def tables(data: Path) -> list[str]:
     found = cases(data)
     bands, kinds = made(found), judged(found)
     lines = [
-        "## Bands of whole steps",
-        "",
-        "What a prediction shows as its band, by kind of step. For one release of a framework a half-width is",
-        f"{SPREAD} times the mean error of its steps, within which five of six lie if they are normal or exponential,",
-        f"or the rank of their errors within which {SHARE:.1%} of the next lie, where that is less. A kind has a band",
-        f"where there are {FEW} steps of two releases or frameworks: the rank of its releases' widths within which",
-        f"{LOW:.0%} of the next lie, the largest where they are few; those with fewer than {FEW} steps have the width",
-        "of all of its steps. Any other kind has its neighbours' band, if that is narrower than of no step: of the",
-        "same software on other devices, or of the same devices with other software; one without neighbours says that",
-        f"none was measured, and has ±{UNMEASURED:.0%}. *Inside*: each release's steps in the band that all other",
-        "releases make, of its neighbours where its kind is left without, and *width* the mean of those. *No other*:",
-        "steps for which other releases make no band at all. Errors are measured / predicted - 1; steps that a rate",
-        "was fitted to are in no band.",
-        "",
         "| device | style | rates | nodes | calibrated | steps | releases | band | inside, release held out | width | "
         "mean error | no other | holds |",
         "|---|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
@@ -299,7 +283,9 @@ def text(bands: Mapping[StepKind, MadeBand]) -> str:
     return "\n".join([*lines, ""])
 
 
-TABLES = (tables,)
+TABLES = {
+    "Bands of whole steps": tables,
+}
 
 
 def main() -> None:

@@ -6,9 +6,8 @@ operator, and of idling per layer) are fitted to 20 runs drawn by seed, ten time
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,11 +22,10 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, model_flops
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measurements import read
 
 Floats = NDArray[np.float64]
+GIB = 2**30
 VOCABULARY = 51_200  # of Megatron's runs: GPT-2's, padded
 DRAWS, CALIBRATION_RUNS = 10, 20
 FITTED_WIDTH = 1024
@@ -44,6 +42,16 @@ class Row:
     run: TrainingRun
     measured_seconds: float
     workload: tuple[object, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class NamedRow(Row):
+    """`name`: of the model; `hardware`: what it is predicted with; `memory_gb`: what was reported, NaN where
+    nothing."""
+
+    name: str
+    hardware: Hardware
+    memory_gb: float = float("nan")
 
 
 WORDS = 50_257  # of GPT-2; the single-node runs share them without padding, and leave out what is over
@@ -79,6 +87,15 @@ def single_rows(data: Path) -> list[Row]:
 @lru_cache(maxsize=65536)
 def predicted(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host) -> Estimate:
     return estimate(model, run, hardware, host)
+
+
+def predicted_of(row: NamedRow) -> Estimate:
+    """With the host of its profile or software."""
+    return predicted(row.model, row.run, row.hardware, host_of(row.hardware, row.run.software))
+
+
+def seconds_of(rows: Sequence[NamedRow]) -> Floats:
+    return np.array([predicted_of(row).step_seconds for row in rows])
 
 
 def predict(rows: Sequence[Row], hardware: Hardware, host: Host) -> Floats:
@@ -162,6 +179,15 @@ def calibrated(rows: Sequence[Row], hardware: Hardware, seed: int) -> Draw:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
+def step_table(rows: Iterable[tuple[str, Row]], seconds: Iterable[float]) -> list[str]:
+    """Of each row its name, devices, seconds and error."""
+    lines = ["| model | devices | measured s | predicted s | error |", "|---|--:|--:|--:|--:|"]
+    for (name, row), made in zip(rows, seconds, strict=True):
+        real = row.measured_seconds
+        lines.append(f"| {name} | {row.run.devices} | {real:.2f} | {made:.2f} | {made / real - 1:+.1%} |")
+    return lines
+
+
 def percent(values: Floats) -> str:
     return f"{np.abs(values).mean():.1%} / {np.median(np.abs(values)):.1%} / {values.mean():+.1%}"
 
@@ -190,16 +216,6 @@ def multi_node(data: Path) -> list[str]:
     hardware, rows = load_hardware("a100-80g-sxm-4hdr"), vtrain(data / "vtrain_a100_multi_node.csv")
     host = draws_of(data)[0].host
     lines = [
-        "## Training steps on 64 to 512 A100",
-        "",
-        "vTrain's measured Megatron steps (3.6 and 39.1 billion parameters, full recomputation, 1F1B), all of",
-        "them. Nothing",
-        "is fitted on them: the device's constants are those of the tables above, the host's of 20",
-        "single-node runs, of the",
-        "profile, or of half of the single-node models (`--software megatron`). Every split that was measured",
-        "is a candidate;",
-        "there are two workloads only, so that order says little here.",
-        "",
         HEADER.format("64 to 512 A100"),
         RULE,
     ]
@@ -223,12 +239,6 @@ def pipelines(data: Path) -> list[str]:
     own = [i for i, row in enumerate(rows) if row.model.hidden == widest]
     real, unit = measured(rows), np.array([layer_seconds(row, 1.0) for row in rows])
     lines = [
-        "## Where the order is lost",
-        "",
-        "The 39.1B rows of the table above. A step of 1F1B has micro-batches + PP - 1 slots; so its seconds give the",
-        "milliseconds of a device for a layer and a sequence (times TP: all devices that share the layer). More TP",
-        "communicates more, in smaller kernels: this should grow with TP, and vary little otherwise.",
-        "",
         "| TP | rows | device ms, measured | predicted | error: mean, median, bias | rank correlation |",
         "|--:|--:|--:|--:|---|--:|",
     ]
@@ -281,14 +291,6 @@ def single_node(data: Path) -> list[str]:
     others = with_software([row for row in rows if not is_fitted(row)], "megatron")
     preset = predict(others, hardware, host_of(hardware, "megatron"))
     return [
-        "## Training steps on 2 to 8 A100",
-        "",
-        "vTrain's Megatron steps on one node, all of them. *20 runs*: two numbers of the host are fitted to",
-        f"{CALIBRATION_RUNS} runs drawn by seed, {DRAWS} times; errors and order are means over what a draw",
-        f"has not seen. *--software megatron*: the same two, fitted to models {FITTED_WIDTH} wide, judged on the",
-        "others. *Profile*: the host as shipped, nothing fitted: small kernels wait for a host that is nine times",
-        "slower than that.",
-        "",
         HEADER.format("2 to 8 A100"),
         RULE,
         _line("autoshard, host of 20 runs", held[0], np.concatenate(each), single_node_ranking(data)),
@@ -444,13 +446,8 @@ def with_software(rows: Sequence[Row], software: str) -> list[Row]:
     return [replace(row, run=replace(row.run, software=software)) for row in rows]
 
 
-TABLES = (multi_node, pipelines, single_node)
-
-
-def main(arguments: Sequence[str]) -> None:
-    for table in TABLES:
-        print("\n".join([*table(Path(arguments[0])), ""]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+TABLES = {
+    "Training steps on 64 to 512 A100": multi_node,
+    "Where the order is lost": pipelines,
+    "Training steps on 2 to 8 A100": single_node,
+}

@@ -1,4 +1,4 @@
-"""Predictions beside published measurements: `python benchmarks/validate.py --data DIR [--write]`.
+"""Predictions beside published measurements: `python -m benchmarks.validate --data DIR [--write]`.
 
 Prints the tables of docs/validation.md; `--write` puts them there. Reads DIR, copies nothing of it. One function for
 each table: it takes the folder and gives lines of markdown.
@@ -7,7 +7,7 @@ each table: it takes the folder and gives lines of markdown.
 from __future__ import annotations
 
 import argparse
-import sys
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
 from autoshard.calibrate.fitted_models import GROUPS
 from autoshard.calibrate.least_squares import take
@@ -28,7 +27,6 @@ from benchmarks import ascend_910c, cluster_steps, float8_steps, fsdp_runs, fsdp
 from benchmarks import measurements as m
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
-BEGIN, END = "<!-- validate: written by the command above -->", "<!-- validate end -->"
 CONSTANT_EFFICIENCY = 0.5  # of the peak: the baseline of kernels
 LINK_EFFICIENCY = 0.8  # of the datasheet's bandwidth: the baseline of collectives
 BANDS = (("below 1 MiB", 0.0, 2.0**20), ("1 to 16 MiB", 2.0**20, 2.0**24 + 1), ("above 16 MiB", 2.0**24 + 1, np.inf))
@@ -92,8 +90,7 @@ def products(data: Path) -> list[str]:
         parts = [("all", size_m > 0), ("m < 1024", size_m < 1024), ("m >= 1024", size_m >= 1024)]
         traffic = rows["item_bytes"] * (size_m * k + k * n + size_m * n)
         found += _kernel_rows(device, held, rows, 2 * size_m * n * k, traffic, parts)
-    text = "Products of bf16 matrices, m x k by k x n; half of the weight shapes (n, k) held out in each draw."
-    return ["## Matrix products", "", text, "", *table(KERNEL_HEADER, found)]
+    return table(KERNEL_HEADER, found)
 
 
 def attention(data: Path) -> list[str]:
@@ -107,11 +104,7 @@ def attention(data: Path) -> list[str]:
         traffic = rows["item_bytes"] * batch * length * head * 2 * (heads + rows["kv_heads"])
         parts = [("all", length > 0), ("s < 2048", length < 2048), ("s >= 2048", length >= 2048)]
         found += _kernel_rows(device, held, rows, 2 * batch * heads * length**2 * head, traffic, parts)
-    text = (
-        "Causal flash-attention in bf16, forward, without a window; half of the rows held out in each draw. The "
-        "backward was not measured in the same tables: its rate relative to the forward's is a median of SimuMax's."
-    )
-    return ["## Attention", "", text, "", *table(KERNEL_HEADER, found)]
+    return table(KERNEL_HEADER, found)
 
 
 LAYOUTS = {"TN": ("forward", ""), "NN": ("gradient of the input", "dgrad"), "NT": ("gradient of the weight", "wgrad")}
@@ -136,13 +129,8 @@ def backward_products(data: Path) -> list[str]:
                 errors.append(predicted / (flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12)) - 1)
             own = np.array(errors)
             found.append([f"{device.upper()}, another host", name, str(len(own)), signed(own), absolute(own)])
-    text = (
-        "Training-size products in the layouts of a forward and a backward, on an A100 PCIe and on a B200 of another "
-        "host (SimuMax). Nothing was fitted to them but two ratios, from the A100: how fast each product of a backward "
-        "is relative to the forward's. That B200 runs at half of its peak: calibrate yours (`autoshard calibrate`)."
-    )
     header = ("device", "product", "rows", "signed", "absolute")
-    return ["## Products of a backward, other hosts", "", text, "", *table(header, found)]
+    return table(header, found)
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
@@ -183,11 +171,7 @@ def collectives(data: Path) -> list[str]:
         everything.append((errors, base, rows["bytes"][places], rows["bytes"]))
     whole = [np.concatenate(parts) for parts in zip(*everything, strict=True)]
     found.append(["**all**", "**all**", *_bands(whole[0], whole[1], whole[2], whole[3])])
-    text = (
-        "NCCL on 2 and 8 GPUs of a node, 512 B to 512 MiB by factors of four; of the sizes between, 15 % held out in "
-        "each draw (what is left can be 16 times apart). Baseline: bytes over 0.8 of the datasheet's bandwidth."
-    )
-    return ["## Collectives in a node", "", text, "", *table(COLLECTIVE_HEADER, found)]
+    return table(COLLECTIVE_HEADER, found)
 
 
 def other_host(data: Path) -> list[str]:
@@ -203,11 +187,7 @@ def other_host(data: Path) -> list[str]:
         bands = _bands(errors, base, own["bytes"], own["bytes"])
         found.append(["A100, another server", f"all-reduce of {int(members)}", *bands[3:]])
     header = (*COLLECTIVE_HEADER[:2], *COLLECTIVE_HEADER[5:])
-    text = (
-        "All-reduces of vTrain's A100 server, 1 MiB to 1 GiB. Nothing was fitted to them: the constants are those of "
-        "the server above, whose launches are faster."
-    )
-    return ["## The same GPU in another server", "", text, "", *table(header, found)]
+    return table(header, found)
 
 
 def link_graph(data: Path) -> list[str]:
@@ -235,31 +215,41 @@ def link_graph(data: Path) -> list[str]:
         )  # fmt: skip
     header = ("GPUs", "links, from the graph", "links, measured", "at least 400 MB: signed", "absolute",
               "one bandwidth for all groups", "1 MiB to 1 GiB: absolute")  # fmt: skip
-    text = (
-        "V100s in the hybrid cube mesh of a DGX-1V, all-reduces of vTrain's table. The constants were fitted to groups "
-        "of 8 alone; what other groups reach comes from the graph of the links. Baseline: one bandwidth for all groups."
-    )
-    return ["## Bandwidth from the graph of the links", "", text, "", *table(header, found)]
+    return table(header, found)
 
 
-TABLES: tuple[Callable[[Path], list[str]], ...] = (
-    products, backward_products, attention, collectives, other_host, link_graph, *steps.TABLES, *fsdp_steps.TABLES,
-    *cluster_steps.TABLES, *ascend_910c.TABLES, *fsdp_runs.TABLES, *float8_steps.TABLES,
-    *published.TABLES, *step_bands.TABLES,
-)  # fmt: skip
+TABLES: dict[str, Callable[[Path], list[str]]] = {
+    "Matrix products": products,
+    "Products of a backward, other hosts": backward_products,
+    "Attention": attention,
+    "Collectives in a node": collectives,
+    "The same GPU in another server": other_host,
+    "Bandwidth from the graph of the links": link_graph,
+    **steps.TABLES,
+    **fsdp_steps.TABLES,
+    **cluster_steps.TABLES,
+    **ascend_910c.TABLES,
+    **fsdp_runs.TABLES,
+    **float8_steps.TABLES,
+    **published.TABLES,
+    **step_bands.TABLES,
+}
 
 
-def page(text: str, data: Path) -> str:
-    """`text` with the tables between the marks written anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    lines = [line for make in TABLES for line in (*reflowed(make(data)), "")]
-    return "\n".join([before + BEGIN, *lines, END + after])
+def page(text: str, data: Path, only: Sequence[str] = ()) -> str:
+    """`text` with everything from the first table of each of these sections to the next heading written again."""
+    for title, make in TABLES.items():
+        if not only or title in only:
+            place = rf"(\n## {re.escape(title)}\n[^#|]*\n)\|[^#]*"
+            made = "\n".join([*reflowed(make(data)), "", ""])
+            text, count = re.subn(place, lambda found, made=made: found[1] + made, text)
+            assert count == 1, title
+    return text
 
 
 def reflowed(lines: Sequence[str]) -> Iterator[str]:
-    """Sentences in lines of one width; headings and tables as they are."""
-    for plain, found in groupby(lines, lambda line: bool(line) and line[0] not in "#|"):
+    """Sentences in lines of one width; tables as they are."""
+    for plain, found in groupby(lines, lambda line: bool(line) and line[0] != "|"):
         own = list(found)
         yield from textwrap.wrap(" ".join(own), WIDTH, break_on_hyphens=False) if plain else own
 
@@ -267,13 +257,14 @@ def reflowed(lines: Sequence[str]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder of measurements")
+    parser.add_argument("--only", action="append", default=[], choices=TABLES, help="a section")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/validation.md")
     options = parser.parse_args()
-    made = page(PAGE.read_text(encoding="utf-8"), options.data)
+    made = page(PAGE.read_text(encoding="utf-8"), options.data, options.only)
     if options.write:
         PAGE.write_text(made, encoding="utf-8")
     else:
-        print(made.partition(BEGIN)[2].partition(END)[0])
+        print(made)
 
 
 if __name__ == "__main__":

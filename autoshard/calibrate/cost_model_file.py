@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from autoshard.cluster.profile_schema import CONSTANTS
-from autoshard.system.files import write_text
 
 HEADER = """\
 # Constants of the cost formulas for {name} (the formulas are in autoshard/costs/),
@@ -77,16 +75,3 @@ def figure_text(entry: Entry) -> str:
     value = f'"{entry.value}"' if isinstance(entry.value, str) else repr(entry.value)
     source = entry.source.replace("\\", "\\\\").replace('"', '\\"')
     return f'{{ value = {value}, kind = "{entry.kind}", source = "{source}" }}'
-
-
-def write_costmodel(
-    path: Path,
-    name: str,
-    note: str,
-    error: str,
-    date: str,
-    entries: Sequence[Entry],
-    calibration: str = "fitted",
-    dtypes: str = "",
-) -> None:
-    write_text(path, costmodel_text(name, note, error, date, entries, calibration, dtypes))

@@ -26,7 +26,6 @@ COMMUNICATION = (  # a collective by what its kernel or its work on a CPU thread
     (re.compile(r"send|recv", re.I), "send_receive"),
 )
 _COLLECTIVE = re.compile(r"^(nccl|gloo:|hccl|hcom_)", re.I)
-_ISSUED = "c10d::"
 
 
 @dataclass(frozen=True)

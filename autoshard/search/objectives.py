@@ -113,7 +113,7 @@ def _ratio_problem(formulation: Formulation) -> Problem:
 def lean_plans(formulation: Formulation) -> LeanPlans:
     """Plans of little memory, and the bound on it; made once for a formulation."""
     if formulation not in _LEAN:
-        _LEAN[formulation] = LeanPlans(formulation.problem, roughly=True)
+        _LEAN[formulation] = LeanPlans(formulation.problem)
     return _LEAN[formulation]
 
 

@@ -19,17 +19,17 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.infeasibility import none_fits, refuse_if_short
+from autoshard.solvers.common.infeasibility import none_fits
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.system.garbage import seldom_searched
+from benchmarks.contest.asplos_format import refuse_if_short
 from benchmarks.contest.core_problem import Core, core
 from benchmarks.contest.dual_ascent import Ascent, Round
 from benchmarks.contest.narrow_moves import NarrowMoves
 from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch
 from benchmarks.contest.neighbourhood_search import polished
 from benchmarks.contest.node_choices import cheapest
-from benchmarks.contest.quadratise import pairwise
 from benchmarks.contest.reduced_problem import section
 from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
 from benchmarks.contest.tree_moves import Forests
@@ -86,9 +86,8 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
     """
     problem = state.problem
     refuse_if_short(problem)
-    pairs = pairwise(problem)
-    run = _PairwiseSearch(core(pairs, problem), clock, seed)
-    run.offer(None if state.choice is None else run.core.lowered(pairs, state.choice))
+    run = _PairwiseSearch(core(problem), clock, seed)
+    run.offer(None if state.choice is None else run.core.lowered(state.choice))
     try:
         with seldom_searched():
             run.run()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError, InvalidFileError
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
-from autoshard.solvers.common.infeasibility import refuse_if_short
-from benchmarks.contest.quadratise import Pairwise, pairwise
+from autoshard.solvers.common.infeasibility import least, short
+from autoshard.solvers.common.result import none_within
 
 FORBIDDEN = 10**18
 _NO_BYTES = ((0, 0),)
@@ -45,14 +44,11 @@ def read(path: str | Path) -> Problem:
     return problem
 
 
-def write(problem: Problem, path: str | Path, name: str = "autoshard") -> None:
-    """Any Problem, gzipped where the name ends in .gz. The nodes come first; see `quadratise.py` for the extra ones."""
-    pairs = pairwise(problem)
-    text = json.dumps({"problem": _content(pairs, name)}, separators=(",", ":"), allow_nan=False).encode()
-    target = Path(path)
-    part = target.with_name(target.name + ".part")
-    part.write_bytes(gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
-    os.replace(part, target)
+def refuse_if_short(problem: Problem) -> None:
+    """Raises InfeasibleError where the smallest sizes alone are above the capacity at some time."""
+    found = least(problem)
+    if none_within(found.bytes, problem.capacity_bytes):
+        raise short(problem, found.bytes - problem.capacity_bytes)
 
 
 class _Reader:
@@ -174,36 +170,3 @@ def _over(table: Floats, members: Sequence[int], distinct: Sequence[int]) -> Flo
     index = {n: i for i, n in enumerate(distinct)}
     letters = "".join(chr(ord("a") + index[n]) for n in members)
     return np.asarray(np.einsum(f"{letters}->{''.join(sorted(set(letters)))}", table))
-
-
-def _content(pairs: Pairwise, name: str) -> dict[str, Any]:
-    listed: dict[int, list[Any]] = {}
-    for cost in pairs.costs:
-        if id(cost) not in listed:
-            listed[id(cost)] = _numbers(cost.reshape(-1))
-    return {
-        "name": name,
-        "nodes": {
-            "intervals": pairs.spans.tolist(),
-            "costs": [_numbers(own) for own in pairs.unary],
-            "usages": [_numbers(usage) for usage in pairs.usage],
-        },
-        "edges": {"nodes": [list(pair) for pair in pairs.pairs], "costs": [listed[id(cost)] for cost in pairs.costs]},
-        "usage_limit": _number(pairs.capacity) if math.isfinite(pairs.capacity) else _most(pairs),
-    }
-
-
-def _numbers(array: Floats) -> list[Any]:
-    return [_number(x) for x in array.tolist()]
-
-
-def _number(x: float) -> int | float:
-    """Whole numbers without a point, infinite ones as the contest writes them."""
-    if math.isinf(x):
-        return FORBIDDEN
-    return int(x) if x.is_integer() else x
-
-
-def _most(pairs: Pairwise) -> int:
-    """A limit that nothing reaches, in place of none."""
-    return math.ceil(sum(float(usage.max(initial=0.0)) for usage in pairs.usage))

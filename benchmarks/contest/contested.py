@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from autoshard.errors import UserError
 from autoshard.ir.problem import Problem
 from autoshard.solvers import Clock, Options, audited, solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import PartialClock
-from benchmarks.contest import anytime, quadratise
+from benchmarks.contest import anytime
 
+_LARGE = 500  # nodes: below, elimination is tried at once
 _TRIAL = 0.03  # of the time, for exact elimination where contraction leaves much
 
 
 def contested(problem: Problem, clock: Clock) -> Solution:
     """Exact elimination where a small part of the time is enough for it, else the search of this folder."""
-    if not quadratise.suits(problem):
+    if not suits(problem):
         try:
             found = solve(problem, "dp", Options(clock=PartialClock(_TRIAL * clock.left, whole=clock)))
         except UserError:
@@ -23,3 +26,14 @@ def contested(problem: Problem, clock: Clock) -> Solution:
             return found
     found = anytime.solve(problem, clock)
     return audited(problem, found.choice, found, clock.cut)
+
+
+def suits(problem: Problem) -> bool:
+    """Whether contraction will make a large problem small: most of its values are fenced."""
+    if len(problem.nodes) < _LARGE:
+        return False
+    known: dict[int, bool] = {}
+    for value in problem.values:
+        if id(value.seconds) not in known:
+            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
+    return sum(known[id(value.seconds)] for value in problem.values) > len(problem.values) / 8

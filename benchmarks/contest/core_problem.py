@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, memory
+from autoshard.ir.problem import Floats, Integers, Problem, Value, memory
 from autoshard.solvers.common.infeasibility import none_fits
 from benchmarks.contest.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
-from benchmarks.contest.quadratise import Pairwise, extended
 from benchmarks.contest.reduced_problem import Inner, Items, packed
 
 _SURE = 1e-9  # of the capacity: an overflow that no rounding of sums explains
@@ -26,8 +25,7 @@ _ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums 
 
 @dataclass(frozen=True, eq=False)
 class Core(Inner):
-    """`way`: from the choices of `graph` to those of the pairwise problem, whose first nodes are those of `problem`:
-    the one of `first`, and then that of `second`."""
+    """`way`: from the choices of `graph` to those of `problem`: the one of `first`, and then that of `second`."""
 
     way: Contracted
     problem: Problem
@@ -43,14 +41,14 @@ class Core(Inner):
         return bool(memory(self.problem, self.lifted(choice)).max(initial=0.0) <= self.problem.capacity_bytes)
 
     def lifted(self, choice: Integers) -> tuple[int, ...]:
-        return self.way.lifted(choice.tolist())[: len(self.problem.nodes)]
+        return self.way.lifted(choice.tolist())
 
-    def lowered(self, pairs: Pairwise, choice: Sequence[int]) -> Integers | None:
+    def lowered(self, choice: Sequence[int]) -> Integers | None:
         """The choices of the core that stand for a plan of the problem, or for one that is no worse; None where
         contraction left them out."""
         first = self.first
         free = [np.ones(len(own), bool) for own in first.graph.unary]
-        for of, owner, s in zip(first.maps, first.owner.tolist(), extended(pairs, choice), strict=True):
+        for of, owner, s in zip(first.maps, first.owner.tolist(), choice, strict=True):
             if owner >= 0:
                 free[owner] &= of == s
             elif of[0] != s:
@@ -61,19 +59,33 @@ class Core(Inner):
         return np.array([int(place[0]) for place in places], np.int64) if all(map(len, places)) else None
 
 
-def core(pairs: Pairwise, problem: Problem) -> Core:
-    """`pairs` are those of `problem`. Raises InfeasibleError where a node has no allowed choice, or none that fits."""
+def core(problem: Problem) -> Core:
+    """Of a problem whose values have one reader each, and no bytes. Raises InfeasibleError where a node has no allowed
+    choice, or none that fits."""
+    known: dict[tuple[object, ...], Floats] = {}
+    pairs = [(value.producer, *value.consumers) for value in problem.values]
     try:
-        first = contracted(pairs.unary, pairs.pairs, pairs.costs)
+        costs = [_matrix(value, known) for value in problem.values]
+        first = contracted([node.seconds for node in problem.nodes], pairs, costs)
     except NodeWithoutChoice as error:
-        name = pairs.names[error.node]
+        name = problem.nodes[error.node].name
         raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
     try:
-        second = _folded(first.graph, _items(pairs, first))
+        second = _folded(first.graph, _items(problem, first))
     except NodeWithoutChoice:
         raise none_fits(problem, True) from None
     way = first.further(second)
-    return Core(way.graph, _items(pairs, way), way, problem, first, second)
+    return Core(way.graph, _items(problem, way), way, problem, first, second)
+
+
+def _matrix(value: Value, known: dict[tuple[object, ...], Floats]) -> Floats:
+    """Seconds for every choice of the producer and of the reader; equal ones are one object."""
+    (target,) = value.targets
+    key = (id(value.seconds), value.source.tobytes(), target.tobytes())
+    if key not in known:
+        assert not value.bytes.any(), f"{value.name} has bytes of its own"
+        known[key] = np.ascontiguousarray(value.seconds[value.source][:, target])
+    return known[key]
 
 
 def _folded(graph: PairGraph, items: Items) -> Contracted:
@@ -91,14 +103,14 @@ def _counting(items: Items) -> NDArray[np.bool_]:
     return flags
 
 
-def _items(pairs: Pairwise, way: Contracted) -> Items:
-    spans, times = _condensed(pairs.spans)
+def _items(problem: Problem, way: Contracted) -> Items:
+    spans, times = _condensed(np.array([node.interval for node in problem.nodes], np.int64).reshape(-1, 2))
     change = np.zeros(times + 1)
     found: list[tuple[int, int, int, Floats]] = []
-    for (low, high), usage, owner, of in zip(spans.tolist(), pairs.usage, way.owner.tolist(), way.maps, strict=True):
+    for (low, high), node, owner, of in zip(spans.tolist(), problem.nodes, way.owner.tolist(), way.maps, strict=True):
         if low >= high:
             continue
-        size = usage[of]
+        size = node.bytes[of]
         least = float(size.min())
         if least:
             change[low] += least
@@ -106,7 +118,7 @@ def _items(pairs: Pairwise, way: Contracted) -> Items:
         if owner >= 0 and float(size.max()) > least:
             found.append((owner, low, high, size - least))
     ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
-    return packed(_joined(found), np.cumsum(change)[:-1], pairs.capacity, ends)
+    return packed(_joined(found), np.cumsum(change)[:-1], problem.capacity_bytes, ends)
 
 
 def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:

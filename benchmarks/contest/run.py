@@ -14,10 +14,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import resource
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from autoshard.errors import UserError
 from autoshard.ir.problem import memory, objective
@@ -27,15 +28,19 @@ from benchmarks import harness
 from benchmarks.contest import asplos_format
 from benchmarks.contest.contested import contested
 
-TITLE, COMMAND = (
-    "The ASPLOS 2025 contest on intra-operator parallelism",
-    "python -m benchmarks.contest.run FOLDER --write",
-)
 HEADER = (
-    "| instance | nodes | choices | edges | cost | / published | bound | gap proved | wall s | CPU s | GiB |\n"
-    "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    "instance",
+    "nodes",
+    "choices",
+    "edges",
+    "cost",
+    "/ published",
+    "bound",
+    "gap proved",
+    "wall s",
+    "CPU s",
+    "GiB",
 )
-
 _SPARE = 2.0  # seconds for writing the answer down and checking it
 
 
@@ -59,7 +64,7 @@ def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, so
     taken = time.perf_counter() - wall
     assert found.objective == objective(problem, found.choice), "the cost is not that of the choices"
     assert memory(problem, found.choice).max() <= problem.capacity_bytes, "the plan does not fit"
-    cells = (
+    return harness.cells(
         name,
         f"{len(problem.nodes):,}",
         f"{sum(len(node.seconds) for node in problem.nodes):,}",
@@ -70,22 +75,17 @@ def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, so
         f"{found.objective / found.lower_bound - 1:.2%}" if found.lower_bound > 0 else "none",
         f"{taken:.1f}",
         f"{time.process_time():.1f}",
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}",
+        f"{harness.peak_gib():.2f}",
     )
-    return harness.cells(*cells)
 
 
-def report(
-    path: Path, name: str, best: float | None, seconds: float, cpu: bool, solver: str, back: Connection | None = None
-) -> None:
+def report(back: Connection, *given: Any) -> None:
     """The body of a process."""
     try:
-        line = row(path, name, best, seconds, cpu, solver)
+        line = row(*given)
     except UserError as error:
-        line = f"| {name} | {error.message} |"
-    print(line, flush=True)
-    if back is not None:
-        back.send(line)
+        line = f"| {given[1]} | {error.message} |"
+    back.send(line)
 
 
 def main() -> None:
@@ -104,24 +104,21 @@ def main() -> None:
     unknown = [name for name in names if name not in paths]
     if unknown:
         parser.error(f"no instance {', '.join(unknown)} in {arguments.folder}: there are {', '.join(paths) or 'none'}")
-    head = (
-        f"At most {arguments.seconds:g} s of {'CPU' if arguments.cpu else 'wall'} time each, reading included; "
-        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the start."
-    )
-    print(f"{head}\n\n{HEADER}", flush=True)
     fresh = multiprocessing.get_context("spawn")
-    rows = []
-    for name in names:
-        here, there = fresh.Pipe(duplex=False)
-        given = (paths[name], name, best.get(name), arguments.seconds, arguments.cpu, arguments.solver, there)
-        process = fresh.Process(target=report, args=given)
-        process.start()
-        process.join()
-        if here.poll():
-            rows.append(here.recv())
+
+    def rows() -> Iterator[str]:
+        for name in names:
+            here, there = fresh.Pipe(duplex=False)
+            given = (paths[name], name, best.get(name), arguments.seconds, arguments.cpu, arguments.solver)
+            process = fresh.Process(target=report, args=(there, *given))
+            process.start()
+            process.join()
+            yield here.recv() if here.poll() else f"| {name} | ended with {process.exitcode} |"
+
+    lines = harness.table(HEADER, rows(), 1)
     if arguments.write:
-        text = [head, "", *HEADER.splitlines(), *rows]
-        harness.put(harness.section("contest", TITLE, text, COMMAND))
+        limit = f"At most {arguments.seconds:g} s of {'CPU' if arguments.cpu else 'wall'} time each, reading included"
+        harness.put("contest", [f"{limit}; {harness.machine()}", "", *lines])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@ own samples of its operators."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -196,13 +194,11 @@ def test_dims_are_made_positive_where_it_is_known_in_which_tensor_they_count() -
 
 
 @pytest.mark.slow
-def test_a_part_of_torchs_own_samples_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python benchmarks/operators.py` runs all of them."""
+def test_a_part_of_torchs_own_samples_by_seed() -> None:
+    """`python -m benchmarks.operators` runs all of them."""
     pytest.importorskip("expecttest", reason="torch's samples need it")
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    import operators
+    from benchmarks import operators
 
     found = list(operators.ends(operators.chosen(count=25, seed=7), limit=2))
     assert not [end for end in found if end.end in operators.BAD]
     assert sum(end.end == "same" for end in found) >= 15
-    sys.modules.pop("operators")

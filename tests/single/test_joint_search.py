@@ -47,12 +47,12 @@ from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import StagePlan
 from autoshard.text.step_rows import step_cells
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
+from tests.stage_brute_force import every_plan
 
 GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"
 

@@ -1,4 +1,4 @@
-"""A corrupted rule fails its proof. The whole table: `python benchmarks/mutations.py`."""
+"""A corrupted rule fails its proof. The whole table: `python -m benchmarks.mutations`."""
 
 from __future__ import annotations
 

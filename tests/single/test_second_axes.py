@@ -30,12 +30,12 @@ from autoshard.joint.step_request_space import searched_step
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.whole_steps.shared_sequences import LEAST_TOKENS, shared_sequences
 from tests.slow import slow
+from tests.stage_brute_force import every_plan
 
 ROOT = Path(__file__).resolve().parents[2]
-MIXTRAL = f"{ROOT / 'benchmarks/wide_models.py'}:mixtral"
+MIXTRAL = f"{ROOT / 'benchmarks/sized_models.py'}:mixtral"
 SMALL = f"{ROOT / 'tests/small_models.py'}:mixtral"
 
 

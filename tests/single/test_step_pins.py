@@ -44,10 +44,10 @@ from autoshard.rules.resize.rebatch import batch_dims, rebatched
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.verification import verify_package
 from tests.single.test_joint_search import GPT2, gpt2, hardware, space, wide
 from tests.slow import quick, slow
+from tests.stage_brute_force import every_plan
 
 MODELS = Path(__file__).parents[1] / "models"
 ONE = "transformer.h.1.mlp.c_fc=Shard(2)@tp"  # of three layers

@@ -13,7 +13,7 @@ from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_rest import rest_of
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.solvers.stages.stage_brute_force import every_plan
+from tests.stage_brute_force import every_plan
 from tests.tiny.test_stage_rooms import LINE, problem
 
 SILENT = lambda text: None  # noqa: E731

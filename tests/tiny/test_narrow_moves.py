@@ -20,7 +20,6 @@ from benchmarks.contest.narrow_search import NarrowSearch
 from benchmarks.contest.node_choices import either
 from benchmarks.contest.node_costs import NodeCosts
 from benchmarks.contest.presolve import PairGraph
-from benchmarks.contest.quadratise import pairwise
 from benchmarks.contest.reduced_problem import Inner, packed
 from benchmarks.contest.tree_moves import Forests, TreeMove
 
@@ -243,7 +242,7 @@ def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
     monkeypatch.setattr(anytime, "_LAST", 86)
     problem, _ = limited(5)
     now = [0.0]
-    run = anytime._PairwiseSearch(core(pairwise(problem), problem), Clock(1000.0, timer=lambda: now[0]), 0)
+    run = anytime._PairwiseSearch(core(problem), Clock(1000.0, timer=lambda: now[0]), 0)
     step, rounds, polished = run.ascent.step, list[Round](), list[tuple[float, Integers]]()
 
     def counted() -> Round:
@@ -270,7 +269,7 @@ def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
 def test_small_cores_have_more_moves_in_a_row(nodes: int, moves: int) -> None:
     """A move over few nodes takes next to nothing beside the steps around it."""
     problem, _ = limited(5)
-    run = anytime._PairwiseSearch(core(pairwise(problem), problem), Clock(), 0)
+    run = anytime._PairwiseSearch(core(problem), Clock(), 0)
     run.best, made = np.zeros(nodes, np.int64), list[bool]()
     run.narrow.fit = lambda *_: made.append(True)  # type: ignore[method-assign]
     run.narrow.mix = run.narrow.fit  # type: ignore[assignment, method-assign]

@@ -29,11 +29,12 @@ from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
 from autoshard.solvers import solve
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, Solution, fits
-from autoshard.solvers.common.solver_options import Clock, Computing, Looks, Options
+from autoshard.solvers.common.solver_options import Clock, Computing, Options
 from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
 from autoshard.text.plan_summary import certificate_rows
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
+from tests.looks import Looks
 from tests.slow import slow
 
 # --- certificates ---

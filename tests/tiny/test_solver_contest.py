@@ -18,14 +18,14 @@ from autoshard.errors import InfeasibleError, InvalidFileError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import solve
 from autoshard.solvers.common.result import Solution
-from autoshard.solvers.common.solver_options import Clock, Looks
+from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.heuristics import brute_force
-from benchmarks.contest import anytime, asplos_format, quadratise, tree_moves
-from benchmarks.contest.contested import contested
+from benchmarks.contest import anytime, asplos_format, tree_moves
+from benchmarks.contest.contested import contested, suits
 from benchmarks.contest.core_problem import core
 from benchmarks.contest.dual_ascent import Ascent
-from benchmarks.contest.quadratise import extended, pairwise
 from benchmarks.contest.tree_moves import Forests
+from tests.looks import Looks
 from tests.random_problems import limited, random_problem
 
 pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard
@@ -76,7 +76,8 @@ def fenced(seed: int) -> Problem:
     rng = np.random.default_rng(seed)
     problem = random_problem(seed, most_nodes=7, forbid=float(rng.choice([0.0, 0.3, 0.6])))
     keep = [
-        replace(v, consumers=v.consumers[:1], targets=v.targets[:1], intervals=v.intervals[:1]) for v in problem.values
+        replace(v, consumers=v.consumers[:1], targets=v.targets[:1], intervals=((0, 0),), bytes=0.0 * v.bytes)
+        for v in problem.values
     ]
     return replace(problem, values=tuple(keep))
 
@@ -88,36 +89,6 @@ def test_the_example(tmp_path: Path, name: str) -> None:
     assert objective(problem, choice) == 285 + 130
     assert memory(problem, choice).tolist() == [0] * 3 + [10] + [35] + [55, 55] + [20] * 4 + [45] + [25] * 2 + [15]
     assert anytime.solve(problem, Clock()).objective == brute(problem).objective  # type: ignore[union-attr]
-
-
-@given(SEEDS)
-@settings(max_examples=150, deadline=None)
-def test_written_and_read_again(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    """Every plan costs the same, uses the same memory, and the optimum is the same."""
-    problem = limited(random_problem(seed), seed)
-    path = tmp_path_factory.getbasetemp() / "round.json.gz"
-    asplos_format.write(problem, path)
-    try:
-        again = asplos_format.read(path)
-    except InfeasibleError:
-        assert brute(problem) is None
-        return
-    rng = np.random.default_rng(seed)
-    pairs = pairwise(problem)
-    for _ in range(5):
-        choice = [int(rng.integers(len(node.seconds))) for node in problem.nodes]
-        full = extended(pairs, choice)
-        expected = objective(problem, choice)
-        assert math.isclose(objective(again, full), expected, rel_tol=1e-12) or math.isinf(expected)
-        if math.isfinite(expected):
-            wide = np.zeros(max(again.horizon, problem.horizon))
-            wide[: again.horizon] = memory(again, full)
-            assert np.allclose(wide[: problem.horizon], memory(problem, choice))
-    asplos_format.write(again, path)
-    twice = asplos_format.read(path)
-    assert [n.seconds.tolist() for n in twice.nodes] == [n.seconds.tolist() for n in again.nodes]
-    assert [v.seconds.tolist() for v in twice.values] == [v.seconds.tolist() for v in again.values]
-    assert (twice.capacity_bytes, twice.horizon) == (again.capacity_bytes, again.horizon)
 
 
 @given(SEEDS)
@@ -194,9 +165,8 @@ def test_a_limit_below_any_use_names_what_is_alive(tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 def test_contraction_keeps_the_plans_their_costs_and_their_memory(seed: int) -> None:
     problem = fenced(seed)
-    pairs = pairwise(problem)
     try:
-        found = core(pairs, problem)
+        found = core(problem)
     except InfeasibleError:
         assert brute(problem) is None
         return
@@ -214,10 +184,10 @@ def test_contraction_keeps_the_plans_their_costs_and_their_memory(seed: int) -> 
     assert math.prod(sizes) > 5000 or math.isclose(best, exact.objective if exact else math.inf, rel_tol=1e-12)
 
 
-@given(SEEDS, st.booleans())
+@given(SEEDS)
 @settings(max_examples=250, deadline=None)
-def test_the_search_is_exact_on_small_problems(seed: int, shared: bool) -> None:
-    problem = limited(random_problem(seed) if shared else fenced(seed), seed)
+def test_the_search_is_exact_on_small_problems(seed: int) -> None:
+    problem = limited(fenced(seed), seed)
     expected = brute(problem)
     try:
         found = anytime.solve(problem, Clock(), seed=seed)
@@ -246,11 +216,11 @@ def test_a_limit_in_fractions_is_that_of_the_plan_which_fills_it(seed: int) -> N
 @given(SEEDS)
 @settings(max_examples=150, deadline=None)
 def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
-    problem = limited(random_problem(seed), seed)
+    problem = limited(fenced(seed), seed)
     expected = brute(problem)
     if expected is None:
         return
-    climb = Ascent(core(pairwise(problem), problem))
+    climb = Ascent(core(problem))
     for _ in range(15):
         assert climb.step().bound <= expected.objective * (1 + 1e-9) + 1e-9
 
@@ -260,7 +230,7 @@ def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
 def test_a_forest_is_solved_exactly(seed: int) -> None:
     problem = fenced(seed)
     try:
-        small = core(pairwise(problem), problem)
+        small = core(problem)
     except InfeasibleError:
         return
     rng = np.random.default_rng(seed)
@@ -330,8 +300,8 @@ def test_ctrl_c_gives_the_best_so_far() -> None:
 
 
 def test_large_fenced_problems_are_searched_by_contraction() -> None:
-    assert quadratise.suits(network(80))
-    assert not quadratise.suits(network(8)), "small: elimination is exact"
+    assert suits(network(80))
+    assert not suits(network(8)), "small: elimination is exact"
 
 
 def test_nothing_fits_names_what_is_alive() -> None:
@@ -351,12 +321,11 @@ def test_a_core_under_a_limit_holds_a_best_plan(seed: int, part: float) -> None:
     problem = replace(
         whole,
         nodes=tuple(replace(node, bytes=node.bytes * part) for node in whole.nodes),
-        values=tuple(replace(value, bytes=value.bytes * part) for value in whole.values),
         capacity_bytes=whole.capacity_bytes * part,
     )
-    expected, pairs = brute(problem), pairwise(problem)
+    expected = brute(problem)
     try:
-        found = core(pairs, problem)
+        found = core(problem)
     except InfeasibleError as error:
         assert expected is None and error.proven
         return
@@ -370,7 +339,7 @@ def test_a_core_under_a_limit_holds_a_best_plan(seed: int, part: float) -> None:
             )
     assert math.isclose(best, math.inf if expected is None else expected.objective, rel_tol=1e-9)
     if expected is not None:
-        lowered = found.lowered(pairs, expected.choice)
+        lowered = found.lowered(expected.choice)
         assert lowered is not None and found.fits(lowered)
         assert found.cost(lowered) <= expected.objective * (1 + 1e-9)
 
@@ -387,12 +356,12 @@ def test_nodes_whose_bytes_never_count_are_folded() -> None:
         "edge", 1, (2,), np.arange(2), (np.arange(2),), np.array([[0.0, 5.0], [3.0, 4.0]]), np.zeros(2), ((0, 0),)
     )
     problem = Problem(own, (edge,), capacity_bytes=10.0, horizon=3)
-    assert core(pairwise(problem), problem).way.left.tolist() == [0, 1]  # 8 + 2 fill it, 3 + 4 do not
+    assert core(problem).way.left.tolist() == [0, 1]  # 8 + 2 fill it, 3 + 4 do not
     problem = replace(problem, capacity_bytes=10.5)
-    found = core(pairwise(problem), problem)
+    found = core(problem)
     assert [found.way.left.tolist(), found.graph.constant] == [[], 2.0 + 7.0 + 4.0]
     problem = replace(problem, capacity_bytes=6.0, nodes=(replace(own[0], bytes=np.array([0.0, 3.0])), *own[1:]))
-    found = core(pairwise(problem), problem)
+    found = core(problem)
     assert [found.way.left.tolist(), found.graph.constant] == [[2, 3], 2.0]
     assert found.graph.unary[0].tolist() == [7.0 + 1.0, 3.0 + 4.0]
     assert found.lifted(np.array([1, 0])) == (1, 1, 1, 0)

@@ -101,7 +101,7 @@ def test_a_small_budget_still_finds_good_plans() -> None:
 STYLES = st.sampled_from(["product", "gates", "sets"])
 
 
-@given(SEEDS, STYLES, st.sampled_from(["size", "left", "fill"]), st.sampled_from([1, 8, 1e9]))
+@given(SEEDS, STYLES, st.sampled_from(["size", "left"]), st.sampled_from([1, 8, 1e9]))
 @settings(max_examples=600)
 def test_every_encoding_and_order_is_exact_or_says_so(
     seed: int, style: Style, key: elimination_order.Key, limit: float

@@ -16,7 +16,7 @@ from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import portfolio, solve
 from autoshard.solvers.common.result import OPTIMAL
 from autoshard.solvers.elimination import min_plus
-from autoshard.solvers.elimination.block_doubling import solve_short
+from autoshard.solvers.elimination.block_doubling import _begun, _finished
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import _Comparisons, finite, reduce
@@ -113,7 +113,9 @@ def test_folded_is_unfolded(seed: int, blocks: int, forbid: float, rounds: int) 
         return
     assert len(short.problem.nodes) < len(problem.nodes)
     try:
-        found = solve_short(sum_, short, contents, BUDGET)
+        begun = _begun(sum_, short, contents, BUDGET)
+        assert begun is not None
+        found = _finished(begun, BUDGET)
     except InfeasibleError:
         assert math.isinf(expected)
         return
@@ -151,7 +153,9 @@ def test_folded_is_unfolded_under_prices_of_memory(seed: int, blocks: int, at: l
     short = shortened(sum_, contents, rounds)
     if short is None:
         return
-    found = solve_short(sum_, short, contents, BUDGET)
+    begun = _begun(sum_, short, contents, BUDGET)
+    assert begun is not None
+    found = _finished(begun, BUDGET)
     assert found is not None
     assert math.isclose(found.value, plainly(problem, prices), rel_tol=1e-9, abs_tol=1e-9)
     true = objective(problem, found.choice) + float(prices @ memory(problem, found.choice))

@@ -17,7 +17,7 @@ from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import portfolio, solve
 from autoshard.solvers.common.clock import OutOfTime, Pace, attempt, check, watched
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.solver_options import Clock, Looks, Options, PartialClock
+from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
@@ -26,6 +26,7 @@ from autoshard.solvers.relax import pruned_start, reader_terms, wide_choices
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.trws_layouts import Beliefs
+from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
 from tests.tiny.test_solver_fold import repeated
 

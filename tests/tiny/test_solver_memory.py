@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Node, Problem, Value, memory, objective
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import portfolio
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.local_search import (
     Aim,
-    Choice,
     descend,
     footprints,
     line,
@@ -28,16 +27,17 @@ from autoshard.solvers.common.local_search import (
     options,
 )
 from autoshard.solvers.common.result import peak
-from autoshard.solvers.common.solver_options import Clock, Looks
+from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.heuristics import brute_force
 from autoshard.solvers.relax import lean_plans, memory_columns
 from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
-from autoshard.solvers.relax.memory_columns import column_of, condensed, memory_dual
+from autoshard.solvers.relax.memory_columns import column_of, condensed
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
+from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -153,28 +153,6 @@ def test_times_that_need_as_much_are_not_priced_one_after_the_other(monkeypatch:
     assert lean.bound == pytest.approx(21.0, rel=1e-9) and len(lean.columns) <= 5
     monkeypatch.setattr(memory_columns, "_BARE_ROUNDS", 100)
     assert len(LeanPlans(peaks_in_turn(12)).columns) > 10
-
-
-def test_where_rounds_take_much_work_one_plan_stands_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is one, whatever plan that is, and little below that of all rounds."""
-    monkeypatch.setattr(memory_columns, "_MUCH_WORK", -1)
-    asked, gaps = list[float](), list[float]()
-    for seed in range(300):
-        problem = condensed(random_problem(seed, most_nodes=5, forbid=0.0))
-        choices = every(problem)
-        rng = np.random.default_rng(seed)
-
-        def some(prices: Floats, choices: list[Choice] = choices, rng: np.random.Generator = rng) -> Choice:
-            asked.append(float(prices.sum()))
-            return choices[int(rng.integers(len(choices)))]
-
-        first = column_of(problem, choices[0])
-        rough, whole = (memory_dual(problem, first, 10**8, quick) for quick in (some, None))
-        assert rough.bound <= whole.bound * (1 + 1e-9) <= min(peak(problem, c) for c in choices) * (1 + 2e-9)
-        assert rough.multipliers.sum() == pytest.approx(float(rough.bound > 0)) and len(rough.columns) <= 5
-        gaps.append(1 - rough.bound / whole.bound if whole.bound else 0.0)
-    assert asked == pytest.approx([1.0] * len(asked)) and 5 < len(asked) < 300
-    assert np.mean(gaps) < 0.05
 
 
 def test_the_plan_to_start_from_is_the_least_of_what_costs_nothing() -> None:

@@ -16,10 +16,9 @@ from autoshard.solvers import Clock, Options, portfolio
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
 from autoshard.solvers.common.seen_plans import SeenPlans
-from autoshard.solvers.common.solver_options import Looks
 from autoshard.solvers.relax import hub_relaxation, pruned_start, wide_choices
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from benchmarks.contest import quadratise
+from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
 
 FIRST = 12  # limits that are tried one by one; then each is 1.4 times the last
@@ -116,12 +115,6 @@ def test_nor_where_messages_choose(monkeypatch: pytest.MonkeyPatch, seed: int) -
     only_few_choices(monkeypatch)
     problem = list(problems(seed + 1))[-1]
     judged_at_every_look(problem, "auto")
-
-
-def test_nor_where_large_problems_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quadratise, "suits", lambda problem: True)
-    for problem in problems(12):
-        judged_at_every_look(problem, "dp")
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

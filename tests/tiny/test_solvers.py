@@ -19,7 +19,7 @@ from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.heuristics import bisection, brute_force
 from autoshard.solvers.heuristics.propagation import Conflict, propagate
-from autoshard.solvers.heuristics.random_plans import cover, forced, random_choice
+from autoshard.solvers.heuristics.random_plans import forced, random_choice
 from tests.random_problems import limited, random_problem
 from tests.tiny.test_solver_dp import blocks, chain
 
@@ -118,7 +118,7 @@ def test_pins_hold_in_every_solver(solver: str, seed: int) -> None:
     assert found.status != "optimal" or math.isclose(found.objective, best, rel_tol=1e-9, abs_tol=1e-9)
 
 
-# --- seeded random choices are valid, differ, repeat, and together reach everything that can be reached ---
+# --- seeded random choices are valid, differ, and repeat ---
 
 
 def valid(problem: Problem) -> list[tuple[int, ...]]:
@@ -128,19 +128,14 @@ def valid(problem: Problem) -> list[tuple[int, ...]]:
 
 @given(SEEDS, st.sampled_from([0.1, 0.4]))
 @settings(max_examples=150)
-def test_cover_reaches_every_strategy_that_a_valid_choice_can_use(seed: int, forbid: float) -> None:
+def test_a_random_choice_is_valid_where_there_is_one(seed: int, forbid: float) -> None:
     problem = random_problem(seed, forbid=forbid)
     choices = valid(problem)
     if not choices:
         with pytest.raises(InfeasibleError):
             random_choice(problem, seed)
         return
-    wanted = list(range(len(problem.nodes)))
-    found = cover(problem, seed, wanted)
-    assert all(math.isfinite(objective(problem, choice)) for choice in found)
-    for n in wanted:
-        assert {choice[n] for choice in found} == {choice[n] for choice in choices}
-    assert found == cover(problem, seed, wanted)
+    assert random_choice(problem, seed) in choices
 
 
 @given(SEEDS)

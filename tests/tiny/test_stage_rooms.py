@@ -24,12 +24,12 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
-from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import certificate, is_possible, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem, bytes_of
 from autoshard.solvers.stages.stage_values import stage_values
 from tests.graphs import mlp_graph
 from tests.slow import quick, slow
+from tests.stage_brute_force import every_plan
 
 FREE = 1e15  # bytes
 KEEPS = ("all", "expensive", "input")

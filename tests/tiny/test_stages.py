@@ -26,7 +26,6 @@ from autoshard.ir.graph_json import dumps
 from autoshard.joint.blocks.block_fronts import exposed_seconds
 from autoshard.simulation.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
 from autoshard.solvers.stages.room_bound import RoomBound
-from autoshard.solvers.stages.stage_brute_force import any_order_bound, every_plan
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import (
     Front,
@@ -36,6 +35,7 @@ from autoshard.solvers.stages.stage_problem import (
     stage_seconds,
 )
 from tests.graphs import mlp_graph
+from tests.stage_brute_force import any_order_bound, every_plan
 
 # --- stages by dynamic programming: against every plan, and the certificate against the simulated schedule ---
 

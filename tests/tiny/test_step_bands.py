@@ -119,7 +119,7 @@ measured = pytest.mark.skipif(not DATA.is_dir(), reason="published measurements 
 def test_the_plans_of_one_day_are_ranked() -> None:
     """BLOOM's 181B plans with the network that was measured there: nothing is fitted to them."""
     from benchmarks import bloom_steps as own
-    from benchmarks.named_rows import seconds_of
+    from benchmarks.steps import seconds_of
 
     rows = own.averaged([row for row, note, full in own.bloom(DATA) if row.workload == own.RANKED and not full])
     samples = np.array([row.run.batch for row in rows])
@@ -133,7 +133,7 @@ def test_the_plans_of_one_day_are_ranked() -> None:
 @measured
 def test_twenty_kernels_calibrate_a_b200() -> None:
     from benchmarks import cluster_steps as own
-    from benchmarks.named_rows import seconds_of
+    from benchmarks.steps import seconds_of
 
     rows = [replace(row, hardware=own.calibrated_b200(DATA, 0)) for row in own.b200(DATA)]
     assert len(rows) == 16 and sum(row.run.cp > 1 for row in rows) == 4

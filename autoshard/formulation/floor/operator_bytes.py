@@ -41,9 +41,6 @@ class _TensorPlace:
         return storage.least(self.tensor, layout)
 
 
-_Places = Sequence[_TensorPlace]
-
-
 def _places(op: Op, operands: Iterable[int], results: Iterable[int]) -> Iterator[_TensorPlace]:
     named = ((op.operands[position], position) for position in operands)
     yield from (_TensorPlace(name, position, False) for name, position in named if name is not None)

@@ -266,9 +266,6 @@ def localise_avg_pool(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return values | {name: value for name, value in given.items() if value != defaults[name]}, _cut(local, count)
 
 
-CONVOLUTIONS = ["conv", "conv_transpose"]
-
-
 def max_pool_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     """The input, and where each maximum lies."""
     return (0,), (), results[0].numel * DTYPE_BYTES["int64"]

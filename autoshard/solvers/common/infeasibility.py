@@ -10,7 +10,6 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Problem, Value
-from autoshard.solvers.common.result import none_within
 from autoshard.units import format_bytes
 
 _NAMED = 6  # of what is alive
@@ -57,13 +56,6 @@ class PricedShortfallError(InfeasibleError):
     def __init__(self, message: str, hint: str, prices: Floats) -> None:
         super().__init__(message, hint)
         self.prices = prices
-
-
-def refuse_if_short(problem: Problem) -> None:
-    """Raises InfeasibleError where the smallest sizes alone are above the capacity at some time."""
-    found = least(problem)
-    if none_within(found.bytes, problem.capacity_bytes):
-        raise short(problem, found.bytes - problem.capacity_bytes)
 
 
 def short(problem: Problem, over: float, prices: Floats | None = None) -> InfeasibleError:

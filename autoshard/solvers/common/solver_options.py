@@ -33,23 +33,12 @@ def cpu_seconds() -> float:
     return time.process_time() + helpers.children_user + helpers.children_system
 
 
-class Looks:
-    """A timer that knows no time: every look at it takes one second. A limit of k is k looks, on any machine."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __call__(self) -> float:
-        self.number += 1
-        return float(self.number)
-
-
 @dataclass
 class Clock:
     """Counts from its making. `over` is set by the limit, or by `stop` (Ctrl-C): then the best so far is returned.
 
-    `timer`: a Computing counts what this process computes, whatever else the machine does; Looks make tests that depend
-    on no machine. `cut`: something was left undone for want of time.
+    `timer`: a Computing counts what this process computes, whatever else the machine does. `cut`: something was left
+    undone for want of time.
     """
 
     limit_seconds: float = float("inf")

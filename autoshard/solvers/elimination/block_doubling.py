@@ -95,15 +95,6 @@ def _largest(sum_: Additive) -> int:
     return max((len(node.seconds) for node in sum_.problem.nodes), default=0)
 
 
-def solve_short(sum_: Additive, short: Short, contents: Contents, budget: int) -> Folded | None:
-    """The minimum of the whole problem `sum_`; None where it is not exact within the budget of entries.
-
-    Raises InfeasibleError where no combination is allowed.
-    """
-    begun = _begun(sum_, short, contents, budget)
-    return None if begun is None else _finished(begun, budget)
-
-
 def _begun(sum_: Additive, short: Short, contents: Contents, budget: int) -> _Begun | None:
     contents.also(short.problem)
     here = replace(sum_, problem=short.problem)

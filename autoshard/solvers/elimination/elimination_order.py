@@ -1,7 +1,7 @@
 """The elimination order, and with it the size of every table, before anything is computed.
 
-Greedy, by one of three keys: fewest new neighbour pairs ("fill"), the smallest joint table ("size"), or the smallest
-tables left behind ("left": around gates a small joint table may leave one over all that the gate keeps apart). Ties go
+Greedy, by one of two keys: the smallest joint table ("size"), or the smallest tables left behind ("left": around
+gates a small joint table may leave one over all that the gate keeps apart). Ties go
 to the variable whose neighbourhood is least eliminated, so that repeated blocks are all folded before any two are
 joined, then to the lowest index.
 """
@@ -17,7 +17,7 @@ from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.elimination.cost_tables import CostTerm, Store
 from autoshard.solvers.elimination.factor_graph import EliminationStep, TermGraph
 
-Key = Literal["size", "left", "fill"]
+Key = Literal["size", "left"]
 _Priority = tuple[int, int, int]
 
 
@@ -69,7 +69,9 @@ def plan(
         del current[variable]
         if graph.work + costs[variable] > most_work:
             return None
-        for touched in _touched(graph, variable, key, limit) & current.keys():
+        around = graph.neighbours(variable)
+        graph.eliminate(variable, limit)
+        for touched in around & current.keys():
             renewed = _priority(graph, touched, key, costs)
             if current[touched] != renewed:
                 current[touched] = renewed
@@ -91,17 +93,4 @@ def _priority(graph: TermGraph, variable: int, key: Key, costs: dict[int, int]) 
     """Notes the cost, too."""
     costs[variable] = graph.cost(variable)
     level = (graph.left(variable) if key == "left" else costs[variable]).bit_length()
-    first = graph.fill(variable) * 1000 + level if key == "fill" else level
-    return first, graph.generation[variable], variable
-
-
-def _touched(graph: TermGraph, variable: int, key: Key, limit: float) -> set[int]:
-    """Eliminates a variable; returns those whose priority may have changed."""
-    around = graph.neighbours(variable)
-    before = {other: graph.neighbours(other) for other in around} if key == "fill" else {}
-    graph.eliminate(variable, limit)
-    touched = set(around)
-    for other, old in before.items():
-        for new in (graph.neighbours(other) & around) - old:
-            touched |= graph.neighbours(other) & graph.neighbours(new)
-    return touched
+    return level, graph.generation[variable], variable

@@ -15,7 +15,7 @@ _TERM_SHARE = 16  # the largest term that is written down is this part of the bu
 EASY = 20_000_000  # joint entries: not worth looking for a better order
 
 Candidate = tuple[Store, Encoded, elimination_order.Elimination]
-KEYS: tuple[elimination_order.Key, ...] = ("size", "left", "fill")
+KEYS: tuple[elimination_order.Key, ...] = ("size", "left")
 
 
 def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate | None:

@@ -57,12 +57,6 @@ class TermGraph:
         found.discard(variable)
         return found
 
-    def fill(self, variable: int) -> int:
-        """Pairs of neighbours that share no term yet."""
-        around = self.neighbours(variable)
-        linked = sum(len(self.neighbours(other) & around) for other in around)
-        return (len(around) * (len(around) - 1) - linked) // 2
-
     def cost(self, variable: int) -> int:
         """Joint entries that eliminating it takes."""
         terms = [self.terms[t] for t in self.of[variable]]

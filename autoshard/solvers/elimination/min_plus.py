@@ -16,7 +16,7 @@ from autoshard.solvers.elimination.elimination_order import Elimination
 _SLAB = 1 << 17  # joint entries that are summed at once
 _DEEP = 256  # strategies that are minimised over at once: with more, pieces of the result are short
 _WORTH_JOINING = 4  # joint entries to one that is written: parts that make larger tables are added piece by piece
-_MOST_COPIED = 1 << 23  # entries of a part that is written out once for all slabs instead of once for each
+_MOST_COPIED = 1 << 23  # entries of a part that is written out so
 
 
 def run(store: Store, plan: Elimination) -> float:
@@ -121,12 +121,6 @@ class TableView(NamedTuple):
         """Entries when written out; `shape`: of all axes."""
         return math.prod(n for n, rows in zip(shape, self.rows, strict=True) if rows is not None)
 
-    def whole(self, shape: Sequence[int]) -> TableView:
-        """The view with its table written out, where that is small. `shape`: of all axes."""
-        if self.length(shape) > _MOST_COPIED or not any(isinstance(rows, np.ndarray) for rows in self.rows):
-            return self
-        return self.with_table(self.array())
-
     def with_table(self, table: Floats) -> TableView:
         """A table over the same axes, written out."""
         return TableView(table, tuple(None if rows is None else slice(None) for rows in self.rows))
@@ -188,8 +182,6 @@ def _slabs(parts: Sequence[TableView], depth: int, result: Floats) -> None:
     if result.size > most:
         axis = next(a for a, length in enumerate(result.shape) if length > 1)
         rows = max(1, most * result.shape[axis] // result.size)
-        shape = (depth, *result.shape)
-        parts = [part.whole(shape) if part.rows[axis + 1] is None else part for part in parts]
         for low in range(0, result.shape[axis], rows):
             clock.check()
             window = slice(low, low + rows)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -35,34 +34,6 @@ def forced(problem: Problem, pins: Mapping[int, int], seed: int) -> Choice:
             raise
         names = ", ".join(f"{problem.nodes[n].name} = {s}" for n, s in sorted(pins.items()))
         raise InfeasibleError(f"no allowed choice has {names}: {error.message}", proven=error.proven) from error
-
-
-def cover(problem: Problem, seed: int, wanted: Sequence[int]) -> list[Choice]:
-    """Few choices that together use every strategy of the nodes `wanted` that any valid choice can use."""
-    generator = np.random.default_rng(seed)
-    open_ = {n: set(range(len(problem.nodes[n].seconds))) for n in wanted}
-    found: list[Choice] = []
-    while any(open_.values()):
-        costs = [generator.random(len(node.seconds)) / (2.0 * len(problem.nodes)) for node in problem.nodes]
-        for n, strategies in open_.items():
-            costs[n][sorted(strategies)] -= 1.0  # one more strategy covered outweighs all random costs together
-        choice, exact = _cheapest(problem, costs, {})
-        covered = [n for n, strategies in open_.items() if choice[n] in strategies]
-        if not covered:
-            return found if exact else found + _one_by_one(problem, seed, open_)
-        for n in covered:
-            open_[n].discard(choice[n])
-        found.append(choice)
-    return found
-
-
-def _one_by_one(problem: Problem, seed: int, left: Mapping[int, set[int]]) -> list[Choice]:
-    found: list[Choice] = []
-    for n, s in [(node, strategy) for node in sorted(left) for strategy in sorted(left[node])]:
-        if not any(choice[n] == s for choice in found):
-            with suppress(InfeasibleError):
-                found.append(forced(problem, {n: s}, seed))
-    return found
 
 
 def _cheapest(problem: Problem, costs: Sequence[Floats], pins: Mapping[int, int]) -> tuple[Choice, bool]:

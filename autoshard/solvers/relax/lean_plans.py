@@ -47,13 +47,13 @@ def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRI
 
 
 class LeanPlans:
-    """`bound`: bytes that no plan's peak is below, whatever the capacity; `roughly`: one that is soon found.
+    """`bound`: bytes that no plan's peak is below, whatever the capacity.
 
     `prices`: of the times of the condensed problem, 1 together, or 0 where time was over. Raises InfeasibleError where
     no choice is allowed at all.
     """
 
-    def __init__(self, problem: Problem, budget_entries: int = BUDGET_ENTRIES, *, roughly: bool = False) -> None:
+    def __init__(self, problem: Problem, budget_entries: int = BUDGET_ENTRIES) -> None:
         self.problem, self.budget = condensed(problem), budget_entries
         self.bound = least(self.problem).bytes
         self.prices: Floats = np.zeros(self.problem.horizon)
@@ -64,7 +64,7 @@ class LeanPlans:
         start = attempt(self._start)
         if start is not None:
             first = column_of(self.problem, start)
-            dual = memory_dual(self.problem, first, budget_entries, self._near if roughly else None)
+            dual = memory_dual(self.problem, first, budget_entries)
             self.bound, self.prices = max(self.bound, dual.bound), dual.multipliers
             self.columns = dual.columns
             self.seconds = min(column.seconds for column in dual.columns)
@@ -131,11 +131,6 @@ class LeanPlans:
         found = found or least_of_few(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
         choice = None if found is None else self.shares.given_heads(self.problem, found.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
-
-    def _near(self, prices: Floats) -> Choice | None:
-        """A plan near the least bytes at these prices, over few choices of each node."""
-        found = least_of_few(self.shares.apart(self.problem, prices, 0.0), SOON_ENTRIES)
-        return None if found is None else self.shares.given_heads(self.problem, found.choice, prices)
 
     def _least(self, multipliers: Floats) -> Minimum | None:
         part = reader_terms.without_hubs(additive(self.problem, multipliers), self.shares.cut)

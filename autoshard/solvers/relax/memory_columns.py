@@ -7,7 +7,7 @@ the bytes of plan x at time t. Prices come from the best mixture of the plans so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,6 @@ ROUNDS = 40  # of a dual
 PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
 _BARE_ROUNDS = 2  # before every time has a part of the prices
 _EVEN = 1e-4  # of the prices, over all times
-_MUCH_WORK = 500_000  # joint entries of a round: with prices for every time there are ten times as many
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,23 +91,15 @@ def column_of(problem: Problem, choice: Choice) -> Column:
     return Column(choice, objective(problem, choice), memory(problem, choice))
 
 
-def memory_dual(
-    problem: Problem, first: Column, budget: int, quick: Callable[[Floats], Choice | None] | None = None
-) -> Dual:
+def memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
     """The bound on the least peak in bytes, from the plan `first`, and the prices behind it, which add up to 1.
 
     Where all is paid at one time, plans that need the same there are alike, and what they need at others is any: the
-    dual would ask for one time after another. A little for every time tells them apart. `quick`, if given, finds a plan
-    near the minimum at such prices: where a round takes much work one plan of it stands for the rounds to come."""
+    dual would ask for one time after another. A little for every time tells them apart."""
     run = _LeastPeak(problem, first, budget)
     for _ in range(_BARE_ROUNDS):
         if not run.round(run.master()) or run.closed:
             return run.dual
-    if quick is not None and run.work > _MUCH_WORK:
-        choice = quick(run.spread())
-        if choice is not None and run.add(choice):
-            run.round(run.master())
-        return run.dual
     for _ in range(ROUNDS):
         if not run.round(run.spread()) or run.least - run.bound <= 2 * _EVEN * run.bound:
             break
@@ -126,7 +117,7 @@ class _LeastPeak:
         self.columns, self.times = [first], [int(np.argmax(first.bytes))]
         self.unit = first.peak or 1.0
         self.bound, self.prices = 0.0, np.zeros(problem.horizon)
-        self.least, self.work = math.inf, 0
+        self.least = math.inf
 
     @property
     def closed(self) -> bool:
@@ -155,7 +146,6 @@ class _LeastPeak:
         )
         if found is None:
             return False
-        self.work = max(self.work, found.work)
         if found.bound > self.bound:
             self.bound, self.prices = found.bound, prices
         return self.add(found.choice)
