@@ -18,7 +18,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.model_spec import LOSS, check_spec, holds_graph
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, read_beside, report_text
-from autoshard.system.garbage import seldom_searched
+from autoshard.system.gc_control import infrequent_gc
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
@@ -193,7 +193,7 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
         wanted.of_one_stage()
 
 
-@seldom_searched()
+@infrequent_gc()
 def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for; of a histogram of dynamic sizes
     the one with the least expected step.
@@ -415,7 +415,7 @@ def _styles(
     cache: DiskCache | None,
 ) -> tuple[StylePlan, ...]:
     """Known styles on the plan's mesh, whatever time is left; Ctrl-C leaves the rest of them out."""
-    from autoshard.search.kept.kept_search import unhurried
+    from autoshard.search.cached.search_cache import unhurried
     from autoshard.search.search_task import timed
     from autoshard.search.select_plan import simulate_styles
     from autoshard.search.style_plans import style_plans

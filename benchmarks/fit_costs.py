@@ -18,7 +18,7 @@ from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_va
 from autoshard.calibrate.cost_model_file import Entry, costmodel_text, entries_of
 from autoshard.calibrate.fitted_models import Model
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.transformer import TrainingRun
 from autoshard.estimate.transformer_program import build
 from autoshard.system.data_files import data_folder

@@ -70,14 +70,14 @@ def measure(name: str) -> dict[str, Any]:
     from autoshard.cluster.hardware import load_hardware
     from autoshard.graph_capture.capture import capture
     from autoshard.joint.blocks.block_line import block_line
+    from autoshard.joint.config_space import ConfigSpace
     from autoshard.joint.joint_search import joint_search
-    from autoshard.joint.outer_space import OuterSpace
 
     case = CASES[name]
     graph = capture(case.model, dict(case.sizes), case.precision)
     hardware, line = load_hardware(case.hardware), block_line(graph)
     begun = time.process_time()
-    space = OuterSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
+    space = ConfigSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
     every = [joint_search(graph, own, space, own.usable_memory_bytes) for own in orders(hardware)]
     found = replace(min(every, key=lambda own: own.best.seconds), bound_seconds=min(own.bound_seconds for own in every))
     seconds = time.process_time() - begun

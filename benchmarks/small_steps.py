@@ -14,9 +14,9 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.joint.blocks.block_line import block_line
+from autoshard.joint.config_space import ConfigSpace, parallel_configs
 from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_search import joint_search
-from autoshard.joint.outer_space import OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.step_timeline import simulate_step
 from benchmarks import harness
@@ -46,11 +46,11 @@ CASES = tuple(
 )
 
 
-def every_step(space: OuterSpace, graph: Graph, hardware: Hardware) -> Iterator[tuple[float, float]]:
+def every_step(space: ConfigSpace, graph: Graph, hardware: Hardware) -> Iterator[tuple[float, float]]:
     """(seconds, bytes of the fullest device) of every plan. Equal blocks of a part can't be exchanged: what keeps most
     needs least room at the end."""
     line = block_line(graph)
-    choices = list(outer_choices(space, hardware))
+    choices = list(parallel_configs(space, hardware))
     store = FrontStore(line, hardware, replicas=measured_replicas(choices))
     for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # shards are measured with the largest one
         for own in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
@@ -72,7 +72,7 @@ def row(case: Case) -> tuple[str, bool]:
     sizes = {"batch": 4, "sequence": 128, "n_layer": case.layers, "n_embd": case.width, "n_head": 4, "vocabulary": 1000}
     graph, hardware = capture(harness.GPT2, sizes, "bf16-mixed"), load_hardware(PROFILE)
     line = block_line(graph)
-    space = OuterSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
+    space = ConfigSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
     capacity = case.room * joint_search(graph, hardware, space, hardware.usable_memory_bytes).best.peak_bytes
     begun = time.process_time()
     found = joint_search(graph, hardware, space, capacity)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, model_flops
 from autoshard.estimate.transformer import TrainingRun, Transformer

@@ -21,7 +21,7 @@ def folder_of_plans(said: str | Path | bool | None) -> DiskCache | None:
     return disk_cache(said) if named_folder(said) else None
 
 
-def kept_plan(cache: DiskCache, graph: Graph, hardware: Hardware, request: SearchRequest) -> Plan | None:
+def cached_plan(cache: DiskCache, graph: Graph, hardware: Hardware, request: SearchRequest) -> Plan | None:
     """The very plan; None where it was not made before, or more than a plan is asked for."""
     content = None if request.pareto else cache.read(_KIND, _key(graph, hardware, request))
     try:
@@ -33,7 +33,7 @@ def kept_plan(cache: DiskCache, graph: Graph, hardware: Hardware, request: Searc
     return plan
 
 
-def keep_plan(cache: DiskCache, plan: Plan, graph: Graph, hardware: Hardware, request: SearchRequest) -> None:
+def store_plan(cache: DiskCache, plan: Plan, graph: Graph, hardware: Hardware, request: SearchRequest) -> None:
     """But one that a clock cut short."""
     if not plan.search.cut_short and not request.pareto:
         cache.write(_KIND, _key(graph, hardware, request), plan_json.dumps(plan).encode())

@@ -15,10 +15,10 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, Plan, SizeStep
-from autoshard.joint.found_steps import JointResult
+from autoshard.joint.config_space import ParallelConfig
 from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
-from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.step_candidates import JointResult
 from autoshard.joint.step_request_space import searched_step, with_mesh
 from autoshard.replay.command_line import dynamic_text
 from autoshard.replay.expected_step import expected_styles
@@ -71,7 +71,7 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
     steps, sentences = step_text.steps(found), step_text.sentences(found)
     options = _as_found(wanted.step, found, model.graph).text
     options += f" --strategy {wanted.strategy}" if wanted.strategy != "best" else ""
-    plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, steps_told=sentences))
+    plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, step_messages=sentences))
     plan = with_ranks(with_unused_fusion(plan, graph))
     made = PlannedModel(plan, graph, hardware, styles=_styles(plan, graph, hardware))
     return StepAnswer(found, made, step_seconds(plan))
@@ -256,7 +256,7 @@ def _made(
         return replace(made, found=replace(made.found, undivided=((error.message, 1), *made.found.undivided)))
 
 
-def _fewer_parts(wanted: SearchRequest, choice: OuterChoice) -> SearchRequest | None:
+def _fewer_parts(wanted: SearchRequest, choice: ParallelConfig) -> SearchRequest | None:
     """With one part a stage, else with one stage; None where that was not left open."""
     step = wanted.step
     if choice.virtual_stages > 1 and step.virtual_stages in (None, AUTO) and step.schedule in (None, AUTO):

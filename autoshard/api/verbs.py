@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autoshard import workflow
-from autoshard.api.plan_cache import folder_of_plans, keep_plan, kept_plan
+from autoshard.api.plan_cache import cached_plan, folder_of_plans, store_plan
 from autoshard.api.planned import CapturedModel, PlannedModel, with_sizes_asked
 from autoshard.api.settings import read_hardware, search_request
 from autoshard.api.strategies import FULL, dataset_pins
@@ -28,7 +28,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import Timeline
 from autoshard.system.disk_cache import disk_cache
 from autoshard.system.files import write_text
-from autoshard.system.garbage import seldom_searched
+from autoshard.system.gc_control import infrequent_gc
 from autoshard.system.guard import guarded_folder
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def plan(
 
     if _alone():
         return made_here()
-    from autoshard.api.told_plan import from_rank_0
+    from autoshard.api.plan_broadcast import from_rank_0
 
     return from_rank_0(made_here, model, (inputs, targets, loss, training))
 
@@ -197,11 +197,11 @@ def planned(
     request = replace(wanted, origin=model.origin, cache=disk_cache(cache))
     model = replace(model, graph=with_manual_splits(model.graph, request.pins, request.pins_file))
     plans = folder_of_plans(cache) if whole_plans else None
-    if plans is not None and (kept := kept_plan(plans, model.graph, hardware, request)) is not None:
+    if plans is not None and (kept := cached_plan(plans, model.graph, hardware, request)) is not None:
         return PlannedModel(kept, model.graph, hardware, model.live, None, request.ignored())
     made = workflow.make_plan(model.graph, hardware, request)
     if plans is not None:
-        keep_plan(plans, made.plan, model.graph, hardware, request)
+        store_plan(plans, made.plan, model.graph, hardware, request)
     plan, own = made.plan, (made.ignored, made.front, made.styles, made.log)
     return PlannedModel(plan, model.graph, hardware, model.live, None, *own)
 
@@ -214,7 +214,7 @@ def load_plan(path: str | Path) -> PlannedModel:
     own = Path(path)
     if _alone():
         return PlannedModel(*read_package(own), folder=root_of(own))
-    from autoshard.api.told_plan import from_rank_0
+    from autoshard.api.plan_broadcast import from_rank_0
 
     return replace(from_rank_0(lambda: PlannedModel(*read_package(own))), folder=root_of(own))
 
@@ -238,7 +238,7 @@ def write(plan: PlannedModel, folder: str | Path, also: Sequence[PlannedModel] =
     return Path(folder)
 
 
-@seldom_searched()
+@infrequent_gc()
 def write_files(plan: PlannedModel, folder: Path, also: Sequence[PlannedModel] = ()) -> list[str]:
     """`write`; the names of the files."""
     others = tuple(sorted((own.plan for own in also), key=lambda own: -own.devices))

@@ -20,7 +20,7 @@ from autoshard.code_text import typed
 from autoshard.errors import CheckError, InfeasibleError, UsageError, UserError
 from autoshard.system import system_errors, terminal
 from autoshard.system.files import write_text
-from autoshard.system.garbage import seldom_searched
+from autoshard.system.gc_control import infrequent_gc
 from autoshard.system.progress import step
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _clipped(word: re.Match[str]) -> str:
 # --- the verbs ------------------------------------------------------------------------------------------------------
 
 
-@seldom_searched()
+@infrequent_gc()
 def trace(options: argparse.Namespace) -> int:
     """Capture a model and save its graph."""
     with step(f"capturing {options.model}", options.json):
@@ -123,7 +123,7 @@ def trace(options: argparse.Namespace) -> int:
     return 0
 
 
-@seldom_searched()
+@infrequent_gc()
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard.api import elastic_plans, verbs

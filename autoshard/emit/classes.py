@@ -7,9 +7,9 @@ from functools import cached_property
 
 from autoshard.code_text import braced, fresh, identifier, printable, quoted
 from autoshard.emit.code_lines import docstring, statement
-from autoshard.emit.members import TAKEN, Members, access, container, members, unsaved
+from autoshard.emit.expressions import ExpressionWriter
+from autoshard.emit.module_members import TAKEN, Members, access, container, members, unsaved
 from autoshard.emit.nested_calls import nested_calls
-from autoshard.emit.spelling import Speller
 from autoshard.emit.statements import Body
 from autoshard.emit.variable_names import Naming, name_values
 from autoshard.ir.layout import AxisShard, LocalSize
@@ -130,7 +130,7 @@ class ClassWriter:
         self.members = self.package.members[self.definition.name]
         package = self.package
         self.by_input = size_texts(program, package.others, self.definition.inputs)
-        self.speller = Speller(self.size, self.ours("device"), program.schemas, self.by_input.text)
+        self.speller = ExpressionWriter(self.size, self.ours("device"), program.schemas, self.by_input.text)
         self.buffers = self.package.buffers
         weights = self.package.gathered | self.package.casts
         self.nested = nested_calls(program, self.definition, weights, self._spelled)
@@ -371,7 +371,7 @@ class ClassWriter:
         is_buffer = p.value in self.buffers
         arguments += ["host=True"] if p.layout.host else []
         arguments += ["trainable=False"] if not p.trainable and not is_buffer else []
-        arguments += [f"init={Speller(str, '').literal(p.init)}"] if p.init else []
+        arguments += [f"init={ExpressionWriter(str, '').literal(p.init)}"] if p.init else []
         return f"{'shard_buffer' if is_buffer else 'shard_parameter'}({', '.join(arguments)})"
 
     # --- forward ---

@@ -17,7 +17,7 @@ from autoshard.ir.program import Collective, Program
 from autoshard.program.stage_programs import stage_programs
 from autoshard.program.step_check import input_layout, share_words
 from autoshard.replay.command_line import command
-from autoshard.replay.free_sizes import told_of
+from autoshard.replay.free_sizes import recorded_free_sizes
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
 from autoshard.replay.padding import ignored_labels, padding_of
 from autoshard.rules.operators import record
@@ -82,7 +82,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         devices_per_node=hardware.devices_per_node,
         nodes=hardware.nodes(plan.devices),
         others=at_other_sizes(program, plan, graph),
-        free_sizes=told_of(graph),
+        free_sizes=recorded_free_sizes(graph),
         dynamic=graph.dynamic,
         padding=graph.once(padding_of),
         ignored=graph.once(ignored_labels),

@@ -93,7 +93,7 @@ import torch
 
 from batches import checked
 from model_parallel import MESH, build_model
-from runtime import ParallelMesh, leave, whole_of
+from runtime import ParallelMesh, leave, full_value
 from start_state import start_from
 
 
@@ -105,7 +105,7 @@ def main() -> None:
     for batch in my_batches():
         outputs = model(*(x.to(mesh.device) for x in checked(batch, mesh)))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)  # each is this rank's part
-        whole = whole_of(outputs[0], {first.shape}, {quoted(str(first.layout))}, mesh)  # on every rank
+        whole = full_value(outputs[0], {first.shape}, {quoted(str(first.layout))}, mesh)  # on every rank
         if mesh.rank == 0:
             print(whole)
 

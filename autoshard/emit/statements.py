@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from autoshard import redistribute
 from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
-from autoshard.emit.let_go import Holding
 from autoshard.emit.nested_calls import with_brackets
+from autoshard.emit.variable_liveness import Liveness
 from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, kept_results
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.early_reductions import ColumnParallel
@@ -40,7 +40,7 @@ class Body:
         self.names = owner.naming.names
         self.pending: dict[str, str] = {}  # value -> the expression that a later statement takes in
         self.sources: dict[str, tuple[str | None, bool]] = {}  # of what is pending, see `_source`
-        self.holding = Holding(self.program, owner.definition, owner.nested, owner.package.gathered)
+        self.holding = Liveness(self.program, owner.definition, owner.nested, owner.package.gathered)
 
     def items(self) -> Iterator[tuple[str, list[str]]]:
         """(op, lines), in order: the lines that call an operator under its name, all others under ""."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
-from autoshard.estimate.pieces import Piece, Pieces
+from autoshard.estimate.layer_costs import Piece, Pieces
 from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.transformer import SHARDED, TrainingRun, Transformer
 from autoshard.simulation.pipeline_schedule import Slot

@@ -10,10 +10,10 @@ from autoshard.costs.bands import Band
 from autoshard.costs.host_memory import host_of as host_of_node
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import syncs
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
+from autoshard.estimate.optimizer_step import send_seconds, stage_parameters, tail
 from autoshard.estimate.stage_memory import StageMemory, fullest_of, stage_memory
 from autoshard.estimate.stage_slots import Host, Part, Stages
-from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
 from autoshard.estimate.transformer import PRECISIONS, SHARDED, TrainingRun, Transformer, check
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh

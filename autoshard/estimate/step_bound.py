@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import Sync, Syncs, syncs
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
+from autoshard.estimate.optimizer_step import send_seconds, stage_parameters, tail
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_memory import StageMemory, fullest_of, stage_memory
 from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import hands_on
-from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer, build
 from autoshard.simulation.pipeline_schedule import Slot

@@ -77,7 +77,7 @@ class Formulation:
     values: tuple[ValueSite, ...]
     all_to_all: bool = True  # may redistributions exchange
     micro_batches: int = 1  # of a step
-    ways: dict[Hashable, redistribute.Ways] = field(default_factory=dict, repr=False)
+    ways: dict[Hashable, redistribute.PathCosts] = field(default_factory=dict, repr=False)
 
 
 def formulate(
@@ -327,7 +327,7 @@ class Pricer:
         self._ops: dict[OperatorKind, tuple[Floats, Floats]] = {}
         self._moves: dict[object, _Moves] = {}
         self._pairs: dict[object, Floats] = {}
-        self.ways: dict[Hashable, redistribute.Ways] = {}
+        self.ways: dict[Hashable, redistribute.PathCosts] = {}
         self._bytes: dict[object, Floats] = {}
         self._stores: dict[object, tuple[Floats, Floats]] = {}
         self._shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
@@ -435,7 +435,7 @@ class Pricer:
         if len(sources) * len(targets) <= redistribute.FEW:
             seconds = redistribute.all_pairs(sources, targets, terms)
         else:
-            ways = redistribute.Ways(sources, targets, terms)
+            ways = redistribute.PathCosts(sources, targets, terms)
             self.ways[costs.moving_facts(self.graph, tensor), sources, targets] = ways
             seconds = ways.seconds
         hosts = np.array([x.host for x in sources])[:, None] | np.array([x.host for x in targets])[None, :]

@@ -13,12 +13,12 @@ import numpy as np
 
 from autoshard.ir.layout import Layout
 from autoshard.ir.problem import Floats
-from autoshard.redistribute.way_parts import GATHER, Axes, WayParts
+from autoshard.redistribute.path_costs import GATHER, Axes, PathParts
 
 
 def joined_less(
-    parts: WayParts,
-    sizes: WayParts,
+    parts: PathParts,
+    sizes: PathParts,
     phase: str,
     sources: Sequence[Layout],
     rate: Callable[[Axes, str], float],

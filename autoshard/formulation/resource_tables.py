@@ -22,7 +22,7 @@ from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.joined_gathers import joined_less
 from autoshard.formulation.link_groups import groups_of
-from autoshard.formulation.value_ways import ValueWays
+from autoshard.formulation.value_redistributions import ValueRedistributions
 from autoshard.formulation.weight_tasks import GatheredAgain, WeightTasks, members, weight_tasks
 from autoshard.ir.graph import DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
@@ -30,7 +30,7 @@ from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
 from autoshard.program.early_reductions import LINEARS
 from autoshard.program.weight_buckets import SMALL_BYTES
-from autoshard.redistribute.way_parts import (
+from autoshard.redistribute.path_costs import (
     AGAIN,
     BACKWARD,
     EXCHANGED,
@@ -40,7 +40,7 @@ from autoshard.redistribute.way_parts import (
     SCATTER,
     SUM,
     Axes,
-    WayParts,
+    PathParts,
     axes_of,
 )
 from autoshard.rules.algebra.strategy import Strategy
@@ -79,7 +79,7 @@ class ResourceTables:
         }
         self.path = longest(self.graph, least)
         self.known: dict[Hashable, Floats] = {}
-        self.ways = ValueWays(formulation, self.together)
+        self.ways = ValueRedistributions(formulation, self.together)
         self.tasks: dict[Hashable, WeightTasks] = {}
         self.agains: dict[Hashable, dict[int, Floats]] = {}
         self.again = GatheredAgain(formulation, self.path.needed)
@@ -402,7 +402,7 @@ class ResourceTables:
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
         return found
 
-    def _add_together(self, found: Floats, v: int, parts: WayParts, again: bool) -> None:
+    def _add_together(self, found: Floats, v: int, parts: PathParts, again: bool) -> None:
         """What weights take less whose way is one gather: it goes with those of others, beside all else. A small one in
         a bucket of its own would wait for large ones instead."""
         rates = self.ways.rates(v).seconds
@@ -421,7 +421,7 @@ class ResourceTables:
                 found[self._row(COMPUTE, backward)] += copied
                 found[self._row(IN_ROW, backward)] += EXPOSED[phase] * own - alone + copied
 
-    def _copied(self, v: int, parts: WayParts, axes: Axes, *, gradient: bool) -> Floats:
+    def _copied(self, v: int, parts: PathParts, axes: Axes, *, gradient: bool) -> Floats:
         """(sources, 1): the seconds of copying a weight out of what was gathered, or its gradient into what is sent."""
         name = self.formulation.values[v].tensor
         dtype = gradient_dtype(self.graph, name) if gradient else self.graph.tensor(name).dtype
@@ -432,7 +432,7 @@ class ResourceTables:
     def _empty(self, v: int) -> Floats:
         return np.zeros((2 * self.count, *self.formulation.problem.values[v].seconds.shape))
 
-    def _add_buckets(self, found: Floats, v: int, parts: WayParts, count: int) -> None:
+    def _add_buckets(self, found: Floats, v: int, parts: PathParts, count: int) -> None:
         """Gradients that stay partial until a bucket reduces them, at the rate of large messages."""
         tensor = self.graph.tensor(self.formulation.values[v].tensor)
         size = parts.elements.astype(float)[:, None] * (DTYPE_BYTES[tensor.dtype] * self.of_step)

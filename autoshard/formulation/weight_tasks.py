@@ -19,7 +19,7 @@ from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.layout import Layout
 from autoshard.ir.problem import Floats
 from autoshard.program.weight_buckets import block_of
-from autoshard.redistribute.way_parts import AGAIN, BACKWARD, FORWARD, GATHER, SUM, WayParts
+from autoshard.redistribute.path_costs import AGAIN, BACKWARD, FORWARD, GATHER, SUM, PathParts
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class WeightTasks:
 
 
 def weight_tasks(
-    parts: WayParts, rates: WayParts, copies: dict[str, Floats], sources: Sequence[Layout], stored: bool
+    parts: PathParts, rates: PathParts, copies: dict[str, Floats], sources: Sequence[Layout], stored: bool
 ) -> WeightTasks:
     """`rates`: the same ways at the seconds that their bytes surely take. `copies`: seconds of copying the whole weight
     (FORWARD) and its gradient (BACKWARD) once, where it is gathered. `stored`: the sums of its gradient go together."""
@@ -51,7 +51,7 @@ def weight_tasks(
     return WeightTasks({phase: there.astype(float) for phase, there in issued.items()}, seconds)
 
 
-def _sum(parts: WayParts, phases: Sequence[str]) -> Floats:
+def _sum(parts: PathParts, phases: Sequence[str]) -> Floats:
     """Of its collectives over all axes."""
     own = (seconds for (phase, axes), seconds in parts.seconds.items() if phase in phases and axes)
     return sum(own, np.zeros(parts.summed.shape))

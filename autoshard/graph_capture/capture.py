@@ -33,6 +33,7 @@ from autoshard.graph_capture.passes.expert_blocks import fold_experts
 from autoshard.graph_capture.passes.linear_layers import fold_linears
 from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
+from autoshard.graph_capture.passes.operator_patterns import fold_formulas
 from autoshard.graph_capture.passes.recurrent_layers import split_layers
 from autoshard.graph_capture.passes.repeated_constants import twice_made
 from autoshard.graph_capture.passes.repeated_heads import fold_repeats, fold_shared_heads
@@ -40,7 +41,6 @@ from autoshard.graph_capture.passes.reshapes import merge_reshapes
 from autoshard.graph_capture.passes.rewrite import deadcode
 from autoshard.graph_capture.passes.rotations import fold_rotations
 from autoshard.graph_capture.passes.sparse_gradients import dense_gradients
-from autoshard.graph_capture.passes.spelled_out import fold_formulas
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs

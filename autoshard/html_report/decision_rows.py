@@ -14,7 +14,7 @@ from autoshard.ir.program import Program
 from autoshard.program.collective_reasons import reason
 from autoshard.program.weight_buckets import paths_by_dtype
 from autoshard.redistribute import BY_INDEX
-from autoshard.text import plan_words
+from autoshard.text import plan_labels
 from autoshard.text.plan_summary import move_lines
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     """One entry for each distinct block: name, note, rows."""
     found, known = [], rules.candidates(graph, plan.mesh)
-    for index, block in enumerate(plan_words.blocks(plan, graph)):
+    for index, block in enumerate(plan_labels.blocks(plan, graph)):
         seconds = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows)
         times = f", {len(block.names)} times" if len(block.names) > 1 else ""
         note = f"{len(block.rows)} operators, {format_seconds(seconds, 3)} forward and backward{times}"
@@ -34,7 +34,7 @@ def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     return found
 
 
-def _row(row: plan_words.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> tuple[str, ...]:
+def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> tuple[str, ...]:
     variant = f"\n{row.plan.variant}" if row.plan.variant else ""
     return (
         row.module,
@@ -49,14 +49,14 @@ def _row(row: plan_words.BlockRow, plan: Plan, graph: Graph, known: rules.Candid
     )
 
 
-def _runner_up(row: plan_words.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> str:
+def _runner_up(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> str:
     """The next best choice in words, and what it would cost more."""
     parts = row.plan.parts
     if not parts.runner_up:
         return ""
     try:
         other = rules.find(graph, row.op, plan.mesh, known, parts.runner_up)
-        words = plan_words.strategy_words(row.op, other, graph, plan.mesh)
+        words = plan_labels.strategy_words(row.op, other, graph, plan.mesh)
     except UserError:  # of an older version, which offered it
         words = parts.runner_up
     return f"{words}: {signed_seconds(parts.runner_up_seconds)}"
@@ -65,7 +65,7 @@ def _runner_up(row: plan_words.BlockRow, plan: Plan, graph: Graph, known: rules.
 def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:
     """Every redistribution, those of equal blocks folded into one row that says how often."""
     rows = []
-    for block in plan_words.blocks(plan, graph):
+    for block in plan_labels.blocks(plan, graph):
         for row in block.rows:
             where = f"{row.module or block.names[0]} {row.op.target.partition('.')[2]}".strip()
             rows += [_move(move, graph, where, len(block.names)) for move in row.moves]
@@ -117,7 +117,7 @@ def _place(tensor: TensorPlan, plan: Plan, graph: Graph) -> tuple[str, str, str]
     size = DTYPE_BYTES[info.dtype]
     for length in largest_shape(info.shape, tensor.layout, plan.mesh):
         size *= length
-    return " × ".join(map(str, info.shape)) or "scalar", plan_words.stored_words(tensor, plan), format_bytes(size)
+    return " × ".join(map(str, info.shape)) or "scalar", plan_labels.stored_words(tensor, plan), format_bytes(size)
 
 
 def buckets(program: Program) -> list[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from autoshard.ir.program import Program
 from autoshard.simulation.step_account import StepAccount
 from autoshard.text import plan_diff
 from autoshard.text.account_text import kind_words
-from autoshard.text.answer_words import certainty
+from autoshard.text.answer_labels import certainty
 from autoshard.text.plan_summary import error_band
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 

@@ -16,10 +16,10 @@ from autoshard.ir.plan import OpPlan, Plan
 from autoshard.ir.program import Compute, Program
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
 from autoshard.rules.candidates import candidates
-from autoshard.text import plan_words
+from autoshard.text import plan_labels
 from autoshard.text.chosen_words import chosen_words
-from autoshard.text.not_offered import not_offered
 from autoshard.text.plan_summary import move_lines
+from autoshard.text.unavailable_strategies import unavailable_strategies
 from autoshard.units import format_bytes, format_seconds
 
 
@@ -32,10 +32,10 @@ def op_records(
     code = _places(program, model_text, at_other_sizes(program, plan, graph) if model_text else OtherSizes())
     known = candidates(graph, plan.mesh)
     ops = iter(plan.ops)
-    for block in plan_words.blocks(plan, graph):
+    for block in plan_labels.blocks(plan, graph):
         first = len(records)
         for row in block.rows:
-            why_not = not_offered(graph, row.op, plan.mesh, known)
+            why_not = unavailable_strategies(graph, row.op, plan.mesh, known)
             reasons = {"not": [*map(printable, why_not)], "why": printable(chosen_words(plan, row.plan))}
             records.append({**_record(row, len(block.names), graph, others, code), **reasons})
         for _ in block.names:
@@ -49,7 +49,7 @@ def op_records(
 
 
 def _record(
-    row: plan_words.BlockRow, times: int, graph: Graph, others: OtherChoices, code: Mapping[str, str]
+    row: plan_labels.BlockRow, times: int, graph: Graph, others: OtherChoices, code: Mapping[str, str]
 ) -> dict[str, Any]:
     own, rest = others.of(row.op.name)
     said = {
@@ -70,7 +70,7 @@ def _record(
     }
 
 
-def _shape(row: plan_words.BlockRow, graph: Graph) -> tuple[int, ...]:
+def _shape(row: plan_labels.BlockRow, graph: Graph) -> tuple[int, ...]:
     return graph.tensor(row.op.results[0]).shape if row.op.results else ()
 
 

@@ -12,7 +12,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.replay.reevaluate import choice_of
 from autoshard.text.explain import formulated
-from autoshard.text.plan_words import strategy_words
+from autoshard.text.plan_labels import strategy_words
 from autoshard.units import signed_seconds
 
 SHOWN = 4

@@ -10,8 +10,8 @@ from typing import Any
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs import provenance as provenance_of
 from autoshard.html_report.alternatives_view import view
-from autoshard.html_report.answer import answer, verdict
 from autoshard.html_report.decision_rows import blocks, buckets, redistributions, stored, weight_buckets
+from autoshard.html_report.headline_figures import answer, verdict
 from autoshard.html_report.memory_series import memory_series
 from autoshard.html_report.memory_table import KINDS, by_kind
 from autoshard.html_report.op_records import op_records
@@ -34,9 +34,9 @@ from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.step_operators import StepOperators
 from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.solvers.common.result import fits
-from autoshard.text.answer_words import certainty, gap_words, space
+from autoshard.text.answer_labels import certainty, gap_words, space
 from autoshard.text.critical_path import left_open
-from autoshard.text.float8_words import float8_words
+from autoshard.text.float8_labels import float8_words
 from autoshard.text.plan_summary import collective_words, devices_note, devices_table, purpose
 from autoshard.text.step_rows import HEADER, step_cells
 from autoshard.units import format_bytes, format_seconds
@@ -215,7 +215,7 @@ def _steps(plan: Plan) -> dict[str, Any] | None:
     if not plan.search.steps:
         return None
     rows = [step_cells(own) for own in plan.search.steps]
-    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "notes": sentences(plan.search.steps_told)}
+    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "notes": sentences(plan.search.step_messages)}
 
 
 def _mesh(tried: MeshTried) -> tuple[str, ...]:

@@ -183,7 +183,7 @@ class Search:
     """What was asked and what was tried. `pins` as typed; `notes` are sentences that a reader must not miss.
 
     Of whole steps: `step_options` are the options that ask for this one, `steps` those that were found, the chosen one
-    first, and `steps_told` how far any other could be better, of what this speaks, and what was left out.
+    first, and `step_messages` how far any other could be better, of what this speaks, and what was left out.
     """
 
     level: int = 2
@@ -196,7 +196,7 @@ class Search:
     cut_short: bool = False  # by the clock, or Ctrl-C
     step_options: str = ""
     steps: tuple[StepTried, ...] = ()
-    steps_told: tuple[str, ...] = ()
+    step_messages: tuple[str, ...] = ()
     sizes: tuple[SizeStep, ...] = ()  # of a plan for a histogram of sizes
 
     @property

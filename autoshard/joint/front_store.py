@@ -18,7 +18,7 @@ from autoshard.joint.blocks.block_measure import block_costs, sharded_costs
 from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, PinRefused, StepPins
 from autoshard.joint.blocks.block_splits import BlockSplit, SplitRequest, block_splits
 from autoshard.joint.blocks.stage_axes import REPLICAS
-from autoshard.joint.outer_space import Inner, OuterChoice
+from autoshard.joint.config_space import Inner, ParallelConfig
 from autoshard.rules.resize.rebatch import batch_dims, rebatched
 
 MEASURED = 8  # replicas that weights in shards are measured with
@@ -62,7 +62,7 @@ class FrontStore:
     def __post_init__(self) -> None:
         self.short = shortened(self.line)
 
-    def splits(self, choice: OuterChoice) -> tuple[SplitCosts, ...]:
+    def splits(self, choice: ParallelConfig) -> tuple[SplitCosts, ...]:
         """Splits of an outer choice that keep the pins. PinRefused where there are none."""
         return self.costs(choice.inner, choice.micro_batch, self._left(choice))
 
@@ -103,7 +103,7 @@ class FrontStore:
             self.same[own] = SplitCosts(own.micro_batch, own.split, made, by_kind(short, made))
         return self.same[own]
 
-    def _left(self, choice: OuterChoice) -> Left:
+    def _left(self, choice: ParallelConfig) -> Left:
         """What pins leave of the splits of an outer choice."""
         if not self.pins.texts:
             return NOTHING_SAID
@@ -140,7 +140,7 @@ class FrontStore:
             self.carried[samples] = replace(self.short, line=line)
         return self.carried[samples]
 
-    def least_seconds(self, choice: OuterChoice) -> float:
+    def least_seconds(self, choice: ParallelConfig) -> float:
         """Below any step of this choice: all products and attention at the peak of the devices, dealt out evenly."""
         samples = choice.micro_batch
         if samples not in self.ideal:
@@ -203,7 +203,7 @@ def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
     return tuple(costs[short.represents[kind]] for kind in range(len(short.represents)))
 
 
-def measured_replicas(choices: Iterable[OuterChoice]) -> int:
+def measured_replicas(choices: Iterable[ParallelConfig]) -> int:
     """The largest number of replicas that is asked for, up to 8: more change nothing but collectives, which are priced
     apart."""
     counts = {choice.replicas for choice in choices if choice.replicas > 1}

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.constraints.again_blocks import called_modules
+from autoshard.constraints.recomputed_blocks import called_modules
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, PLAIN
@@ -26,14 +26,14 @@ from autoshard.joint.blocks.block_costs import BlockCosts
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_pins import PinRefused, StepPins
 from autoshard.joint.blocks.block_splits import BlockSplit, SplitRequest
+from autoshard.joint.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs, what_divides
 from autoshard.joint.fitting_steps import FAR, fastest_step
-from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
 from autoshard.joint.front_store import FrontStore, FrontStores, SplitCosts, measured_replicas
 from autoshard.joint.least_memory import leanest_of
-from autoshard.joint.least_rest import least_rest_of
-from autoshard.joint.nearby_steps import as_solved, nearby_steps
-from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices, what_divides
+from autoshard.joint.least_overhead import least_overhead_of
+from autoshard.joint.step_candidates import JointResult, StepCandidate, best_stages, fastest_of_each, none_fits
 from autoshard.joint.step_costs import StepProblem
+from autoshard.joint.step_local_search import as_solved, nearby_steps
 from autoshard.program.step_check import not_again
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.solvers.stages.room_bound import RoomBound
@@ -45,7 +45,7 @@ Problem = tuple[StepProblem, BlockSplit | None]
 def joint_search(
     graph: Graph,
     hardware: Hardware,
-    space: OuterSpace,
+    space: ConfigSpace,
     capacity_bytes: float,
     *,
     stage_of: dict[int, int] | None = None,
@@ -64,8 +64,8 @@ def joint_search(
     searches of this graph and hardware; `bounded`: False where another search has the bound, and none is made of the
     fastest. InfeasibleError where none fits, UsageError where no mesh has what a pin or a style says."""
     pins = pins or StepPins()
-    log = Divided()
-    choices = list(outer_choices(space, hardware, log))
+    log = RejectedConfigs()
+    choices = list(parallel_configs(space, hardware, log))
     stores = stores or FrontStores(graph, hardware)
     store = stores.of(measured_replicas(choices), pins, asked or SplitRequest(), tell)
     line = store.line
@@ -82,7 +82,7 @@ def joint_search(
     offered = [(again[kind],) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
     keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
 
-    def problems_of(own_choices: list[OuterChoice]) -> list[Problem]:
+    def problems_of(own_choices: list[ParallelConfig]) -> list[Problem]:
         splits = {choice: _kept_splits(store, choice, log) for choice in own_choices}
         for choice in sorted(own_choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
             for own in splits[choice] if choice.zero else ():
@@ -105,7 +105,7 @@ def joint_search(
         message = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
         raise InfeasibleError(message, what_divides(space, hardware))
     if level != SPEED:
-        search = {RATIO: least_rest_of, MEMORY: leanest_of}[level]
+        search = {RATIO: least_overhead_of, MEMORY: leanest_of}[level]
         problems = problems_of(choices)
         _check_pins(store, problems)
         return replace(search(problems, line, log, count, len(store.made), tell), pins=pins)
@@ -118,7 +118,9 @@ def joint_search(
     return replace(found, fronts=len(store.made), pins=pins)
 
 
-def _of_kinds(problem: StepProblem, store: FrontStore, own: SplitCosts, graph: Graph, space: OuterSpace) -> StepProblem:
+def _of_kinds(
+    problem: StepProblem, store: FrontStore, own: SplitCosts, graph: Graph, space: ConfigSpace
+) -> StepProblem:
     """With the problem on the kind of devices of each stage, or of one stage of each replica, where there are several
     kinds and replicas may take unequal shares: they wait for each other at the end of a step alone."""
     choice, hardware = problem.choice, problem.hardware
@@ -142,7 +144,7 @@ def _of_kinds(problem: StepProblem, store: FrontStore, own: SplitCosts, graph: G
     return replace(problem, by_stage=found) if choice.stages > 1 else replace(problem, by_replica=found)
 
 
-def _kept_splits(store: FrontStore, choice: OuterChoice, log: Divided) -> tuple[SplitCosts, ...]:
+def _kept_splits(store: FrontStore, choice: ParallelConfig, log: RejectedConfigs) -> tuple[SplitCosts, ...]:
     """Splits of an outer choice that keep the pins; where there are none the log says why, by an example of each
     pin."""
     try:
@@ -162,13 +164,13 @@ class Later:
     """Outer choices of one mesh of a replica, whose blocks are split once they may be among the best: of none the step
     takes less than `least_seconds`."""
 
-    choices: tuple[OuterChoice, ...]
+    choices: tuple[ParallelConfig, ...]
     least_seconds: float
     problems: Callable[[], list[Problem]]
 
 
 def _later(
-    choices: list[OuterChoice], store: FrontStore, problems_of: Callable[[list[OuterChoice]], list[Problem]]
+    choices: list[ParallelConfig], store: FrontStore, problems_of: Callable[[list[ParallelConfig]], list[Problem]]
 ) -> list[Later]:
     """Choices with a second axis, if there are others to begin with: a split over two axes takes longest to find."""
     meshes = dict.fromkeys(choice.inner for choice in choices if len(choice.inner) > 1)
@@ -193,7 +195,7 @@ def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
 
 
 def _not_some(
-    space: OuterSpace, line: BlockLine, named: set[int], problems: Iterable[tuple[StepProblem, BlockSplit | None]]
+    space: ConfigSpace, line: BlockLine, named: set[int], problems: Iterable[tuple[StepProblem, BlockSplit | None]]
 ) -> Iterator[str]:
     """A note for each kind of block whose results can't be kept one by one, though that is asked for."""
     offered = {kind for problem, _ in problems for kind, keeps in enumerate(problem.keeps) if _has_some(keeps)}
@@ -225,7 +227,7 @@ def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray |
 def best_of(
     problems: Iterable[Problem],
     line: BlockLine,
-    log: Divided,
+    log: RejectedConfigs,
     count: int,
     fronts: int,
     tell: Callable[[str], None],
@@ -235,8 +237,8 @@ def best_of(
     """Best first: what is left when the bound passes the best simulated step can't be better. Not `bounded`: without
     the bound on any order."""
     search = _BestFirst([_Candidate(problem, split) for problem, split in problems], list(later))
-    found: list[StepFound] = []
-    unfit: list[StepFound] = []
+    found: list[StepCandidate] = []
+    unfit: list[StepCandidate] = []
     for own in search.hopeful():
         made = fastest_step(own.problem, own.split, own.solution, search.best)
         if made is not None:

@@ -15,17 +15,17 @@ import numpy as np
 from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_splits import BlockSplit
+from autoshard.joint.config_space import RejectedConfigs
 from autoshard.joint.fitting_steps import fastest_step
-from autoshard.joint.found_steps import (
+from autoshard.joint.step_candidates import (
     REPAIRS,
     JointResult,
-    StepFound,
+    StepCandidate,
     best_of_each,
     best_stages,
     none_fits,
     one_stage_bytes,
 )
-from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
@@ -40,7 +40,7 @@ _ROUND = 1e-9
 def leanest_of(
     problems: Iterable[tuple[StepProblem, BlockSplit | None]],
     line: BlockLine,
-    log: Divided,
+    log: RejectedConfigs,
     count: int,
     fronts: int,
     tell: Callable[[str], None],
@@ -49,7 +49,7 @@ def leanest_of(
     candidates = list(problems)
     heap = [(_share(problem), number, False) for number, (problem, _) in enumerate(candidates)]
     heapify(heap)
-    found: list[StepFound] = []
+    found: list[StepCandidate] = []
     least, bound, solved = np.inf, np.inf, 0
     while heap and heap[0][0] <= min(least, candidates[heap[0][1]][0].capacity_bytes) * (1 + _ROUND):
         own, number, exact = heappop(heap)
@@ -74,7 +74,7 @@ def leanest_of(
     )  # fmt: skip
 
 
-def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
+def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | None:
     """The fastest plan that holds no more than the least of its outer choice. Where a stage holds more as it is
     simulated than there is, as much less room is taken to be there."""
     own = problem
@@ -90,7 +90,7 @@ def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None
             return None
         steps = [simulate_step(problem.step_costs(plan)) for plan in solution.plans]
         pairs = zip(solution.plans, steps, strict=True)
-        made = [StepFound(problem, split, plan, solution, step) for plan, step in pairs]
+        made = [StepCandidate(problem, split, plan, solution, step) for plan, step in pairs]
         fitting = [step for step in made if fits(step.peak_bytes, problem.capacity_bytes)]
         if fitting:
             return min(fitting, key=lambda step: (step.peak_bytes, step.seconds))

@@ -28,7 +28,7 @@ from autoshard.joint.blocks.block_fronts import (
     step_mesh,
     takes_turns,
 )
-from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.config_space import ParallelConfig
 from autoshard.program.step_check import dealt
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
 from autoshard.solvers.stages.least_held import least_held, of_dealt, of_every_part
@@ -45,7 +45,7 @@ class StepProblem:
     several kinds: a micro-batch takes the harmonic mean of what it takes on each, as if slices could be dealt out in
     any shares; what is simulated is the replica that takes longest, in the best shares of whole slices."""
 
-    choice: OuterChoice
+    choice: ParallelConfig
     kinds: tuple[int, ...]
     costs: tuple[BlockCosts, ...]
     keeps: tuple[tuple[str, ...], ...]

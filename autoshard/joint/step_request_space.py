@@ -15,11 +15,11 @@ from autoshard.ir.plan import KEEP_SOME
 from autoshard.joint.blocks.block_line import BlockLine, block_line
 from autoshard.joint.blocks.block_pins import StepPins, step_pins
 from autoshard.joint.blocks.block_splits import SplitRequest
-from autoshard.joint.blocks.second_axis import expert_count, longest_tokens
-from autoshard.joint.found_steps import JointResult
+from autoshard.joint.blocks.context_expert_cuts import expert_count, longest_tokens
+from autoshard.joint.config_space import ConfigSpace, read_choices
 from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_search import joint_search
-from autoshard.joint.outer_space import OuterSpace, read_choices
+from autoshard.joint.step_candidates import JointResult
 from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
@@ -119,13 +119,13 @@ def with_mesh(graph: Graph, wanted: SearchRequest) -> str:
     return f"--mesh {mesh} --global-batch {near}, without --devices: micro-batches of the {own} samples captured"
 
 
-def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
+def space_of(line: BlockLine, wanted: SearchRequest) -> ConfigSpace:
     """The outer choices that the options leave."""
     step = wanted.step
     assert wanted.devices is not None and step.global_batch is not None
     keeps = SEARCHED if step.recompute in (None, AUTO) else tuple(str(step.recompute).split(","))
     schedules = None if step.schedule in (None, AUTO) else tuple(str(step.schedule).split(","))
-    return OuterSpace(
+    return ConfigSpace(
         wanted.devices,
         step.global_batch,
         len(line.blocks),

@@ -24,10 +24,10 @@ from autoshard.redistribute.pair_table import (
     kind,
     runtime_call,
 )
+from autoshard.redistribute.path_costs import SUM, PathCosts, path_parts
 from autoshard.redistribute.prices import NOMINAL, Floats, Pass, Prices, Terms
 from autoshard.redistribute.space import space
 from autoshard.redistribute.steps import Message, Path, Step, dim_cuts, local_blocks, messages, step_of
-from autoshard.redistribute.way_parts import SUM, Ways, way_parts
 
 __all__ = [
     "BACKWARD",
@@ -43,9 +43,9 @@ __all__ = [
     "Message",
     "Pass",
     "Path",
+    "PathCosts",
     "Step",
     "Terms",
-    "Ways",
     "all_pairs",
     "deferred_seconds",
     "dim_cuts",
@@ -86,7 +86,7 @@ def _few_pairs(sources: tuple[Layout, ...], targets: tuple[Layout, ...], terms: 
 def deferred_seconds(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
     """Of these the seconds of all-reduces that a parameter's gradient may leave to the end of a step."""
     total: Floats = np.zeros((len(sources), len(targets)))
-    for (phase, _), seconds in way_parts(sources, targets, terms).seconds.items():
+    for (phase, _), seconds in path_parts(sources, targets, terms).seconds.items():
         if phase == SUM:
             total += seconds
     return total

@@ -33,7 +33,7 @@ class PlannedSize:
     dims: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def told_of(graph: Graph) -> tuple[FreeSize, ...]:
+def recorded_free_sizes(graph: Graph) -> tuple[FreeSize, ...]:
     """What capture told of the sizes of its inputs; of a graph for which none was asked, that. Of dynamic ones see
     `check_dynamic`."""
     if graph.dynamic:

@@ -13,7 +13,7 @@ from math import inf
 
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
-from autoshard.formulation.floor.memory_floor import MemoryFloor, memory_floor
+from autoshard.formulation.memory_bound.memory_lower_bound import MemoryLowerBound, memory_lower_bound
 from autoshard.ir.plan import Candidate
 from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.objectives import MEMORY, lean_plans, solve_level
@@ -68,7 +68,7 @@ def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
     """Raises InfeasibleError, proven, where every program of the task holds more than the limit. `smallest_bytes`: of
     the programs made so far. A step of several micro-batches, which adds up gradients beside, holds no less."""
     with timed(task.log, "bounding the memory"):
-        floor = memory_floor(task.formulation)
+        floor = memory_lower_bound(task.formulation)
     if none_within(floor.bytes, task.memory_limit_bytes, smallest_bytes):
         where, style = f"mesh {task.formulation.mesh}", task.request.strategy
         which = f"--strategy {style} on {where}" if style in STYLES else where
@@ -77,7 +77,7 @@ def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
         raise InfeasibleError(message)
 
 
-def _parts_of(floor: MemoryFloor) -> str:
+def _parts_of(floor: MemoryLowerBound) -> str:
     parts = [f"{format_bytes(floor.stored)} of parameters with what trains them, buffers and inputs"]
     if floor.kept:
         parts.append(f"{format_bytes(floor.kept)} that operators before it keep for backward")

@@ -20,7 +20,7 @@ from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers.common.result import TOLERANCE, Solution, fits, peak, proved, status
 from autoshard.solvers.portfolio import FEW_CHOICES
-from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
+from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans, minimum_memory_bound
 
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
@@ -28,7 +28,7 @@ _HALVINGS = 12  # of the range between the bound on memory and the smallest peak
 _CLOSE = 1e-4  # relative width of that range that is not worth more work
 Solver = Callable[[Problem], Solution]
 _RATIO: WeakKeyDictionary[Formulation, Problem] = WeakKeyDictionary()
-_LEAN: WeakKeyDictionary[Formulation, LeanPlans] = WeakKeyDictionary()
+_LEAN: WeakKeyDictionary[Formulation, LowMemoryPlans] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ def solve_level(
     quickly: bool = False,
 ) -> Levelled:
     """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity;
-    `quickly`: level 1 may do without, see `LeanPlans`.
+    `quickly`: level 1 may do without, see `LowMemoryPlans`.
 
     Once `stop()` is true nothing better than the first plan found is looked for.
     """
@@ -110,10 +110,10 @@ def _ratio_problem(formulation: Formulation) -> Problem:
     return replace(formulation.problem, nodes=tuple(nodes))
 
 
-def lean_plans(formulation: Formulation) -> LeanPlans:
+def lean_plans(formulation: Formulation) -> LowMemoryPlans:
     """Plans of little memory, and the bound on it; made once for a formulation."""
     if formulation not in _LEAN:
-        _LEAN[formulation] = LeanPlans(formulation.problem)
+        _LEAN[formulation] = LowMemoryPlans(formulation.problem)
     return _LEAN[formulation]
 
 
@@ -125,7 +125,7 @@ def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> 
 
 
 def smallest_memory(
-    problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, lean: LeanPlans | None = None
+    problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, lean: LowMemoryPlans | None = None
 ) -> Levelled:
     """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak; of the
     plans `lean`, if given, one at the bound where they meet it. Where choices are many one near it does.

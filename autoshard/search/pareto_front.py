@@ -13,7 +13,7 @@ from autoshard.ir.plan import Plan
 from autoshard.search.search_task import SearchTask
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import fits
-from autoshard.solvers.relax.lean_plans import minimum_memory_bound
+from autoshard.solvers.relax.low_memory_plans import minimum_memory_bound
 
 POINTS = 8
 

@@ -20,8 +20,8 @@ from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
 from autoshard.rules.host_tables import host_tables
 from autoshard.search.build_plan import plan_of, priced
-from autoshard.search.kept.kept_search import Figures, KeptAnswers, answers_of, formulated
-from autoshard.search.kept.kept_steps import KeptSteps
+from autoshard.search.cached.search_cache import Figures, SearchCache, answers_of, formulated
+from autoshard.search.cached.step_cache import StepCache
 from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
@@ -50,7 +50,7 @@ class SearchTask:
     pins: tuple[Pin, ...]
     fixed: frozenset[int]  # nodes that a pin decided about
     log: Log
-    answers: KeptAnswers = field(default_factory=lambda: KeptAnswers(None, ""))
+    answers: SearchCache = field(default_factory=lambda: SearchCache(None, ""))
     seen: SeenPlans = field(default_factory=SeenPlans)
     styles: dict[str, Figures] = field(default_factory=dict)
     on_host: frozenset[str] = frozenset()  # tables that may lie in host memory
@@ -104,9 +104,9 @@ class SearchTask:
         return Levelled(solution, level_value(formulation, level, choice), bound, cut)
 
     @cached_property
-    def steps(self) -> KeptSteps:
+    def steps(self) -> StepCache:
         """Plans by what a step takes, and the bound on it."""
-        return KeptSteps(self.formulation, self.clock, self.answers, self._step_search)
+        return StepCache(self.formulation, self.clock, self.answers, self._step_search)
 
     def _step_search(self) -> StepSearch:
         with timed(self.log, "resources of a step"):

@@ -27,10 +27,10 @@ from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
-from autoshard.solvers.relax.few_ranked import Near, least_of_few
-from autoshard.solvers.relax.pruned_start import MUCH_WORK, exact_work
 from autoshard.solvers.relax.reader_shares import FORESEEN, ROUGHLY, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
+from autoshard.solvers.relax.restricted_start import MUCH_WORK, exact_work
+from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
 
 _WEIGHTS = 6  # of resources, tried for the bound
 _ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what plans occupy most
@@ -147,7 +147,7 @@ class _Least:
     def roughly(self, weights: Floats) -> Near | None:
         """A plan near the least, no bound; None where nothing repeats, or time is over."""
         problem = self.form(weights)
-        return None if problem is None else attempt(least_of_few, problem, SOON_ENTRIES)
+        return None if problem is None else attempt(solve_top_k, problem, SOON_ENTRIES)
 
 
 def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats, float]:

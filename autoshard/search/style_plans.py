@@ -21,7 +21,7 @@ from autoshard.formulation.step_resources import StepResources, in_a_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.search.build_plan import Origin, plan_of, priced
-from autoshard.search.kept.kept_search import Figures, KeptAnswers, answers_of, formulated, unhurried
+from autoshard.search.cached.search_cache import Figures, SearchCache, answers_of, formulated, unhurried
 from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
@@ -146,7 +146,7 @@ def _itself(plan: Plan) -> dict[str, Plan]:
     return {name: plan for name in decided & STYLES.keys() if len(decided) == 1 and not plan.step.parts}
 
 
-def _kept(own: _Comparison, clock: Clock, answers: KeptAnswers) -> StylePlan:
+def _kept(own: _Comparison, clock: Clock, answers: SearchCache) -> StylePlan:
     """By the sum of costs, where no search has simulated it: the same for every level and limit."""
     key = f"style {own.name}" + (", weights gathered low" if own.low else "")
     if own.name in own.known or not unhurried(clock):

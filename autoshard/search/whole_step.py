@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 
 from autoshard.cluster.device_kinds import rank_words
 from autoshard.cluster.hardware import Hardware, parse_hardware
-from autoshard.constraints.again_blocks import called_modules, torn_modules
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
+from autoshard.constraints.recomputed_blocks import called_modules, torn_modules
 from autoshard.constraints.step_request import AUTO, EQUAL, NO_PLACES, RECOMPUTE, TENSORS, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph

@@ -5,7 +5,7 @@ it ends, the best plan goes out with what is proved. A step that shows, by its p
 in its part of the time makes room for the next.
 
 1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
-   messages rank first (`pruned_start.py`).
+   messages rank first (`restricted_start.py`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
    plan above the memory capacity goes on to lagrangian.py.
 3. Where no order fits: messages, fewer choices, and exact tables without the hubs (`hub_relaxation.py`), then
@@ -29,13 +29,13 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
-from autoshard.solvers.relax.few_ranked import least_of_few
 from autoshard.solvers.relax.lagrangian import priced_fit
 from autoshard.solvers.relax.limited_search import LOOSE, LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.reader_terms import MANY
+from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, worthwhile
+from autoshard.solvers.relax.top_k_choices import solve_top_k
 from autoshard.solvers.relax.wide_choices import WideChoices
 from autoshard.solvers.relax.window_search import improved
 
@@ -78,7 +78,7 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
     if rough:
         _rough(state, budget, clock, unfit)
         return
-    wide = Quick(problem) if suits(problem) and limited else None
+    wide = RestrictedStart(problem) if worthwhile(problem) and limited else None
     if wide is not None:
         part = PartialClock(_SHARE * clock.left, whole=clock)
         wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
@@ -132,7 +132,7 @@ def _auto(state: Incumbent, options: Options) -> None:
     loose = LOOSE if given_time else _LOOSE_SHARES
     settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))
     if not settled:
-        wide = suits(problem) and not options.rough
+        wide = worthwhile(problem) and not options.rough
         free = math.isinf(problem.capacity_bytes)
         at_once = wide and free and bool(shares.cut)  # neither shares of hundreds of choices nor exact tables pay
         fits = exact or _hubs_apart(state, shares, options)
@@ -163,7 +163,7 @@ def _limited_soon(state: Incumbent, shares: ReaderShares, options: Options, loos
     what is found among few choices, and whether no price of bytes gives more."""
     if math.isinf(state.problem.capacity_bytes):
         return False
-    near = least_of_few(shares.apart(state.problem), SOON_ENTRIES)
+    near = solve_top_k(shares.apart(state.problem), SOON_ENTRIES)
     if near is None or shares.offered(state, near.choice) or state.near is None:
         return False
     among = WideChoices(state, condensed(state.problem), shares, options.budget_entries or BUDGET_ENTRIES, loose)
@@ -173,7 +173,7 @@ def _limited_soon(state: Incumbent, shares: ReaderShares, options: Options, loos
 def _hubs_apart(state: Incumbent, shares: ReaderShares, options: Options) -> bool:
     """Where that is worth more than shares: few choices of each node, and the best plan without a limit fits."""
     free = math.isinf(state.problem.capacity_bytes) or state.choice is not None
-    if options.rough or not free or suits(state.problem):
+    if options.rough or not free or worthwhile(state.problem):
         return False
     return hubs_apart.search(state, shares) and state.near is None
 
@@ -208,7 +208,7 @@ def _narrow(problem: Problem, options: Options) -> bool:
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:
     """A good plan soon: exact where small tables do, else the best over the few choices that messages rank first."""
     few = min(budget, SOON_ENTRIES)
-    if not suits(state.problem):
+    if not worthwhile(state.problem):
         if structure(state.problem) not in unfit:
             found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
             if found is not None and found.exact:
@@ -216,7 +216,7 @@ def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None
                 return
         hub_relaxation.sketched(state)
     if state.choice is None:
-        Quick(state.problem).plan(state, lambda part: solve(part, budget_entries=few, clock=clock))
+        RestrictedStart(state.problem).plan(state, lambda part: solve(part, budget_entries=few, clock=clock))
 
 
 def structure(problem: Problem) -> int:

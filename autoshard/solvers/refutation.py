@@ -32,7 +32,7 @@ from autoshard.solvers.common.result import none_within
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.solvers.elimination.weighted_sum import Additive, additive, charge
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.relax.lean_plans import minimum_memory_bound
+from autoshard.solvers.relax.low_memory_plans import minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import condensed
 
 COMBINATIONS = 1 << 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.ir.plan import Plan
 from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Event, Timeline
-from autoshard.text.answer_words import gap
+from autoshard.text.answer_labels import gap
 from autoshard.units import format_seconds
 
 HOST = "the host"

@@ -34,15 +34,15 @@ from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
 from autoshard.rules import candidates, find
 from autoshard.rules.strategy_words import plain_words
 from autoshard.search.build_plan import Origin, plan_of, priced
-from autoshard.search.kept.kept_search import formulated as formulated_once
+from autoshard.search.cached.search_cache import formulated as formulated_once
 from autoshard.search.objectives import SPEED, Levelled, solve_level
 from autoshard.search.step_search import StepSearch
 from autoshard.simulation import simulate
 from autoshard.simulation.steps.server_step import served_hardware, worker_program
 from autoshard.solvers.common.result import Solution
 from autoshard.styles.known_styles import STYLES, in_style
-from autoshard.text import plan_words
-from autoshard.text.answer_words import gap
+from autoshard.text import plan_labels
+from autoshard.text.answer_labels import gap
 from autoshard.text.critical_path import LARGE, left_open
 from autoshard.text.plan_summary import certificate_rows
 from autoshard.text.step_rows import HEADER, step_cells
@@ -159,10 +159,10 @@ def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Itera
                 op = graph.by_op[decided.op]
                 strategy = find(graph, op, plan.mesh, known, decided.strategy)
                 name = f"{op.module} {op.target.partition('.')[2]}".strip() + ("" if names is None else f" ({op.name})")
-                words_of = plan_words.strategy_words(op, strategy, graph, plan.mesh)
+                words_of = plan_labels.strategy_words(op, strategy, graph, plan.mesh)
                 yield ExplainedChoice(name, f"{words_of} [{decided.strategy}]", decided.parts, decided.decided_by)
         elif names is None or (kind, decided.name) in names:
-            words_of = plan_words.placement_words(decided.layout, plan.mesh)
+            words_of = plan_labels.placement_words(decided.layout, plan.mesh)
             yield ExplainedChoice(
                 f"{kind} {decided.path}", f"{words_of} [{decided.layout}]", decided.parts, decided.decided_by
             )
@@ -309,7 +309,7 @@ def text(explained: Explained, width: int | None = None) -> str:
         result += _fitted(f"left open: {explained.left_open}", width)
     if plan.search.steps:
         result += ["", "whole steps:", *table([HEADER, *map(step_cells, plan.search.steps)], width)]
-        result += [line for message in plan.search.steps_told for line in _fitted(message, width)]
+        result += [line for message in plan.search.step_messages for line in _fitted(message, width)]
     if explained.why_not:
         result += ["", *_why_lines(plan, explained.why_not, width)]
     result += [line for note in explained.notes for line in _fitted(f"note: {note}", width)]
@@ -405,5 +405,5 @@ def as_dict(explained: Explained) -> dict[str, Any]:
         "notes": list(explained.notes),
         "left_open": explained.left_open,
         "steps": [asdict(tried) for tried in plan.search.steps],
-        "steps_told": list(plan.search.steps_told),
+        "step_messages": list(plan.search.step_messages),
     }

@@ -11,7 +11,7 @@ from autoshard.ir.plan import OpPlan, Plan
 from autoshard.program.step_check import share_words
 from autoshard.replay.reevaluate import decisions, origin
 from autoshard.rules import candidates, find
-from autoshard.text import plan_words
+from autoshard.text import plan_labels
 from autoshard.text.explain import fold
 from autoshard.text.tables import table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds, signed_seconds
@@ -81,11 +81,11 @@ def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
         seconds = decided.parts.compute_seconds + decided.parts.communication_seconds
         if isinstance(decided, OpPlan):
             op = graph.by_op[decided.op]
-            said = plan_words.strategy_words(op, find(graph, op, plan.mesh, known, decided.strategy), graph, plan.mesh)
+            said = plan_labels.strategy_words(op, find(graph, op, plan.mesh, known, decided.strategy), graph, plan.mesh)
             name = f"{op.module} {op.target.partition('.')[2]}".strip()
             found[kind, op.name] = _Decision(name, said, seconds)
         else:
-            said = plan_words.placement_words(decided.layout, plan.mesh)
+            said = plan_labels.placement_words(decided.layout, plan.mesh)
             found[kind, decided.path] = _Decision(f"{kind} {decided.path}", said, seconds)
     return found
 

@@ -24,11 +24,11 @@ from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
 from autoshard.servers.server_words import server_rows, server_title
 from autoshard.simulation.step_account import StepAccount, one_stage
-from autoshard.text import plan_words
+from autoshard.text import plan_labels
 from autoshard.text.account_text import breakdown_rows, parts, stage_breakdown
-from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
+from autoshard.text.answer_labels import certainty, gains, gap, gap_words, space
 from autoshard.text.critical_path import left_open, waits
-from autoshard.text.float8_words import float8_words
+from autoshard.text.float8_labels import float8_words
 from autoshard.text.size_table import expected_rows, open_sizes, size_table, step_name
 from autoshard.text.stage_table import HEADER, short_rows
 from autoshard.text.tables import WIDTH, table, wrapped
@@ -122,9 +122,9 @@ def purpose(plan: Plan, graph: Graph) -> str:
 def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     """Each distinct block: operators with their strategies, and under each what is communicated before it."""
     rows: list[Sequence[str]] = [("module", "operator", "strategy / collectives")]
-    for block in plan_words.blocks(plan, graph):
+    for block in plan_labels.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
-        shown = [row for row in plan_words.without_casts(block.rows, graph) if is_shown(row, graph, total)]
+        shown = [row for row in plan_labels.without_casts(block.rows, graph) if is_shown(row, graph, total)]
         rows += [(block.title, "", "")] if shown else []
         for row in shown:
             rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words))
@@ -132,7 +132,7 @@ def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     return table(rows, width)
 
 
-def is_shown(row: plan_words.BlockRow, graph: Graph, block_total: float) -> bool:
+def is_shown(row: plan_labels.BlockRow, graph: Graph, block_total: float) -> bool:
     """Whether a summary names the op: it uses a weight, costs something, or something is communicated for it."""
     uses_weight = any(operand in graph.weights for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total

@@ -32,7 +32,6 @@ from autoshard.verification.original.optimizers import make_optimizer
 from autoshard.verification.original.plain_run import fault_of_model
 from autoshard.verification.original.randomise import randomise_state, tie
 from autoshard.verification.original.reference import Batch, MakeOptimizer, Reference, run_reference
-from autoshard.verification.own_precision import OwnStep, check_own, run_own
 from autoshard.verification.ranks import started_train
 from autoshard.verification.ranks.job_files import load_result, save_job
 from autoshard.verification.ranks.loaded_package import load_package
@@ -40,6 +39,7 @@ from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 from autoshard.verification.ranks.rank_steps import Job, job_of, place_axes, run_rank
 from autoshard.verification.ranks.served_steps import SERVER_PLAN, run_served, served_notes
+from autoshard.verification.training_precision import TrainingPrecisionStep, check_own, run_own
 
 Sizes = Mapping[str, int]  # a dynamic size -> what it is in a step
 Backend = Literal["gloo", "lockstep"]
@@ -58,7 +58,7 @@ class Case:
     graph: Graph
     reference: Reference
     noise: Noise | None = None
-    own: OwnStep | str = ""
+    own: TrainingPrecisionStep | str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -215,7 +215,7 @@ def check_folder(
         run = _on_servers if served else _RUNNERS[backend]
         results, failed = run(folder, job_of(program, case.reference), program, timeout_seconds, starts)
         own: list[Error] = []
-        if own_precision and isinstance(case.own, OwnStep):
+        if own_precision and isinstance(case.own, TrainingPrecisionStep):
             own = check_own(case.own, case.reference, program, folder, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from autoshard.emit.expressions import ExpressionWriter
 from autoshard.emit.runtime.float8 import float8_linear
 from autoshard.emit.runtime.rotary import rotate_half
-from autoshard.emit.spelling import Speller
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.overloads import schema_of, schemas_of
 from autoshard.ir.graph import Graph, Op
@@ -24,7 +24,7 @@ def statement_of(
     """`y0, y1 = torch.ops…(x0, x1, …)`: operands are x0, x1, … (None where absent), results y0, y1, …"""
     schema = schema_of(target, operands, attributes)
     known = (str(schemas_of(target)[schema]._schema),) if schema else ()
-    speller = Speller(lambda size: str(size.size), f'"{device}"', known)
+    speller = ExpressionWriter(lambda size: str(size.size), f'"{device}"', known)
     names = tuple(None if operand is None else f"x{i}" for i, operand in enumerate(operands))
     left = speller.assigned(target, names, attributes, [f"y{i}" for i in range(results)])
     return f"{left} = {speller.spell(target, names, attributes)}"

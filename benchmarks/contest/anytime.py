@@ -22,7 +22,7 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import none_fits
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
-from autoshard.system.garbage import seldom_searched
+from autoshard.system.gc_control import infrequent_gc
 from benchmarks.contest.asplos_format import refuse_if_short
 from benchmarks.contest.core_problem import Core, core
 from benchmarks.contest.dual_ascent import Ascent, Round
@@ -89,7 +89,7 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
     run = _PairwiseSearch(core(problem), clock, seed)
     run.offer(None if state.choice is None else run.core.lowered(state.choice))
     try:
-        with seldom_searched():
+        with infrequent_gc():
             run.run()
     finally:
         if run.best is not None:

@@ -17,7 +17,7 @@ _TRIAL = 0.03  # of the time, for exact elimination where contraction leaves muc
 
 def contested(problem: Problem, clock: Clock) -> Solution:
     """Exact elimination where a small part of the time is enough for it, else the search of this folder."""
-    if not suits(problem):
+    if not worthwhile(problem):
         try:
             found = solve(problem, "dp", Options(clock=PartialClock(_TRIAL * clock.left, whole=clock)))
         except UserError:
@@ -28,7 +28,7 @@ def contested(problem: Problem, clock: Clock) -> Solution:
     return audited(problem, found.choice, found, clock.cut)
 
 
-def suits(problem: Problem) -> bool:
+def worthwhile(problem: Problem) -> bool:
     """Whether contraction will make a large problem small: most of its values are fenced."""
     if len(problem.nodes) < _LARGE:
         return False

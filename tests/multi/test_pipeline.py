@@ -29,7 +29,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
-from autoshard.verification.own_precision import OwnStep
+from autoshard.verification.training_precision import TrainingPrecisionStep
 from tests import launched
 from tests.forced import sharded_plan
 from tests.hangs import HANGS
@@ -114,7 +114,7 @@ def test_two_virtual_stages() -> None:
 def test_stages_in_lockstep_with_a_step_in_their_own_precision(mesh: str, step: dict[str, object]) -> None:
     plan = planned(mesh, 1, cut=2, **step)
     program = lower(plan, captured())
-    assert isinstance(case().own, OwnStep)
+    assert isinstance(case().own, TrainingPrecisionStep)
     proof = check_files(case(), program, emit(program, plan, captured()), "lockstep", 120.0, own_precision=True)
     assert proof.passed, proof.failure
     assert not proof.unverified

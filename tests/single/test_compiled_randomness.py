@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autoshard.emit.runtime import ParallelMesh, random_dropout
 from autoshard.emit.runtime.attention import random_attention
-from autoshard.emit.runtime.drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
+from autoshard.emit.runtime.random_tensors import random_bernoulli, random_multinomial, random_noise, random_tensor
 from autoshard.emit.runtime.randomness import Random
 from autoshard.emit.runtime.recompute import recomputed
 from tests.single.test_production_randomness import wrong_numbers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.emit.spelling import Speller
+from autoshard.emit.expressions import ExpressionWriter
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import OPERATORS
@@ -21,7 +21,7 @@ from autoshard.rules.cases import ALL
 from autoshard.rules.proof.case_words import case, floats
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verification.rule_page import page, with_rest
+from autoshard.verification.rule_page import page, with_overhead
 from autoshard.verification.rule_table import prove_case
 from tests import launched
 
@@ -52,7 +52,7 @@ RULES_PAGE_PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 
 def test_the_page_is_up_to_date() -> None:
     old = RULES_PAGE_PAGE.read_text(encoding="utf-8")
-    assert old == with_rest(old, page()), "python -m autoshard.verification.rule_page --write"
+    assert old == with_overhead(old, page()), "python -m autoshard.verification.rule_page --write"
 
 
 def test_every_operator_is_on_the_page() -> None:
@@ -63,7 +63,7 @@ def test_every_operator_is_on_the_page() -> None:
 
 
 def test_what_others_wrote_below_the_table_stays() -> None:
-    assert with_rest(page() + "\n## More\n", page()).endswith("\n\n## More\n")
+    assert with_overhead(page() + "\n## More\n", page()).endswith("\n\n## More\n")
 
 
 # --- the guide is followed: its blocks add an operator to the table, which proves it and plans with it ---
@@ -101,7 +101,7 @@ def test_an_operator_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     (name,) = (op.name for op in graph.ops if op.target == TARGET)
     assert strategies[name] not in ("", "repeat", "*")
     assert graph.by_op[name].saved.results == (0,)
-    assert Speller(str, "device").spell(TARGET, ("x", "y"), {}) == "torch.hypot(x, y)"
+    assert ExpressionWriter(str, "device").spell(TARGET, ("x", "y"), {}) == "torch.hypot(x, y)"
 
 
 def test_the_files_are_there() -> None:

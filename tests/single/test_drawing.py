@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autoshard.emit import runtime
-from autoshard.emit.runtime.drawing import chosen, exact_values, scaled_noise
+from autoshard.emit.runtime.random_tensors import chosen, exact_values, scaled_noise
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op

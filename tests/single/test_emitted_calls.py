@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autoshard.cli import commands
-from autoshard.emit import spelling
+from autoshard.emit import expressions
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.passes.canonical import canonical
@@ -116,7 +116,7 @@ def test_a_spelling_that_is_wrong_is_no_proof(
     target: str, template: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(OPERATORS, f"aten.{target}", replace(OPERATORS[f"aten.{target}"], spelling=template))
-    monkeypatch.setattr(spelling, "_says_all", lambda *_: True)
+    monkeypatch.setattr(expressions, "_says_all", lambda *_: True)
     assert commands.main(["prove", target, "--mesh", "tp=2"]) == 6
     assert "WRONG" in capsys.readouterr().out
 

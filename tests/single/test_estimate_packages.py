@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.errors import UsageError
+from autoshard.estimate.optimizer_step import stage_parameters
 from autoshard.estimate.packages import package_program
 from autoshard.estimate.packages.package_estimate import estimate_any as estimate
 from autoshard.estimate.packages.package_program import package_costs
@@ -22,7 +23,6 @@ from autoshard.estimate.packages.package_step import layers_of_parts
 from autoshard.estimate.run_space import RunSpace
 from autoshard.estimate.stage_memory import stage_memory
 from autoshard.estimate.step import Estimate
-from autoshard.estimate.step_tail import stage_parameters
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.graph_capture.capture import capture, capture_model
@@ -30,10 +30,10 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.joint.blocks.block_line import block_line
+from autoshard.joint.config_space import ConfigSpace
 from autoshard.joint.joint_plan import confirmed
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.optimizer_shards import ZeroRequest, with_shards
-from autoshard.joint.outer_space import OuterSpace
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
@@ -234,7 +234,7 @@ def test_the_choice_by_numbers_is_near_the_best_of_the_captured_model(sizes: tup
              "vocabulary": words, "dropout": 0.0}  # fmt: skip
     graph = capture("examples/gpt2.py:build", given, "bf16-mixed")
     line = block_line(graph)
-    whole = OuterSpace(devices, 64, len(line.blocks), layers)
+    whole = ConfigSpace(devices, 64, len(line.blocks), layers)
     run = TrainingRun(64, 1, precision="bf16-mixed", software="autoshard")
     chosen = package_runs(RunSpace(Transformer(*sizes), run, devices, {}), A100, 1).best[0].run
     own = replace(
@@ -242,7 +242,7 @@ def test_the_choice_by_numbers_is_near_the_best_of_the_captured_model(sizes: tup
         micro_batch=(chosen.micro_batch,), zero=(chosen.zero,),
     )  # fmt: skip
 
-    def best(space: OuterSpace) -> float:
+    def best(space: ConfigSpace) -> float:
         found = joint_search(graph, A100, space, A100.usable_memory_bytes)
         return confirmed(found, A100, Origin(graph.source))[0].best.program_seconds
 

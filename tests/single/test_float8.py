@@ -26,7 +26,7 @@ from autoshard.ir.program import Compute, Program
 from autoshard.program.lower import lower
 from autoshard.rules.algebra.float8_products import holds
 from autoshard.verification.case import Case, check_files, make_case
-from autoshard.verification.own_precision import OwnStep
+from autoshard.verification.training_precision import TrainingPrecisionStep
 from tests.forced import forced_plan
 from tests.meter import Meter
 from tests.models.decoders import gpt2, llama
@@ -193,7 +193,7 @@ def test_packages(name: str, mesh: str) -> None:
     targets = [step.target for step in program.instructions if isinstance(step, Compute) and "linear" in step.target]
     assert [target for target in targets if "float8" not in target] == ["aten.linear"]
     assert "float8_linear(" in files["model_parallel.py"] and "## Float8" in files["README.md"]
-    assert isinstance(case.own, OwnStep)
+    assert isinstance(case.own, TrainingPrecisionStep)
     proof = check_files(case, program, files, own_precision=True)
     assert proof.passed and not proof.unverified, proof.failure
 

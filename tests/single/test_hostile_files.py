@@ -14,7 +14,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.emit.spelling import Speller
+from autoshard.emit.expressions import ExpressionWriter
 from autoshard.errors import InvalidFileError
 from autoshard.graph_capture.capture import capture
 from autoshard.html_report import render
@@ -163,7 +163,7 @@ def test_python_of_a_graph_file_is_not_copied(
 
 def test_strings_of_attributes_stay_strings() -> None:
     """What stands in a string is no field of a template, and no bracket."""
-    speller = Speller(str, "self.device")
+    speller = ExpressionWriter(str, "self.device")
     text = speller.spell("aten.pad", ("x",), {"pad": ('{0}"', "(, "), "mode": "{0}", "value": None})
     assert text == 'F.pad(x, ("{0}\\"", "(, "), mode="{0}")'
 

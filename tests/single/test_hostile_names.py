@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.emit.members import TAKEN
+from autoshard.emit.module_members import TAKEN
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower

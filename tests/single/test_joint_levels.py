@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.joint.joint_search import joint_search
-from autoshard.joint.step_rest import rest_of
+from autoshard.joint.step_overhead import overhead_of
 from autoshard.simulation.step_timeline import simulate_step
 from tests.single.test_joint_search import every_plan_of, every_step, gpt2, hardware, space
 
@@ -13,11 +13,11 @@ def test_at_level_0_no_plan_of_the_space_has_less_beside_useful_work() -> None:
     own = space(graph, 4, 8, micro_batch=(2,), stages=(1, 2), tensor=(1, 2), zero=(0, 1), virtual_stages=(1,))
     found = joint_search(graph, hardware(), own, 8e10, level=0)
     every = list(every_plan_of(own, graph))
-    least = min(rest_of(problem, plan) for problem, plan in every)
+    least = min(overhead_of(problem, plan) for problem, plan in every)
     assert found.bound_rest_seconds <= least * (1 + 1e-9) and found.best.rest_seconds <= 1.0001 * least
     assert found.gap < 0.01 and found.best.problem.choice.stages == 2
     problem, fastest = min(every, key=lambda own: simulate_step(own[0].step_costs(own[1])).step_seconds)
-    assert rest_of(problem, fastest) > least
+    assert overhead_of(problem, fastest) > least
 
 
 def test_at_level_1_no_plan_of_the_space_holds_less() -> None:

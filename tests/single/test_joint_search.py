@@ -32,13 +32,13 @@ from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
 from autoshard.joint.blocks.block_line import block_line, shortened
 from autoshard.joint.blocks.block_measure import block_costs
 from autoshard.joint.blocks.block_splits import block_splits
-from autoshard.joint.blocks.second_axis import TENSOR
-from autoshard.joint.found_steps import JointResult, fastest_of_each
+from autoshard.joint.blocks.context_expert_cuts import TENSOR
+from autoshard.joint.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs
 from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import best_of, joint_search
 from autoshard.joint.least_memory import leanest_of
-from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
+from autoshard.joint.step_candidates import JointResult, fastest_of_each
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
@@ -68,9 +68,9 @@ def hardware() -> Hardware:
     return load_hardware("a100-80g-sxm")
 
 
-def space(graph: Graph, devices: int, batch: int, **fixed: object) -> OuterSpace:
+def space(graph: Graph, devices: int, batch: int, **fixed: object) -> ConfigSpace:
     line = block_line(graph)
-    return OuterSpace(devices, batch, len(line.blocks), max(map(len, line.runs())), **fixed)  # type: ignore[arg-type]
+    return ConfigSpace(devices, batch, len(line.blocks), max(map(len, line.runs())), **fixed)  # type: ignore[arg-type]
 
 
 def test_equal_layers_are_one_kind_and_a_short_graph_keeps_three_of_them() -> None:
@@ -98,28 +98,28 @@ def test_blocks_of_the_short_graph_cost_what_the_whole_program_takes() -> None:
     assert predicted == pytest.approx(forward_and_backward, rel=0.03)
 
 
-def everything(result_space: OuterSpace, graph: Graph, capacity: float) -> float:
+def everything(result_space: ConfigSpace, graph: Graph, capacity: float) -> float:
     """The fastest simulated step over all outer choices, splits, cuts and points."""
     return min(seconds for seconds, peak in every_step(result_space, graph) if peak <= capacity)
 
 
-def every_step(result_space: OuterSpace, graph: Graph) -> Iterator[tuple[float, float]]:
+def every_step(result_space: ConfigSpace, graph: Graph) -> Iterator[tuple[float, float]]:
     """(seconds, bytes of the fullest device) of all of them, as they are simulated, whether they fit or not."""
     for problem, plan in every_plan_of(result_space, graph):
         made = simulate_step(problem.step_costs(plan))
         yield made.step_seconds, max(made.peak_bytes)
 
 
-def every_plan_of(result_space: OuterSpace, graph: Graph) -> Iterator[tuple[StepProblem, StagePlan]]:
+def every_plan_of(result_space: ConfigSpace, graph: Graph) -> Iterator[tuple[StepProblem, StagePlan]]:
     line = block_line(graph)
-    replicas = measured_replicas(outer_choices(result_space, hardware()))
+    replicas = measured_replicas(parallel_configs(result_space, hardware()))
     store, kinds = FrontStore(line, hardware(), replicas=replicas), tuple(block.kind for block in line.blocks)
-    for choice in sorted(outer_choices(result_space, hardware()), key=lambda choice: -choice.micro_batch):
+    for choice in sorted(parallel_configs(result_space, hardware()), key=lambda choice: -choice.micro_batch):
         for own in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
             store.sharded(own)  # what shards change is measured with the largest micro-batch
     named = {block.kind for block in line.blocks if block.module}
     keeps = tuple(result_space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
-    for choice in outer_choices(result_space, hardware()):
+    for choice in parallel_configs(result_space, hardware()):
         for own in store.costs(choice.inner, choice.micro_batch):
             sharded = store.sharded(own) if choice.zero else ()
             problem = StepProblem(choice, kinds, own.costs, keeps, hardware(), 1e15, None, sharded)
@@ -165,7 +165,7 @@ def block_of(kept: float, lean: float) -> BlockCosts:
 def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(room: float) -> None:
     """Two parts on each of two stages; the first one keeps most and runs ahead. Every plan simulated is the oracle."""
     costs = (block_of(3e9, 3e9), block_of(1e9, 2e8), block_of(1e8, 1e8))
-    choice = OuterChoice(2, 2, "interleaved", 1, 1, 1, 8, 0)
+    choice = ParallelConfig(2, 2, "interleaved", 1, 1, 1, 8, 0)
     keeps = (("all",), ("all", "input"), ("all",))
     problem = StepProblem(choice, (0, *[1] * 8, 2), costs, keeps, hardware(), room)
     solution = solve_stages(problem.stage_problem, 2, 1e-3)
@@ -175,7 +175,7 @@ def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(r
     free = replace(problem, capacity_bytes=1e15)
     steps = (simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem))
     fitting = [step.step_seconds for step in steps if max(step.peak_bytes) <= room]
-    log = Divided()
+    log = RejectedConfigs()
     if not fitting:
         with pytest.raises(InfeasibleError):
             best_of([(problem, None)], block_line(gpt2()), log, 1, 1, lambda text: None)
@@ -189,19 +189,19 @@ def test_copies_of_shared_parameters_take_room_where_their_block_stands(room: fl
     """The second of six blocks reads what the first one has too, and needs not stand on the last stage."""
     plain = block_of(1e9, 5e8)
     costs = (plain, plain, replace(plain, shared=HeldParameters(4e9)), replace(plain, held=HeldParameters(6e9)))
-    choice = OuterChoice(2, 1, "1f1b", 1, 1, 1, 4, 0)
+    choice = ParallelConfig(2, 1, "1f1b", 1, 1, 1, 4, 0)
     problem = StepProblem(choice, (0, 2, 1, 1, 1, 3), costs, (("all", "input"),) * 4, hardware(), room)
     free = replace(problem, capacity_bytes=1e12)
     steps = [simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem)]
     fastest = min((step.step_seconds for step in steps if max(step.peak_bytes) <= room), default=None)
     if fastest is None:
         with pytest.raises(InfeasibleError):
-            best_of([(problem, None)], block_line(gpt2()), Divided(), 1, 1, lambda text: None)
+            best_of([(problem, None)], block_line(gpt2()), RejectedConfigs(), 1, 1, lambda text: None)
         return
-    found = best_of([(problem, None)], block_line(gpt2()), Divided(), 1, 1, lambda text: None)
+    found = best_of([(problem, None)], block_line(gpt2()), RejectedConfigs(), 1, 1, lambda text: None)
     assert found.best.peak_bytes <= room and found.bound_seconds <= fastest * (1 + 1e-9)
     assert found.best.seconds == pytest.approx(fastest)
-    leanest = leanest_of([(problem, None)], block_line(gpt2()), Divided(), 1, 1, lambda text: None)
+    leanest = leanest_of([(problem, None)], block_line(gpt2()), RejectedConfigs(), 1, 1, lambda text: None)
     assert leanest.best.peak_bytes <= room
     assert leanest.bound_bytes <= min(max(step.peak_bytes) for step in steps) * (1 + 1e-9)
 
@@ -244,15 +244,15 @@ def test_nothing_fits_and_nothing_divides() -> None:
     ],
 )
 def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: str) -> None:
-    log = Divided()
-    own = OuterSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
-    assert not list(outer_choices(own, hardware(), log))
+    log = RejectedConfigs()
+    own = ConfigSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
+    assert not list(parallel_configs(own, hardware(), log))
     assert any(reason in told for told in log.reasons), log.reasons
 
 
 def test_every_outer_choice_divides() -> None:
-    own = OuterSpace(8, 24, 6, 4)
-    choices = list(outer_choices(own, hardware()))
+    own = ConfigSpace(8, 24, 6, 4)
+    choices = list(parallel_configs(own, hardware()))
     assert len(set(choices)) == len(choices)
     for choice in choices:
         assert choice.stages * choice.replicas * choice.tensor == 8
@@ -291,8 +291,8 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert best["step_seconds"] == pytest.approx(plan.step.predicted_seconds, rel=0.06)
     assert main(["explain", str(out)]) == 0
     explained, page = " ".join(capsys.readouterr().out.split()), html.unescape((out / "report.html").read_text())
-    assert [told[:4] for told in plan.search.steps_told[:2]] == ["gap "] * 2  # of the step, and of the closed form
-    assert all(told in explained and told[1:] in page for told in plan.search.steps_told)
+    assert [told[:4] for told in plan.search.step_messages[:2]] == ["gap "] * 2  # of the step, and of the closed form
+    assert all(told in explained and told[1:] in page for told in plan.search.step_messages)
     assert "costs have changed" not in explained
     assert len(plan.search.steps) == 1 + len(summary["searched_step"]["others"])
     assert all(" ".join(step_cells(own)[-2:]) in explained for own in plan.search.steps)

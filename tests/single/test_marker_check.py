@@ -13,9 +13,9 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.emit.classes import ClassContext
-from autoshard.emit.let_go import Holding
 from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.statements import Body
+from autoshard.emit.variable_liveness import Liveness
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -109,7 +109,7 @@ def test_a_marker_lost_where_it_is_nested_stops_emission(monkeypatch: pytest.Mon
         emit(lower(plan, graph), plan, graph)
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Body, "_again"), (Holding, "after")])
+@pytest.mark.parametrize(("owner", "method"), [(Body, "_again"), (Liveness, "after")])
 def test_a_statement_left_out_stops_emission(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
     plan, graph = planned("fsdp")
     monkeypatch.setattr(owner, method, lambda *_: [])

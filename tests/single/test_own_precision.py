@@ -21,8 +21,8 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
-from autoshard.verification.own_precision import OwnStep
 from autoshard.verification.ranks.lockstep import ThreadTransport
+from autoshard.verification.training_precision import TrainingPrecisionStep
 from autoshard.workflow import make_plan
 from tests.forced import forced_plan
 from tests.slow import quick
@@ -54,7 +54,10 @@ def made(seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
 def test_a_package_in_its_own_precision() -> None:
     for seed in range(3):
         case, program, files = made(seed)
-        assert isinstance(case.own, OwnStep) and [x.dtype for x in case.own.outputs] == [torch.float32, torch.bfloat16]
+        assert isinstance(case.own, TrainingPrecisionStep) and [x.dtype for x in case.own.outputs] == [
+            torch.float32,
+            torch.bfloat16,
+        ]
         proof = check_files(case, program, files, own_precision=True)
         assert proof.passed, proof.failure
         assert {kind.kind: kind.count for kind in proof.kinds}["precision"] > 2 * len(program.parameters)

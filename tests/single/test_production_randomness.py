@@ -169,7 +169,7 @@ def test_production_numbers(kind: str) -> None:
     assert faults(kind, files_of(kind)) == ""
 
 
-RANDOMNESS, DRAWING = "runtime/randomness.py", "runtime/drawing.py"
+RANDOMNESS, DRAWING = "runtime/randomness.py", "runtime/random_tensors.py"
 PLACE, TIME, SEEDED = (
     "hash_of(index, shards)",
     "key = hash_of(seed, step)",

@@ -30,11 +30,11 @@ from autoshard.joint.blocks.block_line import block_line, shortened
 from autoshard.joint.blocks.block_pins import PinRefused, step_pins
 from autoshard.joint.blocks.block_splits import block_splits
 from autoshard.joint.blocks.stage_axes import in_space, same_inside
-from autoshard.joint.found_steps import JointResult
+from autoshard.joint.config_space import parallel_configs
 from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import joint_search
-from autoshard.joint.outer_space import outer_choices
+from autoshard.joint.step_candidates import JointResult
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import chosen_strategies
@@ -169,7 +169,7 @@ def test_the_searched_step_is_the_best_of_all_that_keep_the_pin(pin: str) -> Non
     line = block_line(graph, pins.marks(graph))
     found = joint_search(graph, hardware(), own, 1e15, pins=pins)
     free = joint_search(graph, hardware(), own, 1e15)
-    choices = list(outer_choices(own, hardware()))
+    choices = list(parallel_configs(own, hardware()))
     store, numbers = (
         FrontStore(line, hardware(), pins, replicas=measured_replicas(choices)),
         [b.kind for b in line.blocks],

@@ -36,7 +36,7 @@ def test_the_program_of_a_step_fits_where_it_holds_more_than_its_blocks(level: i
         (free.bound_seconds, free.bound_rest_seconds)
     ), "the bounds are of the limit"
     assert level != 2 or made.found.model_gap > free.model_gap, "the closed form is of what was found"
-    assert "searched within" in " ".join(made.plan.plan.search.steps_told)
+    assert "searched within" in " ".join(made.plan.plan.search.step_messages)
     with pytest.raises(InfeasibleError, match="no plan was found whose step fits in") as caught:
         least = planned_step(model, hardware(), replace(wanted, level=1)).found.best
         planned_step(model, hardware(), replace(wanted, memory_limit_bytes=least.peak_bytes))

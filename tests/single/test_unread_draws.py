@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph_json import dumps, loads
-from autoshard.verification.original.draws import exact_dropout
+from autoshard.verification.original.random_draws import exact_dropout
 from tests.forced import check
 
 

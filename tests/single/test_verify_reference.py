@@ -16,7 +16,7 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Parameter
 from autoshard.ir.graph import Tensor as Info
 from autoshard.verification.case import make_case
-from autoshard.verification.original.draws import exact_dropout
+from autoshard.verification.original.random_draws import exact_dropout
 from autoshard.verification.original.reference import run_reference
 
 SEED = 7

@@ -16,7 +16,7 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import local_op_seconds
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.local_op import LocalOp, LocalTensor

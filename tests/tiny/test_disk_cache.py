@@ -29,10 +29,10 @@ from autoshard.package.package_files import build
 from autoshard.program.lower import lower
 from autoshard.search import search_task
 from autoshard.search.build_plan import priced
+from autoshard.search.cached import search_cache
+from autoshard.search.cached.search_cache import SearchCache, answers_of
+from autoshard.search.cached.step_cache import StepCache
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.kept import kept_search
-from autoshard.search.kept.kept_search import KeptAnswers, answers_of
-from autoshard.search.kept.kept_steps import KeptSteps
 from autoshard.search.step_search import StepSearch
 from autoshard.simulation import simulate
 from autoshard.solvers.common.solver_options import Clock
@@ -97,7 +97,7 @@ def test_another_limit_takes_up_what_was_found(
     def fault(*_: object, **__: object) -> None:
         raise AssertionError("made anew")
 
-    monkeypatch.setattr(kept_search, "formulate", fault)
+    monkeypatch.setattr(search_cache, "formulate", fault)
     monkeypatch.setattr(search_task, "StepSearch", fault)
     monkeypatch.setattr(search_task, "priced", fault)
     monkeypatch.setattr(search_task.solvers, "solve", fault)
@@ -375,9 +375,9 @@ def test_a_formulation_is_read_back(mesh: str) -> None:
 def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
     formulation = formulate(mlp_graph(2), MESH, HARDWARE, 1e12)
 
-    def asked(clock: Clock) -> KeptAnswers:
-        answers = KeptAnswers(DiskCache(tmp_path), KEY)
-        steps = KeptSteps(formulation, clock, answers, lambda: StepSearch(formulation, clock))
+    def asked(clock: Clock) -> SearchCache:
+        answers = SearchCache(DiskCache(tmp_path), KEY)
+        steps = StepCache(formulation, clock, answers, lambda: StepSearch(formulation, clock))
         assert steps.first() is not None
         list(steps.others())
         assert steps.bound([choice for _, choice in steps.found]) > 0

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import Header, package
 from autoshard.emit.code_lines import broken, split_commas, statement
+from autoshard.emit.expressions import ExpressionWriter
 from autoshard.emit.header import Input, integer_bound, strategy_words
 from autoshard.emit.model_file import model_file
-from autoshard.emit.spelling import Speller
 from autoshard.emit.user_operators import copied_files, module_names, readme_section, registering_lines
 from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.ir.graph import FreeSize, Graph, Op, Parameter, Registration, Tensor
@@ -292,7 +292,7 @@ def test_synthetic_integers_fit_all_that_they_index() -> None:
 
 
 def spell(target: str, operands: tuple[str | None, ...], **attributes: object) -> str:
-    return Speller(lambda size: f"self.local_{size.size}", "self.device").spell(target, operands, attributes)  # type: ignore[arg-type]
+    return ExpressionWriter(lambda size: f"self.local_{size.size}", "self.device").spell(target, operands, attributes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_spelling(target: str, operands: tuple[str | None, ...], attributes: dic
 def test_a_call_as_people_write_it_where_it_says_all() -> None:
     """What it has no word for must have its default; else the operator is called by its schema."""
     schema = "aten::elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"
-    speller = Speller(lambda size: str(size), "self.device", (schema,))
+    speller = ExpressionWriter(lambda size: str(size), "self.device", (schema,))
     usual = {"alpha": 2.0, "scale": 1, "input_scale": 1}
     assert speller.spell("aten.elu", ("x",), usual) == "F.elu(x, alpha=2.0)"
     assert speller.spell("aten.elu", ("x",), {**usual, "scale": 1.5}) == "torch.ops.aten.elu.default(x, 2.0, 1.5)"

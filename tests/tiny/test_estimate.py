@@ -14,7 +14,7 @@ from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import held, parameter_collectives, syncs, waiting
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import estimate, parameter_count
 from autoshard.estimate.transformer import TrainingRun, Transformer

@@ -12,7 +12,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
 from autoshard.estimate.best_runs import best_runs
 from autoshard.estimate.gradient_sync import held, syncs
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.run_space import RunSpace, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import estimate, host_of, parameter_count, used_parameters

@@ -14,11 +14,11 @@ from autoshard.costs.compute import gradient_cast_seconds, local_op_seconds
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.estimate.best_runs import best_runs
 from autoshard.estimate.gradient_sync import held, syncs, waiting
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
+from autoshard.estimate.optimizer_step import stage_parameters
 from autoshard.estimate.run_space import RunSpace
 from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import estimate
-from autoshard.estimate.step_tail import stage_parameters
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.local_op import LocalOp, LocalTensor

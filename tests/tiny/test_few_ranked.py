@@ -11,12 +11,12 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax import lean_plans
-from autoshard.solvers.relax.few_ranked import few_ranked, least_of_few
-from autoshard.solvers.relax.lean_plans import LeanPlans
+from autoshard.solvers.relax import low_memory_plans
+from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans
 from autoshard.solvers.relax.memory_columns import column_of
-from autoshard.solvers.relax.pruned_start import narrowed
 from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.restricted_start import narrowed
+from autoshard.solvers.relax.top_k_choices import solve_top_k, top_k_choices
 from tests.random_problems import random_problem
 from tests.tiny.test_solver_fold import chain_of, repeated
 
@@ -26,14 +26,14 @@ SEEDS = range(8)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_few_choices_are_the_same_of_each_block(seed: int) -> None:
     problem = repeated(seed, 12)
-    few = few_ranked(problem, 2)
+    few = top_k_choices(problem, 2)
     if few is None:
         return
     for node, own in zip(problem.nodes, few, strict=True):
         assert len(own) == min(2, len(node.seconds)) and (np.diff(own) > 0).all() and own.max() < len(node.seconds)
     fewer = narrowed(problem, few)
     assert shortened(additive(fewer), Contents(fewer)) is not None  # blocks are as equal as they were
-    every = few_ranked(problem, 99)
+    every = top_k_choices(problem, 99)
     assert every is not None and all(len(own) == len(n.seconds) for own, n in zip(every, problem.nodes, strict=True))
     least = solvers.solve(problem, "dp").objective
     assert solvers.solve(narrowed(problem, every), "dp").objective == pytest.approx(least)
@@ -41,13 +41,13 @@ def test_few_choices_are_the_same_of_each_block(seed: int) -> None:
 
 
 def test_most_random_problems_with_blocks_are_ranked() -> None:
-    assert sum(few_ranked(repeated(seed, 12), 2) is not None for seed in SEEDS) >= len(SEEDS) // 2
+    assert sum(top_k_choices(repeated(seed, 12), 2) is not None for seed in SEEDS) >= len(SEEDS) // 2
 
 
 def test_one_choice_of_each_node_of_a_chain_is_its_minimum() -> None:
     """Where no node has rivals messages find the plan itself."""
     problem = chain_of(40, copies=True)
-    few = few_ranked(problem, 1)
+    few = top_k_choices(problem, 1)
     assert few is not None
     assert objective(problem, [int(own[0]) for own in few]) == pytest.approx(solvers.solve(problem, "dp").objective)
 
@@ -55,23 +55,23 @@ def test_one_choice_of_each_node_of_a_chain_is_its_minimum() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_least_of_few_is_a_plan_and_with_all_choices_the_minimum(seed: int) -> None:
     problem = repeated(seed, 12)
-    found, least = least_of_few(problem, 10**6, 2), solvers.solve(problem, "dp").objective
+    found, least = solve_top_k(problem, 10**6, 2), solvers.solve(problem, "dp").objective
     if found is None:
         return
     assert found.value == pytest.approx(objective(problem, found.choice)) and found.value >= least * (1 - 1e-9)
-    every = least_of_few(problem, 10**6, 99)
+    every = solve_top_k(problem, 10**6, 99)
     assert every is not None and every.value == pytest.approx(least)
 
 
 def test_where_nothing_repeats_there_is_none() -> None:
-    assert least_of_few(random_problem(3, most_nodes=6, most_strategies=6, forbid=0.0), 10**6) is None
+    assert solve_top_k(random_problem(3, most_nodes=6, most_strategies=6, forbid=0.0), 10**6) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sketched_search_leaves_plans_and_no_bound(seed: int) -> None:
     problem = repeated(seed, 12)
     exact, sketched = Incumbent(problem), Incumbent(problem)
-    assert few_ranked(ReaderShares(problem).apart(problem), 6) is not None
+    assert top_k_choices(ReaderShares(problem).apart(problem), 6) is not None
     assert ReaderShares(problem).search(exact, 2) and ReaderShares(problem).search(sketched, 2, sketched=True)
     assert sketched.choice is not None and sketched.bound == 0 < exact.bound
     assert exact.bound <= sketched.value == pytest.approx(objective(problem, sketched.choice))
@@ -81,9 +81,9 @@ def test_a_sketched_search_leaves_plans_and_no_bound(seed: int) -> None:
 def test_lean_plans_of_much_work_are_found_over_few_choices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where exact tables are large none are made: the plan at a rate is one, and near that of all choices."""
     problem = repeated(seed, 12)
-    exact = LeanPlans(problem).at_rate(1.0)
-    monkeypatch.setattr(lean_plans, "MUCH_WORK", 0)
-    lean = LeanPlans(problem)
+    exact = LowMemoryPlans(problem).at_rate(1.0)
+    monkeypatch.setattr(low_memory_plans, "MUCH_WORK", 0)
+    lean = LowMemoryPlans(problem)
     monkeypatch.setattr(lean, "_least", lambda _: pytest.fail("exact tables"))
     found = lean.at_rate(1.0)
     assert exact is not None and found is not None

@@ -18,7 +18,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import prepare
 from autoshard.search.select_plan import best, search
 from autoshard.solvers.common.solver_options import Clock, Options
-from autoshard.text.answer_words import certainty
+from autoshard.text.answer_labels import certainty
 from autoshard.text.plan_summary import certificate_rows
 from tests.graphs import mlp_graph
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.emit.spelling import Speller
+from autoshard.emit.expressions import ExpressionWriter
 from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.schemas import Operands, bind, fitting, parse
 from autoshard.rules.operators import EXCHANGING, KINDS, OPERATORS, VARIANTS, record
@@ -163,13 +163,13 @@ def test_of_overloads_the_one_that_says_it_as_it_is() -> None:
 def test_calls_are_written_by_schema(
     target: str, operands: tuple[str | None, ...], attributes: dict[str, object], expected: str
 ) -> None:
-    speller = Speller(lambda size: f"n{size.size}", '"cpu"', SCHEMAS)
+    speller = ExpressionWriter(lambda size: f"n{size.size}", '"cpu"', SCHEMAS)
     assert speller.spell(target, operands, attributes) == expected  # type: ignore[arg-type]
 
 
 def test_a_template_that_would_lose_an_argument_is_not_used() -> None:
     schema = "aten::relu(Tensor self, int sides=1) -> Tensor"
-    speller = Speller(str, '"cpu"', (schema,))
+    speller = ExpressionWriter(str, '"cpu"', (schema,))
     assert speller.spell("aten.relu", ("x",), {"sides": 1}) == "F.relu(x)"
     assert speller.spell("aten.relu", ("x",), {"sides": 2}) == "torch.ops.aten.relu.default(x, 2)"
     assert speller.spell("aten.relu", ("x", "y"), {}) == "torch.ops.aten.relu(x, y)"

@@ -16,7 +16,7 @@ from autoshard.html_report.picture.shard_glyph import glyph
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
-from autoshard.text import plan_words
+from autoshard.text import plan_labels
 from autoshard.text.plan_summary import collectives
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built
@@ -89,11 +89,11 @@ def test_mixed_precision_hides_no_weight() -> None:
     assert products and all(box.tensors[0].name == "weight, bias" for box in products)
     stored = {parameter.name: parameter.layout for parameter in made.plan.parameters}
     assert {box.tensors[0].layout for box in products} <= set(stored.values())
-    rows = [row for block in plan_words.blocks(made.plan, made.graph) for row in block.rows]
+    rows = [row for block in plan_labels.blocks(made.plan, made.graph) for row in block.rows]
     kept = [
         row
-        for block in plan_words.blocks(made.plan, made.graph)
-        for row in plan_words.without_casts(block.rows, made.graph)
+        for block in plan_labels.blocks(made.plan, made.graph)
+        for row in plan_labels.without_casts(block.rows, made.graph)
     ]
     assert any(row.op.target == "aten.to" and row.op.operands[0] in made.graph.weights for row in rows)
     assert not any(row.op.target == "aten.to" and row.op.operands[0] in made.graph.weights for row in kept)

@@ -44,10 +44,10 @@ from autoshard.redistribute import (
     runtime_call,
 )
 from autoshard.redistribute.direct import direct_steps
+from autoshard.redistribute.path_costs import BACKWARD as BACK
+from autoshard.redistribute.path_costs import FORWARD as THERE
+from autoshard.redistribute.path_costs import SUM, path_parts
 from autoshard.redistribute.steps import clean_cut, table_step
-from autoshard.redistribute.way_parts import BACKWARD as BACK
-from autoshard.redistribute.way_parts import FORWARD as THERE
-from autoshard.redistribute.way_parts import SUM, way_parts
 
 KINDS = ("S", "R", "R+", "P")
 LOCAL_PASS = Pass(3e-6, 1e-8)
@@ -406,9 +406,9 @@ def test_parts_of_all_ways_are_those_of_each_way(case: Case) -> None:
     """But for packing for an exchange, which parts leave out."""
     sources, targets, shape, mesh, gradient = case
     own = terms(shape, mesh, gradient)
-    together = way_parts(sources, targets, own)
+    together = path_parts(sources, targets, own)
     for (i, source), (j, target) in itertools.product(enumerate(sources), enumerate(targets)):
-        one, alone = path(source, target, own), way_parts([source], [target], own)
+        one, alone = path(source, target, own), path_parts([source], [target], own)
         for phases, seconds in (((THERE,), one.forward_seconds), ((BACK, SUM), one.backward_seconds)):
             total = sum(part[i, j] for (phase, _), part in together.seconds.items() if phase in phases)
             if any(step.by_index for step in one.steps):

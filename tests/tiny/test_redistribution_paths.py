@@ -13,8 +13,8 @@ import pytest
 from autoshard.costs import buffers
 from autoshard.ir.layout import PARTIAL, REPLICATE, Layout, Shard, local_sizes
 from autoshard.ir.mesh import Mesh
-from autoshard.redistribute import shortest_ways
-from autoshard.redistribute.shortest_ways import StepGraph, shortest, step_graph
+from autoshard.redistribute import shortest_paths
+from autoshard.redistribute.shortest_paths import StepGraph, shortest, step_graph
 
 # --- shortest ways against scipy's, with ties, and without a way ---
 
@@ -32,7 +32,7 @@ def random_steps(seed: int) -> tuple[StepGraph, np.ndarray]:
 def test_seconds_are_those_of_dijkstra_and_ways_take_them(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, starts = random_steps(seed)
     seconds, previous = shortest(steps, starts)
-    monkeypatch.setattr(shortest_ways, "_MOST", -1)
+    monkeypatch.setattr(shortest_paths, "_MOST", -1)
     other, _ = shortest(steps, starts)
     assert seconds.tobytes() == other.tobytes()  # to the last digit
     price: dict[tuple[int, int], float] = {}
@@ -54,11 +54,11 @@ import sys
 from autoshard import redistribute
 from autoshard.ir.layout import Layout, Replicate, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.redistribute.way_parts import way_parts
+from autoshard.redistribute.path_costs import path_parts
 from autoshard.redistribute import Terms
 terms = Terms((64, 64), "float32", Mesh.parse("dp=2,tp=4"), True, lambda axes, kind, size: 1e-6 + 1e-9 * size)
 some = [Layout((a, b)) for a in (Replicate(), Shard(0), Shard(1)) for b in (Replicate(), Shard(0), Shard(1))]
-redistribute.all_pairs(some, some, terms), way_parts(some, some, terms), redistribute.path(some[1], some[5], terms)
+redistribute.all_pairs(some, some, terms), path_parts(some, some, terms), redistribute.path(some[1], some[5], terms)
 assert "scipy" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,7 +18,7 @@ from autoshard.ir.problem import Problem, memory, objective
 from autoshard.solvers import Options, refutation
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.refutation import priced
-from autoshard.solvers.relax.lean_plans import minimum_memory_bound
+from autoshard.solvers.relax.low_memory_plans import minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import condensed
 from tests.graphs import mlp_graph
 from tests.random_problems import limited, random_problem

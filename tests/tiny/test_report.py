@@ -14,8 +14,8 @@ from autoshard.costs.model_flops import ideal_seconds
 from autoshard.emit.model_file import operator_lines
 from autoshard.errors import UsageError
 from autoshard.html_report import render
-from autoshard.html_report.answer import step_parts, verdict
 from autoshard.html_report.decision_rows import blocks
+from autoshard.html_report.headline_figures import step_parts, verdict
 from autoshard.html_report.memory_series import memory_series
 from autoshard.html_report.memory_table import KINDS, by_kind
 from autoshard.html_report.op_records import op_records
@@ -36,10 +36,10 @@ from autoshard.simulation import Event, Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.step_account import one_stage
 from autoshard.solvers.common.solver_options import Clock
-from autoshard.text.answer_words import certainty, gains
+from autoshard.text.answer_labels import certainty, gains
 from autoshard.text.critical_path import HOST, critical_seconds, left_open
-from autoshard.text.not_offered import not_offered
 from autoshard.text.plan_summary import summary, timeline_summary
+from autoshard.text.unavailable_strategies import unavailable_strategies
 from tests.graphs import mlp_graph
 from tests.rule_graphs import one_op
 
@@ -420,10 +420,10 @@ def test_runners_up_are_in_words() -> None:
 def test_splits_that_are_not_offered_say_why() -> None:
     shape, mesh = (4, 6, 8, 5), Mesh.parse("dp=1,tp=5")
     graph, op = one_op("aten.scaled_dot_product_attention", [shape] * 3, [shape])
-    lines = not_offered(graph, op, mesh, candidates(graph, mesh))
+    lines = unavailable_strategies(graph, op, mesh, candidates(graph, mesh))
     assert "batch split over tp: some device would hold nothing: 4 units over 5 devices" in lines
     assert any(line.startswith("dim 2 of x1 split: ") for line in lines)  # keys are needed whole
     assert not any("dp" in line for line in lines)  # an axis of one device splits nothing
     assert any(line.startswith("heads split over tp: ") for line in lines)  # 6 heads leave one of 5 with nothing
     even = Mesh.parse("tp=2")
-    assert not any(" over tp" in line for line in not_offered(graph, op, even, candidates(graph, even)))
+    assert not any(" over tp" in line for line in unavailable_strategies(graph, op, even, candidates(graph, even)))

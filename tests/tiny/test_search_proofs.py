@@ -30,7 +30,7 @@ from autoshard.search.style_plans import style_plans
 from autoshard.solvers import solve
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, Solution, fits
 from autoshard.solvers.common.solver_options import Clock, Computing, Options
-from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
+from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans, minimum_memory_bound
 from autoshard.text.plan_summary import certificate_rows
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
@@ -232,8 +232,8 @@ def test_prices_are_lowered_until_plans_are_clearly_larger(monkeypatch: pytest.M
     """No plan is simulated that is counted at more than any that could win, and larger problems end there."""
     monkeypatch.setattr(min_memory, "FEW_CHOICES", 0)
     tried: list[float] = []
-    at_rate = LeanPlans.at_rate
-    monkeypatch.setattr(LeanPlans, "at_rate", lambda plans, rate: (tried.append(rate), at_rate(plans, rate))[1])
+    at_rate = LowMemoryPlans.at_rate
+    monkeypatch.setattr(LowMemoryPlans, "at_rate", lambda plans, rate: (tried.append(rate), at_rate(plans, rate))[1])
     graph, mesh, hardware = mlp_graph(4, 4096, 1024), Mesh.parse("dp=2,tp=4"), load_hardware("a100-80g-sxm")
     monkeypatch.setattr(min_memory, "_CLEARLY", 1.0)
     monkeypatch.setattr(min_memory, "_FAR", 100.0)

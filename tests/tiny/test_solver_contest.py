@@ -21,7 +21,7 @@ from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.heuristics import brute_force
 from benchmarks.contest import anytime, asplos_format, tree_moves
-from benchmarks.contest.contested import contested, suits
+from benchmarks.contest.contested import contested, worthwhile
 from benchmarks.contest.core_problem import core
 from benchmarks.contest.dual_ascent import Ascent
 from benchmarks.contest.tree_moves import Forests
@@ -300,8 +300,8 @@ def test_ctrl_c_gives_the_best_so_far() -> None:
 
 
 def test_large_fenced_problems_are_searched_by_contraction() -> None:
-    assert suits(network(80))
-    assert not suits(network(8)), "small: elimination is exact"
+    assert worthwhile(network(80))
+    assert not worthwhile(network(8)), "small: elimination is exact"
 
 
 def test_nothing_fits_names_what_is_alive() -> None:

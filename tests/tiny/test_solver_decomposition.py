@@ -468,7 +468,7 @@ def test_beside_hubs_many_choices_take_messages_alone(monkeypatch: pytest.Monkey
     best = solvers.solve(problem)
     monkeypatch.setattr(portfolio, "FEW_CHOICES", 0)
     monkeypatch.setattr(portfolio, "_NARROW", 0)
-    monkeypatch.setattr(portfolio, "suits", lambda _: True)
+    monkeypatch.setattr(portfolio, "worthwhile", lambda _: True)
     monkeypatch.setattr(wide_choices, "FEW", 2)
     monkeypatch.setattr(ReaderShares, "search", lambda *_: pytest.fail("shares"))
     monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))

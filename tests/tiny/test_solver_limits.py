@@ -22,7 +22,7 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.relax import pruned_start, reader_terms, wide_choices
+from autoshard.solvers.relax import reader_terms, restricted_start, wide_choices
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.trws_layouts import Beliefs
@@ -207,8 +207,8 @@ SEEDS = st.integers(0, 10**9)
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every problem counts as wide, and two choices as many."""
-    monkeypatch.setattr(pruned_start, "_WIDE", 0)
-    monkeypatch.setattr(pruned_start, "FEW", 2)
+    monkeypatch.setattr(restricted_start, "_WIDE", 0)
+    monkeypatch.setattr(restricted_start, "FEW", 2)
 
 
 def stopped() -> Clock:
@@ -349,7 +349,7 @@ def test_a_loop_that_will_not_end_in_time_leaves_off_early() -> None:
 def test_what_repeats_goes_on_sharing_its_arrays() -> None:
     problem = wide(6, 8)
     keep = [np.array([1, 3])] * 5 + [np.array([2])]
-    small = pruned_start.narrowed(problem, keep)
+    small = restricted_start.narrowed(problem, keep)
     assert len({id(node.seconds) for node in small.nodes}) == 2
     assert len({id(value.source) for value in small.values}) == 1
     assert objective(small, (0, 1, 0, 1, 0, 0)) == objective(problem, (1, 3, 1, 3, 1, 2))

@@ -31,8 +31,8 @@ from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.relax import lean_plans, memory_columns
-from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
+from autoshard.solvers.relax import low_memory_plans, memory_columns
+from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans, minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import column_of, condensed
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.window_search import window
@@ -109,7 +109,7 @@ def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
     met = 0
     for seed in range(200):
         problem = random_problem(seed, most_nodes=5, forbid=0.0)
-        lean = LeanPlans(problem)
+        lean = LowMemoryPlans(problem)
         bound, choice = lean.bound, lean.at_bound()
         if choice is None:
             continue
@@ -126,7 +126,7 @@ def test_more_plans_meet_the_memory_bound_where_other_times_have_prices_too() ->
     exactly = roughly = near = 0
     for seed in range(200):
         problem = random_problem(seed, most_nodes=5, forbid=0.0)
-        lean = LeanPlans(problem)
+        lean = LowMemoryPlans(problem)
         exactly += lean.at_bound() is not None
         choice = lean.at_bound(roughly=True)
         if choice is None:
@@ -149,10 +149,10 @@ def peaks_in_turn(count: int) -> Problem:
 
 
 def test_times_that_need_as_much_are_not_priced_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    lean = LeanPlans(peaks_in_turn(12))
+    lean = LowMemoryPlans(peaks_in_turn(12))
     assert lean.bound == pytest.approx(21.0, rel=1e-9) and len(lean.columns) <= 5
     monkeypatch.setattr(memory_columns, "_BARE_ROUNDS", 100)
-    assert len(LeanPlans(peaks_in_turn(12)).columns) > 10
+    assert len(LowMemoryPlans(peaks_in_turn(12)).columns) > 10
 
 
 def test_the_plan_to_start_from_is_the_least_of_what_costs_nothing() -> None:
@@ -160,7 +160,7 @@ def test_the_plan_to_start_from_is_the_least_of_what_costs_nothing() -> None:
     for seed in range(60):
         problem = random_problem(seed, forbid=0.1 * (seed % 2))
         try:
-            lean = LeanPlans(problem)
+            lean = LowMemoryPlans(problem)
         except InfeasibleError:
             continue
         least = minimise(lean.problem, Contents(lean.problem), scale=0.0)
@@ -173,7 +173,7 @@ def test_plans_at_a_rate_are_the_least_at_its_prices() -> None:
     """Of seconds and priced bytes together, against every plan; and none has less of these bytes than the bound."""
     for seed in range(40):
         problem = random_problem(seed, most_nodes=5, forbid=0.0)
-        lean = LeanPlans(problem)
+        lean = LowMemoryPlans(problem)
         lean.at_bound()
         for rate in (0.3, 3.0):
             choice = lean.at_rate(rate)
@@ -192,12 +192,12 @@ def test_plans_at_a_rate_are_the_least_at_its_prices() -> None:
 def test_lean_plans_around_what_is_read_all_over(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off, or with every value's readers apart where tables are small: plans are plans, and many meet the bound
     without exact tables of the whole."""
-    monkeypatch.setattr(lean_plans, "SOON_ENTRIES", entries)
-    monkeypatch.setattr(LeanPlans, "_whole", lambda *_: None)
+    monkeypatch.setattr(low_memory_plans, "SOON_ENTRIES", entries)
+    monkeypatch.setattr(LowMemoryPlans, "_whole", lambda *_: None)
     met = 0
     for seed in range(30):
         problem = hub_problem(seed, layers=6, forbid=0.0)
-        lean = LeanPlans(problem)
+        lean = LowMemoryPlans(problem)
         assert lean.shares.cut
         leanest, near = lean.at_bound(), lean.at_rate(1.0)
         assert near is None or math.isfinite(objective(problem, near))
@@ -213,7 +213,7 @@ def test_least_memory_is_bounded_at_any_look_at_the_clock(expired: int) -> None:
     for seed in range(12):
         problem = random_problem(seed, most_nodes=5, forbid=0.0)
         with watched(Clock(expired, timer=Looks())):
-            lean = LeanPlans(problem)
+            lean = LowMemoryPlans(problem)
             met, near = lean.at_bound(), lean.at_rate(1.0)
         peaks = [peak(problem, choice) for choice in every(problem)]
         assert lean.bound <= min(peaks) * (1 + 1e-9)

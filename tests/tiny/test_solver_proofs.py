@@ -16,7 +16,7 @@ from autoshard.solvers import Clock, Options, portfolio
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
 from autoshard.solvers.common.seen_plans import SeenPlans
-from autoshard.solvers.relax import hub_relaxation, pruned_start, wide_choices
+from autoshard.solvers.relax import hub_relaxation, restricted_start, wide_choices
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
@@ -89,8 +89,8 @@ def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -
 
 
 def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pruned_start, "_WIDE", 0)
-    monkeypatch.setattr(pruned_start, "FEW", 1)
+    monkeypatch.setattr(restricted_start, "_WIDE", 0)
+    monkeypatch.setattr(restricted_start, "FEW", 1)
     for problem in problems(15):
         judged_at_every_look(problem, "dp")
 
@@ -106,7 +106,7 @@ def only_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ReaderShares, "search", small)
     monkeypatch.setattr(portfolio, "_exact_soon", lambda state, options: False)
-    monkeypatch.setattr(pruned_start, "_WIDE", 0)
+    monkeypatch.setattr(restricted_start, "_WIDE", 0)
     monkeypatch.setattr(wide_choices, "FEW", 1)
 
 

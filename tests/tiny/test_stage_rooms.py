@@ -14,13 +14,13 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
 from autoshard.joint.blocks.block_line import block_line
-from autoshard.joint.dealt_points import dealt_anew
-from autoshard.joint.found_steps import JointResult, StepFound
+from autoshard.joint.config_space import ParallelConfig, RejectedConfigs
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.least_memory import leanest_of
-from autoshard.joint.nearby_steps import Nearby
-from autoshard.joint.outer_space import Divided, OuterChoice
+from autoshard.joint.point_reassignment import reassigned_points
+from autoshard.joint.step_candidates import JointResult, StepCandidate
 from autoshard.joint.step_costs import StepProblem
+from autoshard.joint.step_local_search import StepLocalSearch
 from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
@@ -68,7 +68,7 @@ def problem(
     blocks = block(draw, entering), block(draw, entering), block(draw, entering)
     costs = tuple(replace(own, following_bytes=own.received_bytes * following) for own in blocks)
     keeps = (draw.choice([KEEPS, ("all",)]), KEEPS, draw.choice([KEEPS, ("all",)]))
-    choice = OuterChoice(stages, chunks, schedule, replicas, 1, 1, count, 0)
+    choice = ParallelConfig(stages, chunks, schedule, replicas, 1, 1, count, 0)
     own = StepProblem(choice, line, costs, keeps, A100, FREE)
     if chunks > 1 or not kinds:
         return own
@@ -121,7 +121,7 @@ def test_of_equal_inputs_the_room_of_one_chunk_is_what_the_step_holds(schedule: 
     stages = min(count, 3)
     kept, nothing = (("all", 3e9), ("expensive", 2e9), ("input", 1e9)), tuple((keep, 0.0) for keep in KEEPS)
     one = replace(block(draw, 1e9), received_bytes=1e9, following_bytes=1e9, kept_bytes=kept, working_bytes=nothing)
-    choice = OuterChoice(stages, 1, schedule, 1, 1, 1, count, 0)
+    choice = ParallelConfig(stages, 1, schedule, 1, 1, 1, count, 0)
     own = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), A100, FREE)
     for plan in some_plans(draw, own):
         peaks = simulate_step(own.step_costs(plan)).peak_bytes
@@ -161,18 +161,18 @@ def test_of_one_stage_the_fastest_and_the_leanest_that_fit_are_found(seed: int, 
     draw = random.Random(f"one {seed} {count}")
     line = (0, *(1,) * draw.randint(1, 5), 2)
     costs = tuple(block(draw, 1e9) for _ in range(3))
-    choice = OuterChoice(1, 1, "1f1b", 1, 1, 1, count, 0)
+    choice = ParallelConfig(1, 1, "1f1b", 1, 1, 1, count, 0)
     free = StepProblem(choice, line, costs, (KEEPS, KEEPS, ("all",)), A100, FREE)
     steps = [simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem)]
     made = sorted((step.peak_bytes[0], step.step_seconds) for step in steps)
     for peak, _ in made[:: max(1, len(made) // 4)]:
         tight = [(replace(free, capacity_bytes=peak * (1 + 1e-9)), None)]
-        found = best_of(tight, LINE, Divided(), 1, 1, lambda text: None)
+        found = best_of(tight, LINE, RejectedConfigs(), 1, 1, lambda text: None)
         fastest = min(seconds for own, seconds in made if own <= peak)
         assert found.best.peak_bytes <= peak * (1 + 1e-9)
         assert found.bound_seconds <= fastest * (1 + 1e-9) and found.model_seconds >= found.model_bound
         assert found.best.seconds <= fastest * 1.001
-        leanest = leanest_of(tight, LINE, Divided(), 1, 1, lambda text: None)
+        leanest = leanest_of(tight, LINE, RejectedConfigs(), 1, 1, lambda text: None)
         assert leanest.bound_bytes <= made[0][0] * (1 + 1e-9) and leanest.best.peak_bytes <= made[0][0] * (1 + 1e-6)
 
 
@@ -180,14 +180,14 @@ def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
     """Two stages of one block each: even shares fit, and the larger block does not."""
     draw = random.Random(0)
     small, large = (replace(block(draw, 0.0), held=HeldParameters(weights_bytes=size)) for size in (1e9, 9e9))
-    line = StepProblem(OuterChoice(2, 1, "1f1b", 1, 1, 1, 2, 0), (0, 1), (small, large), (KEEPS, KEEPS), A100, FREE)
+    line = StepProblem(ParallelConfig(2, 1, "1f1b", 1, 1, 1, 2, 0), (0, 1), (small, large), (KEEPS, KEEPS), A100, FREE)
     for room, said in (
         (8.99e9, "was found to fit, which is not proven: even"),
         (1e9, "fits by the costs of blocks: even"),
     ):
         for found in (best_of, leanest_of):
             with pytest.raises(InfeasibleError, match=f"^none of 1 ways to train {said}"):
-                found([(replace(line, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
+                found([(replace(line, capacity_bytes=room), None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, slow(3)])
@@ -199,14 +199,14 @@ def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int
     line = (0, *(1,) * stages * chunks, 2)
     costs = tuple(replace(block(draw, 5e8), received_bytes=5e8, following_bytes=5e8) for _ in range(3))
     schedule = "interleaved" if chunks > 1 else "1f1b"
-    choice = OuterChoice(stages, chunks, schedule, 1, 1, 1, 2 * stages, 0)
+    choice = ParallelConfig(stages, chunks, schedule, 1, 1, 1, 2 * stages, 0)
     free = StepProblem(choice, line, costs, (("all",), KEEPS, ("all",)), A100, FREE)
     every = [plan for plan in every_plan(free.stage_problem) if all(1 in line[p.first : p.stop] for p in plan.parts)]
     made = sorted((max(simulate_step(free.step_costs(plan)).peak_bytes), plan.seconds, plan.parts) for plan in every)
     for peak, _, parts in made[:: max(1, len(made) // 6)]:
         tight = replace(free, capacity_bytes=peak * (1 + 1e-9))
         start = next(plan for plan in every if plan.parts == parts)
-        found = dealt_anew(tight, start)
+        found = reassigned_points(tight, start)
         assert found and all(
             max(simulate_step(free.step_costs(own)).peak_bytes) <= tight.capacity_bytes for own in found
         )
@@ -223,7 +223,7 @@ def test_a_plan_that_alone_fits_as_it_is_simulated_is_found(seed: int) -> None:
     room = min(made)[0] * (1 + 1e-9)
     own = replace(free, capacity_bytes=room)
     assert (solve_stages(own.stage_problem) is None) == (seed == 3)
-    found = best_of([(own, None)], LINE, Divided(), 1, 1, lambda text: None)
+    found = best_of([(own, None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
     assert found.best.peak_bytes <= room
     assert found.best.seconds == pytest.approx(min(seconds for peak, seconds in made if peak <= room))
 
@@ -235,7 +235,7 @@ def fastest_of_a_share(seed: int, chunks: int, share: float) -> tuple[float, Joi
     made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
     least, enough = min(made)[0], min(made, key=lambda own: own[1])[0]
     room = (least + share * (enough - least)) * (1 + 1e-9)
-    found = best_of([(replace(free, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
+    found = best_of([(replace(free, capacity_bytes=room), None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
     assert found.best.peak_bytes <= room
     return min(seconds for peak, seconds in made if peak <= room), found
 
@@ -259,9 +259,9 @@ def test_blocks_go_to_other_stages_where_that_makes_the_simulated_step_faster(se
     """Few blocks on a stage, a first and a last one that take other times: of every cut that fits."""
     draw = random.Random(f"cuts {seed}")
     costs = tuple(block(draw, 1e8) for _ in range(3))
-    choice = OuterChoice(3, 1, "1f1b", 1, 1, 1, 4, 0)
+    choice = ParallelConfig(3, 1, "1f1b", 1, 1, 1, 4, 0)
     free = StepProblem(choice, (0, 1, 1, 1, 1, 2), costs, (("all",),) * 3, A100, FREE)
-    found = best_of([(free, None)], LINE, Divided(), 1, 1, lambda text: None)
+    found = best_of([(free, None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
     every = [simulate_step(free.step_costs(plan)).step_seconds for plan in every_plan(free.stage_problem)]
     assert found.best.seconds <= min(every) * (1 + 1e-9)
 
@@ -269,13 +269,13 @@ def test_blocks_go_to_other_stages_where_that_makes_the_simulated_step_faster(se
 def test_near_a_plan_of_one_stage_are_faster_ones() -> None:
     """What it takes may hang on which blocks stand at its ends, which costs of single blocks do not say (ZeRO 3)."""
     draw = random.Random("one stage")
-    choice = OuterChoice(1, 1, "1f1b", 1, 1, 1, 3, 0)
+    choice = ParallelConfig(1, 1, "1f1b", 1, 1, 1, 3, 0)
     free = StepProblem(choice, (0, 1, 1, 2), tuple(block(draw, 1e8) for _ in range(3)), (KEEPS,) * 3, A100, FREE)
     solution = solve_stages(free.stage_problem)
     assert solution is not None
     every = [(simulate_step(free.step_costs(plan)), plan) for plan in every_plan(free.stage_problem)]
     slowest, plan = max(every, key=lambda own: own[0].step_seconds)
-    made = Nearby().fastest(StepFound(free, None, plan, solution, slowest))
+    made = StepLocalSearch().fastest(StepCandidate(free, None, plan, solution, slowest))
     assert made.seconds == pytest.approx(min(own.step_seconds for own, _ in every))
 
 
@@ -285,7 +285,7 @@ def test_the_least_memory_is_found_where_only_the_simulated_step_has_room(seed: 
     free = problem(random.Random(f"tight {seed}"), chunks)
     peaks = (max(simulate_step(free.step_costs(plan)).peak_bytes) for plan in every_plan(free.stage_problem))
     room = min(peaks) * (1 + 1e-9)
-    found = leanest_of([(replace(free, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
+    found = leanest_of([(replace(free, capacity_bytes=room), None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
     assert found.bound_bytes <= found.best.peak_bytes <= room
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
-from autoshard.estimate.pieces import pieces
+from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.stage_layers import balanced, layers_of, part_layers
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import estimate

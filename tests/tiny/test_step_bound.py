@@ -30,7 +30,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats, objective
 from autoshard.program.lower import lower
 from autoshard.redistribute import FEW, prices
-from autoshard.redistribute.way_parts import way_parts
+from autoshard.redistribute.path_costs import path_parts
 from autoshard.search import step_search
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.search.step_search import StepSearch, heaviest, step_bound
@@ -457,7 +457,7 @@ def test_a_weight_that_is_moved_otherwise_than_by_one_gather_goes_alone() -> Non
     tables = ResourceTables(formulation, in_order=True)
     terms = replace(moving_terms(hardware, mesh, formulation.graph, formulation.graph.tensor("w0")), shape=tensor_shape)
     sources = [Layout.parse(text) for text in ("S0 R", "S0 S0", "S0 S1", "S0 P", "R R")]
-    parts = way_parts(sources, [Layout.parse("R R")], terms)
+    parts = path_parts(sources, [Layout.parse("R R")], terms)
     assert tables.in_turn
     assert parts.goes_alone(sources)[:, 0].tolist() == [False, False, True, True, False]
 

@@ -14,7 +14,7 @@ from autoshard.search import step_search
 from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.heuristics.random_plans import random_choice
-from autoshard.solvers.relax.few_ranked import Near
+from autoshard.solvers.relax.top_k_choices import Near
 from tests.graphs import mlp_graph
 from tests.tiny.test_step_bound import MESHES, SIZES, Counted, made, plans, step_seconds
 
@@ -32,7 +32,7 @@ def test_weights_are_found_over_few_choices_and_one_bound_is_proved(monkeypatch:
     whole = exact.bound([first])
 
     monkeypatch.setattr(step_search, "MUCH_WORK", 0)
-    monkeypatch.setattr(step_search, "least_of_few", few := Counted(step_search.least_of_few))
+    monkeypatch.setattr(step_search, "solve_top_k", few := Counted(step_search.solve_top_k))
     search = StepSearch(formulation)
     assert search.sketched
     search.first()
@@ -54,7 +54,7 @@ def test_few_choices_never_make_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         plans(formulation, first), key=lambda choice: search.resources.longest(search.resources.least_used(choice))
     )
     monkeypatch.setattr(step_search, "MUCH_WORK", 0)
-    monkeypatch.setattr(step_search, "least_of_few", lambda problem, budget: Near(objective(problem, bad), bad))
+    monkeypatch.setattr(step_search, "solve_top_k", lambda problem, budget: Near(objective(problem, bad), bad))
     found = search.bound([first])
     assert 0 < found.seconds <= step_seconds(formulation, first) and len(found.tried) > 1
 

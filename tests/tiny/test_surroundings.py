@@ -17,7 +17,7 @@ from autoshard import solvers
 from autoshard.cli import commands
 from autoshard.ir import graph_json, plan_json
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.system.garbage import seldom_searched
+from autoshard.system.gc_control import infrequent_gc
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
 from tests.slow import slow
@@ -178,7 +178,7 @@ def test_ctrl_c_before_there_is_a_plan_ends_at_once(
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
 
-    monkeypatch.setattr("autoshard.search.kept.kept_search.formulate", pressed)
+    monkeypatch.setattr("autoshard.search.cached.search_cache.formulate", pressed)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code, out, err = run(words(graph_file, tmp_path / "out"), capsys)
@@ -193,13 +193,13 @@ def test_ctrl_c_before_there_is_a_plan_ends_at_once(
 
 def test_the_thresholds_are_given_back() -> None:
     before = gc.get_threshold()
-    with pytest.raises(KeyboardInterrupt), seldom_searched():
+    with pytest.raises(KeyboardInterrupt), infrequent_gc():
         assert gc.get_threshold()[0] > before[0]
         raise KeyboardInterrupt
     assert gc.get_threshold() == before
     first, second = ExitStack(), ExitStack()  # two threads: the one that began first ends first
-    first.enter_context(seldom_searched())
-    second.enter_context(seldom_searched())
+    first.enter_context(infrequent_gc())
+    second.enter_context(infrequent_gc())
     first.close()
     second.close()
     assert gc.get_threshold() == before

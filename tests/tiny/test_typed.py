@@ -23,8 +23,8 @@ from autoshard.code_text import typed, typed_lines
 from autoshard.emit.code_lines import docstring
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.mesh import Mesh
-from autoshard.joint.found_steps import _untried
-from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.config_space import ParallelConfig
+from autoshard.joint.step_candidates import _untried
 from autoshard.replay.command_line import command
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -341,6 +341,6 @@ PROBLEMS = [  # (zero, kept, samples of a micro-batch) -> what is advised beside
 
 @pytest.mark.parametrize(("zero", "keeps", "samples", "advised"), PROBLEMS)
 def test_nothing_is_advised_that_was_had(zero: int, keeps: tuple[str, ...], samples: int, advised: list[str]) -> None:
-    problem = SimpleNamespace(choice=OuterChoice(2, 1, "1f1b", 2, 2, samples, 4, zero), keeps=(keeps,))
+    problem = SimpleNamespace(choice=ParallelConfig(2, 1, "1f1b", 2, 2, samples, 4, zero), keeps=(keeps,))
     hint = _untried([problem], 3.0)  # type: ignore[list-item]
     assert re.findall("--(?!devices)[a-z-]+ [a-z0-9]+", hint) == advised and "--devices 32" in hint

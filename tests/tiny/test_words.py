@@ -29,11 +29,11 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.objectives import MEMORY, RATIO
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.text import plan_diff, plan_words
-from autoshard.text.answer_words import gap_words
+from autoshard.text import plan_diff, plan_labels
+from autoshard.text.answer_labels import gap_words
 from autoshard.text.chosen_words import chosen_words
 from autoshard.text.chosen_words import plan_words as reasons
-from autoshard.text.float8_words import float8_words
+from autoshard.text.float8_labels import float8_words
 from autoshard.text.plan_summary import summary
 from autoshard.text.tables import table, wrapped
 from autoshard.verification.coverage import plan_kinds
@@ -60,13 +60,13 @@ SAID = [
 def test_strategies(choices: str, layouts: str, said: str) -> None:
     *operands, result = (Layout.parse(text) for text in layouts.split("|"))
     strategy = Strategy(tuple(map(Choice.parse, choices.split())), tuple(operands), (result,))
-    assert plan_words.strategy_words(LINEAR, strategy, GRAPH, MESH) == said
+    assert plan_labels.strategy_words(LINEAR, strategy, GRAPH, MESH) == said
 
 
 def test_axes_of_size_one_say_nothing() -> None:
     whole = Layout.parse("R R")
     strategy = Strategy((Choice("repeat"), Choice("repeat")), (whole, whole, whole), (whole,))
-    assert plan_words.strategy_words(LINEAR, strategy, GRAPH, Mesh((("dp", 1), ("tp", 1)))) == "whole"
+    assert plan_labels.strategy_words(LINEAR, strategy, GRAPH, Mesh((("dp", 1), ("tp", 1)))) == "whole"
 
 
 def test_repeated_blocks_are_folded() -> None:
@@ -76,7 +76,7 @@ def test_repeated_blocks_are_folded() -> None:
         load_hardware("a100-80g-sxm"),
         SearchRequest(Mesh((("dp", 2),)), origin=Origin("mlp.py:build", (("layers", 6),))),
     )
-    blocks = plan_words.blocks(plan, graph)
+    blocks = plan_labels.blocks(plan, graph)
     assert sum(len(block.names) * len(block.rows) for block in blocks) == len(graph.ops)
     names = [name for block in blocks for name in block.names]
     assert [name for name in names if name] == [f"h.{n}" for n in range(6)]

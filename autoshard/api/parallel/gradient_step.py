@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from autoshard.api.parallel.boundary import whole_of
+from autoshard.api.parallel.boundary import full_value
 from autoshard.api.parallel.rank_model import RankModel
 from autoshard.emit.runtime import LossScaler, gathered_together, label_shares, reducing, regathering, whole_tensors
 from autoshard.emit.runtime.flat_weights import Line
@@ -156,7 +156,7 @@ def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]], scaler:
             losses.append(loss.detach())
     name = made.program.loss
     assert name is not None
-    return whole_of(torch.stack(losses).mean(0), (), str(made.program.value(name).layout), mesh)
+    return full_value(torch.stack(losses).mean(0), (), str(made.program.value(name).layout), mesh)
 
 
 def _shares(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from autoshard.api import ranks
 from autoshard.api.live_model import called_with, same_tensors
-from autoshard.api.parallel.boundary import fits, held_slices, local_shape, part_of, rest_of, undistributed, whole_of
+from autoshard.api.parallel.boundary import (
+    fits,
+    full_value,
+    held_slices,
+    local_shape,
+    overhead_of,
+    part_of,
+    undistributed,
+)
 from autoshard.api.parallel.call_sizes import call_sizes
 from autoshard.api.parallel.gradient_step import GradientStep, run_on_ranks, step_gradients
 from autoshard.api.parallel.rank_model import RankModel, check_one_stage, fill, rank_model, stored
@@ -151,7 +159,7 @@ class ParallelModule(nn.Module):
         outputs = run_on_ranks(made, self._locals(args, kwargs), self._step)
         values = [made.program.value(name) for name in made.program.outputs]
         wholes = [
-            whole_of(x, self._shape(value), str(value.layout), made.mesh)
+            full_value(x, self._shape(value), str(value.layout), made.mesh)
             for value, x in zip(values, outputs, strict=True)
         ]
         if made.program.loss is not None and not call.summed:  # only the loss was planned with gradients
@@ -177,7 +185,7 @@ class ParallelModule(nn.Module):
         if got != own and (len(got) != len(own) or x.requires_grad or not fits(got, shape, own)):
             message = f"input {name}: expected the global shape {shape} or this rank's {own}, got {got}"
             raise UsageError(message, _AGAIN)
-        return rest_of(x, shape, layout, mesh)
+        return overhead_of(x, shape, layout, mesh)
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.api import ranks
 from autoshard.api.live_model import same_tensors
-from autoshard.api.parallel.boundary import part_of, undistributed, whole_of
+from autoshard.api.parallel.boundary import full_value, part_of, undistributed
 from autoshard.api.parallel.function_module import FunctionModule
 from autoshard.api.parallel.gradient_step import run_on_ranks
 from autoshard.api.parallel.parallel_module import owner_of, register
@@ -263,14 +263,14 @@ def entered(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
     x = undistributed(x).to(mesh.device)
     if border.outside == border.inside:
         return x
-    return part_of(whole_of(x, border.shape, border.outside, mesh), border.inside, mesh)
+    return part_of(full_value(x, border.shape, border.outside, mesh), border.inside, mesh)
 
 
 def left(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
     """And back."""
     if border.outside == border.inside:
         return x
-    return part_of(whole_of(x, border.shape, border.inside, mesh), border.outside, mesh)
+    return part_of(full_value(x, border.shape, border.inside, mesh), border.outside, mesh)
 
 
 # --- parameters -----------------------------------------------------------------------------------------------------

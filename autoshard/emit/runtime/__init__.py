@@ -9,9 +9,9 @@ A layout is written with one placement per axis, in mesh order: "S0 R".
 """
 
 from .attention import parallel_attention, random_attention, repeated_part
+from .autograd_leaves import local
 from .axis import Axis, Sent, Transport, held_indices, shard_bounds, shard_size
 from .bags import parallel_embedding_bag
-from .cells import parallel_gru_cell, parallel_lstm_cell, parallel_rnn_cell
 from .checkpoint import (
     SaveError,
     finish_saving,
@@ -33,18 +33,17 @@ from .convolution import (
     halo_transposed_convolution,
     parallel_global_pool,
 )
-from .drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .failures import Failures, described
 from .flat_weights import gathered_ahead, gathered_together
 from .float8 import float8_linear
+from .full_tensors import full_value
 from .fused_updates import has_fused_adamw
 from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
 from .host_rows import to_device, to_host
 from .initialisation import init_computed, init_parameter, init_parameters, unpacked
 from .learning_rate import SHAPES, make_schedule
-from .leaves import local
 from .loss_scaling import LossScaler
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh, leave
@@ -76,8 +75,10 @@ from .parameters import (
 from .places import Handed, Places
 from .prefetch import Prefetched, Read
 from .profiling import profiling
+from .random_tensors import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .randomness import Random, dropout_mask, random_dropout
 from .recompute import recomputed
+from .recurrent_cells import parallel_gru_cell, parallel_lstm_cell, parallel_rnn_cell
 from .redistribution import (
     all_gather,
     all_reduce,
@@ -101,7 +102,6 @@ from .training_log import TrainingLog
 from .user_code import register_operators
 from .weight_files import WeightFiles
 from .weights import regather_before, regathering
-from .wholes import whole_of
 
 __all__ = [
     "EXIT_CODE",
@@ -151,6 +151,7 @@ __all__ = [
     "float8_linear",
     "full_state_dict",
     "full_tensor",
+    "full_value",
     "gather_once",
     "gathered_ahead",
     "gathered_together",
@@ -234,7 +235,6 @@ __all__ = [
     "unpacked",
     "vocabulary_parallel_embedding",
     "vocabulary_range",
-    "whole_of",
     "whole_tensors",
     "zero_pad",
 ]

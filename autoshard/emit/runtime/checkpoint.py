@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
+from .autograd_leaves import local
 from .checkpoint_index import fault_of, load_tensors, read_index
-from .leaves import local
 from .loss_scaling import LossScaler
 from .parameters import Sharding, assign, full_tensor, sharding
 

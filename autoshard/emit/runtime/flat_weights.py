@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from .autograd_leaves import hand_over, local
 from .axis import Axis, held_indices
-from .leaves import hand_over, local
 
 if TYPE_CHECKING:
     from .mesh import ParallelMesh

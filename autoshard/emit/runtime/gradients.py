@@ -14,8 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .autograd_leaves import as_gradient, give_gradients_to, local
 from .axis import Axis
-from .leaves import as_gradient, give_gradients_to, local
 from .mesh import ParallelMesh
 from .parameters import sharding
 from .stages import Shared

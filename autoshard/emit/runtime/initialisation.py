@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .leaves import local
+from .autograd_leaves import local
 from .parameters import Sharding, assign, sharding
 from .randomness import hash_of
 

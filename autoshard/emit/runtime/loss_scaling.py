@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from .leaves import local
+from .autograd_leaves import local
 
 if TYPE_CHECKING:
     from .mesh import ParallelMesh

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .leaves import local
+from .autograd_leaves import local
 from .parameters import sharding
 
 if TYPE_CHECKING:

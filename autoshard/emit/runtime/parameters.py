@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from .autograd_leaves import grow_leaf, local
 from .axis import held_indices, shard_cuts, shard_size
 from .host_rows import HOST
-from .leaves import grow_leaf, local
 from .mesh import ParallelMesh
 from .redistribution import all_gather
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from .autograd_leaves import as_gradient, local
 from .axis import Transport
-from .leaves import as_gradient, local
 
 Shared = Mapping[str, Sequence[int]]  # parameter -> the stages that hold it
 

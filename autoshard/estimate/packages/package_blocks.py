@@ -21,9 +21,9 @@ from autoshard.joint.blocks.block_line import KEPT, block_line
 from autoshard.joint.blocks.block_measure import block_costs
 from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left
 from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.blocks.second_axis import TENSOR
+from autoshard.joint.blocks.context_expert_cuts import TENSOR
+from autoshard.joint.config_space import Inner, ParallelConfig
 from autoshard.joint.front_store import MEASURED, FrontStore, SplitCosts, by_kind
-from autoshard.joint.outer_space import Inner, OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
@@ -102,7 +102,7 @@ def keeps_of(offered: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 def problem_of(
     model: Transformer,
-    choice: OuterChoice,
+    choice: ParallelConfig,
     store: FrontStore,
     offered: tuple[str, ...],
     hardware: Hardware,

@@ -19,8 +19,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.ir.program import Collective, Program
 from autoshard.joint.blocks.block_line import block_line
+from autoshard.joint.blocks.context_expert_cuts import TENSOR
 from autoshard.joint.blocks.replicated_split import replicated_split
-from autoshard.joint.blocks.second_axis import TENSOR
 from autoshard.program.lower import lower
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of

@@ -29,12 +29,12 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import Recompute, Schedule, TrainingRun, Transformer, is_possible
 from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.found_steps import StepFound
+from autoshard.joint.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs
 from autoshard.joint.front_store import measured_replicas
 from autoshard.joint.joint_search import best_of
-from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
+from autoshard.joint.step_candidates import StepCandidate
 from autoshard.joint.step_costs import StepProblem
-from autoshard.system.garbage import seldom_searched
+from autoshard.system.gc_control import infrequent_gc
 from autoshard.whole_steps.software import PACKAGES
 
 WORDS: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -51,7 +51,7 @@ def best_runs_any(
         raise UsageError(
             f"--pareto is not offered for --software {PACKAGES}", "without --software, or without --pareto"
         )
-    with seldom_searched():
+    with infrequent_gc():
         return package_runs(space, hardware, count, host)
 
 
@@ -59,9 +59,9 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
     """The `count` fastest that were found. InfeasibleError where none fits, UsageError where something suits none."""
     if space.run.stage_layers:
         raise UsageError("--search finds the layers of stages, got --stage-layers", "leave them out")
-    own, log = priced(hardware, space.model, host), Divided()
+    own, log = priced(hardware, space.model, host), RejectedConfigs()
     replicas = space.fixed.get("dp")
-    divided = [c for c in outer_choices(_outer(space), own, log) if replicas in (None, c.replicas)]
+    divided = [c for c in parallel_configs(_outer(space), own, log) if replicas in (None, c.replicas)]
     choices = [choice for choice in divided if is_possible(space.model, _run(space, choice))]
     if not choices:
         check_none(space, (_run(space, choice) for choice in divided))
@@ -79,14 +79,14 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
     return BestRuns(tuple(made), found.considered, None, found.solved, found.bound_seconds)
 
 
-def _outer(space: RunSpace) -> OuterSpace:
+def _outer(space: RunSpace) -> ConfigSpace:
     """With what is fixed, in the words of that search."""
     model, fixed = space.model, space.fixed
 
     def only(name: str) -> tuple[int, ...] | None:
         return (fixed[name],) if name in fixed else None  # type: ignore[return-value]
 
-    return OuterSpace(
+    return ConfigSpace(
         space.devices, space.run.batch, model.layers + 2, model.layers, only("pp"), only("interleave"), None,
         only("tp"), only("micro_batch"), only("zero"), _offered(space),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def _offered(space: RunSpace) -> tuple[Recompute, ...]:
     return tuple(word for word in WORDS if own in (None, word))
 
 
-def _run(space: RunSpace, choice: OuterChoice) -> TrainingRun:
+def _run(space: RunSpace, choice: ParallelConfig) -> TrainingRun:
     schedule: Schedule = "interleaved" if choice.virtual_stages > 1 else "1f1b"
     return replace(
         space.run, dp=choice.replicas, tp=choice.tensor, pp=choice.stages, schedule=schedule,
@@ -120,7 +120,7 @@ def _store(space: RunSpace, cut: bool, replicas: int, hardware: Hardware) -> Meg
 
 
 def _problems(
-    space: RunSpace, choices: Sequence[OuterChoice], offered: tuple[Recompute, ...], hardware: Hardware
+    space: RunSpace, choices: Sequence[ParallelConfig], offered: tuple[Recompute, ...], hardware: Hardware
 ) -> Iterator[Problem]:
     """Small micro-batches first: where one layer alone is too much for a device, a larger one is, too. What shards take
     is measured with the first."""
@@ -139,7 +139,7 @@ def _problems(
             yield problem_of(space.model, choice, store, offered, hardware, room)
 
 
-def _estimate(space: RunSpace, step: StepFound, hardware: Hardware) -> Estimate:
+def _estimate(space: RunSpace, step: StepCandidate, hardware: Hardware) -> Estimate:
     """By the programs of its parts, which may take a few percent more than the costs of blocks say."""
     problem, plan, model = step.problem, step.plan, space.model
     kinds, parts = line_of(model), []

@@ -8,16 +8,16 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.costs.bands import Band
+from autoshard.estimate.layer_costs import families
 from autoshard.estimate.packages.package_blocks import FIRST, LAST, LAYER, store_of
 from autoshard.estimate.packages.package_program import Layers
-from autoshard.estimate.pieces import families
 from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.stage_memory import StageMemory
 from autoshard.estimate.stage_slots import Host, Part
 from autoshard.estimate.transformer import PRECISIONS, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer
 from autoshard.joint.blocks.block_costs import HeldParameters, held_together
-from autoshard.joint.blocks.second_axis import TENSOR
+from autoshard.joint.blocks.context_expert_cuts import TENSOR
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.whole_steps.software import KERNELS, PACKAGES, with_software
 from autoshard.whole_steps.step_bands import step_kind, whole_step_band

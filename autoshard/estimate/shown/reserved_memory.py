@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.optimizer_step import stage_parameters
 from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.shown.caching_allocator import Life, reserved_bytes
 from autoshard.estimate.stage_memory import WORKING, loss_copies, span_bytes
@@ -23,7 +24,6 @@ from autoshard.estimate.state_bytes import (
     resident,
     scattering,
 )
-from autoshard.estimate.step_tail import stage_parameters
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer, build

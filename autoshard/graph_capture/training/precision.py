@@ -24,7 +24,7 @@ def _on(lists: set[Autocast]) -> frozenset[str]:
 
 # The lists of CUDA's autocast, which are those of ATen/autocast_mode.h; what torch makes of these operators alone (a
 # cross entropy is a log-softmax and an nll_loss) stands with them. What is in no list runs as its operands are.
-LOW, HIGH, HIGH_UNLESS_TOLD, WIDEST = (_on({name}) for name in ("low", "high", "high_unless_told", "widest"))
+LOW, HIGH, HIGH_UNLESS_TOLD, WIDEST = (_on({name}) for name in ("low", "high", "high_by_default", "widest"))
 
 
 def apply_precision(graph: Graph, precision: str) -> Graph:
@@ -86,7 +86,7 @@ class _Caster:
         known = record(op.target)
         if known.autocast == "low" or known.low_operands is not None:
             return self.low
-        if known.autocast == "high" or (known.autocast == "high_unless_told" and not _told(op)):
+        if known.autocast == "high" or (known.autocast == "high_by_default" and not _told(op)):
             return "float32"
         if known.autocast == "widest":
             kinds = {self.tensors[name].dtype for name in op.operands if name is not None}
@@ -122,7 +122,7 @@ class _Caster:
 
 def _told(op: Op) -> bool:
     """Does the operator name the dtype of its result?"""
-    if record(op.target).autocast != "high_unless_told":
+    if record(op.target).autocast != "high_by_default":
         return False
     return any(name == "dtype" and value is not None for name, value in op.attributes)
 

@@ -15,7 +15,7 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.plan import Plan, RedistributionPlan
 from autoshard.rules.operators import constants
-from autoshard.text import plan_words
+from autoshard.text import plan_labels
 from autoshard.text.plan_summary import collectives, is_shown, move_lines
 from autoshard.units import format_bytes, format_seconds
 
@@ -66,15 +66,15 @@ class BlockFlow:
 
 def flows(plan: Plan, graph: Graph) -> tuple[BlockFlow, ...]:
     """The distinct blocks in execution order; those in which nothing matters are left out."""
-    groups: list[tuple[str, plan_words.Block]] = []
-    for block in plan_words.blocks(plan, graph):
+    groups: list[tuple[str, plan_labels.Block]] = []
+    for block in plan_labels.blocks(plan, graph):
         small = len(block.names) == 1 and len(block.rows) <= SMALL
         if small and groups and len(groups[-1][1].names) == 1 and groups[-1][1].names[0] == _MERGED:
             first = groups[-1][0].partition(" … ")[0]
             title = first if first == _title(block) else f"{first} … {_title(block)}"
-            groups[-1] = title, plan_words.Block((_MERGED,), (*groups[-1][1].rows, *_named(block)))
+            groups[-1] = title, plan_labels.Block((_MERGED,), (*groups[-1][1].rows, *_named(block)))
         elif small:
-            groups.append((_title(block), plan_words.Block((_MERGED,), _named(block))))
+            groups.append((_title(block), plan_labels.Block((_MERGED,), _named(block))))
         else:
             groups.append((_title(block), block))
     every = [_FlowOfBlock(plan, graph, block).flow(title) for title, block in groups]
@@ -83,11 +83,11 @@ def flows(plan: Plan, graph: Graph) -> tuple[BlockFlow, ...]:
     return tuple(flow for flow in every if any(box.kind in ("op", "move") for box in flow.boxes))
 
 
-def _title(block: plan_words.Block) -> str:
+def _title(block: plan_labels.Block) -> str:
     return block.title if block.names[0] else "outside of blocks"
 
 
-def _named(block: plan_words.Block) -> tuple[plan_words.BlockRow, ...]:
+def _named(block: plan_labels.Block) -> tuple[plan_labels.BlockRow, ...]:
     """Rows with whole module paths, for a picture of several blocks."""
     return tuple(replace(row, module=row.op.module) for row in block.rows)
 
@@ -98,7 +98,7 @@ class _FlowOfBlock:
 
     plan: Plan
     graph: Graph
-    block: plan_words.Block
+    block: plan_labels.Block
     short: bool = False
     boxes: dict[str, FlowBox] = field(default_factory=dict)
     edges: dict[tuple[str, str], None] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _FlowOfBlock:
         return {own.name: replace(own.layout, host=own.layout.host and here) for own in self.plan.parameters}
 
     def flow(self, title: str) -> BlockFlow:
-        graph, rows = self.graph, plan_words.without_casts(self.block.rows, self.graph)
+        graph, rows = self.graph, plan_labels.without_casts(self.block.rows, self.graph)
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in rows) or float("inf")
         moves = _moves(self.plan, rows)
         for row in rows:
@@ -129,7 +129,7 @@ class _FlowOfBlock:
         return BlockFlow(title, times, boxes, tuple(self.edges))
 
     def _goes_on(
-        self, row: plan_words.BlockRow, sources: tuple[str, ...], moves: dict[tuple[str, str], RedistributionPlan]
+        self, row: plan_labels.BlockRow, sources: tuple[str, ...], moves: dict[tuple[str, str], RedistributionPlan]
     ) -> bool:
         """Whether it is split as the one operator that it reads, and nothing is communicated on the way."""
         before = self.boxes[sources[0]] if len(sources) == 1 else None
@@ -170,7 +170,7 @@ class _FlowOfBlock:
             if short not in box.after:
                 self.boxes[box.key] = replace(box, after=(*box.after, short))
 
-    def _box(self, row: plan_words.BlockRow, moves: dict[tuple[str, str], RedistributionPlan], shown: bool) -> None:
+    def _box(self, row: plan_labels.BlockRow, moves: dict[tuple[str, str], RedistributionPlan], shown: bool) -> None:
         op, graph = row.op, self.graph
         weights: dict[str, Layout] = {}
         incoming: dict[str, None] = {}
@@ -198,7 +198,7 @@ class _FlowOfBlock:
         for result in op.results:
             self.behind[result] = (op.name,)
 
-    def _weights(self, row: plan_words.BlockRow, layouts: dict[str, Layout]) -> tuple[TensorShards, ...]:
+    def _weights(self, row: plan_labels.BlockRow, layouts: dict[str, Layout]) -> tuple[TensorShards, ...]:
         """The largest weight as it is stored, the others by name, and what is communicated for them together."""
         if not layouts:
             return ()
@@ -241,7 +241,7 @@ def _out(name: str, graph: Graph) -> str:
     return "the loss" if name == graph.loss else "an output" if name in graph.outputs else "to the next"
 
 
-def _moves(plan: Plan, rows: Iterable[plan_words.BlockRow]) -> dict[tuple[str, str], RedistributionPlan]:
+def _moves(plan: Plan, rows: Iterable[plan_labels.BlockRow]) -> dict[tuple[str, str], RedistributionPlan]:
     """(op, tensor) -> what is made for it, whichever reader it is listed under."""
     own = {row.op.name for row in rows}
     return {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autoshard.html_report.picture import svg
 from autoshard.ir.layout import Layout, Replicate, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.text.plan_words import placement_words
+from autoshard.text.plan_labels import placement_words
 
 WIDTH, HEIGHT, SHIFT = 40.0, 20.0, 3.0
 MOST_LINES = 16  # parts that are drawn one by one

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.constraints.again_blocks import called_modules
+from autoshard.constraints.recomputed_blocks import called_modules
 from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
 from autoshard.formulation.cost_breakdown import copies
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph

@@ -24,7 +24,7 @@ from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem
 from autoshard.joint.blocks.block_line import Marks
-from autoshard.joint.blocks.second_axis import CONTEXT, EXPERT, TENSOR
+from autoshard.joint.blocks.context_expert_cuts import CONTEXT, EXPERT, TENSOR
 from autoshard.joint.blocks.stage_axes import DATA, INNER, REPLICAS, in_space, same_inside
 from autoshard.rules.algebra.strategy import Strategy
 

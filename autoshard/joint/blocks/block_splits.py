@@ -1,7 +1,7 @@
 """Ways to split all blocks over the devices of one model replica: the least time, and less memory for it.
 
-The replica's mesh has the axis tp, and a second one where it is offered (cp or ep, see second_axis.py); replicas
-(dp) each take samples of their own and are priced beside it. Parameters are stored as they are used: optimizer and
+The replica's mesh has the axis tp, and a second one where it is offered (cp or ep, see context_expert_cuts.py);
+replicas (dp) each take samples of their own and are priced apart. Parameters are stored as they are used: optimizer and
 weight sharding over the replicas is a choice of its own.
 """
 
@@ -24,7 +24,7 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.problem import Floats, Node, Problem, Value
 from autoshard.ir.program import Program
 from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left, pins_together, style_refused
-from autoshard.joint.blocks.second_axis import second_cuts
+from autoshard.joint.blocks.context_expert_cuts import second_cuts
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.solvers.common.result import Solution

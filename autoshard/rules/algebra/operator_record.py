@@ -54,7 +54,7 @@ class CodeWriter(Protocol):
     def literal(self, value: LocalAttribute) -> str: ...
 
 
-Autocast = Literal["", "low", "high", "high_unless_told", "widest"]  # the lists of ATen/autocast_mode.h
+Autocast = Literal["", "low", "high", "high_by_default", "widest"]  # the lists of ATen/autocast_mode.h
 Chooses = Literal["", "rows", "classes", "along"]
 Names = Sequence[str | None]  # of operands, as code writes them
 Given = Mapping[str, LocalAttribute]
@@ -76,8 +76,8 @@ class Operator:
     Seconds: the `work`, else memory traffic at the constant `memory.<bandwidth>`, of `traffic` bytes (forward and
     backward); `cell_weights`: the position of the first of a recurrent cell's two matrices. `holds`: bytes while it
     runs, beside operands, results, gradients and what is kept; `keeps`: what its code keeps otherwise than it `saves`.
-    In code: `spelling`, a template (emit/spelling.py) or a function; `infix` symbol; `in_torch`: `torch.NAME` takes the
-    schema's arguments; `returns_list`; `takes_device`. `operand_names` and `result_name` for its variables;
+    In code: `spelling`, a template (emit/expressions.py) or a function; `infix` symbol; `in_torch`: `torch.NAME` takes
+    the schema's arguments; `returns_list`; `takes_device`. `operand_names` and `result_name` for its variables;
     `keeps_name`: its result is called as its operand.
     Styles: `tensor_parallel`; `sequence_parallel`: Megatron splits it along the sequence, between two split layers.
     In words: `split_words` of (operand, dim), `factor_words` of a factor; `traced_as`: other names in traces of a run.

@@ -101,21 +101,21 @@ OPERATORS: dict[str, Operator] = {
     "aten.cummax": Operator(rule=over_dim, in_torch=True, dims="dim"),
     **each("cummin kthvalue median mode nansum std_mean var_mean", Operator(in_torch=True, dims="dim")),
     "aten.cumprod": Operator(
-        rule=over_dim, autocast="high_unless_told", spelling="{0}.cumprod({dim}<dtype>)", dims="dim"
+        rule=over_dim, autocast="high_by_default", spelling="{0}.cumprod({dim}<dtype>)", dims="dim"
     ),
     "aten.cumsum": Operator(
         rule=cumulative,
         saves=NOTHING,
-        autocast="high_unless_told",
+        autocast="high_by_default",
         spelling="{0}.cumsum({dim}<dtype>)",
         result_name="total",
         dims="dim",
     ),
     "aten.diff": Operator(rule=diff, spelling="torch.diff({0}<n=1><dim=-1><prepend:1><append:2>)", dims="dim"),
     "aten.dist": Operator(autocast="high", in_torch=True),
-    "aten.linalg_matrix_norm": Operator(autocast="high_unless_told"),
-    "aten.linalg_norm": Operator(autocast="high_unless_told"),
-    "aten.linalg_vector_norm": Operator(rule=whole_over, autocast="high_unless_told", dims="dim"),
+    "aten.linalg_matrix_norm": Operator(autocast="high_by_default"),
+    "aten.linalg_norm": Operator(autocast="high_by_default"),
+    "aten.linalg_vector_norm": Operator(rule=whole_over, autocast="high_by_default", dims="dim"),
     "aten.logcumsumexp": Operator(rule=over_dim, in_torch=True, dims="dim"),
     "aten.logsumexp": Operator(
         rule=whole_over, autocast="high", spelling="{0}.logsumexp({dim}<keepdim=False>)", dims="dim"
@@ -126,13 +126,13 @@ OPERATORS: dict[str, Operator] = {
     "aten.nanmean": Operator(dims="dim"),
     "aten.nanmedian": Operator(dims="dim"),
     "aten.norm": Operator(rule=whole_over, autocast="high", in_torch=True, dims="dim"),
-    "aten.prod": Operator(rule=whole_over_one, autocast="high_unless_told", in_torch=True, dims="dim"),
+    "aten.prod": Operator(rule=whole_over_one, autocast="high_by_default", in_torch=True, dims="dim"),
     "aten.sort": Operator(rule=along_dim, in_torch=True, dims="dim"),
     "aten.std": Operator(rule=whole_over, in_torch=True, dims="dim"),
     "aten.sum": Operator(
         rule=sum_over,
         saves=NOTHING,
-        autocast="high_unless_told",
+        autocast="high_by_default",
         spelling="{0}.sum(<@dim=()><keepdim=False><dtype>)",
         dims="dim",
     ),

@@ -15,7 +15,7 @@ from typing import Any
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Graph, Op
-from autoshard.rules.op_words import line_of, short
+from autoshard.rules.op_labels import line_of, short
 from autoshard.rules.resize.rebatch import batch_size
 
 MOST_SAID = 3  # numbers in a note

@@ -19,7 +19,7 @@ from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import Following, FreeSize, Graph, Op
-from autoshard.rules.op_words import line_of, short
+from autoshard.rules.op_labels import line_of, short
 
 SEQUENCE = "sequence"
 Slopes = dict[str, Fraction]  # place -> of what is not 0

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
-from autoshard.rules.op_words import line_of
+from autoshard.rules.op_labels import line_of
 from autoshard.rules.resize.captured_length import own_length
 from autoshard.rules.value_range import Lengthened
 

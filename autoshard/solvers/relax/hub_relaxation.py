@@ -26,8 +26,8 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.encoding_choice import WORK_PER_ENTRY
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.pruned_start import kinds, narrowed, ranking
 from autoshard.solvers.relax.reader_terms import MANY
+from autoshard.solvers.relax.restricted_start import kinds, narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
 from autoshard.solvers.relax.window_search import polished
 

@@ -24,8 +24,8 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, reader_terms
-from autoshard.solvers.relax.few_ranked import Near, least_of_few
-from autoshard.solvers.relax.pruned_start import kinds, narrowed
+from autoshard.solvers.relax.restricted_start import kinds, narrowed
+from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
 from autoshard.solvers.relax.window_search import polished
 
 _ROUNDS = 8
@@ -68,7 +68,7 @@ class ReaderShares:
             part = self.reached(problem, contents)
             if part is None:
                 return False
-            found: Minimum | Near | None = attempt(least_of_few, part, SOON_ENTRIES) if sketched else None
+            found: Minimum | Near | None = attempt(solve_top_k, part, SOON_ENTRIES) if sketched else None
             found = found or attempt(minimum_within, part, contents, budget_entries=self.budget)
             if found is None and expected and not round_:  # at these prices tables are larger
                 self.in_reach = False

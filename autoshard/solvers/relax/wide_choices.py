@@ -1,7 +1,7 @@
 """A memory limit, or nodes of hundreds of choices, where exact tables over all choices take seconds, or don't fit: the
 few choices that messages rank first, and what all plans cost at the least.
 
-1. Messages without prices rank the choices, over one of equal layers where layers are equal (`few_ranked.py`), else
+1. Messages without prices rank the choices, over one of equal layers where layers are equal (`top_k_choices.py`), else
    over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables. Without a limit more
    rounds of messages raise the bound, until it is near the plan (`hub_relaxation.bounded`).
 2. Where that plan overflows: the least memory in full, or the proof that nothing fits. Then the problem over few
@@ -29,11 +29,11 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, reader_terms
-from autoshard.solvers.relax.few_ranked import few_ranked
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.pruned_start import FEW, FIRST, narrowed, ranking
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
+from autoshard.solvers.relax.restricted_start import FEW, FIRST, narrowed, ranking
+from autoshard.solvers.relax.top_k_choices import top_k_choices
 from autoshard.solvers.relax.trws_layouts import Beliefs
 
 _ROUNDS = 12  # the same without prices, where the bound stays open
@@ -108,7 +108,7 @@ class WideChoices:
     def ranked(self, prices: Floats) -> list[Integers]:
         """The first few choices of each node under these prices; all of what is chosen for its readers."""
         part = reader_terms.without_hubs(additive(self.problem, prices), self.shares.cut)
-        few = few_ranked(part, FEW, prices)
+        few = top_k_choices(part, FEW, prices)
         self.beliefs = None if few else self.messages(prices)
         if self.beliefs is not None:
             return [some[:FEW] for some in ranking(self.problem, self.beliefs)]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back
-from autoshard.verification.original.draws import exact_dropout
+from autoshard.verification.original.random_draws import exact_dropout
 
 _ATEN = torch.ops.aten
 # loss -> the place of its labels, weights, reduction and ignored label among its arguments

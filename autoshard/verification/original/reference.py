@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.ir.graph import SAME, Graph
-from autoshard.verification.original.draws import exact_dropout
 from autoshard.verification.original.float64 import exact_precision, limits_of, widened
 from autoshard.verification.original.micro_batches import at, label_shares, sharing
 from autoshard.verification.original.optimizers import Stepping
+from autoshard.verification.original.random_draws import exact_dropout
 
 State = dict[str, torch.Tensor]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Stepping]

@@ -16,11 +16,11 @@ import numpy as np
 from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.found_steps import REPAIRS, JointResult, StepFound, best_of_each, least_points, none_fits
-from autoshard.joint.nearby_steps import Nearby
-from autoshard.joint.outer_space import Divided
+from autoshard.joint.config_space import RejectedConfigs
+from autoshard.joint.step_candidates import REPAIRS, JointResult, StepCandidate, best_of_each, least_points, none_fits
 from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_rest import mean_seconds, rest_fronts, rest_of, with_rest
+from autoshard.joint.step_local_search import StepLocalSearch
+from autoshard.joint.step_overhead import mean_seconds, overhead_fronts, overhead_of, with_overhead
 from autoshard.search.objectives import RATIO
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
@@ -32,10 +32,10 @@ _ROUND = 1e-9
 EFFORT = 300_000  # of looking around one plan, see `nearby_steps`
 
 
-def least_rest_of(
+def least_overhead_of(
     problems: Iterable[tuple[StepProblem, BlockSplit | None]],
     line: BlockLine,
-    log: Divided,
+    log: RejectedConfigs,
     count: int,
     fronts: int,
     tell: Callable[[str], None],
@@ -44,19 +44,19 @@ def least_rest_of(
     candidates = list(problems)
     heap = [(_fastest(problem), number, False) for number, (problem, _) in enumerate(candidates)]
     heapify(heap)
-    found: list[StepFound] = []
+    found: list[StepCandidate] = []
     least, bound, solved = np.inf, np.inf, 0
     while heap and heap[0][0] <= least * (1 + _ROUND):
         own, number, exact = heappop(heap)
         problem, split = candidates[number]
         if not exact:
-            heappush(heap, (max(own, rest_bound(problem)), number, True))
+            heappush(heap, (max(own, overhead_bound(problem)), number, True))
             continue
         if own == np.inf:
             break
         solved += 1
         bound = min(bound, own)
-        made = least_rest(problem, split)
+        made = least_overhead(problem, split)
         if made is not None:
             found.append(made)
             least = min(least, made.rest_seconds)
@@ -72,29 +72,29 @@ def least_rest_of(
 
 def _fastest(problem: StepProblem) -> float:
     """Below the rest of every plan, whatever memory there is."""
-    owns, count = rest_fronts(problem), problem.choice.micro_batches
+    owns, count = overhead_fronts(problem), problem.choice.micro_batches
     least = [float((front.seconds + front.tail_seconds / count).min()) for front in owns]
     counted = problem.stage_problem
     sent = sum(sum(counted.sends(stage)) for stage in range(counted.stages)) * counted.send_seconds
     return mean_seconds(problem, sum(least[kind] for kind in problem.kinds) + sent) * (1 - _ROUND)
 
 
-def rest_bound(problem: StepProblem) -> float:
+def overhead_bound(problem: StepProblem) -> float:
     """Below the rest of every plan that fits as it is simulated; infinite where none does."""
     roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + _ROUND))
-    own = solve_sum(with_rest(roomy, roomy.bounding), _entering(problem))
+    own = solve_sum(with_overhead(roomy, roomy.bounding), _entering(problem))
     if own is None:
         return np.inf
-    points = least_points(roomy, rest_fronts(roomy))
-    exact = rest_of(roomy, _one_stage(roomy, points)) if points else 0.0
+    points = least_points(roomy, overhead_fronts(roomy))
+    exact = overhead_of(roomy, _one_stage(roomy, points)) if points else 0.0
     return max(mean_seconds(problem, own[0]), exact) * (1 - _ROUND)
 
 
-def least_rest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
+def least_overhead(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | None:
     """The least of an outer choice that fits as it is simulated, of those that its count of memory finds, and of plans
     near it that have as little the fastest. Where a stage holds more than there is, as much less room is taken to be
     there."""
-    own, found = problem, list[StepFound]()
+    own, found = problem, list[StepCandidate]()
     for attempt in range(REPAIRS):
         plans = _plans(own)
         made = [_made(problem, split, plan) for plan in plans]
@@ -107,17 +107,17 @@ def least_rest(problem: StepProblem, split: BlockSplit | None) -> StepFound | No
         return None
     least = min(step.rest_seconds for step in found) * (1 + _ROUND)
     first = min((step for step in found if step.rest_seconds <= least), key=lambda step: step.seconds)
-    return Nearby(EFFORT, lambda own, plan: rest_of(own, plan) <= least).fastest(first)
+    return StepLocalSearch(EFFORT, lambda own, plan: overhead_of(own, plan) <= least).fastest(first)
 
 
 def _plans(problem: StepProblem) -> list[StagePlan]:
     """Plans of the least overhead: on one stage by what it holds exactly; else of all that may fit, and of those that
     do by the count of `stage_problem`."""
-    points = least_points(problem, rest_fronts(problem))
+    points = least_points(problem, overhead_fronts(problem))
     if points is not None:
         return [_one_stage(problem, points)]
     solved = (
-        solve_sum(with_rest(problem, own), _entering(problem)) for own in (problem.stage_problem, problem.bounding)
+        solve_sum(with_overhead(problem, own), _entering(problem)) for own in (problem.stage_problem, problem.bounding)
     )
     return list(dict.fromkeys([*(own[1] for own in solved if own), *_fastest_of_least(problem)]))
 
@@ -125,7 +125,7 @@ def _plans(problem: StepProblem) -> list[StagePlan]:
 def _fastest_of_least(problem: StepProblem) -> list[StagePlan]:
     """The fastest cut of blocks that all have the least rest that they may, where that fits."""
     counted, least = problem.stage_problem, []
-    for own, front in zip(rest_fronts(problem), counted.fronts, strict=True):
+    for own, front in zip(overhead_fronts(problem), counted.fronts, strict=True):
         rest = own.seconds + own.tail_seconds / counted.micro_batches
         least.append(int(np.lexsort((front.seconds, rest))[0]))
     fronts = tuple(_only(front, point) for front, point in zip(counted.fronts, least, strict=True))
@@ -149,7 +149,7 @@ def _one_stage(problem: StepProblem, points: tuple[int, ...]) -> StagePlan:
     return StagePlan(parts, points, closed_form(problem.stage_problem, parts, points))
 
 
-def _made(problem: StepProblem, split: BlockSplit | None, plan: StagePlan) -> StepFound:
+def _made(problem: StepProblem, split: BlockSplit | None, plan: StagePlan) -> StepCandidate:
     timed = replace(plan, seconds=closed_form(problem.stage_problem, plan.parts, plan.points))
     solution = StageSolution(problem.stage_problem, (timed,), 0.0)
-    return StepFound(problem, split, timed, solution, simulate_step(problem.step_costs(timed)))
+    return StepCandidate(problem, split, timed, solution, simulate_step(problem.step_costs(timed)))

@@ -36,7 +36,7 @@ Least = Callable[[Axes, str, float], float]
 
 
 @dataclass(frozen=True, eq=False)
-class WayParts:
+class PathParts:
     """`seconds[phase, axes][source, target]`: of collectives over the joined `axes`, of local passes where there are
     none; those of GATHER and EXCHANGED are in FORWARD too, those of SCATTER in BACKWARD.
     `tasks[phase][source, target]`: how many a host issues. `summed[source, target]`: the axes of SUM, as bits.
@@ -75,14 +75,14 @@ class WayParts:
         return [(got > 0, np.array([_dims(source, axes) for source in sources])[:, None]) for axes, got in own]
 
 
-def way_parts(
+def path_parts(
     sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms, least: Least | None = None
-) -> WayParts:
+) -> PathParts:
     """Of the ways that `path` gives for all pairs; with `least`, at these seconds of a collective."""
-    return Ways(sources, targets, terms).parts(least)
+    return PathCosts(sources, targets, terms).parts(least)
 
 
-class Ways:
+class PathCosts:
     """The cheapest ways between all pairs, found once, whatever their parts are then counted in. `seconds[source,
     target]`: of `path`, the forward as often as it is paid."""
 
@@ -94,7 +94,7 @@ class Ways:
         self.prices = Prices(own, terms)  # without the steps, which are many
         self.previous = previous.astype(np.int16) if own.states < _SHORT else previous
 
-    def parts(self, least: Least | None = None, *, tasks: bool = True) -> WayParts:
+    def parts(self, least: Least | None = None, *, tasks: bool = True) -> PathParts:
         """With `least`, at these seconds of a collective; without `tasks`, these are left out."""
         prices = copy(self.prices)
         if least is not None:
@@ -105,7 +105,7 @@ class Ways:
         if self.exchanges is not None:
             _add_direct(count, prices, self.exchanges)
         deferred, elements = count.summed & ~count.others, prices.space.elements[self.starts]
-        return WayParts(dict(count.seconds), dict(count.tasks), count.summed, deferred, elements)
+        return PathParts(dict(count.seconds), dict(count.tasks), count.summed, deferred, elements)
 
     def forget(self) -> None:
         """Lets go of the steps, which are found again where they are needed."""

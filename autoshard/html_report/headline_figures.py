@@ -15,7 +15,7 @@ from autoshard.ir.plan import Plan
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation.step_account import StepAccount
 from autoshard.text.account_text import parts, stage_breakdown
-from autoshard.text.answer_words import certainty, gains
+from autoshard.text.answer_labels import certainty, gains
 from autoshard.text.plan_summary import error_band
 from autoshard.units import counted, format_bytes, format_seconds
 

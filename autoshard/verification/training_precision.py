@@ -23,8 +23,8 @@ from autoshard.program.step_check import input_layout
 from autoshard.verification.comparison.compare import by_name, gives_loss_alone, local_part, stage_views, unsplit
 from autoshard.verification.comparison.error_measure import OWN, Error, largest
 from autoshard.verification.original.autocast import autocast_as_planned
-from autoshard.verification.original.draws import exact_dropout
 from autoshard.verification.original.float8_rounding import float8_parameters, storages
+from autoshard.verification.original.random_draws import exact_dropout
 from autoshard.verification.original.reference import (
     Reference,
     State,
@@ -45,7 +45,7 @@ ROOM = 16.0  # a device's part of a sum may be larger than the whole
 
 
 @dataclass(frozen=True)
-class OwnStep:
+class TrainingPrecisionStep:
     """The original's first step in its own precision: outputs, and gradients by name (those that there are)."""
 
     dtypes: Mapping[str, torch.dtype]  # of parameters and buffers
@@ -57,7 +57,7 @@ class OwnStep:
 
 def run_own(
     module: torch.nn.Module, graph: Graph, reference: Reference, dtypes: Mapping[str, torch.dtype]
-) -> OwnStep | str:
+) -> TrainingPrecisionStep | str:
     """In words why, where it can't be run so. Leaves the module as it was in float64, before the first step."""
     state = reference.parameters | reference.buffers
     count = reference.micro_batches
@@ -73,7 +73,7 @@ def run_own(
             if all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
                 break  # as torch's GradScaler would find it
         made = tuple(output.detach().clone() for output in outputs)
-        return OwnStep(dtypes, inputs, made, gradients, scale)
+        return TrainingPrecisionStep(dtypes, inputs, made, gradients, scale)
     except Exception as error:  # the model's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{type(error).__name__}: {reason}".removesuffix(": ")
@@ -123,7 +123,7 @@ class _Rank:
 
 
 def check_own(
-    own: OwnStep, reference: Reference, program: Program, folder: Path, timeout_seconds: float
+    own: TrainingPrecisionStep, reference: Reference, program: Program, folder: Path, timeout_seconds: float
 ) -> list[Error]:
     """Every tensor of every rank, in lock-step. Raises LockstepError where the package can't be run."""
     package = load_package(folder)
@@ -150,7 +150,9 @@ def _only_loss(reference: Reference, program: Program) -> Reference:
     return replace(reference, steps=(first, *reference.steps[1:]))
 
 
-def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, program: Program) -> _Rank:
+def _run(
+    package: LoadedPackage, mesh: Any, own: TrainingPrecisionStep, reference: Reference, program: Program
+) -> _Rank:
     program = program.of_stage(0 if mesh.stages is None else mesh.stages.index)
     mesh.random.exact, mesh.random.seed, mesh.random.step = True, reference.seed, 0
     runtime, model = package.runtime, package.model.build_model(mesh)
@@ -195,7 +197,9 @@ def _part(x: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tenso
 # --- comparing ---
 
 
-def _compared(own: OwnStep, reference: Reference, program: Program, ranks: Sequence[_Rank]) -> Iterator[Error]:
+def _compared(
+    own: TrainingPrecisionStep, reference: Reference, program: Program, ranks: Sequence[_Rank]
+) -> Iterator[Error]:
     scale = largest(reference.gradients.values())
     for rank, found in enumerate(ranks):
         for position, name in enumerate(program.outputs):
@@ -227,7 +231,7 @@ def _compared(own: OwnStep, reference: Reference, program: Program, ranks: Seque
             yield Error(OWN, f"parameter {parameter.path}", rank, 1, 0.0 if right else math.inf, what)
 
 
-def _norm_error(rank: int, found: float, own: OwnStep, exact: float) -> Error:
+def _norm_error(rank: int, found: float, own: TrainingPrecisionStep, exact: float) -> Error:
     norms = [gradient.double().norm() for gradient in own.gradients.values()]
     expected = float(torch.stack(norms).norm()) if norms else 0.0
     right = abs(found - exact) <= TIMES * abs(expected - exact) + NORM_ERROR * exact or not math.isfinite(expected)

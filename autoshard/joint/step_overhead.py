@@ -17,14 +17,14 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem
 
 
-def rest_fronts(problem: StepProblem) -> tuple[Front, ...]:
+def overhead_fronts(problem: StepProblem) -> tuple[Front, ...]:
     """By kind: the points of its fronts with the memory that they have, and the rest in place of their seconds."""
     return tuple(_rest(problem, kind, own) for kind, own in enumerate(problem.fronts))
 
 
-def with_rest(problem: StepProblem, counted: StageProblem) -> StageProblem:
+def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
     """The stage problem `counted` with overhead in place of seconds: its stages add up to the overhead of a step."""
-    pairs = zip(counted.fronts, rest_fronts(problem), strict=True)
+    pairs = zip(counted.fronts, overhead_fronts(problem), strict=True)
     fronts = (
         replace(
             own,
@@ -38,9 +38,9 @@ def with_rest(problem: StepProblem, counted: StageProblem) -> StageProblem:
     return replace(counted, fronts=tuple(fronts))
 
 
-def rest_of(problem: StepProblem, plan: StagePlan) -> float:
+def overhead_of(problem: StepProblem, plan: StagePlan) -> float:
     """Seconds of a step, the mean of all devices."""
-    fronts, choice = rest_fronts(problem), problem.choice
+    fronts, choice = overhead_fronts(problem), problem.choice
     owns = [(fronts[kind], point) for kind, point in zip(problem.kinds, plan.points, strict=True)]
     each = sum(float(front.seconds[point] + front.tail_seconds[point] / choice.micro_batches) for front, point in owns)
     sent = sum(2 * problem.received_seconds(part.first) for part in plan.parts if part.first)

@@ -26,7 +26,7 @@ _ORDERS = 3  # of its chunks, to be filled with what keeps most
 _ROUND = 1e-12
 
 
-def dealt_anew(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
+def reassigned_points(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
     """The plans with the least seconds on each stage that fit, by the position of the blocks that keep most; empty
     where none fits. `plan` as it is where one stage has all blocks, or where parts have other blocks than one run of
     equal ones with something before and after it."""

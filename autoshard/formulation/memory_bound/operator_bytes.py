@@ -1,4 +1,4 @@
-"""What each operator makes a device hold at least, under each of its strategies: see `memory_floor`."""
+"""What each operator makes a device hold at least, under each of its strategies: see `memory_lower_bound`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.costs.operator import extra_bytes, local_tensors
 from autoshard.costs.temporaries import keeps_otherwise, kept, temporary
-from autoshard.formulation.floor.view_storage import ViewStorage
+from autoshard.formulation.memory_bound.view_storage import ViewStorage
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from autoshard.joint.blocks.second_axis import CONTEXT, EXPERT
+from autoshard.joint.blocks.context_expert_cuts import CONTEXT, EXPERT
 from autoshard.whole_steps.shared_sequences import LEAST_TOKENS, shared_sequences
 
 Sizes = tuple[int, ...] | None  # None: as they are offered

@@ -89,7 +89,7 @@ class Figures(NamedTuple):
     predicted_peak_bytes: float
 
 
-class KeptAnswers:
+class SearchCache:
     """What was found of one problem, by name: in this search, and in earlier ones where there is a cache. `save` adds
     what is new to its file."""
 
@@ -145,12 +145,12 @@ def answers_of(
     strategy: str = "best",
     pins: Sequence[Pin] = (),
     fuse: Sequence[str] = (),
-) -> KeptAnswers:
+) -> SearchCache:
     """Of the problem that a style and pins leave, and of what goes together."""
     if cache is None:
-        return KeptAnswers(None, "")
+        return SearchCache(None, "")
     problem = _problem_key(graph, mesh, hardware, all_to_all, micro_batches, on_host)
-    return KeptAnswers(cache, key_of("answers", problem, strategy, tuple(map(repr, pins)), tuple(fuse)))
+    return SearchCache(cache, key_of("answers", problem, strategy, tuple(map(repr, pins)), tuple(fuse)))
 
 
 def unhurried(clock: Clock) -> bool:

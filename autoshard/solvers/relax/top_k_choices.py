@@ -16,7 +16,7 @@ from autoshard.solvers.elimination.compress_blocks import Short, shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.pruned_start import FIRST, kinds, narrowed, ranking
+from autoshard.solvers.relax.restricted_start import FIRST, kinds, narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
 
 _FEW = 6  # choices of each node; with 48 the least was the same
@@ -29,9 +29,9 @@ class Near(NamedTuple):
     choice: Choice
 
 
-def least_of_few(problem: Problem, budget_entries: int, count: int = _FEW) -> Near | None:
+def solve_top_k(problem: Problem, budget_entries: int, count: int = _FEW) -> Near | None:
     """None where nothing repeats, the few exclude each other, or their tables don't fit."""
-    few = few_ranked(problem, count)
+    few = top_k_choices(problem, count)
     if few is None:
         return None
     part = narrowed(problem, few)
@@ -44,7 +44,7 @@ def least_of_few(problem: Problem, budget_entries: int, count: int = _FEW) -> Ne
     return Near(found.bound, tuple(int(some[s]) for some, s in zip(few, found.choice, strict=True)))
 
 
-def few_ranked(problem: Problem, count: int, prices: Floats | None = None) -> list[Integers] | None:
+def top_k_choices(problem: Problem, count: int, prices: Floats | None = None) -> list[Integers] | None:
     """At most `count` choices of each node, the same for nodes that are alike; None where nothing repeats.
 
     `prices`: seconds that a byte costs, over time."""

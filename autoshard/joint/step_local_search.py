@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.dealt_points import dealt_anew
-from autoshard.joint.found_steps import StepFound
+from autoshard.joint.point_reassignment import reassigned_points
+from autoshard.joint.step_candidates import StepCandidate
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
 from autoshard.solvers.stages.counted_points import undominated
@@ -29,13 +29,13 @@ _OF_BLOCK = 20
 _ROUND = 1e-9
 
 
-def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> StepFound:
+def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> StepCandidate:
     """The best plan of a solution, whether it fits as it is simulated or not."""
     plan = solution.plans[0]
-    return StepFound(problem, split, plan, solution, simulate_step(problem.step_costs(plan)))
+    return StepCandidate(problem, split, plan, solution, simulate_step(problem.step_costs(plan)))
 
 
-class Nearby:
+class StepLocalSearch:
     """Looks around plans as long as its effort lasts, at those that are `allowed`."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Nearby:
     ) -> None:
         self.left, self.allowed = effort, allowed
 
-    def fastest(self, found: StepFound) -> StepFound:
+    def fastest(self, found: StepCandidate) -> StepCandidate:
         """A step that fits and is faster than `found`, or fits where that does not; else `found`."""
         problem = found.problem
         own, timeline = found.plan, found.timeline
@@ -102,7 +102,7 @@ def _of(problem: StepProblem, parts: tuple[Part, ...], points: tuple[int, ...]) 
 
 def _dealt(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
     """Points anew for other cuts; the leanest where none fit."""
-    made = dealt_anew(problem, plan)
+    made = reassigned_points(problem, plan)
     if made:
         return made
     leanest = [own[0] for own in _by_bytes(problem)]
@@ -152,10 +152,10 @@ def _other_points(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[int, 
                 points[block], points[other] = points[other], points[block]
 
 
-def nearby_steps(found: list[StepFound], unfit: list[StepFound]) -> list[StepFound]:
+def nearby_steps(found: list[StepCandidate], unfit: list[StepCandidate]) -> list[StepCandidate]:
     """`found` with faster ones near them in their place, and of `unfit` what fits near them. The fastest are looked at
     first."""
-    search, best = Nearby(), min((own.seconds for own in found), default=np.inf)
+    search, best = StepLocalSearch(), min((own.seconds for own in found), default=np.inf)
     made = []
     for own in sorted([*found, *unfit], key=lambda own: own.seconds):
         looked = search.fastest(own) if own.seconds * NEAR < best and search.left > 0 else own

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.joint.least_rest import least_rest, least_rest_of, rest_bound
-from autoshard.joint.outer_space import Divided
+from autoshard.joint.config_space import RejectedConfigs
+from autoshard.joint.least_overhead import least_overhead, least_overhead_of, overhead_bound
 from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_rest import rest_of
+from autoshard.joint.step_overhead import overhead_of
 from autoshard.simulation.step_timeline import simulate_step
 from tests.stage_brute_force import every_plan
 from tests.tiny.test_stage_rooms import LINE, problem
@@ -35,8 +35,10 @@ def test_no_plan_that_fits_has_less_rest_than_the_bound(seed: int, chunks: int) 
     peaks = [max(free.step_costs(plan).peak_bytes) for plan in plans]
     for share in (0.0, 0.3, 1.0):
         own = replace(free, capacity_bytes=min(peaks) + share * (max(peaks) - min(peaks)))
-        fitting = [rest_of(own, plan) for plan, peak in zip(plans, peaks, strict=True) if peak <= own.capacity_bytes]
-        bound, made = rest_bound(own), least_rest(own, None)
+        fitting = [
+            overhead_of(own, plan) for plan, peak in zip(plans, peaks, strict=True) if peak <= own.capacity_bytes
+        ]
+        bound, made = overhead_bound(own), least_overhead(own, None)
         assert bound <= min(fitting) * (1 + 1e-12)
         if made is not None:
             assert made.peak_bytes <= own.capacity_bytes
@@ -49,12 +51,12 @@ def test_without_a_limit_the_least_is_found(seed: int) -> None:
     draw = random.Random(f"least {seed}")
     own = drawn(draw, 1)
     plans = list(every_plan(own.stage_problem))
-    found = least_rest_of([(own, None)], LINE, Divided(), 8, 1, SILENT)
-    least = min(rest_of(own, plan) for plan in plans)
+    found = least_overhead_of([(own, None)], LINE, RejectedConfigs(), 8, 1, SILENT)
+    least = min(overhead_of(own, plan) for plan in plans)
     assert found.best.rest_seconds == pytest.approx(least, rel=1e-9)
     assert found.bound_rest_seconds <= found.best.rest_seconds
     assert found.gap <= 1e-6
-    as_little = [plan for plan in plans if rest_of(own, plan) <= least * (1 + 1e-9)]
+    as_little = [plan for plan in plans if overhead_of(own, plan) <= least * (1 + 1e-9)]
     fastest = min(simulate_step(own.step_costs(plan)).step_seconds for plan in as_little)
     assert found.best.seconds <= 1.01 * fastest
 
@@ -70,6 +72,6 @@ def test_what_is_computed_again_and_sent_is_rest_and_waiting_is_not() -> None:
     inside = own.choice.micro_batches / own.choice.stages * sum(own.costs[kind].rest_seconds for kind in own.kinds)
     for plan in kept:
         sent = sum(2 * own.received_seconds(part.first) for part in plan.parts[1:])
-        assert rest_of(own, plan) == pytest.approx(inside + own.choice.micro_batches / own.choice.stages * sent)
+        assert overhead_of(own, plan) == pytest.approx(inside + own.choice.micro_batches / own.choice.stages * sent)
     again = [plan for plan in plans if plan.parts == kept[0].parts and plan.points != kept[0].points]
-    assert all(rest_of(own, plan) >= rest_of(own, kept[0]) for plan in again)
+    assert all(overhead_of(own, plan) >= overhead_of(own, kept[0]) for plan in again)

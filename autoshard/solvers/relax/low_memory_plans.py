@@ -28,10 +28,10 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
-from autoshard.solvers.relax.few_ranked import Near, least_of_few
 from autoshard.solvers.relax.memory_columns import Column, column_of, condensed, memory_dual
-from autoshard.solvers.relax.pruned_start import MUCH_WORK, exact_work
 from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.restricted_start import MUCH_WORK, exact_work
+from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
 
 _ABOVE_SECONDS = 1e6  # the rate of the least memory
 _RAISED = (0.0, 10.0, 1e3, 1e5)  # rates of times that have no price, where plans need more there
@@ -43,10 +43,10 @@ def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRI
 
     Raises InfeasibleError where no choice is allowed at all.
     """
-    return LeanPlans(problem, budget_entries).bound
+    return LowMemoryPlans(problem, budget_entries).bound
 
 
-class LeanPlans:
+class LowMemoryPlans:
     """`bound`: bytes that no plan's peak is below, whatever the capacity.
 
     `prices`: of the times of the condensed problem, 1 together, or 0 where time was over. Raises InfeasibleError where
@@ -128,7 +128,7 @@ class LeanPlans:
         """Exact but for what is cut off; where its tables are too large, with readers of a value apart; where these
         are, too, over few choices of each node."""
         found: Minimum | Near | None = None if self.sketched else self._least(multipliers)
-        found = found or least_of_few(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
+        found = found or solve_top_k(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
         choice = None if found is None else self.shares.given_heads(self.problem, found.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
 

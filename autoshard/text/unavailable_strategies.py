@@ -7,10 +7,10 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules import explain, instance
 from autoshard.rules.algebra.strategy import Choice
 from autoshard.rules.candidates import Candidates
-from autoshard.text.plan_words import dim_words
+from autoshard.text.plan_labels import dim_words
 
 
-def not_offered(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[str]:
+def unavailable_strategies(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[str]:
     """`heads split over tp: some device would hold nothing: 12 units over 5 devices`, a line for each split and reason.
 
     Of splits over one axis, and of dims that no axis may split; combinations of axes are left out.

@@ -18,13 +18,13 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.joint.blocks.block_line import block_line, shortened
 from autoshard.joint.blocks.block_splits import block_splits
-from autoshard.joint.blocks.second_axis import EXPERTS, expert_count, longest_tokens
-from autoshard.joint.found_steps import JointResult
+from autoshard.joint.blocks.context_expert_cuts import EXPERTS, expert_count, longest_tokens
+from autoshard.joint.config_space import ConfigSpace, RejectedConfigs, parallel_configs
+from autoshard.joint.context_expert_axes import second_axes, shared_experts
 from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import joint_search
-from autoshard.joint.outer_space import Divided, OuterSpace, outer_choices
-from autoshard.joint.second_axes import second_axes, shared_experts
+from autoshard.joint.step_candidates import JointResult
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.search.build_plan import Origin
@@ -61,9 +61,9 @@ def long() -> Graph:
     return capture(str(ROOT / "examples" / "gpt2.py:build"), sizes, "bf16-mixed")
 
 
-def space(graph: Graph, devices: int, batch: int, **fixed: Any) -> OuterSpace:
+def space(graph: Graph, devices: int, batch: int, **fixed: Any) -> ConfigSpace:
     line = block_line(graph)
-    return OuterSpace(devices, batch, len(line.blocks), max(map(len, line.runs())), **fixed)
+    return ConfigSpace(devices, batch, len(line.blocks), max(map(len, line.runs())), **fixed)
 
 
 def made(graph: Graph, devices: int, batch: int, **fixed: Any) -> tuple[JointResult, Plan]:
@@ -97,7 +97,7 @@ def test_where_a_second_axis_is_offered() -> None:
 
 def test_devices_of_a_step_are_those_of_all_axes() -> None:
     own = space(small(), 16, 32, context=None, expert=None, experts=4)
-    choices = list(outer_choices(own, hardware()))
+    choices = list(parallel_configs(own, hardware()))
     assert {choice.expert for choice in choices} == {1, 2, 4} and {choice.context for choice in choices} == {1}
     assert len(set(choices)) == len(choices)
     for choice in choices:
@@ -172,7 +172,7 @@ def test_the_best_of_all_meshes_is_found_though_few_are_split() -> None:
     graph = small()
     own = space(graph, 4, 8, stages=(1, 2), tensor=(1, 2), expert=(1, 2), micro_batch=(1, 2), zero=(0, 1))
     found = joint_search(graph, hardware(), own, 1e15)
-    choices = list(outer_choices(own, hardware()))
+    choices = list(parallel_configs(own, hardware()))
     line = block_line(graph)
     store, kinds = FrontStore(line, hardware(), replicas=measured_replicas(choices)), tuple(b.kind for b in line.blocks)
     for choice in sorted(choices, key=lambda choice: -choice.micro_batch):
@@ -198,8 +198,8 @@ def test_meshes_that_can_not_be_better_are_not_split() -> None:
     """The least that their products take is above the best step: two stages leave too few micro-batches."""
     graph = experts()
     own = space(graph, 8, 2, stages=(1, 2), tensor=(4,), expert=(1, 2), micro_batch=(1,), zero=(0,), keeps=("all",))
-    log = Divided()
-    choices = list(outer_choices(own, hardware(), log))
+    log = RejectedConfigs()
+    choices = list(parallel_configs(own, hardware(), log))
     store = FrontStore(block_line(graph), hardware())
     for choice in choices:
         least = store.least_seconds(choice)

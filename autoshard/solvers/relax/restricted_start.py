@@ -34,7 +34,7 @@ MUCH_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and wei
 _WORK = 20.0  # joint entries of exact elimination, over the cube of the most choices: GPT-2's on three axes
 
 
-def suits(problem: Problem) -> bool:
+def worthwhile(problem: Problem) -> bool:
     return _most(problem) > _WIDE and len(problem.nodes) <= _LONG
 
 
@@ -47,7 +47,7 @@ def _most(problem: Problem) -> int:
     return max((len(node.seconds) for node in problem.nodes), default=0)
 
 
-class Quick:
+class RestrictedStart:
     """The messages of a problem, and plans by them."""
 
     def __init__(self, problem: Problem) -> None:

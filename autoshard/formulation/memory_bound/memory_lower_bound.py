@@ -23,15 +23,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.costs.device_bytes import activation_bytes, is_trained, parameter_parts
-from autoshard.formulation.floor.operator_bytes import OperatorBytes
 from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.memory_bound.operator_bytes import OperatorBytes
 from autoshard.ir.layout import Layout
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 @dataclass(frozen=True)
-class MemoryFloor:
+class MemoryLowerBound:
     """Every program of a formulation holds `bytes` in the `phase` (forward or backward) of `op`, or where the optimizer
     begins: `stored` in parameters and what trains them, inputs and buffers; `kept` for backward by operators before;
     the rest is of the moment itself."""
@@ -47,12 +47,12 @@ class MemoryFloor:
         return f"in the {self.phase} of {self.op}" if self.op else f"as the {self.phase} begins"
 
 
-def memory_floor(formulation: Formulation) -> MemoryFloor:
+def memory_lower_bound(formulation: Formulation) -> MemoryLowerBound:
     """The largest of the least bytes of each moment of a step."""
     return max(floors(formulation), key=lambda floor: floor.bytes)
 
 
-def floors(formulation: Formulation) -> Iterator[MemoryFloor]:
+def floors(formulation: Formulation) -> Iterator[MemoryLowerBound]:
     """Of each moment."""
     parts = _LeastStored(formulation)
     strategies = {
@@ -64,10 +64,10 @@ def floors(formulation: Formulation) -> Iterator[MemoryFloor]:
     for own in OperatorBytes(formulation.graph, formulation.mesh, strategies, parts.parameters).moments():
         for phase, beside in ((FORWARD, own.forward), (BACKWARD, own.backward)):
             size = parts.lasting + before + float((own.kept + beside).min())
-            yield MemoryFloor(size, phase, own.op, parts.lasting, before)
+            yield MemoryLowerBound(size, phase, own.op, parts.lasting, before)
         before += float(own.kept.min())
     everything = parts.lasting + parts.gradients
-    yield MemoryFloor(everything, OPTIMIZER, "", everything)
+    yield MemoryLowerBound(everything, OPTIMIZER, "", everything)
 
 
 class _LeastStored:

@@ -14,9 +14,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_pins import StepPins
 from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.config_space import ParallelConfig
 from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_rest import rest_of
+from autoshard.joint.step_overhead import overhead_of
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.solvers.common.result import none_within
@@ -33,7 +33,7 @@ REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages 
 
 
 @dataclass(frozen=True, eq=False)
-class StepFound:
+class StepCandidate:
     """A plan of one outer choice and split, simulated by the costs of its blocks. `solution` has its bounds. Of one
     that was made a plan, `program_seconds` and `program_bytes` are of its program; 0 of others."""
 
@@ -57,7 +57,7 @@ class StepFound:
     @cached_property
     def rest_seconds(self) -> float:
         """What level 0 minimises."""
-        return rest_of(self.problem, self.plan)
+        return overhead_of(self.problem, self.plan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +72,8 @@ class JointResult:
     `pins`: that all plans keep.
     """
 
-    best: StepFound
-    others: tuple[StepFound, ...]
+    best: StepCandidate
+    others: tuple[StepCandidate, ...]
     line: BlockLine
     bound_seconds: float
     model_seconds: float
@@ -115,18 +115,18 @@ class JointResult:
         return self.model_seconds / self.model_bound - 1
 
 
-Rank = Callable[[StepFound], tuple[float, float]]
+Rank = Callable[[StepCandidate], tuple[float, float]]
 
 
-def best_of_each(found: Iterable[StepFound], rank: Rank) -> list[StepFound]:
+def best_of_each(found: Iterable[StepCandidate], rank: Rank) -> list[StepCandidate]:
     """The best split of every outer choice, the best choice first."""
-    each: dict[OuterChoice, StepFound] = {}
+    each: dict[ParallelConfig, StepCandidate] = {}
     for own in sorted(found, key=rank):
         each.setdefault(own.problem.choice, own)
     return list(each.values())
 
 
-def fastest_of_each(found: Iterable[StepFound]) -> list[StepFound]:
+def fastest_of_each(found: Iterable[StepCandidate]) -> list[StepCandidate]:
     """The best split of every outer choice, the fastest choice first; of equal ones the leaner."""
     return best_of_each(found, lambda own: (own.seconds, own.peak_bytes))
 

@@ -9,7 +9,7 @@ from .mesh import ParallelMesh
 from .redistribution import all_gather, all_reduce
 
 
-def whole_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
+def full_value(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
     """The whole tensor on every device, from parts that lie as `layout` says (`P` is summed)."""
     for name, placement in zip(mesh.axes, layout.split(), strict=True):
         if placement == "P":

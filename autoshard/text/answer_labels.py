@@ -43,7 +43,7 @@ def certainty(plan: Plan) -> str:
     if plan.search.steps:
         count = len(plan.search.steps)
         found = f"The best of {count} whole steps that were found" if count > 1 else "The one whole step that was found"
-        return f"{found}; {'; '.join(plan.search.steps_told[:2])}."
+        return f"{found}; {'; '.join(plan.search.step_messages[:2])}."
     level, certificate = plan.search.level, plan.certificate
     show = format_bytes if level == 1 else format_seconds
     own, bound = certificate.level_objective, certificate.level_bound

@@ -10,7 +10,7 @@ _SELDOM = (50_000, 20, 100)  # objects made between two searches, and of these b
 
 
 @contextmanager
-def seldom_searched() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """A plan's problems and programs are millions of objects: looking through them took 5 to 9 % of a large one."""
     before = gc.get_threshold()
     if not 0 < before[0] < _SELDOM[0]:  # 0: the caller wants no search at all; as seldom: another thread plans

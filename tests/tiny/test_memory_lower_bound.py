@@ -19,8 +19,14 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.fewer_choices import narrowed
-from autoshard.formulation.floor.memory_floor import BACKWARD, FORWARD, OPTIMIZER, floors, memory_floor
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.memory_bound.memory_lower_bound import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    floors,
+    memory_lower_bound,
+)
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph, Op, Saved, Tensor
 from autoshard.ir.mesh import Mesh
@@ -112,7 +118,7 @@ def some(formulation: Formulation, count: int) -> Iterator[Choice]:
 def test_no_moment_of_a_program_has_less(name: str, mesh: str) -> None:
     """Of a single plan: every moment of its own program. And the least over all plans is below each program's peak."""
     formulation = formulate(GRAPHS[name], Mesh.parse(mesh), HARDWARE, math.inf)
-    least, near = memory_floor(formulation).bytes, 0.0
+    least, near = memory_lower_bound(formulation).bytes, 0.0
     for choice in some(formulation, 3):
         program, memory = program_of(formulation, choice)
         at = {step.op: i for i, step in enumerate(program.instructions) if isinstance(step, Compute)}
@@ -141,13 +147,13 @@ def test_below_the_least_of_all_programs(seed: int) -> None:
     allowed = [c for c in itertools.product(*sizes) if math.isfinite(objective(formulation.problem, c))]
     smallest = min(max(program_of(formulation, choice)[1].bytes) for choice in allowed)
     assert len(allowed) > 8
-    assert 0.5 * smallest <= memory_floor(formulation).bytes <= smallest * (1 + 1e-9)
+    assert 0.5 * smallest <= memory_lower_bound(formulation).bytes <= smallest * (1 + 1e-9)
 
 
 def test_a_limit_below_it_is_refused_with_a_proof() -> None:
     mesh, graph = Mesh.parse("tp=2"), mlp_graph(1, 64, 64)
     least = search(graph, HARDWARE, SearchRequest(mesh, level=1)).predicted_peak_bytes
-    floor = memory_floor(formulate(graph, mesh, HARDWARE, math.inf)).bytes
+    floor = memory_lower_bound(formulate(graph, mesh, HARDWARE, math.inf)).bytes
     assert 0.7 * least < floor <= least
     for level in (0, 1, 2):
         with pytest.raises(InfeasibleError, match=r"^proved: no plan of mesh tp=2 fits: each holds") as caught:
@@ -164,7 +170,8 @@ def test_plans_with_a_pin_are_bounded_alone() -> None:
     request = SearchRequest(mesh, pins=("h.*.fc.weight=Replicate@dp,Replicate@tp",))
     graph = mlp_graph(2, 4, 256)
     free, pinned = (
-        memory_floor(prepare(graph, mesh, HARDWARE, own).formulation).bytes for own in (SearchRequest(mesh), request)
+        memory_lower_bound(prepare(graph, mesh, HARDWARE, own).formulation).bytes
+        for own in (SearchRequest(mesh), request)
     )
     assert pinned > 1.5 * free
     with pytest.raises(InfeasibleError, match=r"^proved: .*pinned: h") as caught:
@@ -176,7 +183,7 @@ def test_plans_of_a_style_are_bounded_alone() -> None:
     """Copies of weights take more than shards; other plans may fit, and it is said of which none does."""
     mesh, graph = Mesh.parse("dp=4"), mlp_graph(2, 4, 256)
     request = SearchRequest(mesh, strategy="dp")
-    limit = 0.99 * memory_floor(prepare(graph, mesh, HARDWARE, request).formulation).bytes
+    limit = 0.99 * memory_lower_bound(prepare(graph, mesh, HARDWARE, request).formulation).bytes
     with pytest.raises(InfeasibleError, match=r"^proved: no plan of --strategy dp on mesh dp=4 fits"):
         search(graph, HARDWARE, replace(request, memory_limit_bytes=limit))
     assert search(graph, HARDWARE, SearchRequest(mesh, memory_limit_bytes=limit)).predicted_peak_bytes <= limit
@@ -188,9 +195,9 @@ def test_a_step_of_several_micro_batches_holds_no_less() -> None:
     for choice in some(formulation, 3):
         solution = Solution(formulation.problem, choice, 0.0, "test")
         plan = predicted(plan_of(formulation, solution, Origin("test"), 1e18, "test"), graph)
-        alone = memory_floor(narrowed(formulation, {n: [s] for n, s in enumerate(choice)}))
+        alone = memory_lower_bound(narrowed(formulation, {n: [s] for n, s in enumerate(choice)}))
         assert plan.step.predicted_peak_bytes >= alone.bytes
-    limit = 0.99 * memory_floor(formulation).bytes
+    limit = 0.99 * memory_lower_bound(formulation).bytes
     with pytest.raises(InfeasibleError, match=r"^proved: no plan of mesh tp=2 fits"):
         make_plan(graph, HARDWARE, SearchRequest(mesh, memory_limit_bytes=limit, step=step))
 

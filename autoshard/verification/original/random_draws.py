@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.emit.runtime.drawing import chosen, exact_values
+from autoshard.emit.runtime.random_tensors import chosen, exact_values
 from autoshard.emit.runtime.randomness import Step, dropout_mask
 from autoshard.errors import UsageError
 from autoshard.graph_capture.tracing.fills import INITIALISERS
 
 _UNSUPPORTED = {"randperm", "rrelu_with_noise", "poisson", "geometric_", "cauchy_", "log_normal_"}
-# operator -> (kind, the arguments after the drawn tensor or its shape: their defaults), see `runtime.drawing`
+# operator -> (kind, the arguments after the drawn tensor or its shape: their defaults), see `runtime.random_tensors`
 _DRAWN: dict[str, tuple[str, tuple[float, float]]] = {
     "rand": ("uniform", (0.0, 1.0)), "rand_like": ("uniform", (0.0, 1.0)), "uniform_": ("uniform", (0.0, 1.0)),
     "randn": ("normal", (0.0, 1.0)), "randn_like": ("normal", (0.0, 1.0)), "normal_": ("normal", (0.0, 1.0)),

@@ -13,7 +13,7 @@ import numpy as np
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.step_resources import StepResources
 from autoshard.ir.problem import Problem
-from autoshard.search.kept.kept_search import KeptAnswers, choice_of, unhurried
+from autoshard.search.cached.search_cache import SearchCache, choice_of, unhurried
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.solver_options import Clock
 
@@ -24,14 +24,14 @@ Named = tuple[str, Choice]
 _FIRST, _OTHERS, _STYLES = "first of a step", "others of a step", "styles of a step"
 
 
-class KeptSteps:
+class StepCache:
     """A `StepSearch`, which `make` gives where an answer is not known yet; it then finds anew what it goes on from.
 
     `found`: the plans so far, (name, choice).
     """
 
     def __init__(
-        self, formulation: Formulation, clock: Clock, answers: KeptAnswers, make: Callable[[], StepSearch]
+        self, formulation: Formulation, clock: Clock, answers: SearchCache, make: Callable[[], StepSearch]
     ) -> None:
         self.formulation, self.clock, self.answers, self.make = formulation, clock, answers, make
         self.found: list[Named] = []

@@ -16,7 +16,7 @@ from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.operators import record
 
 
-class Holding:
+class Liveness:
     """Which variable holds which value while the statements of one function are written.
 
     `nested`: position of what stands within a later statement, and that one's. `gathered`: weights.

@@ -9,32 +9,32 @@ from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
 from autoshard.formulation.formulate import Formulation
 from autoshard.redistribute import CollectiveSeconds
-from autoshard.redistribute.way_parts import Axes, WayParts, Ways
+from autoshard.redistribute.path_costs import Axes, PathCosts, PathParts
 
 
-class ValueWays:
+class ValueRedistributions:
     """`together`: see `weight_tasks.members`."""
 
     def __init__(self, formulation: Formulation, together: Mapping[str, int]) -> None:
         self.formulation, self.together = formulation, together
         self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
-        self.found: dict[Hashable, tuple[Ways, CollectiveSeconds]] = {}
-        self.known: dict[Hashable, WayParts] = {}
-        self.last: Ways | None = None  # whose steps are held: they are many
+        self.found: dict[Hashable, tuple[PathCosts, CollectiveSeconds]] = {}
+        self.known: dict[Hashable, PathParts] = {}
+        self.last: PathCosts | None = None  # whose steps are held: they are many
 
-    def parts(self, v: int) -> WayParts:
+    def parts(self, v: int) -> PathParts:
         return self._counted(v, "seconds", lambda alone: alone)
 
-    def rates(self, v: int) -> WayParts:
+    def rates(self, v: int) -> PathParts:
         """At the seconds that a collective surely takes; without tasks."""
         own = self.together.get(self.formulation.values[v].tensor, 0)
         return self._counted(v, own, lambda alone: self._least(alone, own))
 
-    def sizes(self, v: int) -> WayParts:
+    def sizes(self, v: int) -> PathParts:
         """In bytes in place of seconds; without tasks."""
         return self._counted(v, "bytes", lambda alone: _size)
 
-    def _counted(self, v: int, name: Hashable, count: Callable[[CollectiveSeconds], CollectiveSeconds]) -> WayParts:
+    def _counted(self, v: int, name: Hashable, count: Callable[[CollectiveSeconds], CollectiveSeconds]) -> PathParts:
         site = self.formulation.values[v]
         tensor = self.graph.tensor(site.tensor)
         way = costs.moving_facts(self.graph, tensor), site.sources, site.targets
@@ -42,7 +42,7 @@ class ValueWays:
             if way not in self.found:
                 terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
                 known = self.formulation.ways.pop(way, None)
-                self.found[way] = known or Ways(site.sources, site.targets, terms), terms.seconds
+                self.found[way] = known or PathCosts(site.sources, site.targets, terms), terms.seconds
             ways, alone = self.found[way]
             if self.last is not None and self.last is not ways:
                 self.last.forget()

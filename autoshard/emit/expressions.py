@@ -33,7 +33,7 @@ _PIECES = re.compile(r"([^<{]+)|<([^>]*)>|\{([^}]*)\}")  # of a template: text, 
 
 
 @dataclass(frozen=True)
-class Speller:
+class ExpressionWriter:
     """`size` writes an uneven local size, `device` names the device, `schemas` are those of the program, `follow`
     writes a size that follows one of the inputs."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
-from autoshard.joint.blocks.second_axis import CONTEXT, EXPERT, TENSOR
-from autoshard.joint.second_axes import second_axes, unsearched
+from autoshard.joint.blocks.context_expert_cuts import CONTEXT, EXPERT, TENSOR
+from autoshard.joint.context_expert_axes import second_axes, unsearched
 from autoshard.units import counted
 
 AUTO = "auto"
@@ -17,7 +17,7 @@ Inner = tuple[tuple[str, int], ...]  # of them, (name, size)
 
 
 @dataclass(frozen=True)
-class OuterSpace:
+class ConfigSpace:
     """What a search may choose. None: everything that divides.
 
     `keeps` with `KEEP_SOME` for those of the results that each kind of block may keep, tensor by tensor.
@@ -46,7 +46,7 @@ class OuterSpace:
 
 
 @dataclass(frozen=True)
-class OuterChoice:
+class ParallelConfig:
     """`micro_batches` of `micro_batch` samples on each of `replicas`; every stage has replicas x context x expert x
     tensor devices. Of the sizes of the second axis, cp or ep, one is 1 at least."""
 
@@ -77,7 +77,7 @@ class OuterChoice:
 
 
 @dataclass
-class Divided:
+class RejectedConfigs:
     """What divides and what doesn't: reasons in words, each with how often it was met."""
 
     reasons: dict[str, int] = field(default_factory=dict)
@@ -86,9 +86,11 @@ class Divided:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
-def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = None) -> Iterator[OuterChoice]:
+def parallel_configs(
+    space: ConfigSpace, hardware: Hardware, log: RejectedConfigs | None = None
+) -> Iterator[ParallelConfig]:
     """Every choice whose sizes divide. Tensor parallelism stays in a node, unless it is given."""
-    log = log or Divided()
+    log = log or RejectedConfigs()
     most = min(space.line, space.devices)
     for message in unsearched(space.context, space.expert, (space.long_tokens, space.experts)):
         log.no(message)
@@ -114,7 +116,7 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
 
 
 def _second_axes(
-    space: OuterSpace, devices: int, tensor: int, hardware: Hardware, log: Divided
+    space: ConfigSpace, devices: int, tensor: int, hardware: Hardware, log: RejectedConfigs
 ) -> Iterator[tuple[int, int]]:
     """With tp=1 a second axis is what tp of its size is, which stays in a node."""
 
@@ -124,7 +126,9 @@ def _second_axes(
     return second_axes(devices, apart, space.context, space.expert, (space.long_tokens, space.experts), log.no)
 
 
-def _of_mesh(space: OuterSpace, stages: int, replicas: int, tensor: int, log: Divided) -> Iterator[OuterChoice]:
+def _of_mesh(
+    space: ConfigSpace, stages: int, replicas: int, tensor: int, log: RejectedConfigs
+) -> Iterator[ParallelConfig]:
     if space.global_batch % replicas:
         log.no(f"a batch of {space.global_batch} is not divided by {replicas} replicas")
         return
@@ -142,10 +146,10 @@ def _of_mesh(space: OuterSpace, stages: int, replicas: int, tensor: int, log: Di
                 log.no("ZeRO needs several replicas")
                 continue
             for virtual, schedule in _schedules(space, stages, count, log):
-                yield OuterChoice(stages, virtual, schedule, replicas, tensor, micro_batch, count, zero)
+                yield ParallelConfig(stages, virtual, schedule, replicas, tensor, micro_batch, count, zero)
 
 
-def _schedules(space: OuterSpace, stages: int, count: int, log: Divided) -> Iterator[tuple[int, str]]:
+def _schedules(space: ConfigSpace, stages: int, count: int, log: RejectedConfigs) -> Iterator[tuple[int, str]]:
     """1F1B needs less memory than GPipe in the same time: that one is tried where it is asked for."""
     if stages == 1:
         if space.virtual_stages in (None, (1,)) or 1 in (space.virtual_stages or ()):
@@ -167,7 +171,7 @@ def _schedules(space: OuterSpace, stages: int, count: int, log: Divided) -> Iter
         yield virtual, "interleaved"
 
 
-def _not_interleaved(space: OuterSpace, stages: int, virtual: int, count: int) -> str:
+def _not_interleaved(space: ConfigSpace, stages: int, virtual: int, count: int) -> str:
     """Why stages have no `virtual` parts of `count` micro-batches; "" where they may."""
     if space.pinned:
         return "pins of stages leave one part to a stage"
@@ -183,7 +187,7 @@ def _not_interleaved(space: OuterSpace, stages: int, virtual: int, count: int) -
     return ""
 
 
-def what_divides(space: OuterSpace, hardware: Hardware) -> str:
+def what_divides(space: ConfigSpace, hardware: Hardware) -> str:
     """What to type where nothing divides: the nearest batches that do, else the numbers of stages that may."""
     most = space.devices * max(space.micro_batch or (1,))
     tried = [(b, a) for b, a in ((space.global_batch - n, space.global_batch + n) for n in range(1, most + 1))]
@@ -197,8 +201,8 @@ def what_divides(space: OuterSpace, hardware: Hardware) -> str:
     return f"{other}other numbers of devices or samples"
 
 
-def _divides(space: OuterSpace, hardware: Hardware, batch: int) -> bool:
-    return any(True for _ in outer_choices(replace(space, global_batch=batch), hardware))
+def _divides(space: ConfigSpace, hardware: Hardware, batch: int) -> bool:
+    return any(True for _ in parallel_configs(replace(space, global_batch=batch), hardware))
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
