@@ -76,7 +76,7 @@ def _several(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     """`graph` of the model `spec`, with what the model, captured again, tells of other sizes; once. Of a graph from a
-    file, whose model is not there, nothing is told."""
+    file, whose model is not there, there is none."""
     if graph.free_sizes or graph.dynamic or not spec or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
@@ -237,7 +237,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     plan = with_ranks(with_unused_fusion(plan, graph))
     left = clock if clock.stopped else None
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
-    log += _told(wanted.cache)
+    log += _cache_log(wanted.cache)
     return Made(plan, ignored, tuple(log), points, styles)
 
 
@@ -430,7 +430,7 @@ def _styles(
         return style_plans(plan, graph, hardware, own, task.formulation, task.styles, cache, task.on_host)
 
 
-def _told(cache: DiskCache | None) -> Log:
+def _cache_log(cache: DiskCache | None) -> Log:
     """For the log: what was read of the cache, and why it was not written."""
     if cache is None:
         return []

@@ -14,24 +14,24 @@ from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.ir import graph_json, plan_json
 
-Told = tuple[str, str, str, tuple[str, ...], Any, bool]
+PlanMessage = tuple[str, str, str, tuple[str, ...], Any, bool]
 
 
 def from_rank_0(make: Callable[[], PlannedModel], model: Any = None, given: tuple[Any, ...] = ()) -> PlannedModel:
     """What `make` gives on rank 0, on every rank, of this rank's own `model`. `given`: its inputs, targets, loss, and
     whether it is trained."""
-    message = ranks.from_rank_0(lambda: _told(make()), ranks.device_type(None))
-    return _heard(message, model, given)
+    message = ranks.from_rank_0(lambda: _encoded(make()), ranks.device_type(None))
+    return _decoded(message, model, given)
 
 
-def _told(made: PlannedModel) -> Told:
+def _encoded(made: PlannedModel) -> PlanMessage:
     call = made.live.call if made.live else None
     texts = plan_json.dumps(made.plan), graph_json.dumps(made.graph), made.plan.hardware_text
     return *texts, made.ignored, call.returned if call else None, bool(call and call.summed)
 
 
-def _heard(told: Told, model: Any, given: tuple[Any, ...]) -> PlannedModel:
-    plan_text, graph_text, hardware_text, ignored, returned, summed = told
+def _decoded(message: PlanMessage, model: Any, given: tuple[Any, ...]) -> PlannedModel:
+    plan_text, graph_text, hardware_text, ignored, returned, summed = message
     live: LiveModel | None = None
     if isinstance(model, nn.Module):
         inputs, targets, loss, training = given

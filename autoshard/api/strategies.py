@@ -1,4 +1,4 @@
-"""What `shard` is told of inputs, outputs, parameters and data, as pins and layouts."""
+"""What `shard` is given for inputs, outputs, parameters and data, as pins and layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLE = "in_strategy=((4, 2), None), one entry a tensor"
 
 @dataclass(frozen=True)
 class Strategies:
-    """As `shard` was told; None: nothing was said. `dataset`: full_batch, data_parallel, or counts per input."""
+    """As `shard` was given; None: nothing was said. `dataset`: full_batch, data_parallel, or counts per input."""
 
     inputs: tuple[How, ...] | None = None
     outputs: tuple[How, ...] | None = None

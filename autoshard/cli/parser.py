@@ -22,7 +22,7 @@ EXIT_CODES = "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not capt
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with our one-sentence errors; a misspelt option is told before one that is missing because of it."""
+    """argparse with our one-sentence errors; a misspelt option is reported before one that is missing because of it."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         own, before = self._option_string_actions, list(args or ())

@@ -1,4 +1,4 @@
-"""Reads the tables of a profile. Every accessor checks its key; faults are collected and told together, with lines.
+"""Reads the tables of a profile. Every accessor checks its key; faults are collected and reported together, with lines.
 
 An accessor that finds a fault notes it and returns a stand-in of the right type, so that reading goes on; the reader
 calls `Faults.raise_all` before it uses what it read.
@@ -24,7 +24,7 @@ _KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
 
 @dataclass
 class Faults:
-    """What is wrong with a file, told in its order. `place(key)` gives its name and line, e.g. `mine.toml:12`."""
+    """What is wrong with a file, in its order. `place(key)` gives its name and line, e.g. `mine.toml:12`."""
 
     place: Callable[[str], str]
     found: list[tuple[str, str]] = field(default_factory=list)
@@ -204,7 +204,7 @@ class Table:
 
 
 class Silent(Faults):
-    """For what stands below a table that is missing: its keys are missing too, which need not be told."""
+    """For what stands below a table that is missing: its keys are missing too, which need no message."""
 
 
 def figures(data: Any, path: str = "") -> Iterator[tuple[str, str, str, str]]:

@@ -2,7 +2,7 @@
 
 On a GPU a kernel belongs to the operator that launched it (`External id`), on a CPU the operator's own span is the
 work. An operator is the outermost `aten` call, or the autograd function that it lies in; what runs in the backward is
-told by the sequence number of the call in the forward that it is the gradient of.
+found by the sequence number of the call in the forward that it is the gradient of.
 """
 
 from __future__ import annotations

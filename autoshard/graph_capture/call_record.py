@@ -49,7 +49,7 @@ class Described:
 
 
 def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
-    """Of `model`, just exported with these flat inputs as `program`; "" where its call can't be told by names.
+    """Of `model`, just exported with these flat inputs as `program`; "" where its call can't be described by names.
 
     Arguments are those of the model's own forward, by keyword where it takes them so.
     """
@@ -127,17 +127,17 @@ def _loss_of(arguments: Any) -> LossFunction:
     return loss
 
 
-def _form(told: Any) -> Form:
-    if "tensor" in told:
-        return TensorSlot(int(told["tensor"]))
-    if "value" in told or "described" in told:
-        return FixedValue(_constant(told))
-    return Container(_class(told["kind"]), tuple(_constant(key) for key in told["keys"]),
-                     tuple(_form(item) for item in told["items"]))  # fmt: skip
+def _form(entry: Any) -> Form:
+    if "tensor" in entry:
+        return TensorSlot(int(entry["tensor"]))
+    if "value" in entry or "described" in entry:
+        return FixedValue(_constant(entry))
+    return Container(_class(entry["kind"]), tuple(_constant(key) for key in entry["keys"]),
+                     tuple(_form(item) for item in entry["items"]))  # fmt: skip
 
 
-def _constant(told: Any) -> Any:
-    return told["value"] if "value" in told else Described(str(told["described"]))
+def _constant(entry: Any) -> Any:
+    return entry["value"] if "value" in entry else Described(str(entry["described"]))
 
 
 def _class(name: str) -> type:

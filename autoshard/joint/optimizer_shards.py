@@ -101,7 +101,7 @@ def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroReques
         placed.append(replace(own, **{name: getattr(stored, name) for name in PLACED_FIELDS}))
     step = replace(plan.step, zero=wanted.level or 3)
     made = replace(made, step=step, place_plans=tuple(placed))
-    return _told(priced(made, graph, hardware), plan, wanted)
+    return _noted(priced(made, graph, hardware), plan, wanted)
 
 
 def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
@@ -130,7 +130,7 @@ def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest
     return replace(made, parameters=stored, ops=ops)
 
 
-def _told(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
+def _noted(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
     """What was proved was proved of the plan before."""
     certificate = without_proof(plan.certificate, made.predicted_seconds, made.certificate.objective_seconds)
     small = f", those of more than {wanted.threshold_bytes / 1024:g} KB," if wanted.threshold_bytes else ""

@@ -129,7 +129,7 @@ class Scopes:
                 self._held.setdefault(".".join(parts[:n]), []).append(p)
         self._updates: dict[ModuleVisit, dict[str, str]] = {}
         self._keys: dict[ModuleVisit, Key] = {}
-        self._equal: dict[Key, Key] = {}  # of equal keys one, so that they are told by their address
+        self._equal: dict[Key, Key] = {}  # of equal keys one, so that their address identifies them
         self.root = self._settle()
 
     # --- what a run reads and leaves behind ---

@@ -1,7 +1,7 @@
 """Which tensors nothing keeps once they were read: the code lets go of their variables there, as the simulator does.
 
 Python holds a variable to the end of its function. What backward keeps is there anyway, and what is small makes no
-difference to a peak; of the rest, each storage is told with all values that share it.
+difference to a peak; of the rest, each storage is listed with all values that share it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class PlannedSize:
 
 
 def recorded_free_sizes(graph: Graph) -> tuple[FreeSize, ...]:
-    """What capture told of the sizes of its inputs; of a graph for which none was asked, that. Of dynamic ones see
+    """What capture found of the sizes of its inputs; of a graph for which none was asked, that. Of dynamic ones see
     `check_dynamic`."""
     if graph.dynamic:
         return ()
@@ -42,25 +42,27 @@ def recorded_free_sizes(graph: Graph) -> tuple[FreeSize, ...]:
     return graph.free_sizes or tuple(FreeSize(name, UNTRIED.format(name), 0, 0) for name in named)
 
 
-def free_size(program: Program, others: OtherSizes, told: FreeSize) -> PlannedSize | str:
-    """The size that `told`, from capture, names, or why it can't change. `others`: where its code is the same."""
+def free_size(program: Program, others: OtherSizes, captured: FreeSize) -> PlannedSize | str:
+    """The size that `captured`, from capture, names, or why it can't change. `others`: where its code is the same."""
     if program.step.stages > 1:
         return STAGES
-    if told.fixed:
-        return told.fixed
-    if told.name not in others.names:
-        return CUTS.format(told.name)
-    alone = next((own for own in others.fewer if own.names == (told.name,)), others)
+    if captured.fixed:
+        return captured.fixed
+    if captured.name not in others.names:
+        return CUTS.format(captured.name)
+    alone = next((own for own in others.fewer if own.names == (captured.name,)), others)
     dims, numbers = dict(_input_dims(program, alone)), list(_numbers(program, alone))
     lengths = {program.value(name).shape[dim] for name, own in dims.items() for dim in own}
     if len(lengths) != 1 or any(not isinstance(number, SizeNumber) for number, _ in numbers):
-        return CUTS.format(told.name)
+        return CUTS.format(captured.name)
     (planned,) = lengths
     unit = math.lcm(*(_unit(number, grain) for number, grain in numbers if isinstance(number, SizeNumber)))
     if planned % unit:
-        return CUTS.format(told.name)
+        return CUTS.format(captured.name)
     names = {name: program.value(name).tensor for name in dims}
-    return PlannedSize(planned, unit, told.least, told.most, tuple((names[name], own) for name, own in dims.items()))
+    return PlannedSize(
+        planned, unit, captured.least, captured.most, tuple((names[name], own) for name, own in dims.items())
+    )
 
 
 def check_dynamic(program: Program, others: OtherSizes, graph: Graph) -> None:

@@ -1,5 +1,5 @@
 """Processes and temporary folders that end with this process, however it ends: a small process beside it waits for the
-end of a pipe, ends the group of processes that it leads, and removes the folders that it was told of."""
+end of a pipe, ends the group of processes that it leads, and removes the folders that it was given."""
 
 from __future__ import annotations
 

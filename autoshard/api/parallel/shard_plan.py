@@ -47,7 +47,7 @@ MOST_MESHES = 4
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """What `shard` was told. `device` is torch's type of device."""
+    """What `shard` was given. `device` is torch's type of device."""
 
     said: Strategies
     device: str
@@ -191,7 +191,7 @@ def _global(kind: CallKind, said: Strategies, number: int, is_lifted: bool) -> t
         return (spec.shape[0] * ranks.started(), *spec.shape[1:])
     counts = said.dataset[number] if number < len(said.dataset) else ()
     if not isinstance(counts, tuple) or len(counts) != len(spec.shape):
-        return spec.shape  # told by `outside`
+        return spec.shape  # which `outside` reports
     return tuple(size * count for size, count in zip(spec.shape, counts, strict=True))
 
 

@@ -221,7 +221,7 @@ def without_shards(module: nn.Module) -> nn.Module:
 
 
 def with_inner_parameters(request: ShardRequest, module: nn.Module) -> ShardRequest:
-    """`request` with the parameter plans of sharded modules inside; their other strategies are told to be ignored.
+    """`request` with the parameter plans of sharded modules inside; their other strategies are reported as ignored.
 
     UsageError where two plans say different things of one parameter.
     """

@@ -209,7 +209,7 @@ def tell_unused_buffers(options: argparse.Namespace, mesh: ParallelMesh) -> None
 
 
 def check_writable(option: str, folder: str) -> None:
-    """UserError where it can't be made, or nothing be written in it: told before any step, not after the last."""
+    """UserError where it can't be made, or nothing be written in it: an error before any step, not after the last."""
     path = Path(folder).absolute()
     there = next(own for own in (path, *path.parents) if os.path.lexists(own))
     if not os.path.isdir(there):

@@ -55,7 +55,7 @@ class InitWatcher(TorchDispatchMode):
         return result
 
     def __enter__(self) -> Any:
-        """Besides: what on meta leaves no trace (trunc_normal_, numbers given to torch.tensor) is told what it is."""
+        """Besides: what on meta leaves no trace (trunc_normal_, numbers given to torch.tensor) is recorded."""
         self.original = torch.nn.init._no_grad_trunc_normal_
         torch.nn.init._no_grad_trunc_normal_ = self._trunc_normal
         self.literals = _Literals(self)

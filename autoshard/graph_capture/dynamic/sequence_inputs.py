@@ -1,4 +1,4 @@
-"""Which dims of a model's inputs hold the length of its sequences, told by their shapes alone."""
+"""Which dims of a model's inputs hold the length of its sequences, found by their shapes alone."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def _namesake(packet: Any, target: Any) -> Any:
 
 
 def _defaults(node: fx.Node, overload: Any) -> dict[str, Any]:
-    """What the call leaves out, and `overload` must be told: `bernoulli_()` is `bernoulli(0.5)`."""
+    """What the call leaves out, and `overload` needs: `bernoulli_()` is `bernoulli(0.5)`."""
     left_out = node.target._schema.arguments[len(node.args) :]
     missing = {a.name for a in overload._schema.arguments if not a.has_default_value()} - node.kwargs.keys()
     return {a.name: a.default_value for a in left_out if a.name in missing and a.has_default_value()}

@@ -201,7 +201,7 @@ def _is_derivative(cls: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _but_for_samples(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Equal for arguments that differ in the lengths of their first dims alone; None where that can't be told, as of a
+    """Equal for arguments that differ in the lengths of their first dims alone; None where that can't be known, as of a
     Function that a call has made. A model's file is run anew for each capture, and so makes its classes anew."""
     key: list[Any] = [cls.__module__, cls.__qualname__]
     for leaf in tree_leaves(args):

@@ -75,7 +75,7 @@ class _Caster:
             op = replace(
                 op, operands=tuple(self._cast(n, wanted, op) if i in own else n for i, n in enumerate(op.operands))
             )
-        dtype = None if known.own_dtype or _told(op) else wanted or self._promoted(op)
+        dtype = None if known.own_dtype or _names_dtype(op) else wanted or self._promoted(op)
         for position, name in enumerate(op.results):
             if dtype and self._changes(name) and not (known.first_decides_dtype and position):
                 self.tensors[name] = replace(self.tensors[name], dtype=dtype)
@@ -86,7 +86,7 @@ class _Caster:
         known = record(op.target)
         if known.autocast == "low" or known.low_operands is not None:
             return self.low
-        if known.autocast == "high" or (known.autocast == "high_by_default" and not _told(op)):
+        if known.autocast == "high" or (known.autocast == "high_by_default" and not _names_dtype(op)):
             return "float32"
         if known.autocast == "widest":
             kinds = {self.tensors[name].dtype for name in op.operands if name is not None}
@@ -120,7 +120,7 @@ class _Caster:
         return name
 
 
-def _told(op: Op) -> bool:
+def _names_dtype(op: Op) -> bool:
     """Does the operator name the dtype of its result?"""
     if record(op.target).autocast != "high_by_default":
         return False

@@ -15,7 +15,7 @@ from typing import Any
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Graph, Op
-from autoshard.rules.op_labels import line_of, short
+from autoshard.rules.op_labels import described, line_of, short
 from autoshard.rules.resize.rebatch import batch_size
 
 MOST_SAID = 3  # numbers in a note
@@ -75,12 +75,12 @@ def _difference(graph: Graph, captured: Graph) -> str:
     """The first that is more than a number; "" where there is none."""
     for one, other in _pairs(graph, captured):
         if _fixed(graph, one) != _fixed(captured, other):
-            return f"{_told(captured, other)} in place of {_told(graph, one)}"
+            return f"{described(captured, other)} in place of {described(graph, one)}"
         if _others(one, other) and one.name in graph.rule_of:
-            return f"{_told(captured, other)} has other arguments, and its rule was found by trial"
+            return f"{described(captured, other)} has other arguments, and its rule was found by trial"
     if len(graph.ops) != len(captured.ops):
         longer, shorter = sorted((graph, captured), key=lambda made: -len(made.ops))
-        message = _told(longer, longer.ops[len(shorter.ops)])
+        message = described(longer, longer.ops[len(shorter.ops)])
         return f"{message} is left out" if longer is graph else f"{message} comes in addition"
     return "" if _ends(graph) == _ends(captured) else "other outputs, or stored tensors"
 
@@ -98,11 +98,6 @@ def _fixed(graph: Graph, op: Op) -> tuple[object, ...]:
 def _ends(graph: Graph) -> tuple[object, ...]:
     stored = [(p.tensor, p.path, graph.tensor(p.tensor)) for p in (*graph.parameters, *graph.buffers)]
     return graph.inputs, graph.outputs, graph.loss, graph.buffer_updates, stored
-
-
-def _told(graph: Graph, op: Op) -> str:
-    shape = " and ".join(str(graph.tensor(name).shape) for name in op.results)
-    return f"{op.name} ({op.target}, {shape}) at {line_of(graph, op)}"
 
 
 def _others(one: Op, other: Op) -> bool:

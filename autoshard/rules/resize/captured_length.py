@@ -19,7 +19,7 @@ from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import Following, FreeSize, Graph, Op
-from autoshard.rules.op_labels import line_of, short
+from autoshard.rules.op_labels import described, line_of, short
 
 SEQUENCE = "sequence"
 Slopes = dict[str, Fraction]  # place -> of what is not 0
@@ -131,20 +131,15 @@ def _differing(graph: Graph, op: Op, other: Graph, before: Op) -> tuple[str, str
         own = dict(before.attributes)
         for name, value in op.attributes:
             if name in own and plain(value) != plain(own[name]):
-                return f"{name} of {_told(graph, op)} is {short(value)}", short(own[name])
-    return _told(graph, op), _told(other, before)
-
-
-def _told(graph: Graph, op: Op) -> str:
-    shape = " and ".join(str(graph.tensor(name).shape) for name in op.results)
-    return f"{op.name} ({op.target}, {shape}) at {line_of(graph, op)}"
+                return f"{name} of {described(graph, op)} is {short(value)}", short(own[name])
+    return described(graph, op), described(other, before)
 
 
 def _number(graph: Graph, own: int, length: int, place: str, number: int, expected: int) -> UsageError:
     """A whole number that does not follow the length evenly."""
     name, _, argument = place.partition(" ")
     op = graph.by_op.get(name) or graph.producers.get(name)
-    at = f"{argument} of {_told(graph, op)}" if op and name in graph.by_op else f"a size of {name}"
+    at = f"{argument} of {described(graph, op)}" if op and name in graph.by_op else f"a size of {name}"
     at += f" at {line_of(graph, op)}" if op and name not in graph.by_op else ""
     return _other(own, length, f"{at} is {number}", f"{expected}, were it to grow evenly")
 

@@ -20,11 +20,11 @@ OPTIMAL, FEASIBLE, CUT_SHORT = "optimal", "feasible", "cut short"
 
 
 class FalseProof(AssertionError):
-    """A bound above a plan that it is said to hold for: a bug of a solver, told before anyone believes it."""
+    """A bound above a plan that it should hold for: a bug of a solver, reported before anyone believes it."""
 
 
 def proved(value: float, bound: float) -> float:
-    """`bound` on what is at least 0, as it may be told beside a plan's `value`: equal to it where rounding parts them.
+    """`bound` on what is at least 0, as it may stand next to a plan's `value`: equal to it where rounding parts them.
 
     0, which says nothing, where none was proved (minus infinity). Raises FalseProof where it is above the value.
     """
@@ -70,7 +70,7 @@ def without_proof(certificate: Certificate, objective: float, seconds: float | N
 
 
 def within_wider(certificate: Certificate, whatever_memory: bool) -> Certificate:
-    """What is left of a proof within a tighter memory limit than the one that it is told for; `whatever_memory`: the
+    """What is left of a proof within a tighter memory limit than the one that it holds for; `whatever_memory`: the
     level's bound is one of plans of any memory."""
     left = replace(certificate, lower_bound_seconds=0.0)
     if whatever_memory:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
 
-_WHOLE_BYTES = 1 << 12  # of an array: it is told by all of it, and a larger one first by so many
+_WHOLE_BYTES = 1 << 12  # of an array: its hash is of all of it, and a larger one first by so many
 _FEW_NUMBERS = 1 << 20  # flags of so many are made sooner than they are sorted
 
 

@@ -93,7 +93,7 @@ class _EndExcess(NamedTuple):
 class _Comparisons:
     """How much cheaper one strategy of a node can be than another over its values; equal questions are asked once.
 
-    Lists `kept` are of arrays that `same` gave: alike nodes have one object, and are told by its address.
+    Lists `kept` are of arrays that `same` gave: alike nodes have one object, and are compared by its address.
     """
 
     def __init__(self, sum_: Additive, contents: Contents) -> None:

@@ -165,7 +165,7 @@ class _Encoder:
         return _KeptEnds(value, rows, tuple(columns), tuple(maps))
 
     def as_paid(self, value: Value, targets: Integers) -> Integers:
-        """Target layouts that are free from everywhere need not be told apart."""
+        """Target layouts that are free from everywhere need not be distinguished."""
         free = (scaled(self.sum, value.seconds) == 0).all(axis=0)
         if charge(self.sum, hull(value)):
             free &= value.bytes == 0

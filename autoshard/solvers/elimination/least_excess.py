@@ -1,6 +1,6 @@
 """How much more than another a row of a table costs at the least, over its columns: least[a, b] = min of row a - row b.
 
-All pairs of n rows over m columns take n x n x m steps. Most pairs are told apart by a few columns: those in which row
+All pairs of n rows over m columns take n x n x m steps. Most pairs differ in a few columns: those in which row
 a is cheapest beside the others, and a few that are the same for all. Over these alone the least is an upper bound; only
 pairs whose bound leaves it open are looked at over all columns.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.elimination.cost_tables import distinct
 
-_OWN, _COMMON = 4, 8  # columns by which a row is told from others: its own, and those of all rows
+_OWN, _COMMON = 4, 8  # columns by which a row differs from others: its own, and those of all rows
 _SMALL = 1 << 15  # entries of all pairs over all columns: they are not worth a bound
 _MANY = 8  # a part of all pairs: with more of them left open, all are looked at over all columns
 _SLAB = 1 << 16  # entries that are looked at together
@@ -28,7 +28,7 @@ class LeastExcess:
     `clipped`: only what a row costs less counts. `given`: the least itself, in place of tables."""
 
     def __init__(self, tables: Sequence[Floats], given: Floats | None = None, *, clipped: bool = False) -> None:
-        self.tables = [_told_apart(table) for table in tables]
+        self.tables = [_distinct_columns(table) for table in tables]
         self.given, self.clipped = given, clipped
 
     @cached_property
@@ -80,7 +80,7 @@ def beaten(own: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDArra
     return open_
 
 
-def _told_apart(pay: Floats) -> Floats:
+def _distinct_columns(pay: Floats) -> Floats:
     """Without columns that equal an earlier one, as most do where bytes alone count: they say nothing more."""
     columns = np.ascontiguousarray(pay.T)
     first = {column.tobytes(): number for number, column in reversed(list(enumerate(columns)))}
