@@ -24,9 +24,10 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StagePart
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
-from autoshard.program.stage_programs import stage_programs
+from autoshard.program.stage_programs import handed_from, stage_programs
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
+from autoshard.simulation.steps.program_step import step_costs
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.training_precision import TrainingPrecisionStep
@@ -106,6 +107,45 @@ def test_two_stages_that_keep_what_collectives_gave() -> None:
 
 def test_two_virtual_stages() -> None:
     check(planned("dp=1", 0, virtual_stages=2))
+
+
+class LongSkips(nn.Module):
+    """What each of the first layers makes is read by one of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = (nn.ModuleList(nn.Linear(8, 8) for _ in range(4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for layer in self.down:
+            x = layer(x).tanh()
+            kept.append(x)
+        for layer in self.up:
+            x = layer(x).tanh() * kept.pop()
+        return x.square().mean()
+
+
+def build_skips() -> tuple[nn.Module, tuple[Tensor]]:
+    return LongSkips(), (torch.randn(8, 8),)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "step"),
+    [("dp=1", {"stages": 4, "schedule": "gpipe"}), ("tp=2", {"stages": 3}), ("dp=2", {"virtual_stages": 2})],
+)
+def test_values_skip_stages(mesh: str, step: dict[str, object]) -> None:
+    """Straight to each stage that reads them, and what that takes is predicted."""
+    graph = capture(f"{__file__}:build_skips", {})
+    plan = planned(mesh, 1, cut=3, graph=graph, **step)
+    program = lower(plan, graph)
+    sources = handed_from(stage_programs(program, plan), program)
+    assert any(maker < number - 1 for number, own in enumerate(sources) for maker, _ in own)
+    costs = step_costs(plan, program, graph, load_hardware("cpu-local"))
+    assert all(own.seconds > 0 and own.bytes > 0 for own in costs.skips) and costs.skips
+    own_case = make_case(f"{__file__}:build_skips", {}, graph, steps=2, micro_batches=COUNT)
+    proof = check_files(own_case, program, emit(program, plan, graph), "lockstep", 120.0)
+    assert proof.passed, proof.failure
 
 
 @pytest.mark.parametrize(
