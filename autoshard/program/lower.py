@@ -102,7 +102,8 @@ class _Lowering:
         if graph.loss is not None:
             instructions = with_early_reductions(instructions, self.values, stored)
         fixed = (*inputs, *stored, *(b.value for b in buffers))
-        together = weight_buckets(parameters, instructions, self.values, self.mesh, plan.fusion) if graph.loss else ()
+        gathered = parameters, instructions, self.values, self.mesh, plan.fusion, whole
+        together = weight_buckets(*gathered) if graph.loss else ()
         paths = {own.tensor: own.path for own in (*graph.parameters, *graph.buffers)}
         program = Program(
             graph.name,

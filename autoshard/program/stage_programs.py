@@ -103,7 +103,7 @@ class _Cut:
         named = {value.name: value for value in values}
         ops = {step.op for step in instructions if isinstance(step, Compute)}
         once = program.step.zero < 3
-        together = weight_buckets(parameters, instructions, named, program.mesh, program.fusion) if once else ()
+        together = weight_buckets(parameters, instructions, named, program.mesh, program.fusion, once) if once else ()
         return replace(
             program,
             values=values,

@@ -46,9 +46,10 @@ def weight_buckets(
     values: Mapping[str, LocalValue],
     mesh: Mesh,
     fusion: Sequence[Fusion] = (),
+    once: bool = False,
 ) -> tuple[WeightBucket, ...]:
     """In the order of their first use; one for each set of axes and dtype of gradients in a block, or by the plan's
-    `fusion`."""
+    `fusion`. `once`: the step gathers weights once (ZeRO 1 and 2); those that are gathered again go by themselves."""
     own = next((one for one in fusion if one.collective == "all_gather"), None)
     limit = None if own is None else own.bucket_bytes
 
@@ -57,7 +58,7 @@ def weight_buckets(
         return sum(local_bytes(values[step.result], mesh) for step in steps if isinstance(step, Collective))
 
     runs: list[list[_Gather]] = []
-    for gather in _apart(_gathers(parameters, instructions, values)):
+    for gather in _apart(_gathers(parameters, instructions, values, once)):
         if runs and not (gather.alone or runs[-1][-1].alone) and runs[-1][-1].block == gather.block:
             runs[-1].append(gather)
         else:
@@ -140,12 +141,15 @@ def gathered_once(
 
 
 def _gathers(
-    parameters: Sequence[ProgramParameter], instructions: Sequence[Instruction], values: Mapping[str, LocalValue]
+    parameters: Sequence[ProgramParameter],
+    instructions: Sequence[Instruction],
+    values: Mapping[str, LocalValue],
+    once: bool,
 ) -> list[_Gather]:
-    """The collectives that gather a trainable weight, alone on its way, once a step, or again once at most."""
+    """The collectives that gather a trainable weight, alone on its way: `once` a step, or again once at most."""
     steps = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
-    own = [(i, step) for i, step in steps if step.again or step.once]
-    return _found(own, parameters, instructions, values, any(step.once for _, step in own))
+    own = [(i, step) for i, step in steps if (step.once if once else step.again)]
+    return _found(own, parameters, instructions, values, once)
 
 
 def _found(

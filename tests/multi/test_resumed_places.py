@@ -17,6 +17,7 @@ from autoshard.program.lower import lower
 from autoshard.program.places.placed_parts import op_places, parts_on
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import predicted
+from benchmarks import fuzz
 from tests.differential import Mismatch
 from tests.resumed import Resumed
 
@@ -94,3 +95,12 @@ def test_what_is_not_resumed_is_seen(spec: str) -> None:
         with pytest.raises(Mismatch):
             line.join({**own, path: own[path].replace(right, wrong)}, ranks)
     line.close()
+
+
+@pytest.mark.parametrize("seed", [2400, 2462])
+def test_random_placements_that_failed_once(seed: int) -> None:
+    """A buffer that places of two meshes hold, each in other parts, is saved once; what a part gathers for each use
+    under ZeRO 2 is in no bucket of what is gathered once."""
+    row = fuzz.run_places(seed, debug=True)
+    fuzz._LINES.pop(seed // fuzz.EACH).close()
+    assert row.end == fuzz.RIGHT

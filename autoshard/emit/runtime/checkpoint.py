@@ -109,8 +109,10 @@ def save_checkpoint(
     """
     finish_saving()
     named = {names[0]: tensor for names, tensor in _named(model)}
-    state: dict[str, Any] = {f"model.{name}": _as_held(x.detach(), sharding(x)) for name, x in named.items()}
-    for name, tensor in named.items():
+    earlier = _held_earlier(named)
+    mine = {name: tensor for name, tensor in named.items() if name not in earlier}
+    state: dict[str, Any] = {f"model.{name}": _as_held(x.detach(), sharding(x)) for name, x in mine.items()}
+    for name, tensor in mine.items():
         for slot, value in optimizer.state.get(tensor, {}).items():
             state[f"optimizer.{name}.{slot}"] = _as_held(value, sharding(tensor))
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
@@ -153,6 +155,17 @@ def _fault(write: Callable[[], object]) -> str:
     except (OSError, RuntimeError) as error:  # torch's own writer of files knows RuntimeError only
         return fault_of(error)
     return ""
+
+
+def _held_earlier(named: Mapping[str, Tensor]) -> set[str]:
+    """Of stages or places, the names that an earlier one saves: on meshes of their own they hold other parts of it."""
+    mesh = next((sharding(tensor).mesh for tensor in named.values()), None)
+    if mesh is not None and mesh.stages is None:
+        return set()
+    place = 0 if mesh is None or mesh.stages is None else mesh.stages.index
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (place, [*named] if mesh is not None and mesh.rank == 0 else []))
+    return {name for other, names in found if other < place for name in names}
 
 
 def _anywhere(here: bool) -> bool:

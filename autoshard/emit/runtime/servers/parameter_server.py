@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..autograd_leaves import local
 from ..initialisation import init_computed, init_parameter
-from ..leaves import local
 from ..mesh import ParallelMesh
 from ..optimizers import SGD, AdamW
 from ..parameters import Whole, assign, shard_parameter

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..leaves import grow_leaf, local
+from ..autograd_leaves import grow_leaf, local
 from ..mesh import ParallelMesh
 from ..parameters import assign, sharding
 from .dealing import Share
