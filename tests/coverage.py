@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -10,16 +11,18 @@ import numpy as np
 
 from autoshard import costs, redistribute, solvers
 from autoshard.cluster.hardware import Hardware
+from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph, Tensor
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.ir.problem import Integers
+from autoshard.ir.problem import Integers, Problem
 from autoshard.ir.program import Program
 from autoshard.search import build_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import plan_of_choice
+from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.heuristics import random_plans
 from autoshard.verification.coverage import BUCKET, plan_kinds, program_kinds, step_kind, strategy_kinds
 
@@ -151,7 +154,7 @@ def covering_plans(
     """A few valid plans that together use every strategy that every *different* op of the graph offers."""
     formulation = formulate(graph, mesh, hardware, float("inf"))
     wanted = _different_ops(formulation)
-    choices = random_plans.cover(formulation.problem, seed, wanted)
+    choices = _cover(formulation.problem, seed, wanted)
     return [plan_of_choice(formulation, choice, origin, f"cover:{seed}.{i}") for i, choice in enumerate(choices)]
 
 
@@ -163,3 +166,31 @@ def _different_ops(formulation: Formulation) -> list[int]:
             op = formulation.graph.by_op[site.name]
             seen.setdefault((op.target, tuple(map(str, site.strategies))), node)
     return list(seen.values())
+
+
+def _cover(problem: Problem, seed: int, wanted: Sequence[int]) -> list[Choice]:
+    """Few choices that together use every strategy of the nodes `wanted` that any valid choice can use."""
+    generator = np.random.default_rng(seed)
+    open_ = {n: set(range(len(problem.nodes[n].seconds))) for n in wanted}
+    found: list[Choice] = []
+    while any(open_.values()):
+        costs = [generator.random(len(node.seconds)) / (2.0 * len(problem.nodes)) for node in problem.nodes]
+        for n, strategies in open_.items():
+            costs[n][sorted(strategies)] -= 1.0  # one more strategy covered outweighs all random costs together
+        choice, exact = random_plans._cheapest(problem, costs, {})
+        covered = [n for n, strategies in open_.items() if choice[n] in strategies]
+        if not covered:
+            return found if exact else found + _each_alone(problem, seed, open_)
+        for n in covered:
+            open_[n].discard(choice[n])
+        found.append(choice)
+    return found
+
+
+def _each_alone(problem: Problem, seed: int, left: Mapping[int, set[int]]) -> list[Choice]:
+    found: list[Choice] = []
+    for n, s in [(node, strategy) for node in sorted(left) for strategy in sorted(left[node])]:
+        if not any(choice[n] == s for choice in found):
+            with suppress(InfeasibleError):
+                found.append(random_plans.forced(problem, {n: s}, seed))
+    return found

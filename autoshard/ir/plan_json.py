@@ -29,6 +29,7 @@ from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
 OLDEST = 3  # that is read; before whole steps: one micro-batch, one stage. What a version lacks is as it was then
+_RENAMED = {"steps_told": "step_messages"}
 _AGAIN = "make the plan again with `autoshard plan`"
 
 
@@ -52,7 +53,7 @@ def loads(text: str, where: str = "plan") -> Plan:
             f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
         )
     found = data.get("schema_version")
-    own = {name: data.get(name, {}) for name in ("step", "search")}
+    own = {name: _renamed(data.get(name, {})) for name in ("step", "search")}
     # of plans before there were any
     data = {"buckets": [], "servers": encode(ServerPlan()), "place_plans": []} | data
     if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
@@ -73,6 +74,10 @@ def loads(text: str, where: str = "plan") -> Plan:
     except ValueError as error:
         raise InvalidFileError(f"{where} is damaged: {error}", _AGAIN) from None
     return plan
+
+
+def _renamed(part: Any) -> Any:
+    return {_RENAMED.get(name, name): own for name, own in part.items()} if isinstance(part, dict) else part
 
 
 def _without_places(step: dict[str, Any]) -> dict[str, Any]:

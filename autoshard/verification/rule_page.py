@@ -108,14 +108,14 @@ def main() -> int:
     options = parser.parse_args()
     old, new = PATH.read_text(encoding="utf-8") if PATH.exists() else "", page()
     if options.write:
-        PATH.write_text(with_overhead(old, new), encoding="utf-8")
+        PATH.write_text(with_rest(old, new), encoding="utf-8")
         return 0
-    difference = list(difflib.unified_diff(old.splitlines(), with_overhead(old, new).splitlines(), lineterm=""))
+    difference = list(difflib.unified_diff(old.splitlines(), with_rest(old, new).splitlines(), lineterm=""))
     print("\n".join(difference) or f"{PATH} is up to date")
     return int(bool(difference))
 
 
-def with_overhead(old: str, new: str) -> str:
+def with_rest(old: str, new: str) -> str:
     """The new page, and after its table what the old one holds there (written by others)."""
     rest = old.partition(END)[2].strip()
     return f"{new.rstrip()}\n\n{rest}\n" if rest else new

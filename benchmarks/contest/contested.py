@@ -7,7 +7,7 @@ import numpy as np
 from autoshard.errors import UserError
 from autoshard.ir.problem import Problem
 from autoshard.solvers import Clock, Options, audited, solve
-from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.result import OPTIMAL, Solution
 from autoshard.solvers.common.solver_options import PartialClock
 from benchmarks.contest import anytime
 
@@ -22,7 +22,7 @@ def contested(problem: Problem, clock: Clock) -> Solution:
             found = solve(problem, "dp", Options(clock=PartialClock(_TRIAL * clock.left, whole=clock)))
         except UserError:
             found = None
-        if found is not None and not found.cut and found.gap == 0:
+        if found is not None and found.status == OPTIMAL:
             return found
     found = anytime.solve(problem, clock)
     return audited(problem, found.choice, found, clock.cut)

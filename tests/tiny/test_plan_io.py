@@ -118,6 +118,11 @@ def a_plan() -> Plan:
     )  # fmt: skip
 
 
+def test_a_field_is_read_by_its_earlier_name() -> None:
+    plan = dataclasses.replace(a_plan(), search=dataclasses.replace(a_plan().search, step_messages=("gap",)))
+    assert loads(dumps(plan).replace('"step_messages"', '"steps_told"')) == plan
+
+
 def test_a_record_takes_one_line() -> None:
     lines = plan_json.dumps(
         dataclasses.replace(a_plan(), ops=(OpPlan("a", "=", "", 0, 0), OpPlan("b", "=", "", 0, 0)))

@@ -10,7 +10,7 @@ from autoshard.emit.runtime import ParallelMesh, copy, full_value, held_indices,
 from autoshard.emit.runtime.axis import shard_cuts
 from autoshard.emit.runtime.full_tensors import plain
 
-__all__ = ["fits", "full_value", "held_slices", "local_shape", "overhead_of", "part_of", "undistributed"]
+__all__ = ["fits", "full_value", "held_slices", "local_shape", "part_of", "rest_of", "undistributed"]
 
 
 def local_shape(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def fits(got: tuple[int, ...], shape: tuple[int, ...], own: tuple[int, ...]) -> 
     return all(size in (whole, part) for size, whole, part in zip(got, shape, own, strict=True))
 
 
-def overhead_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
+def rest_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
     """This device's part of a tensor without a gradient, of which each dim is whole or this device's already."""
     for dim, size in enumerate(shape):
         held = held_indices(size, dim, layout, mesh)

@@ -17,8 +17,8 @@ from autoshard.api.parallel.boundary import (
     full_value,
     held_slices,
     local_shape,
-    overhead_of,
     part_of,
+    rest_of,
     undistributed,
 )
 from autoshard.api.parallel.call_sizes import call_sizes
@@ -185,7 +185,7 @@ class ParallelModule(nn.Module):
         if got != own and (len(got) != len(own) or x.requires_grad or not fits(got, shape, own)):
             message = f"input {name}: expected the global shape {shape} or this rank's {own}, got {got}"
             raise UsageError(message, _AGAIN)
-        return overhead_of(x, shape, layout, mesh)
+        return rest_of(x, shape, layout, mesh)
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
