@@ -186,9 +186,7 @@ class StepProblem:
     @cached_property
     def stage_problem(self) -> StageProblem:
         choice = self.choice
-        first = {kind: block for block, kind in reversed([*enumerate(self.kinds)][1:])}
-        least = min((self.costs[kind].following_bytes for kind in first), default=0.0)
-        send = self._sent_seconds(least) if choice.stages > 1 else 0.0
+        send = self._sent_seconds(self._entering) if choice.stages > 1 and len(self.kinds) > 1 else 0.0
         handed, of_order = self._handed
         by_stage = tuple(own.stage_problem.fronts for own in self.by_stage)
         return StageProblem(

@@ -68,7 +68,7 @@ class Move:
 @dataclass(frozen=True)
 class BlockCosts:
     """Costs of a block for one micro-batch. `again_seconds[keep]`: what backward recomputes; `kept_bytes[keep]` until
-    backward; `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what it reads of blocks
+    backward; `working_bytes[keep]` more while the block runs. `received_bytes`: of what it reads of blocks
     before; `following_bytes`: of the last one of these. `held`: of the parameters that the block reads first; `shared`:
     that a block before reads too. `moves`: what replicas exchange of weights in shards, which takes none of the seconds
     here. `rest_seconds`: what devices of a replica communicate, and compute as others do, in both directions, each by

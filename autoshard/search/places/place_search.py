@@ -216,10 +216,9 @@ class _PlaceSearch:
         return found
 
     def _message_seconds(self, size: float) -> float:
-        meshes = tuple(plan.mesh for plan in self.plans)
-        inner = (
-            self.plan.mesh.axes if len({*meshes}) == 1 else (("device", sum(own.size for own in meshes) // self.count),)
-        )
+        meshes = [plan.mesh for plan in self.plans]
+        mean = sum(mesh.size for mesh in meshes) // self.count
+        inner = self.plan.mesh.axes if len({*meshes}) == 1 else (("device", mean),)
         return _link_seconds(self.plan.hardware_text, (("pp", self.count), *inner), size)
 
 
