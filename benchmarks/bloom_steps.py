@@ -105,10 +105,8 @@ def _chosen_freely(rows: Sequence[NamedRow], each: np.ndarray, real: np.ndarray)
     told = f"measured: {again[0] * 1e3:.1f} ms" if again else "not measured"
     plan, other = (f"{r.dp} x {r.tp} x {r.pp}, {r.micro_batch}" for r in (run, row.run))
     return [
-        f"Among the {found.fitting} plans that fit in the space of these runs ({row.run.devices} devices, {batch} "
-        "sequences, full recomputation, ZeRO 1, 1F1B, tensor parallelism in a node, none along the sequence) the one "
-        f"chosen is {plan}: {own * 1e3:.1f} ms a sequence ({told}). The fastest that was measured, {other}, is "
-        f"predicted to take {each[fastest] / own - 1:.1%} longer."
+        f"`estimate` would choose {plan} among the {found.fitting} plans of this space that fit: {own * 1e3:.1f} ms a "
+        f"sequence ({told}). It predicts {each[fastest] / own - 1:.1%} more for the fastest that was measured, {other}."
     ]
 
 
@@ -134,11 +132,9 @@ def _reported_memory(rows: Sequence[NamedRow]) -> list[str]:
         seen = (row.run.precision, row.model.hidden) == SEEN and row.run.zero == 1
         groups[f"{row.run.precision}, {'fitted' if seen else '**held out**'}"].append(row)
     lines = [
-        "The memory that the source reports is what a device has in use: the context, communicators and what the",
-        "allocator holds are in it. Next to it, what is predicted with the states of Megatron-LM (6 bytes a parameter",
-        "for weights and gradients) and with `--software deepspeed`: the states, buckets and ends of stages that it is",
-        "known to hold, and one fitted figure, what else is in use: the median over",
-        f"the {SEEN[0]} runs {SEEN[1]} wide. Mean, median, bias:",
+        "Reported memory includes context, communicators and the allocator. `--software deepspeed` adds the states,",
+        "buckets and ends of stages that DeepSpeed holds, and one fitted figure for other use, the median of the",
+        f"{SEEN[0]} runs {SEEN[1]} wide. Mean, median, bias:",
         "",
         "| runs | rows | Megatron's states | `--software deepspeed` | other use, GiB |",
         "|---|--:|---|---|--:|",

@@ -128,17 +128,20 @@ def b200_steps(data: Path) -> list[str]:
     ]
     own = np.mean(draws, axis=0)
     lines = [
-        f"| run | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | predicted |",
-        "|---|--:|--:|--:|--:|--:|",
+        f"| run | micro-batches | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | error |",
+        "|---|---|---|---|---|--:|--:|",
     ]
-    for row, a, b in zip(rows, plain, own, strict=True):
-        run, made = row.run, predicted_of(row).memory.peak / GIB
-        shared = f" cp {run.cp}, {row.model.sequence} tokens" if run.cp > 1 else f" pp {run.pp} dp {run.dp}"
-        name = f"{row.name}, {row.model.layers} layers, tp {run.tp}{shared}, {run.micro_batches}"
-        lines.append(
-            f"| {name} micro-batches | {row.measured_seconds * 1e3:.0f} | {a:+.1%} | {b:+.1%} | {row.memory_gb:.1f} | "
-            f"{made:.1f} ({made / row.memory_gb - 1:+.1%}) |"
-        )
+    groups: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        run = row.run
+        shared = f"cp {run.cp}, {row.model.sequence} tokens" if run.cp > 1 else f"pp {run.pp}"
+        groups.setdefault(f"{row.name}, {row.model.layers} layers, tp {run.tp} {shared}", []).append(place)
+    for name, at in groups.items():
+        peak, made = rows[at[0]].memory_gb, predicted_of(rows[at[0]]).memory.peak / GIB
+        counts = ", ".join(str(rows[i].run.micro_batches) for i in at)
+        seconds = ", ".join(f"{rows[i].measured_seconds * 1e3:.0f}" for i in at)
+        each = (", ".join(f"{found[i]:+.0%}" for i in at) for found in (plain, own))
+        lines.append(f"| {name} | {counts} | {seconds} | {' | '.join(each)} | {peak:.1f} | {made / peak - 1:+.1%} |")
     spread = np.array([np.abs(draw).mean() for draw in draws])
     memory = np.array([
         predicted_of(r).memory.peak / GIB / r.memory_gb - 1 for r in rows
