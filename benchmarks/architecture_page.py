@@ -99,11 +99,11 @@ def page(rows: Sequence[Row], extent: Extent) -> str:
 
 Written by `python -m benchmarks.architectures{" --quick" * (extent.name == "quick")} --results FILE --write`.
 
-Each model is built from a small configuration (`tests/models`) of `transformers`, `timm`, `diffusers`, `peft`, published
-code, or `torch.nn` alone. It passes these stages:
+Each model is built from a small configuration (`tests/models`) of `transformers`, `timm`, `diffusers`, `peft`,
+published code, or `torch.nn` alone. It passes these stages:
 
-1. *captured*, *planned*: `autoshard plan MODEL --mesh {MESH} --hardware {HARDWARE} --strategy {STRATEGY}` (the best plan
-   of so small a model would shard nothing);
+1. *captured*, *planned*: `autoshard plan MODEL --mesh {MESH} --hardware {HARDWARE} --strategy {STRATEGY}` (the best
+   plan of so small a model would shard nothing);
 2. *started*, *saved*: the printed torchrun command trains over gloo and saves a checkpoint after each step;
 3. *killed*, *resumed*: all processes get SIGKILL, and training resumes from the last checkpoint at the next step;
 4. *taken back*: `convert.py --to-original`, and the original class loads the result, strictly;
