@@ -17,6 +17,8 @@ from pathlib import Path
 _WORD = re.compile(r"""(?:\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|[^\s'"])+""")  # of a shell
 _MARKS = re.compile(r"([\\`<>\[\]|])")
 
+WIDTH = 120  # of a line of emitted code
+
 
 def identifier(text: str, reserved: Collection[str] = ()) -> str:
     """`text` as a name: itself where it is one; no keyword, not reserved, and none that a class body would mangle."""
