@@ -291,7 +291,7 @@ class StepSearch:
         first, second = (self.found[i][1] for i in ranked)
         mixed = [
             (self.resources.longest(self.resources.roughly_used(choice)), choice)
-            for choice in mixtures(self.problem, first, second, _CUTS)
+            for _, choice in mixtures(self.problem, first, second, _CUTS)
         ]
         best = min(mixed, default=None)
         return best[1] if best is not None and best[0] < self.resources.longest(self.used[ranked[0]]) else None

@@ -7,7 +7,7 @@ in its part of the time makes room for the next.
 1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
    messages rank first (`restricted_start.py`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
-   plan above the memory capacity goes on to lagrangian.py.
+   plan above the memory capacity goes on to limited_search.py.
 3. Where no order fits: messages, fewer choices, and exact tables without the hubs (`hub_relaxation.py`), then
    mini-buckets.
 """
@@ -29,15 +29,13 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
-from autoshard.solvers.relax.lagrangian import priced_fit
-from autoshard.solvers.relax.limited_search import LOOSE, LimitedSearch
+from autoshard.solvers.relax.limited_search import LOOSE, LimitedSearch, fitted
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, worthwhile
 from autoshard.solvers.relax.top_k_choices import solve_top_k
 from autoshard.solvers.relax.wide_choices import WideChoices
-from autoshard.solvers.relax.window_search import improved
 
 _LOOSE_SHARES = 5e-3  # the same of what shares leave, under a memory limit or no clock: what one layer weighs
 _EACH_ENTRIES = 1_000_000  # of tables, where every layer is another one
@@ -146,11 +144,7 @@ def _auto(state: Incumbent, options: Options) -> None:
             attempt(LimitedSearch(state, shares, budget, exact).run)
     check()
     if state.choice is None and state.near is not None:
-        found = Minimum(state.bound, state.near, False, (), 0)
-        try:
-            _fit(state, found, budget, options.clock)
-        except InfeasibleError as error:
-            state.failed(error)
+        fitted(state, Minimum(state.bound, state.near, True), budget)
     if options.rough and state.choice is not None:
         return
     few = sum(len(node.seconds) for node in problem.nodes) <= FEW_CHOICES
@@ -212,7 +206,7 @@ def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None
         if structure(state.problem) not in unfit:
             found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
             if found is not None and found.exact:
-                _fit(state, found, few, clock)
+                fitted(state, found, few)
                 return
         hub_relaxation.sketched(state)
     if state.choice is None:
@@ -234,20 +228,9 @@ def _exact(state: Incumbent, budget: int, clock: Clock, work: float, unfit: set[
         if found is None:
             unfit.add(structure(problem))
             found = _bounded(state, contents, budget, clock)
-        else:
-            found = improved(problem, contents, found, budget, clock)
-        _fit(state, found, budget, clock)
+        fitted(state, found, budget)
     except InfeasibleError as error:
         state.failed(error)
-
-
-def _fit(state: Incumbent, found: Minimum, budget: int, clock: Clock) -> None:
-    """Leaves a minimum, and where it overflows the plan and the bound by multipliers."""
-    state.raise_bound(found.bound)
-    if not state.offer(found.choice):
-        choice, dual = priced_fit(condensed(state.problem), found, budget, clock)
-        state.raise_bound(dual.bound)
-        state.offer(choice)
 
 
 def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) -> Minimum:
@@ -257,7 +240,7 @@ def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) ->
     if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= LOOSE * abs(near.bound)):
         return near
     try:
-        found = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget, clock)
+        found = minimise(problem, contents, budget_entries=budget)
     except InfeasibleError:
         if near is None:
             raise

@@ -6,7 +6,7 @@
 - gates: consumer i has a new small variable: it pays for its layout, or it takes over that of a later consumer j,
   which must then be equal. All terms are over two variables and a gate. Exact for the same reason, where the spans over
   which consumers keep the value are nested (else the hull of a shared one is not charged: a bound).
-- relaxed: each consumer pays a share of its target, the shares of a target adding up to at most 1. A lower bound.
+- relaxed: each consumer pays an even share of its target. A lower bound.
 """
 
 from __future__ import annotations
@@ -251,15 +251,13 @@ class _Encoder:
 
     def add_relaxed(self, v: int, ends: _KeptEnds) -> None:
         value = ends.value
-        even = np.full((len(ends.columns), len(value.bytes)), 1.0 / len(ends.columns))
-        shares = self.sum.shares.get(v, even)
         made = scaled(self.sum, value.seconds)
         for i, c in enumerate(value.consumers):
             columns = ends.columns[i]
             pay = made[np.ix_(ends.rows, columns)] + charge(self.sum, value.intervals[i]) * value.bytes[columns]
-            with np.errstate(invalid="ignore"):
-                part = np.where(np.isinf(pay), np.inf, pay * shares[i, columns])
-            self.add_term((value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(part))
+            self.add_term(
+                (value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(pay / len(ends.columns))
+            )
         self.relaxed.append(v)
 
     def key(self, ends: _KeptEnds, charges: object) -> tuple[object, ...]:

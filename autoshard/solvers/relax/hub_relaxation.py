@@ -19,7 +19,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.local_search import Choice, polished
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
@@ -29,7 +29,6 @@ from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.restricted_start import kinds, narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
-from autoshard.solvers.relax.window_search import polished
 
 _CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
 ROUNDS = 30  # of messages, at most
@@ -62,7 +61,7 @@ def bounded(
     bound = beliefs.bound
     if not (clock.over or objective(problem, best) - bound <= loose * abs(bound)):
         best, bound = _closer(problem, beliefs, best, budget)
-    return Minimum(bound, best, False, (), 0)
+    return Minimum(bound, best, False)
 
 
 def as_messages(problem: Problem, least: int) -> int:

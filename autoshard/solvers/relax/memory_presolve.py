@@ -10,6 +10,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.pareto_choices import undominated
 from autoshard.solvers.common.result import TOLERANCE
@@ -18,8 +19,7 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import finite, reduce
 from autoshard.solvers.elimination.minimise import SOON_ENTRIES, minimise
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.lagrangian import priced_fit
-from autoshard.solvers.relax.window_search import improved
+from autoshard.solvers.relax.limited_search import fitted
 from autoshard.units import format_bytes
 
 ROW_ROUNDS = 40  # of adding rows for times that overflow
@@ -40,15 +40,12 @@ def starting_plan(problem: Problem, options: Options) -> Start:
     `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
     """
     budget = min(options.budget_entries or SOON_ENTRIES, SOON_ENTRIES)
-    contents = Contents(problem)
+    state, prices = Incumbent(problem), np.zeros(problem.horizon)
     try:
-        free = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget)
-        choice, dual = priced_fit(problem, free, budget)
-        return Start(choice, dual.bound, dual.multipliers)
+        prices = fitted(state, minimise(problem, Contents(problem), budget_entries=budget), budget)
     except InfeasibleError as error:
-        if error.proven:
-            raise
-        return Start(None, 0.0, np.zeros(problem.horizon))
+        state.failed(error)
+    return Start(state.choice, state.bound, prices)
 
 
 def worth_keeping(problem: Problem) -> list[Integers]:

@@ -19,14 +19,13 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, memory, objective
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.local_search import Choice, links, options, to_readers
+from autoshard.solvers.common.local_search import Choice, links, options, polished, to_readers
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, reader_terms
 from autoshard.solvers.relax.restricted_start import kinds, narrowed
 from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
-from autoshard.solvers.relax.window_search import polished
 
 _ROUNDS = 8
 _HEAD_ENTRIES = 1_000_000
@@ -41,16 +40,18 @@ _LIMITED = 24  # plans that are kept for other limits and prices
 
 
 class ReaderShares:
-    """Problems with the structure of `problem`, whatever their prices: shares and plans are kept between them."""
+    """Problems with the structure of `problem`, whatever their prices: shares and plans are kept between them.
 
-    def __init__(self, problem: Problem) -> None:
+    `hubs`: whether values with many readers are cut off."""
+
+    def __init__(self, problem: Problem, *, hubs: bool = True) -> None:
         self.problem = problem
         self.kind = reader_terms.kinds(problem)
         self.alike = kinds(problem)
         self.shares: dict[int, Floats] = {}
         self.pool: list[Choice] = []
         self.limited: list[Choice] = []  # plans met under memory limits
-        self.cut, self.views = reader_terms.many(problem)  # values that are cut off
+        self.cut, self.views = reader_terms.many(problem) if hubs else (frozenset(), ())  # values that are cut off
         # Of the tables of a round. Where nothing is cut off exact ones are as small, and better than large shares.
         self.budget = hub_relaxation.as_messages(problem, SOON_ENTRIES) if self.cut else SOON_ENTRIES
         self.heads = _upstream(problem, self.cut, self.views)

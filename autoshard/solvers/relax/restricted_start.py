@@ -20,7 +20,6 @@ from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax.trws_layouts import Beliefs
-from autoshard.solvers.relax.window_search import NEAR
 
 Array = TypeVar("Array", Floats, Integers)
 
@@ -28,6 +27,7 @@ FEW = 16  # choices of each node
 _WIDER = 4  # times as many, where those exclude each other or don't fit
 FIRST = 4  # rounds before the choices are ranked
 _ROUNDS = 60
+_NEAR = 1e-4  # relative gap that is not worth another round
 _WIDE = 128  # choices of a node: below, exact elimination is quick itself
 _LONG = 5_000  # nodes that messages are slow for
 MUCH_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and weights are found over few choices
@@ -77,7 +77,7 @@ class RestrictedStart:
 
     def climb(self, state: Incumbent, clock: Clock) -> None:
         """Raises the bound, until it is near the plan or the clock is over."""
-        while self.beliefs.rounds < _ROUNDS and state.gap > NEAR and not clock.over:
+        while self.beliefs.rounds < _ROUNDS and state.gap > _NEAR and not clock.over:
             self.beliefs.shift()
             self.round(state)
 
