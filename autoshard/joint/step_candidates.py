@@ -24,11 +24,10 @@ from autoshard.solvers.stages.one_stage import RunningBlock, fastest_points, lea
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
-from autoshard.units import format_bytes
+from autoshard.units import EXACT, format_bytes
 
 TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
 SIMULATED = 2  # plans of one stage problem
-_ROUND = 1e-12
 REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 
 
@@ -180,7 +179,7 @@ def best_stages(problem: StepProblem) -> StageSolution | None:
     own, parts = problem.stage_problem, (Part(0, 0, 0, len(problem.kinds)),)
     plan = StagePlan(parts, points, closed_form(own, parts, points))
     others = tuple(other for other in found.plans if other.seconds > plan.seconds) if found else ()
-    return StageSolution(own, (plan, *others)[:SIMULATED], plan.seconds * (1 - _ROUND))
+    return StageSolution(own, (plan, *others)[:SIMULATED], plan.seconds * (1 - EXACT))
 
 
 def least_points(problem: StepProblem, fronts: Sequence[Front]) -> tuple[int, ...] | None:

@@ -21,13 +21,14 @@ from autoshard.formulation.step_resources import StepResources, follows, in_a_ro
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers import solve
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.effort import ROUGHLY, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, mixtures
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
-from autoshard.solvers.relax.reader_shares import FORESEEN, ROUGHLY, ReaderShares
+from autoshard.solvers.relax.reader_shares import FORESEEN, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.restricted_start import MUCH_WORK, exact_work
 from autoshard.solvers.relax.top_k_choices import Near, solve_top_k

@@ -21,30 +21,33 @@ from dataclasses import replace
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
+from autoshard.solvers.common.effort import (
+    BUDGET_ENTRIES,
+    LOOSE,
+    MANY,
+    ROUGHLY,
+    SHARE,
+    SMALL_ENTRIES,
+    SOME,
+    SOON_ENTRIES,
+)
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution, finish
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
-from autoshard.solvers.relax.limited_search import LOOSE, LimitedSearch, fitted
+from autoshard.solvers.relax.limited_search import LimitedSearch, fitted
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
-from autoshard.solvers.relax.reader_terms import MANY
+from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, worthwhile
 from autoshard.solvers.relax.top_k_choices import solve_top_k
 from autoshard.solvers.relax.wide_choices import WideChoices
 
-_LOOSE_SHARES = 5e-3  # the same of what shares leave, under a memory limit or no clock: what one layer weighs
-_EACH_ENTRIES = 1_000_000  # of tables, where every layer is another one
-_NARROW = 16  # choices of a node: of a mesh of one axis
-_NARROW_ENTRIES = 5_000_000  # for them, where something is read all over
 _ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
 FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
-_SHARE = 0.5  # of the time that is left, for what may end exactly
-_SHARE_EXACT = 0.25  # the same, before shares of readers
 
 
 def solve(
@@ -78,9 +81,9 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
         return
     wide = RestrictedStart(problem) if worthwhile(problem) and limited else None
     if wide is not None:
-        part = PartialClock(_SHARE * clock.left, whole=clock)
+        part = PartialClock(SHARE * clock.left, whole=clock)
         wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
-    part = PartialClock(_SHARE * clock.left, whole=clock)
+    part = PartialClock(SHARE * clock.left, whole=clock)
     with watched(part):
         attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0, unfit)
     if wide is not None:
@@ -127,7 +130,7 @@ def _auto(state: Incumbent, options: Options) -> None:
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
     given_time = math.isfinite(options.clock.limit_seconds) and math.isinf(problem.capacity_bytes)
-    loose = LOOSE if given_time else _LOOSE_SHARES
+    loose = LOOSE if given_time else ROUGHLY
     settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))
     if not settled:
         wide = worthwhile(problem) and not options.rough
@@ -181,9 +184,9 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
         return False
     contents = Contents(problem)
     repeats = not hubs and shortened(additive(problem), contents) is not None  # else shares may be sooner
-    most = BUDGET_ENTRIES if repeats else _NARROW_ENTRIES if hubs else _EACH_ENTRIES
+    most = BUDGET_ENTRIES if repeats else SMALL_ENTRIES
     budget = min(options.budget_entries or BUDGET_ENTRIES, most)
-    with watched(PartialClock(_SHARE_EXACT * options.clock.left, whole=options.clock)):
+    with watched(PartialClock(SHARE * options.clock.left, whole=options.clock)):
         found = attempt(minimum_within, problem, contents, budget_entries=budget)
     if found is None or not found.exact:
         options.unfit.add(number)
@@ -196,7 +199,7 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
 def _narrow(problem: Problem, options: Options) -> bool:
     """Whether small exact tables are worth a try beside hubs: in larger ones these take seconds to write down."""
     most = max(len(node.seconds) for node in problem.nodes)
-    return most <= _NARROW and math.isinf(problem.capacity_bytes) and not options.rough
+    return most <= SOME and math.isinf(problem.capacity_bytes) and not options.rough
 
 
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:

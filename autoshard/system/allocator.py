@@ -6,12 +6,19 @@ import contextlib
 import ctypes
 import os
 import sys
+from enum import IntEnum
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt, as malloc.h numbers them
-_ASKED_AT_ONCE = (
-    64 << 20
-)  # bytes: the system zeroes a page where it is first touched, and gives large ones to large asks
-_NEVER = 2**31 - 1  # bytes that are free at the end of the heap, before they go back
+
+class _Parameter(IntEnum):
+    """Parameters of glibc's mallopt, as malloc.h numbers them."""
+
+    TRIM_THRESHOLD = -1
+    TOP_PAD = -2
+    MMAP_MAX = -4
+
+
+# Bytes: free ones at the end of the heap never go back; as many are asked for at once as the system gives large pages.
+_SETTINGS = {_Parameter.MMAP_MAX: 0, _Parameter.TRIM_THRESHOLD: 2**31 - 1, _Parameter.TOP_PAD: 64 << 20}
 
 
 def freed_is_kept() -> bool:
@@ -24,7 +31,6 @@ def freed_is_kept() -> bool:
         return False
     with contextlib.suppress(AttributeError, OSError):
         given_out = ctypes.CDLL(None).mallopt
-        known = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _ASKED_AT_ONCE))
-        taken = [given_out(ctypes.c_int(name), ctypes.c_int(value)) for name, value in known]
+        taken = [given_out(ctypes.c_int(name), ctypes.c_int(value)) for name, value in _SETTINGS.items()]
         return all(taken)
     return False

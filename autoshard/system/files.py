@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from autoshard.errors import InvalidFileError, UsageError
 
+LARGEST_FILE = 1 << 32  # bytes of a timeline: of a large model's step it has hundreds of megabytes
 LARGEST_JSON = 1 << 30  # bytes: graphs and plans of the largest models have tens of megabytes
 MOST_DIGITS = 100  # of a whole number
 LARGEST_TOML = 1 << 20  # bytes: profiles and pins are written by hand

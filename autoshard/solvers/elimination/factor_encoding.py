@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common.clock import Pace
+from autoshard.solvers.common.effort import MANY
 from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store, distinct
-from autoshard.solvers.elimination.repeated_blocks import MOST_CONSUMERS
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, span_of, unary
 
 Flags = NDArray[np.bool_]
 Style = Literal["product", "sets", "gates", "shares"]  # the form that is preferred; shares: gates, but of hubs
 _MOST_SETS = 1 << 14
-_MOST_GATED = 4  # consumers
 _MOST_AXES = 32  # of a table: numpy 1 has no more
 
 
@@ -67,7 +66,7 @@ class _KeptEnds:
 
 def has_hub(problem: Problem) -> bool:
     """Whether a value has so many consumers that shares of it are worth trying."""
-    return any(len(value.consumers) > MOST_CONSUMERS for value in problem.values)
+    return any(len(value.consumers) > MANY for value in problem.values)
 
 
 def encode(
@@ -136,8 +135,8 @@ class _Encoder:
         sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
         set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
         pairs = max(map(len, ends.columns)) * max(len(ends.rows), *map(len, ends.columns))
-        gated = self.style in ("gates", "shares") and 1 < len(ends.columns) <= _MOST_GATED and pairs < product
-        if self.style == "shares" and len(ends.columns) > MOST_CONSUMERS:
+        gated = self.style in ("gates", "shares") and 1 < len(ends.columns) <= MANY and pairs < product
+        if self.style == "shares" and len(ends.columns) > MANY:
             self.add_relaxed(v, ends)
         elif gated:
             self.add_gates(v, ends)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.effort import BUDGET_ENTRIES
 from autoshard.solvers.elimination import min_plus
 from autoshard.solvers.elimination.block_doubling import foreseen, solve_folded
 from autoshard.solvers.elimination.compress_blocks import shortened
@@ -35,9 +36,6 @@ from autoshard.solvers.elimination.dominance import reduce
 from autoshard.solvers.elimination.encoding_choice import best, bounding
 from autoshard.solvers.elimination.subproblem import around
 from autoshard.solvers.elimination.weighted_sum import Additive, additive
-
-BUDGET_ENTRIES = 300_000_000  # 8 bytes each, of all tables together
-SOON_ENTRIES = 20_000_000  # the same, where a good plan is enough, or tables are asked for again and again
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,11 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Floats, Integers, Problem, Value
-from autoshard.solvers.common.result import EXACT, Solution, finish
-from autoshard.units import format_bytes
+from autoshard.solvers.common.effort import SLAB
+from autoshard.solvers.common.result import Solution, finish
+from autoshard.units import EXACT, format_bytes
 
 LARGEST = 2_000_000
-_SLAB = 1 << 16
 
 
 def solve(problem: Problem) -> Solution:
@@ -27,8 +27,8 @@ def solve(problem: Problem) -> Solution:
     if count > LARGEST:
         raise UsageError(f"exhaustive search over {count} combinations: at most {LARGEST}", "--solver dp")
     best, best_flat, least = math.inf, -1, math.inf
-    for low in range(0, count, _SLAB):
-        flat = np.arange(low, min(low + _SLAB, count))
+    for low in range(0, count, SLAB):
+        flat = np.arange(low, min(low + SLAB, count))
         digits = [np.asarray(d) for d in np.unravel_index(flat, sizes)] if sizes else []
         seconds = _seconds(problem, digits, len(flat))
         peaks = _memory(problem, digits, len(flat)).max(axis=0, initial=0.0)

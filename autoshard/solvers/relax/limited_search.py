@@ -27,22 +27,18 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats
 from autoshard.solvers.common.clock import attempt, check
+from autoshard.solvers.common.effort import LOOSE, ROUNDS, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import short
 from autoshard.solvers.common.local_search import mixtures, polished
 from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.memory_columns import PENALTY, Column, column_of, condensed, master_prices
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
-_LIGHT_ROUNDS = 10  # for the least memory
-_ROUNDS = 12  # by shares
-_EXACT_ROUNDS = 8
-_STALLED = 5e-4  # relative: what the best mixture must gain for another round by shares
-LOOSE = 1e-3  # relative gap that is worth more work
 _PAIRS = 4  # plans that are mixed
 _CUTS = 96  # between two of them
 
@@ -95,7 +91,7 @@ class LimitedSearch:
         unit = max(self.columns[0].peak, 1.0)
         if any(fits(own.peak, self.capacity) for own in self.columns):
             return
-        for _ in range(_LIGHT_ROUNDS):
+        for _ in range(ROUNDS):
             prices = master_prices(light, times, 0.0, 0.0, unit, 1.0)[0] if light else np.ones(1)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[times] = prices / (prices.sum() or 1.0)
@@ -113,12 +109,12 @@ class LimitedSearch:
         """Raises the bound as far as prices can."""
         unit, scale = self.capacity or 1.0, abs(self.columns[0].seconds) or 1.0
         last, by_shares, exact = math.inf, 0, 0
-        while by_shares < _ROUNDS and exact < _EXACT_ROUNDS:
+        while by_shares < ROUNDS and exact < ROUNDS:
             finite = [own for own in self.columns if math.isfinite(own.seconds)]
             prices, value = master_prices(finite, self.times, 1.0 / scale, self.capacity, unit, PENALTY)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[self.times] = prices * scale / unit
-            cheap = self.cheap and exact == 0 and value < last * (1 - _STALLED)
+            cheap = self.cheap and exact == 0 and value < last * (1 - LOOSE)
             cheap |= not self.exact
             found = attempt(self._by_shares if cheap else self._least, multipliers)
             check()

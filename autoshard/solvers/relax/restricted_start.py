@@ -15,6 +15,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
+from autoshard.solvers.common.effort import BUDGET_ENTRIES, CLOSE, FIRST, MOST_ROUNDS, SOME, WIDE, WORK_PER_ENTRY
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
@@ -23,19 +24,14 @@ from autoshard.solvers.relax.trws_layouts import Beliefs
 
 Array = TypeVar("Array", Floats, Integers)
 
-FEW = 16  # choices of each node
 _WIDER = 4  # times as many, where those exclude each other or don't fit
-FIRST = 4  # rounds before the choices are ranked
-_ROUNDS = 60
-_NEAR = 1e-4  # relative gap that is not worth another round
-_WIDE = 128  # choices of a node: below, exact elimination is quick itself
 _LONG = 5_000  # nodes that messages are slow for
-MUCH_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and weights are found over few choices
+MUCH_WORK = WORK_PER_ENTRY * BUDGET_ENTRIES  # joint entries: above, plans and weights are found over few choices
 _WORK = 20.0  # joint entries of exact elimination, over the cube of the most choices: GPT-2's on three axes
 
 
 def worthwhile(problem: Problem) -> bool:
-    return _most(problem) > _WIDE and len(problem.nodes) <= _LONG
+    return _most(problem) > WIDE and len(problem.nodes) <= _LONG
 
 
 def exact_work(problem: Problem) -> float:
@@ -61,7 +57,7 @@ class RestrictedStart:
         """
         for _ in range(FIRST):
             self.round(state)
-        ranked, few = ranking(self.problem, self.beliefs), FEW
+        ranked, few = ranking(self.problem, self.beliefs), SOME
         while True:
             keep = [np.sort(some[:few]) for some in ranked]
             try:
@@ -77,7 +73,7 @@ class RestrictedStart:
 
     def climb(self, state: Incumbent, clock: Clock) -> None:
         """Raises the bound, until it is near the plan or the clock is over."""
-        while self.beliefs.rounds < _ROUNDS and state.gap > _NEAR and not clock.over:
+        while self.beliefs.rounds < MOST_ROUNDS and state.gap > CLOSE and not clock.over:
             self.beliefs.shift()
             self.round(state)
 

@@ -11,15 +11,14 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.effort import FEW, FIRST
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.compress_blocks import Short, shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.restricted_start import FIRST, kinds, narrowed, ranking
+from autoshard.solvers.relax.restricted_start import kinds, narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
-
-_FEW = 6  # choices of each node; with 48 the least was the same
 
 
 class Near(NamedTuple):
@@ -29,7 +28,7 @@ class Near(NamedTuple):
     choice: Choice
 
 
-def solve_top_k(problem: Problem, budget_entries: int, count: int = _FEW) -> Near | None:
+def solve_top_k(problem: Problem, budget_entries: int, count: int = FEW) -> Near | None:
     """None where nothing repeats, the few exclude each other, or their tables don't fit."""
     few = top_k_choices(problem, count)
     if few is None:

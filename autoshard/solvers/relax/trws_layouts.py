@@ -24,11 +24,10 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Value
 from autoshard.solvers.common import clock
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.common.trws import send_messages
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
 
-_STEP = 0.5  # of the way to an even split among those that need a target, at first
-_SLOWER = 0.1  # a round
 _OTHERS = 0.05  # of the longest charge, for who keeps nothing
 _OPERATIONS = 8  # for each node and each edge of a sweep
 
@@ -146,7 +145,7 @@ class Beliefs:
 
     def shift(self) -> None:
         """Shares of a target go part of the way to an even split among the consumers that now seem to need it."""
-        step = _STEP / (1 + _SLOWER * self.rounds)
+        step = 0.5 * ROUNDS / (ROUNDS + self.rounds)  # half of the way at first, then less
         favourite = [int(self.belief(n).argmin()) for n in range(len(self.unary))]
         self.tables.clear()
         moved: dict[int, Floats] = {}
