@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autoshard.code_text import typed
 from autoshard.errors import NAMED, InvalidFileError, UsageError
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 
 KINDS = "file.py:callable, package.module:callable, file.pt2, or a graph saved by `autoshard trace`"
 LOSS = "--loss"  # among the arguments of a callable: the loss function beside the model, no name of a parameter

@@ -30,7 +30,7 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.common.result import fits
-from autoshard.solvers.stages.least_bytes import least_bytes
+from autoshard.solvers.stages.least_held import least_bytes
 from autoshard.solvers.stages.stage_problem import StageProblem
 from autoshard.units import ROUNDING, format_bytes
 

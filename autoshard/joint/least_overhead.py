@@ -25,7 +25,7 @@ from autoshard.search.objectives import RATIO
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
-from autoshard.solvers.stages.summed_stages import solve_sum
+from autoshard.solvers.stages.stage_values import solve_sum
 from autoshard.units import ROUNDING, format_seconds
 
 EFFORT = 300_000  # of looking around one plan, see `nearby_steps`

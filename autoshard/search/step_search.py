@@ -30,8 +30,7 @@ from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_
 from autoshard.solvers.relax import hub_relaxation
 from autoshard.solvers.relax.reader_shares import FORESEEN, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
-from autoshard.solvers.relax.restricted_start import MUCH_WORK, exact_work
-from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
+from autoshard.solvers.relax.restricted_start import MUCH_WORK, Near, exact_work, solve_top_k
 
 _WEIGHTS = 6  # of resources, tried for the bound
 _ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what plans occupy most

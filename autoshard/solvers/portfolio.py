@@ -42,8 +42,7 @@ from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
 from autoshard.solvers.relax.limited_search import LimitedSearch, fitted
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, worthwhile
-from autoshard.solvers.relax.top_k_choices import solve_top_k
+from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, solve_top_k, worthwhile
 from autoshard.solvers.relax.wide_choices import WideChoices
 
 _ROUGH_ROUNDS = 2  # of shares, where a good plan is enough

@@ -22,7 +22,7 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import none_fits
 from autoshard.solvers.common.result import Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
-from autoshard.system.gc_control import infrequent_gc
+from autoshard.system.process_memory import infrequent_gc
 from autoshard.units import ROUNDING
 from benchmarks.contest.asplos_format import refuse_if_short
 from benchmarks.contest.core_problem import Core, core

@@ -30,8 +30,7 @@ from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.memory_columns import Column, column_of, condensed, memory_dual
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.solvers.relax.restricted_start import MUCH_WORK, exact_work
-from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
+from autoshard.solvers.relax.restricted_start import MUCH_WORK, Near, exact_work, solve_top_k
 from autoshard.units import ROUNDING
 
 _ABOVE_SECONDS = 1e6  # the rate of the least memory

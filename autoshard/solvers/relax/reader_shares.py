@@ -25,8 +25,7 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, reader_terms
-from autoshard.solvers.relax.restricted_start import kinds, narrowed
-from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
+from autoshard.solvers.relax.restricted_start import Near, kinds, narrowed, solve_top_k
 
 FORESEEN = 8  # times the entries, before any choice is left out: what is above that does not fit after it
 _FORESEEN_CUT = 2  # the same where there is nothing more to cut off

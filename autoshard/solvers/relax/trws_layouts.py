@@ -7,25 +7,36 @@ consumers are charged for bytes; then they move to those that need the target.
 
     M_{n -> m}(t) = min_r [ share x b_v(r, t) + min_{x in r} ( g_n belief_n(x) - M_{m -> n}(r) ) ]
 
-from layouts r to layouts t (or back); beliefs and bound as in `common/trws`. Implemented in
+from layouts r to layouts t (or back); beliefs and bound as below. Implemented in
 `trws_layouts.Beliefs._send`, a round both ways in `trws_layouts.Beliefs.round`; the shares move in
 `trws_layouts.Beliefs.shift`.
 
 A sweep's sum is a bound whatever messages it begins with, for what it leaves out of a sum that is the objective is not
 below zero. So what rounding adds is that of one sweep: with N nodes and E edges no more than 3 N + 5 E operations on
 numbers up to the largest met, `peak`, each off by half of eps, and N + E additions to the sum.
+
+The step that it is made of:
+
+A node tells its neighbours what each of their choices costs at least on its side:
+
+    belief_n(x) = a_n(x) + sum over neighbours m of M_{m -> n}(x)
+    M_{n -> m}(y) = min_x [ b_nm(x, y) + g_n belief_n(x) - M_{m -> n}(x) ]
+    g_n = 1 / max(edges forwards, edges backwards)
+    bound = sum of the minima of beliefs and messages, each taken out where it is met
+
+Implemented in `trws_layouts.send_messages`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Value
 from autoshard.solvers.common import clock
 from autoshard.solvers.common.effort import ROUNDS
-from autoshard.solvers.common.trws import send_messages
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
 
 _OTHERS = 0.05  # of the longest charge, for who keeps nothing
@@ -197,3 +208,30 @@ def _penalty(sum_: Additive, own: list[Floats]) -> float:
     top = float(sum_.cumulative[-1]) if len(sum_.cumulative) else 0.0
     kept = top * sum(float(value.bytes.max(initial=0.0)) * len(value.consumers) for value in sum_.problem.values)
     return 1.0 + 2.0 * (sum(map(most, own)) + sum_.scale * seconds + kept)
+
+
+Edge = TypeVar("Edge")
+
+
+def send_messages(
+    belief: Floats,
+    share: float,
+    edges: Iterable[Edge],
+    message: Callable[[Edge, Floats], Floats],
+    keep: Callable[[Edge, Floats], None],
+) -> float:
+    """Messages over these edges of one node, from its belief (changed in place); what they raise the bound by.
+
+    `message`: of an edge, from g_n (belief - its least); `keep` stores it with its least taken out.
+    """
+    least = belief.min()
+    total = float(least)
+    belief -= least
+    belief *= share
+    for edge in edges:
+        sent = message(edge, belief)
+        least = sent.min()
+        total += float(least)
+        sent -= least
+        keep(edge, sent)
+    return total

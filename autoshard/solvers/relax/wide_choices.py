@@ -1,9 +1,9 @@
 """A memory limit, or nodes of hundreds of choices, where exact tables over all choices take seconds, or don't fit: the
 few choices that messages rank first, and what all plans cost at the least.
 
-1. Messages without prices rank the choices, over one of equal layers where layers are equal (`top_k_choices.py`), else
-   over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables. Without a limit more
-   rounds of messages raise the bound, until it is near the plan (`hub_relaxation.bounded`).
+1. Messages without prices rank the choices, over one of equal layers where there are such (`restricted_start.py`),
+   else over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables. Without a limit
+   more rounds of messages raise the bound, until it is near the plan (`hub_relaxation.bounded`).
 2. Where that plan overflows: the least memory in full, or the proof that nothing fits. Then the problem over few
    choices is solved within the limit, which leaves prices of bytes; messages under these rank the choices that are
    added for the next time.
@@ -33,8 +33,7 @@ from autoshard.solvers.relax import hub_relaxation, hubs_apart, reader_terms
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.solvers.relax.restricted_start import narrowed, ranking
-from autoshard.solvers.relax.top_k_choices import top_k_choices
+from autoshard.solvers.relax.restricted_start import narrowed, ranking, top_k_choices
 from autoshard.solvers.relax.trws_layouts import Beliefs
 
 _PAIRS = 2  # plans that are mixed

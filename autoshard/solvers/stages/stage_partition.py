@@ -20,8 +20,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.stages.counted_points import first_chunk_seconds
-from autoshard.solvers.stages.idle_bound import IdleBound
-from autoshard.solvers.stages.late_bound import least_late
+from autoshard.solvers.stages.idle_bound import IdleBound, least_late
 from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
 from autoshard.units import EXACT
