@@ -23,6 +23,7 @@ from autoshard.ir.problem import Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
+    FIRST,
     LOOSE,
     MANY,
     ROUGHLY,
@@ -45,7 +46,6 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, solve_top_k, worthwhile
 from autoshard.solvers.relax.wide_choices import WideChoices
 
-_ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
 FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 
 
@@ -137,7 +137,7 @@ def _auto(state: Incumbent, options: Options) -> None:
         at_once = wide and free and bool(shares.cut)  # neither shares of hundreds of choices nor exact tables pay
         fits = exact or _hubs_apart(state, shares, options)
         if not (fits or at_once):
-            fits = shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
+            fits = shares.search(state, *((FIRST, ROUGHLY) if options.rough else ()))
         check()
         if not fits and wide:
             attempt(wide_choices.search, state, shares, budget, loose, options.clock)

@@ -188,7 +188,7 @@ def test_where_tables_no_longer_fit_more_is_cut_off(monkeypatch: pytest.MonkeyPa
 
 
 def test_around_hubs_shares_have_the_tables_that_messages_would_pass_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SOON_ENTRIES": 1, "FORESEEN": 10**6, "_FORESEEN_CUT": 10**6}.items():
+    for name, value in {"SOON_ENTRIES": 1, "FORESEEN": 10**6}.items():
         monkeypatch.setattr(reader_shares, name, value)
     problem = hub_problem(3, layers=12, forbid=0.0)
     assert ReaderShares(problem).cut

@@ -10,12 +10,11 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.common.effort import SLAB, WIDE
+from autoshard.solvers.common.effort import SLAB, SMALL_ENTRIES, WIDE
 from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, TableRecipe
 from autoshard.solvers.elimination.elimination_order import Elimination
 
 _WORTH_JOINING = 4  # joint entries to one that is written: parts that make larger tables are added piece by piece
-_MOST_COPIED = 1 << 23  # entries of a part that is written out so
 
 
 def run(store: Store, plan: Elimination) -> float:
@@ -163,7 +162,7 @@ def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
 def _joined(parts: Sequence[TableView], shape: Sequence[int]) -> list[TableView]:
     """Parts over no more axes than another one has are added to that once, not for each joint entry."""
     left = sorted(parts, key=lambda part: part.length(shape))
-    most = min(_MOST_COPIED, math.prod(shape) // _WORTH_JOINING)
+    most = min(SMALL_ENTRIES, math.prod(shape) // _WORTH_JOINING)
     joined = []
     while left:
         part, *left = left

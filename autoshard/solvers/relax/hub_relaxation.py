@@ -21,6 +21,7 @@ from autoshard.ir.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
     CLOSE,
+    FEW,
     MANY,
     MOST_ROUNDS,
     ROUNDS,
@@ -39,7 +40,7 @@ from autoshard.units import ROUNDING
 
 _CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
 _FEWER = 0.5  # of all choices: are so many left, the whole problem is tried once more
-_FEW = (6, 3, 2)  # choices of each node in a first plan
+_FEW = (FEW, FEW // 2, FEW // 3)  # choices of each node in a first plan
 
 
 def bounded(

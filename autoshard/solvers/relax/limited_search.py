@@ -39,7 +39,7 @@ from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.memory_columns import PENALTY, Column, column_of, condensed, master_prices
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
-_PAIRS = 4  # plans that are mixed
+_PAIRS = 2  # plans that are mixed
 _CUTS = 96  # between two of them
 
 
@@ -76,7 +76,6 @@ class LimitedSearch:
         self.best: Floats = np.zeros(self.problem.horizon)  # prices of the bound
         self.cheap = not exact  # shares are worth it, and fit
         self.exact = True  # such tables fit
-        self.pairs = _PAIRS
 
     def run(self) -> None:
         """Leaves the best plan that fits, where one is found, and the bound. Raises InfeasibleError where none fits."""
@@ -142,8 +141,8 @@ class LimitedSearch:
             return own.seconds + float(self.best @ own.bytes)
 
         ranked = sorted((own for own in self.columns if math.isfinite(own.seconds)), key=least)
-        fit = [own for own in ranked if fits(own.peak, self.capacity)][: self.pairs]
-        over = [own for own in ranked if not fits(own.peak, self.capacity)][: self.pairs]
+        fit = [own for own in ranked if fits(own.peak, self.capacity)][:_PAIRS]
+        over = [own for own in ranked if not fits(own.peak, self.capacity)][:_PAIRS]
         for first in fit:
             for second in over:
                 if second.seconds < self.state.value:

@@ -27,8 +27,7 @@ from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, reader_terms
 from autoshard.solvers.relax.restricted_start import Near, kinds, narrowed, solve_top_k
 
-FORESEEN = 8  # times the entries, before any choice is left out: what is above that does not fit after it
-_FORESEEN_CUT = 2  # the same where there is nothing more to cut off
+FORESEEN = 4  # times the entries, before any choice is left out: what is above that does not fit after it
 
 
 class ReaderShares:
@@ -88,7 +87,7 @@ class ReaderShares:
         if not self.in_reach and out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
             part = self.apart(problem) if self.cut_more() else part
             contents.also(part)
-            if out_of_reach(part, contents, _FORESEEN_CUT * SOON_ENTRIES):
+            if out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
                 return None
         self.in_reach = True
         return part

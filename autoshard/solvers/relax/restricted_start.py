@@ -32,7 +32,6 @@ from autoshard.solvers.relax.trws_layouts import Beliefs
 
 Array = TypeVar("Array", Floats, Integers)
 
-_WIDER = 4  # times as many, where those exclude each other or don't fit
 _LONG = 5_000  # nodes that messages are slow for
 MUCH_WORK = WORK_PER_ENTRY * BUDGET_ENTRIES  # joint entries: above, plans and weights are found over few choices
 _WORK = 20.0  # joint entries of exact elimination, over the cube of the most choices: GPT-2's on three axes
@@ -74,7 +73,7 @@ class RestrictedStart:
                 if few >= _most(self.problem):
                     state.failed(error)
                     return
-                few *= _WIDER
+                few *= 2
                 continue
             state.offer([int(some[s]) for some, s in zip(keep, found.choice, strict=True)])
             return

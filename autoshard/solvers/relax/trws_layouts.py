@@ -40,7 +40,6 @@ from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
 
 _OTHERS = 0.05  # of the longest charge, for who keeps nothing
-_OPERATIONS = 8  # for each node and each edge of a sweep
 
 
 class _Edge(NamedTuple):
@@ -106,8 +105,8 @@ class Beliefs:
 
     def rounding(self, total: float) -> float:
         """What the sum of a sweep may be off by."""
-        count = len(self.unary) + len(self.edges)
-        return _OPERATIONS * count * float(np.finfo(self.kind).eps / 2) * (self.peak + abs(total))
+        operations = 4 * len(self.unary) + 6 * len(self.edges)  # with the additions to the sum
+        return operations * float(np.finfo(self.kind).eps / 2) * (self.peak + abs(total))
 
     def _send(self, n: int, edges: list[int]) -> float:
         """Messages from node n over these edges; what they raise the bound by."""

@@ -36,8 +36,6 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.restricted_start import narrowed, ranking, top_k_choices
 from autoshard.solvers.relax.trws_layouts import Beliefs
 
-_PAIRS = 2  # plans that are mixed
-
 
 def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, clock: Clock | None = None) -> None:
     """Leaves plans and bounds until the gap is below `loose`, or prices settle.
@@ -140,7 +138,6 @@ class WideChoices:
         if inner.near is None:
             return None
         within = LimitedSearch(inner, shares, BUDGET_ENTRIES, exact=True)
-        within.pairs = _PAIRS
         try:
             attempt(within.run)
         except InfeasibleError:  # of these few

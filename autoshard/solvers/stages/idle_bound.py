@@ -24,14 +24,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.stages.block_sums import BlockSums
 from autoshard.solvers.stages.range_costs import RangeCosts
 from autoshard.solvers.stages.stage_problem import StageProblem, point_bytes
 
 _INF = float("inf")
 _NEVER = 1e30  # seconds
-_EACH = 8  # numbers of micro-batches held that are looked at one by one; then they are taken in growing groups
-_GROW = 1.25
+GROW = 1.25  # times the last: groups, limits that are tried
 
 
 class IdleBound:
@@ -96,7 +96,7 @@ def _held(least: int, most: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first = min(least, most)
     while not found or found[-1][1] < most:
-        size = 1 if len(found) < _EACH else int(first * (_GROW - 1)) + 1
+        size = 1 if len(found) < ROUNDS else int(first * (GROW - 1)) + 1
         found.append((first, min(most, first + size - 1)))
         first = found[-1][1] + 1
     return found

@@ -13,11 +13,11 @@ from functools import cached_property
 import numpy as np
 
 from autoshard.ir.problem import Floats
+from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.stages.stage_problem import StageProblem
 from autoshard.units import ROUNDING
 
 _INF = float("inf")
-_TANGENTS = 30
 
 
 class RoomBound:
@@ -56,7 +56,7 @@ class RoomBound:
         if (self.room < 0).any():
             return _INF
         limit = (self.whole + float(self.sent.sum())) / self.problem.stages
-        for _ in range(_TANGENTS):
+        for _ in range(MOST_ROUNDS):
             left = np.maximum(limit - self.sent, 0.0)
             content, slope = self.held(left)
             missing, steep = self.whole - float(content.sum()), float(slope[left > 0].sum())
@@ -79,7 +79,7 @@ class RoomBound:
         """Below the step in any order of undivided forwards and backwards: a stage has its first input once a
         micro-batch has passed those before it."""
         limit = self.problem.micro_batches * self.slowest_seconds
-        for _ in range(_TANGENTS):
+        for _ in range(MOST_ROUNDS):
             if limit == _INF:
                 return _INF
             content, steep = self._held_in(limit)

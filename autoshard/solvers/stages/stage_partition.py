@@ -20,13 +20,12 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.stages.counted_points import first_chunk_seconds
-from autoshard.solvers.stages.idle_bound import IdleBound, least_late
+from autoshard.solvers.stages.idle_bound import GROW, IdleBound, least_late
 from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
 from autoshard.units import EXACT
 
 _INF = float("inf")
-_GROW = 1.3
 _ABOVE = 1.05  # the closed form, as far as a certificate is made exact
 
 
@@ -87,7 +86,7 @@ def _formula(problem: StageProblem, total: float, most: float) -> float:
 def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, list[int], float] | None:
     """(sum, cuts, maximum) of some plan: the limit on a stage is raised until there is one."""
     whole = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
-    limit = _GROW * whole / problem.stages
+    limit = GROW * whole / problem.stages
     each = ([float(own.seconds.max() + own.tail_seconds.max()) for own in fronts] for fronts in problem.every_front)
     most = [max(own) for own in zip(*each, strict=True)]
     top = whole + sum(most[kind] for kind in problem.line)
@@ -95,7 +94,7 @@ def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, li
         found = least_sum(costs.table(limit), limit)
         if found is not None or limit >= top:
             return found
-        limit = min(top, limit * _GROW) if limit > 0 else top
+        limit = min(top, limit * GROW) if limit > 0 else top
 
 
 def _swept(
