@@ -27,10 +27,10 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats
 from autoshard.solvers.common.clock import attempt, check
-from autoshard.solvers.common.effort import LOOSE, ROUNDS, SOON_ENTRIES
+from autoshard.solvers.common.effort import FIRST, LOOSE, ROUNDS, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import short
-from autoshard.solvers.common.local_search import mixtures, polished
+from autoshard.solvers.common.local_search import Aim, descend, links, mixtures, polished
 from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
@@ -58,6 +58,12 @@ def fitted(state: Incumbent, found: Minimum, budget: int) -> Floats:
         )
     search = LimitedSearch(state, ReaderShares(state.problem, hubs=not found.exact), budget, exact=found.exact)
     search.run()
+    if state.choice is not None:  # node by node, overflow so expensive that no saving of time pays for it
+        aim = Aim(1.0, PENALTY * state.value / max(search.capacity, 1.0), search.capacity)
+        linked = links(search.problem)
+        lean = sorted((own for own in search.columns if math.isfinite(own.seconds)), key=lambda own: own.peak)[:FIRST]
+        for start in dict.fromkeys([state.choice, *(own.choice for own in lean)]):
+            state.offer(descend(search.problem, linked, start, aim))
     return search.best
 
 
