@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+NAMED = 3  # names, pins or numbers that a message lists
+
 
 class UserError(Exception):
     """A mistake in what a user gave us. `hint` says what to try; shown without a traceback."""

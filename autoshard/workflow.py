@@ -18,7 +18,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.model_spec import LOSS, check_spec, holds_graph
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, read_beside, report_text
-from autoshard.system.gc_control import infrequent_gc
+from autoshard.system.process_memory import infrequent_gc
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
@@ -80,7 +80,7 @@ def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     if graph.free_sizes or graph.dynamic or not spec or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.dynamic_dims.other_samples import with_sizes
+    from autoshard.graph_capture.dynamic_dims.concrete import with_sizes
     from autoshard.graph_capture.tracing.own_gradients import kept_answers
     from autoshard.rules.resize.asked_sizes import with_free_sizes
 

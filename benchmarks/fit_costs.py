@@ -21,7 +21,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.transformer import TrainingRun
 from autoshard.estimate.transformer_program import build
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 from benchmarks import measurements as m
 from benchmarks import steps
 

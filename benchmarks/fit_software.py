@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 from autoshard.whole_steps import software
 from benchmarks import cluster_steps, fsdp_steps, steps
 from benchmarks.steps import (

@@ -23,7 +23,7 @@ import numpy as np
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import style_of
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 from autoshard.whole_steps.software import priced_as
 from autoshard.whole_steps.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
 from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, published, recipe_steps, steps

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from autoshard.solvers.stages.late_bound import late_seconds
+from autoshard.solvers.stages.idle_bound import late_seconds
 from autoshard.solvers.stages.range_costs import cut_places, parts_of
 from autoshard.solvers.stages.stage_problem import (
     Part,

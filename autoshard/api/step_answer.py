@@ -27,7 +27,7 @@ from autoshard.replay.sized_plans import Asked, Sized
 from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
-from autoshard.search.memory_fit import no_step_within
+from autoshard.search.memory_fit import ROUNDS, no_step_within
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.style_plans import StylePlan, style_plans
@@ -37,7 +37,6 @@ from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
 from autoshard.units import counted
 
-NARROWER = 5  # searches in which blocks have less room, each time by more than the last one missed
 BETWEEN = 3  # searches between what was too much room and what was enough
 WORTH = 1.02  # of the step that does not fit: what a slower one makes such searches worth
 TIGHTER = 0.999  # than by proportion
@@ -185,7 +184,7 @@ def _fitting(
         narrower = replace(first.asked, memory_limit_bytes=room)
         return _made(graph, hardware, narrower, origin, limit, stores, first.found)
 
-    for attempt in range(NARROWER):
+    for attempt in range(ROUNDS):
         if fitting is not None:
             break
         too_much, room = room, room * (limit / sizes[-1]) ** 2**attempt * TIGHTER

@@ -28,8 +28,8 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import Timeline
 from autoshard.system.disk_cache import disk_cache
 from autoshard.system.files import write_text
-from autoshard.system.gc_control import infrequent_gc
 from autoshard.system.guard import guarded_folder
+from autoshard.system.process_memory import infrequent_gc
 
 if TYPE_CHECKING:
     from torch import nn

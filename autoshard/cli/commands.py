@@ -18,9 +18,9 @@ from autoshard.cli.parser import parser
 from autoshard.cli.sizes_verb import sizes
 from autoshard.code_text import typed
 from autoshard.errors import CheckError, InfeasibleError, UsageError, UserError
-from autoshard.system import system_errors, terminal
-from autoshard.system.files import write_text
-from autoshard.system.gc_control import infrequent_gc
+from autoshard.system import terminal
+from autoshard.system.files import as_user_error, ended, write_text
+from autoshard.system.process_memory import infrequent_gc
 from autoshard.system.progress import step
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # stdout closed by the reader
         return 141
     except Exception as error:
-        message = system_errors.as_user_error(error)
+        message = as_user_error(error)
         if message is not None:
             return _fail(message, message.exit_code, words)
         return _fail(UserError(f"{type(error).__name__}: {error}", BUG_REPORT), 1, words)
@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         result: int = options.run(options)
     except SystemExit as stopped:
-        raise system_errors.ended(stopped) from stopped
+        raise ended(stopped) from stopped
     return result
 
 
@@ -128,7 +128,7 @@ def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard.api import elastic_plans, verbs
     from autoshard.api.settings import read_hardware
-    from autoshard.system.allocator import freed_is_kept
+    from autoshard.system.process_memory import freed_is_kept
     from autoshard.text import plan_summary
     from autoshard.text.tables import terminal_width
 

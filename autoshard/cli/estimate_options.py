@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autoshard.cli.option_values import factor, path, quantity, whole
+from autoshard.cli.option_values import MOST_PARTS, MOST_ROWS, factor, path, quantity, whole
 from autoshard.errors import UsageError
 from autoshard.estimate.run_space import FREE, RunSpace
 from autoshard.estimate.transformer import (
@@ -22,7 +22,6 @@ from autoshard.estimate.transformer import (
 )
 from autoshard.whole_steps.software import PACKAGES
 
-MOST_DEVICES, MOST_SHOWN = 1_000_000, 1000
 _SIZES = {
     "layers": "transformer layers",
     "hidden": "width of the residual stream",
@@ -85,9 +84,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search = "search all configurations of --devices; degrees that are given stay fixed"
     parser.add_argument("--search", action="store_true", help=search)
     parser.add_argument(
-        "--devices", type=whole("--devices", most=MOST_DEVICES), metavar="N", help="number of devices for --search"
+        "--devices", type=whole("--devices", most=MOST_PARTS), metavar="N", help="number of devices for --search"
     )
-    read = whole("--top", most=MOST_SHOWN)
+    read = whole("--top", most=MOST_ROWS)
     parser.add_argument(
         "--top", type=read, default=10, metavar="N", help="how many results --search prints; default 10"
     )

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoshard import __version__
-from autoshard.cli.option_values import module, path, quantity, several, whole
+from autoshard.cli.option_values import MOST_PARTS, MOST_ROWS, module, path, quantity, several, whole
 from autoshard.constraints.size_histogram import MOST_POINTS
 from autoshard.errors import UsageError
 
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
-MOST_SEEDS = 1000
-MOST_STAGES, MOST_DEVICES, MOST_SAMPLES = 4096, 1_000_000, 10_000_000
+MOST_STAGES = 4096
 EXIT_CODES = "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not captured, 5 invalid file, 6 check failed."
 
 
@@ -184,9 +183,9 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         "--mesh, the mesh, stages, micro-batches, recomputation and ZeRO are searched together; each option below "
     )
     samples += "is then auto, a value, or comma-separated values"
-    parser.add_argument("--global-batch", type=whole("--global-batch", most=MOST_SAMPLES), metavar="B", help=samples)
+    parser.add_argument("--global-batch", type=whole("--global-batch", most=MOST_PARTS), metavar="B", help=samples)
     one = "samples per replica and micro-batch"
-    parser.add_argument("--micro-batch", type=_count("--micro-batch", MOST_SAMPLES), metavar="N", help=one)
+    parser.add_argument("--micro-batch", type=_count("--micro-batch", MOST_PARTS), metavar="N", help=one)
     shares = (
         "on several kinds of devices, slices of a step's micro-batches per kind, or per coordinate of the first mesh "
     )
@@ -196,8 +195,8 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     second += "tries more where {} (a slow search)"
     long = second.format("context", "cp", "sequences are long")
     many = second.format("expert", "ep", "the model has experts")
-    parser.add_argument("--context-parallel", type=_count("--context-parallel", MOST_DEVICES), metavar="N", help=long)
-    parser.add_argument("--expert-parallel", type=_count("--expert-parallel", MOST_DEVICES), metavar="N", help=many)
+    parser.add_argument("--context-parallel", type=_count("--context-parallel", MOST_PARTS), metavar="N", help=long)
+    parser.add_argument("--expert-parallel", type=_count("--expert-parallel", MOST_PARTS), metavar="N", help=many)
     zero = (
         "ZeRO level over the replicas of a weight: 0 off; 1 shards weights and optimizer state, one gather a step; 2 "
     )
@@ -343,7 +342,7 @@ def _add_prove(parser: argparse.ArgumentParser) -> None:
     several = "mesh to prove on; repeatable; default tp=2, tp=3 and dp=2,tp=2"
     parser.add_argument("--mesh", action="append", default=[], help=several)
     seeds = "random inputs per strategy; default 1"
-    parser.add_argument("--seeds", type=whole("--seeds", most=MOST_SEEDS), default=1, metavar="N", help=seeds)
+    parser.add_argument("--seeds", type=whole("--seeds", most=MOST_ROWS), default=1, metavar="N", help=seeds)
 
 
 def _add_pairs(parser: argparse.ArgumentParser, option: str, dest: str, text: str) -> None:

@@ -33,8 +33,7 @@ from autoshard.cluster.profile_schema import (
 )
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
-from autoshard.system.data_files import data_folder
-from autoshard.system.files import LARGEST_TOML, parse_toml, read_text
+from autoshard.system.files import LARGEST_TOML, data_folder, parse_toml, read_text
 
 __all__ = [
     "PRECISION_DTYPES",

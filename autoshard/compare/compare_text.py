@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoshard.compare.differences import Comparison, Row
+from autoshard.text.tables import ROWS
 from autoshard.units import format_seconds, signed_seconds
 
-SHOWN = 12  # operators
 WIDTH = 34
 
 
@@ -24,8 +24,8 @@ def text(found: Comparison) -> str:
         *_lines([step, *found.streams]),
         "",
         "operators",
-        *_lines(found.operators[:SHOWN]),
-        *_left(found.operators[SHOWN:]),
+        *_lines(found.operators[:ROWS]),
+        *_left(found.operators[ROWS:]),
         "",
         "collectives",
         *(_lines(found.collectives) or ["  none on either side"]),

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidFileError
-from autoshard.system.files import read_bytes
+from autoshard.system.files import LARGEST_FILE, read_bytes
 from autoshard.units import MICROSECONDS
 
 HINT = "a trace as torch.profiler's export_chrome_trace writes it, of one rank: see docs/compare.md"
-LARGEST_TRACE = 1 << 32  # bytes
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, OverflowError, zlib.error)
 STEP, OPTIMIZER = "ProfilerStep", "Optimizer.step"
 
@@ -56,7 +55,7 @@ class TraceSpan:
 def read_trace(path: Path) -> list[TraceSpan]:
     """Raises InvalidFileError where it is no such trace."""
     try:
-        found = json.loads(_unpacked(read_bytes(path, LARGEST_TRACE)))
+        found = json.loads(_unpacked(read_bytes(path, LARGEST_FILE)))
         events = found["traceEvents"] if isinstance(found, dict) else found
         spans = [_span(event) for event in events if event.get("ph") == "X" and "dur" in event]
     except OSError as error:
@@ -73,9 +72,9 @@ def _unpacked(raw: bytes) -> bytes:
     if raw[:2] != b"\x1f\x8b":
         return raw
     with gzip.open(io.BytesIO(raw)) as file:
-        text = file.read(LARGEST_TRACE + 1)
-    if len(text) > LARGEST_TRACE:
-        raise ValueError(f"more than {LARGEST_TRACE >> 30} GiB of text")
+        text = file.read(LARGEST_FILE + 1)
+    if len(text) > LARGEST_FILE:
+        raise ValueError(f"more than {LARGEST_FILE >> 30} GiB of text")
     return text
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.constraints import shard_counts
-from autoshard.constraints.pin_names import NEAREST, named
+from autoshard.constraints.pin_names import named
 from autoshard.constraints.pins import ON_DEVICE, ON_HOST, Pin, Want
-from autoshard.errors import UsageError
+from autoshard.errors import NAMED, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
@@ -194,7 +194,7 @@ def _torch_text(placement: Shard | Replicate | Partial) -> str:
 
 
 def _listed(texts: Iterable[str]) -> str:
-    return " or ".join(list(dict.fromkeys(texts))[:NEAREST])
+    return " or ".join(list(dict.fromkeys(texts))[:NAMED])
 
 
 def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
@@ -256,7 +256,7 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
         reason = _divisor_reason(graph, site, found) or _rule_reason(formulation, site) or "no strategy cuts so"
     name = label(graph, site)
     texts = list(dict.fromkeys(map(shard_counts.text, rows)))
-    more = f" ({len(texts)} in all)" if len(texts) > NEAREST else ""
+    more = f" ({len(texts)} in all)" if len(texts) > NAMED else ""
     raise UsageError(f"pin {pin.text!r}: {name}: {reason}", f"the nearest offered: {_listed(texts)}{more}")
 
 

@@ -6,11 +6,10 @@ import difflib
 from fnmatch import fnmatchcase
 
 from autoshard.constraints.pins import Pin
-from autoshard.errors import UsageError
+from autoshard.errors import NAMED, UsageError
 from autoshard.ir.graph import CAST, Graph
 from autoshard.rules.operators import constants
 
-NEAREST = 3  # shown where a pin is not offered
 Named = tuple[str, str]  # input, parameter, buffer or op; the name of the tensor or operator
 
 
@@ -31,8 +30,8 @@ def named(graph: Graph, pin: Pin) -> list[Named]:
     near = [inner] if any(fnmatchcase(name, inner) for name in names["module"]) else []
     if "op" in kinds:
         near += [op.name for op in graph.ops if op.name in names["op"] and _is_called(op.target, pin.what)]
-    near += difflib.get_close_matches(pin.what, known, n=NEAREST, cutoff=0.3)
-    near = list(dict.fromkeys([*near, *known[: 0 if near else NEAREST]]))[:NEAREST]
+    near += difflib.get_close_matches(pin.what, known, n=NAMED, cutoff=0.3)
+    near = list(dict.fromkeys([*near, *known[: 0 if near else NAMED]]))[:NAMED]
     what = f"{pin.kind} is" if pin.kind else "parameter, input, operator or module is"
     quoted = f"pin {pin.text!r}: " if pin.text != pin.what else ""  # a name alone is no pin: explain asks, too
     raise UsageError(f"{quoted}no {what} called {pin.what!r}", " or ".join(near) or "autoshard explain DIR lists them")

@@ -9,11 +9,12 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import family
 from autoshard.estimate.gradient_sync import parameter_collectives
-from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import EXPERT, LAYERS, BuiltTransformer
-from autoshard.ir.program import Compute, Program
+from autoshard.ir.program import Collective, Compute, Instruction, Program
 from autoshard.program.weight_buckets import block_of
+from autoshard.rules.algebra.operator_record import Product, Work
+from autoshard.rules.operators import record
 from autoshard.simulation import simulate
 from autoshard.simulation.timeline import COMPUTE, Event
 
@@ -137,3 +138,34 @@ def _exposed(events: Sequence[Event]) -> float:
 def _dispatched(events: Sequence[Event]) -> float:
     """In which nothing but tokens between experts is communicated, and nothing computed."""
     return _exposed(events) - _exposed([event for event in events if EXPERT not in event.axes])
+
+
+KEPT_COLLECTIVE = "reduce_scatter"
+
+
+def kept_operators(built: BuiltTransformer, index: int = LAYERS - 1) -> frozenset[int]:
+    """Positions, in the program, of what is not run again of layer `index`: every second product from the first on,
+    attention, and reduce-scatters (torchtitan's `_save_list` and its policy)."""
+    path = layer(index)
+    found: set[int] = set()
+    products = 0
+    for position, instruction in enumerate(built.program.instructions):
+        if instruction.module != path and not instruction.module.startswith(f"{path}."):
+            continue
+        if _is_product(instruction):
+            products += 1
+            if products % 2:
+                found.add(position)
+        elif _is_kept(instruction):
+            found.add(position)
+    return frozenset(found)
+
+
+def _is_product(instruction: Instruction) -> bool:
+    return not isinstance(instruction, Collective) and isinstance(record(instruction.target).work, Product)
+
+
+def _is_kept(instruction: Instruction) -> bool:
+    if isinstance(instruction, Collective):
+        return instruction.forward == KEPT_COLLECTIVE
+    return record(instruction.target).work is Work.ATTENTION

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import ParameterCounts
-from autoshard.estimate.selective_operators import kept_operators
+from autoshard.estimate.layer_costs import kept_operators
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.state_bytes import head_gradients, states, widened_gradients
 from autoshard.estimate.transformer import TrainingRun, Transformer

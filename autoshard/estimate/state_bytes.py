@@ -6,6 +6,7 @@ from autoshard.estimate.gradient_sync import ParameterCounts, held
 from autoshard.estimate.transformer import FP8_FSDP, FSDP, MEGATRON, SHARDED, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
+from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.whole_steps.software import held_bytes
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
@@ -18,7 +19,7 @@ SGD_STATE_BYTES = {
     "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
     "fp8": (2, 4, 4), "fp8-mixed": (4, 4, 0), FSDP: (4, 4, 0), FP8_FSDP: (4, 4, 0),
 }  # fmt: skip
-FLOAT32_BYTES = 4  # main gradients, and what adds up gradients over micro-batches
+FLOAT32_BYTES = DTYPE_BYTES["float32"]  # main gradients, and what adds up gradients over micro-batches
 
 
 def held_weight_bytes(run: TrainingRun) -> int:

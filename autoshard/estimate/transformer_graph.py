@@ -10,9 +10,9 @@ from typing import Any
 
 from autoshard.estimate.transformer import HALF, IN_FLOAT8, MEGATRON, MIXED, Transformer
 from autoshard.graph_capture.training.float8_layers import with_float8
+from autoshard.graph_capture.training.overwritten_buffers import note_saved
 from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients
-from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import CAST, Graph, Op, Parameter, Tensor
 
 EMBEDDING, HEAD, EXPERTS = "embedding", "head", "experts"  # modules; the last one of a layer

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autoshard.exports.process_groups import group_of
+from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.timeline import Event, Timeline
 from autoshard.units import MICROSECONDS
@@ -34,7 +35,7 @@ NAMES = {
     "broadcast": "broadcast",
     "send_receive": "send",
 }
-ELEMENT_BYTES = 4
+ELEMENT_BYTES = DTYPE_BYTES["float32"]
 
 
 def profiler_trace(timeline: Timeline, mesh: Mesh, rank: int, dispatch_seconds: float = 0.0) -> dict[str, Any]:

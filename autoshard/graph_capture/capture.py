@@ -16,8 +16,7 @@ from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
 from autoshard.graph_capture.constructor.strided import in_memory_order
-from autoshard.graph_capture.dynamic.numbers import follows_of
-from autoshard.graph_capture.dynamic.points import points_of
+from autoshard.graph_capture.dynamic.numbers import follows_of, points_of
 from autoshard.graph_capture.dynamic_dims.concrete import concrete, places_at
 from autoshard.graph_capture.dynamic_dims.dynamic_export import DynamicDims, dynamic_dims, export_with
 from autoshard.graph_capture.evaluation.both_modes import quickly_alike
@@ -28,19 +27,17 @@ from autoshard.graph_capture.module_requests import ignored_requests, module_req
 from autoshard.graph_capture.operator_strategies import marks, noted
 from autoshard.graph_capture.overloads import note_schemas
 from autoshard.graph_capture.passes.canonical import canonical
-from autoshard.graph_capture.passes.embedding_bags import fold_bags
+from autoshard.graph_capture.passes.embedding_bags import dense_gradients, fold_bags
 from autoshard.graph_capture.passes.expert_blocks import fold_experts
 from autoshard.graph_capture.passes.linear_layers import fold_linears
-from autoshard.graph_capture.passes.noops import drop_noops
+from autoshard.graph_capture.passes.noops import drop_noops, merge_reshapes
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.passes.operator_patterns import fold_formulas
 from autoshard.graph_capture.passes.recurrent_layers import split_layers
 from autoshard.graph_capture.passes.repeated_constants import twice_made
 from autoshard.graph_capture.passes.repeated_heads import fold_repeats, fold_shared_heads
-from autoshard.graph_capture.passes.reshapes import merge_reshapes
 from autoshard.graph_capture.passes.rewrite import deadcode
 from autoshard.graph_capture.passes.rotations import fold_rotations
-from autoshard.graph_capture.passes.sparse_gradients import dense_gradients
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
@@ -55,10 +52,9 @@ from autoshard.graph_capture.tracing.source_lines import node_quote
 from autoshard.graph_capture.tracing.value_questions import FlagBuffers
 from autoshard.graph_capture.tracing.variables import variables_of
 from autoshard.graph_capture.training.loss import choose_loss, refuse_untrained
-from autoshard.graph_capture.training.overwritten_buffers import keep_overwritten
+from autoshard.graph_capture.training.overwritten_buffers import keep_overwritten, note_saved
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
-from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.graph_capture.translate import constant_op, tensor_of, translate
 from autoshard.ir.graph import OPTIMIZERS, SAME, Graph, Op, Parameter, Tensor
 from autoshard.ir.graph_check import check

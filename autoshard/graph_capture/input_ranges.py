@@ -15,10 +15,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autoshard.graph_capture.constructor.recipes import replay
+from autoshard.graph_capture.tracing import LARGEST_ELEMENTS
 from autoshard.ir.graph import ColumnRanges, Graph, InputRange, Op, RecipeCall
 from autoshard.rules.operators import record
 
-LARGEST_ELEMENTS = 2**24  # of one example that is made again
 MOST_COLUMNS = 256  # features of tabular models; above, a last dim is a hidden size, and its list would fill a package
 _ALSO_MOVES = frozenset(f"aten.{name}" for name in ("unbind", "stack", "where", "masked_fill"))
 _CHOOSE_COLUMNS = frozenset(f"aten.{name}" for name in ("select", "slice", "narrow", "unbind", "split", "chunk"))

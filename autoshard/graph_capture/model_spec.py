@@ -7,12 +7,11 @@ import difflib
 from pathlib import Path
 
 from autoshard.code_text import typed
-from autoshard.errors import InvalidFileError, UsageError
-from autoshard.system.data_files import data_folder
+from autoshard.errors import NAMED, InvalidFileError, UsageError
+from autoshard.system.files import data_folder
 
 KINDS = "file.py:callable, package.module:callable, file.pt2, or a graph saved by `autoshard trace`"
 LOSS = "--loss"  # among the arguments of a callable: the loss function beside the model, no name of a parameter
-NEAR = 3  # names that a hint lists
 
 
 def check_spec(spec: str) -> None:
@@ -54,7 +53,7 @@ def _near_files(path: Path, after: str = "") -> str:
     found = {str(own): own.name for pattern in ("*", "*/*") for own in folder.glob(f"{pattern}{path.suffix}")}
     found = found or {str(own): own.name for own in data_folder("examples").glob(path.name)}
     found.pop(str(path), None)
-    names = difflib.get_close_matches(path.name, set(found.values()), NEAR)
+    names = difflib.get_close_matches(path.name, set(found.values()), NAMED)
     near = [own for one in names for own, name in sorted(found.items()) if name == one]
     return " or ".join(typed(Path(f"{own}{after}")) for own in near)
 
@@ -66,4 +65,4 @@ def _callables(path: Path) -> str:
     except (OSError, ValueError, SyntaxError):
         return ""
     names = [item.name for item in body if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")]
-    return " or ".join(typed(Path(f"{path}:{name}")) for name in names[:NEAR])
+    return " or ".join(typed(Path(f"{path}:{name}")) for name in names[:NAMED])

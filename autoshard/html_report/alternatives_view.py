@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.html_report.picture import svg
-from autoshard.html_report.picture.plot_axis import PlotAxis
+from autoshard.html_report.picture.plot_axis import PlotAxis, PlotFrame
 from autoshard.ir.plan import Plan
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.solvers.common.result import fits
 from autoshard.units import format_bytes, format_seconds
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720.0, 340.0, 84.0, 46.0, 18.0, 130.0
+FRAME = PlotFrame(720.0, 340.0, left=84.0, right=130.0, top=18.0, bottom=46.0)
 SHAPES = {"chosen": "the chosen plan", "style": "a known style", "simulated": "another plan on this mesh",
           "mesh": "the best plan of another mesh", "front": "asked for by --pareto"}  # fmt: skip
 
@@ -100,9 +100,11 @@ def view(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> dic
 
 def plot(found: Sequence[Alternative], plan: Plan) -> str:
     """Points with their numbers, each a link to its row; a line through those that no other is better than."""
-    across = PlotAxis.of([own.seconds for own in found], LEFT, WIDTH - RIGHT)
-    up = PlotAxis.of([own.peak_bytes for own in found], HEIGHT - BOTTOM, TOP, 1024.0)
-    body = _frame(across, up)
+    across = PlotAxis.of([own.seconds for own in found], FRAME.left, FRAME.end)
+    up = PlotAxis.of([own.peak_bytes for own in found], FRAME.floor, FRAME.top, 1024.0)
+    marks = [(across.at(value), format_seconds(value, 3)) for value in across.ticks()]
+    names = f"predicted step{across.note}", f"peak memory of a device{up.note}"
+    body = FRAME.panel(marks, up, format_bytes, names)
     best = [own for own in found if own.best]
     path = " L ".join(
         f"{svg.number(across.at(own.seconds))} {svg.number(up.at(own.peak_bytes))}" for own in _steps(best)
@@ -110,29 +112,15 @@ def plot(found: Sequence[Alternative], plan: Plan) -> str:
     body.append(svg.path(f"M {path}", class_="edge"))
     if math.isfinite(plan.capacity_bytes) and up.covers(plan.capacity_bytes):
         y = up.at(plan.capacity_bytes)
-        body.append(svg.line(LEFT, y, WIDTH - RIGHT, y, class_="edge", stroke_dasharray="5 4"))
-        body.append(svg.text(WIDTH - RIGHT + 4, y + 4, "memory limit", class_="small"))
+        body.append(svg.line(FRAME.left, y, FRAME.end, y, class_="edge", stroke_dasharray="5 4"))
+        body.append(svg.text(FRAME.end + 4, y + 4, "memory limit", class_="small"))
     taken: list[tuple[float, float]] = []
     for number, own in enumerate(found, 1):
         body += _mark(number, own, across.at(own.seconds), up.at(own.peak_bytes), taken)
     body += _legend({own.kind for own in found})
     words = "; ".join(f"{own.name}: {format_seconds(own.seconds)}, {format_bytes(own.peak_bytes)}" for own in best)
     about = f"{len(found)} simulated plans. No other is better in both time and memory than: {words}."
-    return svg.document(WIDTH, HEIGHT, "Step time against memory", about, body, "plot", "group")
-
-
-def _frame(across: PlotAxis, up: PlotAxis) -> list[str]:
-    floor = HEIGHT - BOTTOM
-    body = [svg.rect(LEFT, TOP, WIDTH - RIGHT - LEFT, floor - TOP, class_="panel")]
-    for value in across.ticks():
-        body.append(svg.line(across.at(value), floor, across.at(value), floor + 4, class_="edge"))
-        body.append(svg.text(across.at(value), floor + 17, format_seconds(value, 3), class_="small mid"))
-    for value in up.ticks():
-        body.append(svg.line(LEFT - 4, up.at(value), LEFT, up.at(value), class_="edge"))
-        body.append(svg.text(LEFT - 8, up.at(value) + 4, format_bytes(value, 3), class_="small", text_anchor="end"))
-    body.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, f"predicted step{across.note}", class_="mid"))
-    body.append(svg.text(4, 12, f"peak memory of a device{up.note}"))
-    return body
+    return svg.document(FRAME.width, FRAME.height, "Step time against memory", about, body, "plot", "group")
 
 
 def _steps(best: Sequence[Alternative]) -> list[Alternative]:
@@ -176,8 +164,8 @@ _CORNERS = {"mesh": ((0, -6), (6, 5), (-6, 5)), "front": ((0, -6), (6, 0), (0, 6
 def _legend(kinds: set[str]) -> list[str]:
     body = []
     for index, kind in enumerate(kind for kind in SHAPES if kind in kinds):
-        y = TOP + 20 + 24 * index
-        body.append(_shape(kind, WIDTH - RIGHT + 12, y))
-        for row, words in enumerate(svg.folded(SHAPES[kind], RIGHT - 26, 10)):
-            body.append(svg.text(WIDTH - RIGHT + 23, y + 4 + 10 * row, words, class_="small"))
+        y = FRAME.top + 20 + 24 * index
+        body.append(_shape(kind, FRAME.end + 12, y))
+        for row, words in enumerate(svg.folded(SHAPES[kind], FRAME.right - 26, 10)):
+            body.append(svg.text(FRAME.end + 23, y + 4 + 10 * row, words, class_="small"))
     return body

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from autoshard import rules
-from autoshard.errors import UserError
+from autoshard.errors import NAMED, UserError
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import parse_placement
 from autoshard.ir.plan import Plan, RedistributionPlan, TensorPlan
@@ -18,7 +18,6 @@ from autoshard.text import plan_labels
 from autoshard.text.plan_summary import move_lines
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
-OPEN_BLOCKS = 3
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -30,7 +29,7 @@ def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
         times = f", {len(block.names)} times" if len(block.names) > 1 else ""
         note = f"{len(block.rows)} operators, {format_seconds(seconds, 3)} forward and backward{times}"
         rows = [_row(row, plan, graph, known) for row in block.rows]
-        found.append({"name": block.title, "note": note, "rows": rows, "open": index < OPEN_BLOCKS})
+        found.append({"name": block.title, "note": note, "rows": rows, "open": index < NAMED})
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.model_flops import ideal_seconds
-from autoshard.html_report.memory_table import KINDS, bytes_by_kind
+from autoshard.html_report.memory_view import KINDS, bytes_by_kind
 from autoshard.html_report.picture.plan_picture import plan_svg
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan

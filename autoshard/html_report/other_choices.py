@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.errors import NAMED
 from autoshard.formulation.cost_breakdown import Split, alternatives
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.graph import Graph
@@ -14,8 +15,6 @@ from autoshard.replay.reevaluate import choice_of
 from autoshard.text.explain import formulated
 from autoshard.text.plan_labels import strategy_words
 from autoshard.units import signed_seconds
-
-SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -59,4 +58,4 @@ class OtherChoices:
                 apart = float(totals[s] - totals[chosen]), float(computing[s] - computing[chosen])
                 found.setdefault(words, OtherChoice(words, *apart))
         every = list(found.values())
-        return every[:SHOWN], len(every) - len(every[:SHOWN])
+        return every[:NAMED], len(every) - len(every[:NAMED])

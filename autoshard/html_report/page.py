@@ -12,8 +12,7 @@ from autoshard.costs import provenance as provenance_of
 from autoshard.html_report.alternatives_view import view
 from autoshard.html_report.decision_rows import blocks, buckets, redistributions, stored, weight_buckets
 from autoshard.html_report.headline_figures import answer, verdict
-from autoshard.html_report.memory_series import memory_series
-from autoshard.html_report.memory_table import KINDS, by_kind
+from autoshard.html_report.memory_view import KINDS, by_kind, memory_series
 from autoshard.html_report.op_records import op_records
 from autoshard.html_report.other_choices import OtherChoices
 from autoshard.html_report.picture.plan_picture import about, plan_svg

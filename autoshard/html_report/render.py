@@ -16,7 +16,7 @@ from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import Timeline
 from autoshard.simulation.steps.program_step import AccountedStep, accounted_step
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 
 TABLE_SCRIPTS = ("tables.js",)
 SCRIPTS = (

@@ -10,7 +10,7 @@ from autoshard.errors import UserError
 from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.html_report.picture import svg
-from autoshard.html_report.picture.plot_axis import PlotAxis
+from autoshard.html_report.picture.plot_axis import PlotAxis, PlotFrame
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
@@ -20,8 +20,8 @@ from autoshard.text.size_table import size_table, size_words
 from autoshard.units import format_bytes, format_seconds
 
 POINTS = 5  # of a curve: each is a simulation
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 250.0, 84.0, 20.0, 22.0, 44.0
-BARS = 44.0  # height of the histogram under the curve
+FRAME = PlotFrame(640.0, 250.0, left=84.0, right=20.0, top=22.0, bottom=44.0)
+BARS = FRAME.bottom  # height of the histogram under the curve
 Row = tuple[int, float, float]  # size, seconds, bytes
 
 
@@ -62,25 +62,18 @@ def _curve(own: DynamicSize, plan: Plan, graph: Graph, hardware: Hardware) -> li
 
 
 def _plot(own: DynamicSize, rows: Sequence[Row], plan: Plan) -> str:
-    floor = HEIGHT - BOTTOM
-    across = PlotAxis.of([float(size) for size, *_ in rows], LEFT, WIDTH - RIGHT)
-    up = PlotAxis.of([seconds for _, seconds, _ in rows], floor - BARS, TOP)
-    body = [svg.rect(LEFT, TOP, WIDTH - RIGHT - LEFT, floor - TOP, class_="panel")]
+    floor = FRAME.floor
+    across = PlotAxis.of([float(size) for size, *_ in rows], FRAME.left, FRAME.end)
+    up = PlotAxis.of([seconds for _, seconds, _ in rows], floor - BARS, FRAME.top)
+    marks = [(across.at(size), str(size)) for size, *_ in rows]
+    aside = f"predicted step{up.note}; bars: share of steps" if plan.search.sizes else "predicted step"
+    body = FRAME.panel(marks, up, format_seconds, (f"{own.name}{across.note}", aside))
     body += _bars(own, plan, across, floor)
-    for size, *_ in rows:
-        body.append(svg.text(across.at(size), floor + 17, str(size), class_="small mid"))
-    for value in up.ticks():
-        body.append(svg.line(LEFT - 4, up.at(value), LEFT, up.at(value), class_="edge"))
-        body.append(svg.text(LEFT - 8, up.at(value) + 4, format_seconds(value, 3), class_="small", text_anchor="end"))
     line = " L ".join(f"{svg.number(across.at(size))} {svg.number(up.at(seconds))}" for size, seconds, _ in rows)
     body.append(svg.path(f"M {line}", class_="edge"))
-    body.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, f"{own.name}{across.note}", class_="mid"))
-    body.append(
-        svg.text(4, 12, f"predicted step{up.note}; bars: share of steps" if plan.search.sizes else "predicted step")
-    )
     listed = "; ".join(f"{size}: {format_seconds(seconds)}" for size, seconds, _ in rows)
     return svg.document(
-        WIDTH, HEIGHT, f"Step time against {own.name}", f"By {own.name}: {listed}.", body, "plot", "img"
+        FRAME.width, FRAME.height, f"Step time against {own.name}", f"By {own.name}: {listed}.", body, "plot", "img"
     )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.step_request import ZERO_LEVELS
 from autoshard.errors import UsageError
 from autoshard.joint.blocks.context_expert_cuts import CONTEXT, EXPERT, TENSOR
 from autoshard.joint.context_expert_axes import second_axes, unsearched
 from autoshard.units import counted
 
 AUTO = "auto"
-ZEROS = (0, 1, 2, 3)  # stages of ZeRO
 Inner = tuple[tuple[str, int], ...]  # of them, (name, size)
 
 
@@ -141,7 +141,7 @@ def _of_mesh(
         if count < stages:
             log.no("fewer micro-batches than stages")
             continue
-        for zero in space.zero or (ZEROS if replicas > 1 else (0,)):
+        for zero in space.zero or (ZERO_LEVELS if replicas > 1 else (0,)):
             if zero and replicas == 1:
                 log.no("ZeRO needs several replicas")
                 continue

@@ -9,9 +9,10 @@ import numpy as np
 from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.point_reassignment import reassigned_points
-from autoshard.joint.step_candidates import REPAIRS, TOLERANCE, StepCandidate, best_stages
+from autoshard.joint.step_candidates import REPAIRS, StepCandidate, best_stages
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
+from autoshard.solvers.common.effort import LOOSE
 from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.stage_partition import StageSolution
 from autoshard.solvers.stages.stage_problem import StagePlan
@@ -36,7 +37,7 @@ def fastest_step(
         if fastest is not None and (made is None or fastest[1].step_seconds < made.seconds):
             made = StepCandidate(problem, split, fastest[0], solution, fastest[1])
         over = np.maximum(np.array(first.peak_bytes) - problem.capacities, 0.0)
-        solved = found.plans[0].seconds * (1 + TOLERANCE) if over.any() else np.inf
+        solved = found.plans[0].seconds * (1 + LOOSE) if over.any() else np.inf
         if made is not None and fastest is not None and fastest[0].seconds <= solved:
             return made if attempt == 0 else _with_more_room(made, own.withheld_bytes, room, best)
         room = own.withheld_bytes

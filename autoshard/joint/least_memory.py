@@ -30,11 +30,9 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.common.result import fits
-from autoshard.solvers.stages.least_bytes import least_bytes
+from autoshard.solvers.stages.least_held import least_bytes
 from autoshard.solvers.stages.stage_problem import StageProblem
-from autoshard.units import format_bytes
-
-_ROUND = 1e-9
+from autoshard.units import ROUNDING, format_bytes
 
 
 def leanest_of(
@@ -51,7 +49,7 @@ def leanest_of(
     heapify(heap)
     found: list[StepCandidate] = []
     least, bound, solved = np.inf, np.inf, 0
-    while heap and heap[0][0] <= min(least, candidates[heap[0][1]][0].capacity_bytes) * (1 + _ROUND):
+    while heap and heap[0][0] <= min(least, candidates[heap[0][1]][0].capacity_bytes) * (1 + ROUNDING):
         own, number, exact = heappop(heap)
         problem, split = candidates[number]
         if not exact:
@@ -82,9 +80,9 @@ def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | 
         room = one_stage_bytes(own)
         if not np.isfinite(room):
             room = least_bytes(own.stage_problem, _beside(own, own.stage_problem))
-        if room > own.capacity_bytes * (1 + _ROUND):
+        if room > own.capacity_bytes * (1 + ROUNDING):
             return None
-        leaner = replace(own, capacity_bytes=room * (1 + _ROUND))
+        leaner = replace(own, capacity_bytes=room * (1 + ROUNDING))
         solution = best_stages(leaner)
         if solution is None:
             return None

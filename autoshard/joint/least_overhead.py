@@ -25,10 +25,9 @@ from autoshard.search.objectives import RATIO
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
-from autoshard.solvers.stages.summed_stages import solve_sum
-from autoshard.units import format_seconds
+from autoshard.solvers.stages.stage_values import solve_sum
+from autoshard.units import ROUNDING, format_seconds
 
-_ROUND = 1e-9
 EFFORT = 300_000  # of looking around one plan, see `nearby_steps`
 
 
@@ -46,7 +45,7 @@ def least_overhead_of(
     heapify(heap)
     found: list[StepCandidate] = []
     least, bound, solved = np.inf, np.inf, 0
-    while heap and heap[0][0] <= least * (1 + _ROUND):
+    while heap and heap[0][0] <= least * (1 + ROUNDING):
         own, number, exact = heappop(heap)
         problem, split = candidates[number]
         if not exact:
@@ -76,18 +75,18 @@ def _fastest(problem: StepProblem) -> float:
     least = [float((front.seconds + front.tail_seconds / count).min()) for front in owns]
     counted = problem.stage_problem
     sent = sum(sum(counted.sends(stage)) for stage in range(counted.stages)) * counted.send_seconds
-    return mean_seconds(problem, sum(least[kind] for kind in problem.kinds) + sent) * (1 - _ROUND)
+    return mean_seconds(problem, sum(least[kind] for kind in problem.kinds) + sent) * (1 - ROUNDING)
 
 
 def overhead_bound(problem: StepProblem) -> float:
     """Below the rest of every plan that fits as it is simulated; infinite where none does."""
-    roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + _ROUND))
+    roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + ROUNDING))
     own = solve_sum(with_overhead(roomy, roomy.bounding), _entering(problem))
     if own is None:
         return np.inf
     points = least_points(roomy, overhead_fronts(roomy))
     exact = overhead_of(roomy, _one_stage(roomy, points)) if points else 0.0
-    return max(mean_seconds(problem, own[0]), exact) * (1 - _ROUND)
+    return max(mean_seconds(problem, own[0]), exact) * (1 - ROUNDING)
 
 
 def least_overhead(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | None:
@@ -105,7 +104,7 @@ def least_overhead(problem: StepProblem, split: BlockSplit | None) -> StepCandid
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
     if not found:
         return None
-    least = min(step.rest_seconds for step in found) * (1 + _ROUND)
+    least = min(step.rest_seconds for step in found) * (1 + ROUNDING)
     first = min((step for step in found if step.rest_seconds <= least), key=lambda step: step.seconds)
     return StepLocalSearch(EFFORT, lambda own, plan: overhead_of(own, plan) <= least).fastest(first)
 

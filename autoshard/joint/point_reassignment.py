@@ -20,10 +20,10 @@ from autoshard.simulation.step_timeline import StepCosts
 from autoshard.solvers.stages.counted_points import undominated
 from autoshard.solvers.stages.stage_moments import fullest_moments
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
+from autoshard.units import EXACT
 
 _MOST = 5_000  # ways to choose of a stage
 _ORDERS = 3  # of its chunks, to be filled with what keeps most
-_ROUND = 1e-12
 
 
 def reassigned_points(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
@@ -53,7 +53,7 @@ def reassigned_points(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
             return []
         each = seconds.reshape(_ORDERS, -1)
         for order, mine in enumerate(points):
-            some = each[order] <= seconds.min() * (1 + _ROUND)
+            some = each[order] <= seconds.min() * (1 + EXACT)
             way = int(some.argmax()) + order * each.shape[1] if some.any() else int(seconds.argmin())
             for run_blocks, taken in zip(own, ways[way], strict=True):
                 for block, point in zip(run_blocks, np.repeat(choice, taken), strict=True):

@@ -19,16 +19,15 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_overhead import overhead_of
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.solvers.common.effort import LOOSE
 from autoshard.solvers.common.result import none_within
 from autoshard.solvers.stages.one_stage import RunningBlock, fastest_points, least_peak
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
-from autoshard.units import format_bytes
+from autoshard.units import EXACT, format_bytes
 
-TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
 SIMULATED = 2  # plans of one stage problem
-_ROUND = 1e-12
 REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 
 
@@ -168,11 +167,11 @@ def best_stages(problem: StepProblem) -> StageSolution | None:
     """Stages of a problem, see `solve_stages`. Its form counts what a block works with beside all that is kept: of one
     stage the exact plan takes its place where it may be faster. Of several, where none fits so, those that fit by what
     is surely held: which of them do fit is for the simulated step to say."""
-    found = solve_stages(problem.stage_problem, SIMULATED, TOLERANCE)
+    found = solve_stages(problem.stage_problem, SIMULATED, LOOSE)
     if not _is_one(problem):
-        return found or solve_stages(problem.bounding, SIMULATED, TOLERANCE)
+        return found or solve_stages(problem.bounding, SIMULATED, LOOSE)
     several = problem.choice.micro_batches > 1  # then the form counts no less than is held
-    if several and found and found.plans[0].seconds * (1 - TOLERANCE) <= RoomBound(problem.bounding).form_seconds:
+    if several and found and found.plans[0].seconds * (1 - LOOSE) <= RoomBound(problem.bounding).form_seconds:
         return found
     points = least_points(problem, [own.front for own in problem.fronts])
     if points is None:
@@ -180,7 +179,7 @@ def best_stages(problem: StepProblem) -> StageSolution | None:
     own, parts = problem.stage_problem, (Part(0, 0, 0, len(problem.kinds)),)
     plan = StagePlan(parts, points, closed_form(own, parts, points))
     others = tuple(other for other in found.plans if other.seconds > plan.seconds) if found else ()
-    return StageSolution(own, (plan, *others)[:SIMULATED], plan.seconds * (1 - _ROUND))
+    return StageSolution(own, (plan, *others)[:SIMULATED], plan.seconds * (1 - EXACT))
 
 
 def least_points(problem: StepProblem, fronts: Sequence[Front]) -> tuple[int, ...] | None:

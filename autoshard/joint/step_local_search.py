@@ -22,11 +22,11 @@ from autoshard.solvers.stages.counted_points import undominated
 from autoshard.solvers.stages.range_costs import parts_of
 from autoshard.solvers.stages.stage_partition import StageSolution
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
+from autoshard.units import ROUNDING
 
 NEAR = 0.8  # plans near one that takes so much less than the best are not looked at
 EFFORT = 1_500_000  # slots that may be simulated, a block's costs counted as so many:
 _OF_BLOCK = 20
-_ROUND = 1e-9
 
 
 def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> StepCandidate:
@@ -72,7 +72,7 @@ class StepLocalSearch:
         self.left -= len(costs.sequence.slots)
         made = simulate_step(costs)
         over, seconds = _value(problem, made)
-        return made if over < value[0] or seconds < value[1] * (1 - _ROUND) else None
+        return made if over < value[0] or seconds < value[1] * (1 - ROUNDING) else None
 
 
 def _value(problem: StepProblem, timeline: StepTimeline) -> tuple[float, float]:

@@ -20,14 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoshard.errors import InvalidFileError, UsageError
-from autoshard.system.files import parse_json, read_bytes, read_text, write_errors, write_text
+from autoshard.system.files import LARGEST_FILE, parse_json, read_bytes, read_text, write_errors, write_text
 
 MANIFEST = "manifest.json"
 NESTED_FOLDER = "devices_"  # and a number: a package in the package, for so many devices
 NESTED = re.compile(rf"({NESTED_FOLDER}[0-9]+)/(.+)", re.DOTALL)
 KIND = "autoshard.package"
 AGAIN = "make the package again with `autoshard plan`"
-LARGEST_FILE = 1 << 32  # bytes: a timeline of a large model's step has hundreds of megabytes
 _OTHER_FOLDER = "--out with another folder, or move these files away"
 
 

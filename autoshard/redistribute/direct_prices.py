@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _KINDS: dict[Placement, int] = {REPLICATE: 1, REPLICATE_PARTIAL: 2, PARTIAL: 3}  # a shard is 0
-_SAME, _INSIDE = 16, 17  # instead of a pair of kinds: unchanged, and unchanged inside an axis that changes
-_PAIRS = 18
+# After the 4 x 4 pairs of kinds: unchanged, unchanged inside an axis that changes; and how many codes there are.
+_SAME, _INSIDE, _PAIRS = range(16, 19)
 _TABLE_LIMIT = 2_000_000  # entries
 
 

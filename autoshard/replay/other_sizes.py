@@ -15,7 +15,7 @@ from itertools import product
 
 from autoshard.errors import UserError
 from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
-from autoshard.graph_capture.dynamic.points import points_of
+from autoshard.graph_capture.dynamic.numbers import points_of
 from autoshard.graph_capture.dynamic.polynomials import Point, reduced
 from autoshard.ir.dynamic import Polynomial, Powers, monomial
 from autoshard.ir.graph import Graph

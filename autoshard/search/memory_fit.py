@@ -18,7 +18,6 @@ from autoshard.solvers.common.result import OPTIMAL, fits, within_wider
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
 
-MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
 ROUNDS = 5  # searches for a step that fits
 TIGHTER = 0.99  # than by proportion
 _FULL = 0.95  # of the limit: what is left is not worth another search
@@ -76,7 +75,7 @@ def _fitted(task: SearchTask) -> Found:
         return Found(free, plan, task.memory_limit_bytes, (candidate(name, plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
     target, quickly = task.memory_limit_bytes, task.solver == "auto"
-    for round_ in range(MEMORY_ROUNDS):
+    for round_ in range(ROUNDS):
         try:
             levelled = solve_level(task.formulation, task.level, target, task.solve, task.stopped, quickly)
         except InfeasibleError:

@@ -18,9 +18,10 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.cost_breakdown import Split
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
-from autoshard.solvers.common.result import TOLERANCE, Solution, fits, peak, proved, status
+from autoshard.solvers.common.result import Solution, fits, peak, proved, status
 from autoshard.solvers.portfolio import FEW_CHOICES
 from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans, minimum_memory_bound
+from autoshard.units import ROUNDING
 
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
@@ -157,6 +158,6 @@ def smallest_memory(
 
 def _within(problem: Problem, capacity_bytes: float, solver: Solver) -> Solution | None:
     try:
-        return solver(replace(problem, capacity_bytes=capacity_bytes * (1 + TOLERANCE)))
+        return solver(replace(problem, capacity_bytes=capacity_bytes * (1 + ROUNDING)))
     except InfeasibleError:
         return None

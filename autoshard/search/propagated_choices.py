@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.constraints.apply_pins import choice_text, label
+from autoshard.errors import NAMED
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import labelled
@@ -12,7 +13,6 @@ from autoshard.search.search_task import Found, SearchTask
 from autoshard.solvers.heuristics.propagation import Conflict, propagate
 from autoshard.units import format_seconds
 
-SHOWN = 5  # conflicts that a note tells
 DECIDED = {
     "start": "search",
     "propagated": "propagated",
@@ -30,9 +30,9 @@ def propagated(task: SearchTask, found: Found) -> Found:
     if message.choice != found.levelled.solution.choice:  # of another level's prices
         return found
     by = {n: DECIDED.get(decided, "pin") for n, decided in enumerate(message.decided) if n not in task.fixed}
-    lines = [_line(task.formulation, conflict) for conflict in message.conflicts[:SHOWN]]
-    if len(message.conflicts) > SHOWN:
-        lines.append(f"and neighbours disagree at {len(message.conflicts) - SHOWN} more places")
+    lines = [_line(task.formulation, conflict) for conflict in message.conflicts[:NAMED]]
+    if len(message.conflicts) > NAMED:
+        lines.append(f"and neighbours disagree at {len(message.conflicts) - NAMED} more places")
     plan: Plan = labelled(found.plan, task.formulation, by)
     return replace(found, plan=plan, notes=(*found.notes, *lines))
 

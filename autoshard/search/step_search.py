@@ -21,31 +21,27 @@ from autoshard.formulation.step_resources import StepResources, follows, in_a_ro
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers import solve
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.effort import ROUGHLY, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, mixtures
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
-from autoshard.solvers.relax.reader_shares import FORESEEN, ROUGHLY, ReaderShares
+from autoshard.solvers.relax.reader_shares import FORESEEN, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
-from autoshard.solvers.relax.restricted_start import MUCH_WORK, exact_work
-from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
+from autoshard.solvers.relax.restricted_start import MUCH_WORK, Near, exact_work, solve_top_k
 
 _WEIGHTS = 6  # of resources, tried for the bound
 _ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what plans occupy most
-_WEIGHED = 2  # weights of what plans occupy most
+_EACH = 2  # weights of what plans occupy most, plans whose turns of the host are resources, plans of the bound
 _FAR = 0.75  # of the way to what the plans so far occupy most
-_LEADS = 2  # plans whose turns from the host to the device are resources of the bound
-_INWARD = 0.25  # of the way to weights that found plans: at the edge most choices are free, and tables large
 _CUTS = 12  # between two plans
-_CLOSE = 5e-3  # relative: between the bound and what more weights can give
 _SAME = 0.02  # weights that differ by less give the same plan
 _ADDED = (0.3, 0.6)  # the part of all costs in what is weighted, and in what is in a row
-_HOPEFUL = 1.06  # times the best estimate: a plan that is worth simulating
-_LIKELY = 1.03  # times the best middle between what is occupied most and all costs together
+_HOPEFUL = 1.05  # times the best estimate: a plan that is worth simulating
+_LIKELY = _HOPEFUL  # the same of the middle between what is occupied most and all costs together
 _MOST_LIKELY = 3  # plans by that
-_MOST_TRIED = 2  # plans of the bound that are simulated
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +63,9 @@ def step_bound(
     least = _Least(resources, cut)
     used = [resources.least_used(choice) for choice in known]
     start = heaviest(used, follows(resources.names))[0]
-    start = start if near is None else start + _INWARD * (near - start)
+    start = (
+        start if near is None else start + (1 - _FAR) * (near - start)
+    )  # at the edge most choices are free, and tables large
     if exact_work(resources.problem) <= MUCH_WORK:
         return _climbed(resources, least.of, used, start)
     likely = _climbed(resources, least.roughly, used, start)
@@ -97,7 +95,7 @@ def _climbed(
             best, kept = bound, weights
         used.append(resources.least_used(found.choice))
         far, most = heaviest(used, allowed)
-        if most <= best * (1 + _CLOSE) or best >= hoped * (1 - _CLOSE):
+        if most <= best * (1 + ROUGHLY) or best >= hoped * (1 - ROUGHLY):
             break
         weights = (kept + far) / 2  # half of the way: the plans known so far say little far from their weights
     return StepBound(best, kept, tuple(tried))
@@ -189,7 +187,7 @@ class StepSearch:
         where tables are too large, or there is no time for them."""
         if self._next("shortest critical path", _ROUNDS[0]) is None:
             return None
-        for _ in range(_WEIGHED):
+        for _ in range(_EACH):
             weights = self.weights + _FAR * (heaviest(self.used, follows(self.resources.names))[0] - self.weights)
             if np.abs(weights - self.weights).max() < _SAME:
                 break
@@ -239,7 +237,7 @@ class StepSearch:
     def _leading(self, known: Sequence[Choice]) -> StepResources:
         """With the turns from the host to the device of the shortest plans `known`."""
         order = sorted(known, key=lambda choice: self.resources.longest(self.resources.roughly_used(choice)))
-        return with_leads(self.resources, self.formulation, order[:_LEADS])
+        return with_leads(self.resources, self.formulation, order[:_EACH])
 
     def _of_bound(self) -> Iterator[tuple[str, Choice]]:
         """The least plans of the bound's weights, those that are near the best so far by the estimate."""
@@ -247,7 +245,7 @@ class StepSearch:
         tried = dict.fromkeys(tuple(choice) for _, choice in self.bound([c for _, c in self.found]).tried)
         used = {choice: self.resources.longest(self.resources.roughly_used(choice)) for choice in tried}
         near = sorted((own, choice) for choice, own in used.items() if own <= _HOPEFUL * longest)
-        for _, choice in near[:_MOST_TRIED]:
+        for _, choice in near[:_EACH]:
             self._take("least of the bound's weights", choice)
             yield self.found[-1]
 
@@ -291,7 +289,7 @@ class StepSearch:
         first, second = (self.found[i][1] for i in ranked)
         mixed = [
             (self.resources.longest(self.resources.roughly_used(choice)), choice)
-            for choice in mixtures(self.problem, first, second, _CUTS)
+            for _, choice in mixtures(self.problem, first, second, _CUTS)
         ]
         best = min(mixed, default=None)
         return best[1] if best is not None and best[0] < self.resources.longest(self.used[ranked[0]]) else None

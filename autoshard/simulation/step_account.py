@@ -18,7 +18,6 @@ COMPUTED = ("forward", "backward", "recompute")
 EXPOSED = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-receive")  # and others, after these
 BUBBLE, OPTIMIZER, OTHER = "bubble", "optimizer", "other"
 LAST = (BUBBLE, OPTIMIZER, OTHER)
-ROUNDING = 1e-9  # of a slot: what is less is none
 Seconds = Mapping[str, float]
 
 

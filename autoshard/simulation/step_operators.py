@@ -16,7 +16,6 @@ from typing import NamedTuple
 from autoshard.simulation.pipeline_schedule import Placed
 from autoshard.simulation.step_account import (
     BUBBLE,
-    ROUNDING,
     Seconds,
     StageAccount,
     added,
@@ -25,6 +24,7 @@ from autoshard.simulation.step_account import (
 )
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.simulation.timeline import COMPUTE, Event, Phase
+from autoshard.units import ROUNDING
 
 SENDS = "sends"
 # Of all stages on a page, in a trace a quarter, at 340 bytes each: more micro-batches are drawn by slot.

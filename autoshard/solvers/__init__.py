@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
-from autoshard.errors import InfeasibleError, UsageError
+from autoshard.errors import NAMED, InfeasibleError, UsageError
 from autoshard.ir.problem import Problem
 from autoshard.solvers import portfolio
+from autoshard.solvers.common.effort import BUDGET_ENTRIES
 from autoshard.solvers.common.restrict import original, restricted
-from autoshard.solvers.common.result import TOLERANCE, FalseProof, Solution, fits
+from autoshard.solvers.common.result import FalseProof, Solution, fits
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.common.validate import check, check_pins
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES
+from autoshard.units import ROUNDING
 
 __all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
 
@@ -38,7 +39,6 @@ SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
     "recursive": _module("heuristics.bisection"),
     "exhaustive": lambda problem, options: _exhaustive(problem),
 }
-_NAMED = 8  # pins that an error lists
 
 
 def _exhaustive(problem: Problem) -> Solution:
@@ -80,8 +80,8 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
         if not pinned:
             raise claim from error
         names = [problem.nodes[n].name for n in sorted(pinned)]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        said = f"{claim.message} (pinned: {', '.join(names[:_NAMED])}{more})"
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        said = f"{claim.message} (pinned: {', '.join(names[:NAMED])}{more})"
         raise InfeasibleError(said, claim.hint or "without some of the pins", proven=claim.proven) from error
     answer = audited(problem, original(found.choice, pinned), found, clock.cut)
     options.clock.cut |= answer.cut
@@ -91,7 +91,7 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
 def audited(problem: Problem, choice: tuple[int, ...], found: Solution, cut: bool) -> Solution:
     """What a solver said of `choice`, checked against the problem's own arrays. Raises FalseProof where it is false."""
     answer = Solution(problem, choice, found.lower_bound, found.solver, found.seconds, cut)
-    if abs(answer.objective - found.objective) > TOLERANCE * answer.objective:
+    if abs(answer.objective - found.objective) > ROUNDING * answer.objective:
         raise FalseProof(f"{found.solver}: a plan of {answer.objective!r}, reported as {found.objective!r}")
     if not fits(answer.peak_bytes, problem.capacity_bytes):
         raise FalseProof(f"{found.solver}: {answer.peak_bytes} bytes, with a capacity of {problem.capacity_bytes}")

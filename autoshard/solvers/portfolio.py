@@ -7,7 +7,7 @@ in its part of the time makes room for the next.
 1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
    messages rank first (`restricted_start.py`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
-   plan above the memory capacity goes on to lagrangian.py.
+   plan above the memory capacity goes on to limited_search.py.
 3. Where no order fits: messages, fewer choices, and exact tables without the hubs (`hub_relaxation.py`), then
    mini-buckets.
 """
@@ -21,32 +21,32 @@ from dataclasses import replace
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
+from autoshard.solvers.common.effort import (
+    BUDGET_ENTRIES,
+    FIRST,
+    LOOSE,
+    MANY,
+    ROUGHLY,
+    SHARE,
+    SMALL_ENTRIES,
+    SOME,
+    SOON_ENTRIES,
+)
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution, finish
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
-from autoshard.solvers.relax.lagrangian import priced_fit
-from autoshard.solvers.relax.limited_search import LOOSE, LimitedSearch
+from autoshard.solvers.relax.limited_search import LimitedSearch, fitted
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
-from autoshard.solvers.relax.reader_terms import MANY
-from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, worthwhile
-from autoshard.solvers.relax.top_k_choices import solve_top_k
+from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, solve_top_k, worthwhile
 from autoshard.solvers.relax.wide_choices import WideChoices
-from autoshard.solvers.relax.window_search import improved
 
-_LOOSE_SHARES = 5e-3  # the same of what shares leave, under a memory limit or no clock: what one layer weighs
-_EACH_ENTRIES = 1_000_000  # of tables, where every layer is another one
-_NARROW = 16  # choices of a node: of a mesh of one axis
-_NARROW_ENTRIES = 5_000_000  # for them, where something is read all over
-_ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
 FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
-_SHARE = 0.5  # of the time that is left, for what may end exactly
-_SHARE_EXACT = 0.25  # the same, before shares of readers
 
 
 def solve(
@@ -80,9 +80,9 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
         return
     wide = RestrictedStart(problem) if worthwhile(problem) and limited else None
     if wide is not None:
-        part = PartialClock(_SHARE * clock.left, whole=clock)
+        part = PartialClock(SHARE * clock.left, whole=clock)
         wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
-    part = PartialClock(_SHARE * clock.left, whole=clock)
+    part = PartialClock(SHARE * clock.left, whole=clock)
     with watched(part):
         attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0, unfit)
     if wide is not None:
@@ -129,7 +129,7 @@ def _auto(state: Incumbent, options: Options) -> None:
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
     given_time = math.isfinite(options.clock.limit_seconds) and math.isinf(problem.capacity_bytes)
-    loose = LOOSE if given_time else _LOOSE_SHARES
+    loose = LOOSE if given_time else ROUGHLY
     settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))
     if not settled:
         wide = worthwhile(problem) and not options.rough
@@ -137,7 +137,7 @@ def _auto(state: Incumbent, options: Options) -> None:
         at_once = wide and free and bool(shares.cut)  # neither shares of hundreds of choices nor exact tables pay
         fits = exact or _hubs_apart(state, shares, options)
         if not (fits or at_once):
-            fits = shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
+            fits = shares.search(state, *((FIRST, ROUGHLY) if options.rough else ()))
         check()
         if not fits and wide:
             attempt(wide_choices.search, state, shares, budget, loose, options.clock)
@@ -146,11 +146,7 @@ def _auto(state: Incumbent, options: Options) -> None:
             attempt(LimitedSearch(state, shares, budget, exact).run)
     check()
     if state.choice is None and state.near is not None:
-        found = Minimum(state.bound, state.near, False, (), 0)
-        try:
-            _fit(state, found, budget, options.clock)
-        except InfeasibleError as error:
-            state.failed(error)
+        fitted(state, Minimum(state.bound, state.near, True), budget)
     if options.rough and state.choice is not None:
         return
     few = sum(len(node.seconds) for node in problem.nodes) <= FEW_CHOICES
@@ -187,9 +183,9 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
         return False
     contents = Contents(problem)
     repeats = not hubs and shortened(additive(problem), contents) is not None  # else shares may be sooner
-    most = BUDGET_ENTRIES if repeats else _NARROW_ENTRIES if hubs else _EACH_ENTRIES
+    most = BUDGET_ENTRIES if repeats else SMALL_ENTRIES
     budget = min(options.budget_entries or BUDGET_ENTRIES, most)
-    with watched(PartialClock(_SHARE_EXACT * options.clock.left, whole=options.clock)):
+    with watched(PartialClock(SHARE * options.clock.left, whole=options.clock)):
         found = attempt(minimum_within, problem, contents, budget_entries=budget)
     if found is None or not found.exact:
         options.unfit.add(number)
@@ -202,7 +198,7 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
 def _narrow(problem: Problem, options: Options) -> bool:
     """Whether small exact tables are worth a try beside hubs: in larger ones these take seconds to write down."""
     most = max(len(node.seconds) for node in problem.nodes)
-    return most <= _NARROW and math.isinf(problem.capacity_bytes) and not options.rough
+    return most <= SOME and math.isinf(problem.capacity_bytes) and not options.rough
 
 
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:
@@ -212,7 +208,7 @@ def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None
         if structure(state.problem) not in unfit:
             found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
             if found is not None and found.exact:
-                _fit(state, found, few, clock)
+                fitted(state, found, few)
                 return
         hub_relaxation.sketched(state)
     if state.choice is None:
@@ -234,20 +230,9 @@ def _exact(state: Incumbent, budget: int, clock: Clock, work: float, unfit: set[
         if found is None:
             unfit.add(structure(problem))
             found = _bounded(state, contents, budget, clock)
-        else:
-            found = improved(problem, contents, found, budget, clock)
-        _fit(state, found, budget, clock)
+        fitted(state, found, budget)
     except InfeasibleError as error:
         state.failed(error)
-
-
-def _fit(state: Incumbent, found: Minimum, budget: int, clock: Clock) -> None:
-    """Leaves a minimum, and where it overflows the plan and the bound by multipliers."""
-    state.raise_bound(found.bound)
-    if not state.offer(found.choice):
-        choice, dual = priced_fit(condensed(state.problem), found, budget, clock)
-        state.raise_bound(dual.bound)
-        state.offer(choice)
 
 
 def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) -> Minimum:
@@ -257,7 +242,7 @@ def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) ->
     if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= LOOSE * abs(near.bound)):
         return near
     try:
-        found = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget, clock)
+        found = minimise(problem, contents, budget_entries=budget)
     except InfeasibleError:
         if near is None:
             raise

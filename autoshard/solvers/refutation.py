@@ -27,6 +27,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Problem, Value
 from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.effort import SLAB
 from autoshard.solvers.common.infeasibility import least
 from autoshard.solvers.common.result import none_within
 from autoshard.solvers.common.solver_options import Clock, PartialClock
@@ -35,7 +36,6 @@ from autoshard.solvers.heuristics import brute_force
 from autoshard.solvers.relax.low_memory_plans import minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import condensed
 
-COMBINATIONS = 1 << 16
 _SECONDS = 5.0  # for one check
 _COLUMNS = 100_000  # choices and pairs of layouts of a linear program
 
@@ -76,7 +76,7 @@ def _alone(problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
 
 
 def _counted(problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
-    if math.prod(len(node.seconds) for node in problem.nodes) <= COMBINATIONS:
+    if math.prod(len(node.seconds) for node in problem.nodes) <= SLAB:
         brute_force.solve(problem)
     return False
 

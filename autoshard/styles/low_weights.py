@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.graph_capture.passes.rewrite import rewrite
+from autoshard.graph_capture.training.overwritten_buffers import note_saved
 from autoshard.graph_capture.training.precision import PRECISIONS
 from autoshard.graph_capture.training.requires_grad import mark_gradients
-from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import CAST, Graph, Op, Tensor
 
 LOOK_UP = "aten.embedding"  # rows of a table in the low precision are cast, not the table

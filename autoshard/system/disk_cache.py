@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy
 
-from autoshard.system.data_files import data_folder
-from autoshard.system.files import read_bytes
+from autoshard.system.files import data_folder, read_bytes
 
 VARIABLE = "AUTOSHARD_CACHE"  # a folder, or one of OFF
 OFF = frozenset({"off", "no", "none", "0", "false"})

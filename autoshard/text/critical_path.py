@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoshard.errors import NAMED
 from autoshard.ir.plan import Plan
 from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Event, Timeline
 from autoshard.text.answer_labels import gap
@@ -9,7 +10,6 @@ from autoshard.units import format_seconds
 
 HOST = "the host"
 LARGE = 0.05  # a gap that asks for a reason
-_SHOWN = 4
 _STREAMS = {COMPUTE: "computing", HOST_MEMORY: "look-ups on the host", HOST_LINK: "the link to the host"}
 
 
@@ -56,8 +56,8 @@ def _what(event: Event) -> str:
 def waits(timeline: Timeline) -> str:
     """`computing 4.6 ms, the host 3.8 ms and 2 more`: together the step."""
     parts = [f"{what} {format_seconds(own, 3)}" for what, own in critical_seconds(timeline).items()]
-    rest = len(parts) - _SHOWN
-    named = [*parts[:_SHOWN], *([f"{rest} more"] if rest > 0 else [])]
+    rest = len(parts) - NAMED
+    named = [*parts[:NAMED], *([f"{rest} more"] if rest > 0 else [])]
     return ", ".join(named[:-1]) + f" and {named[-1]}" if len(named) > 1 else "".join(named)
 
 

@@ -22,7 +22,7 @@ from autoshard.constraints.apply_pins import (
 )
 from autoshard.constraints.host_offers import offered
 from autoshard.constraints.pins import ON_HOST, Pin, parse_pin, parse_wants, said_memory
-from autoshard.errors import InfeasibleError, UsageError
+from autoshard.errors import NAMED, InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
@@ -46,12 +46,10 @@ from autoshard.text.answer_labels import gap
 from autoshard.text.critical_path import LARGE, left_open
 from autoshard.text.plan_summary import certificate_rows
 from autoshard.text.step_rows import HEADER, step_cells
-from autoshard.text.tables import table, wrapped
+from autoshard.text.tables import ROWS, table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
-SHOWN = 20  # rows, where nothing was named
 _PARTS = ("compute", "repeated", "communication", "memory")
-CHANGED = 8  # other decisions that a "why not" lists
 _NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
 
 
@@ -322,7 +320,7 @@ def _fitted(line: str, width: int | None) -> list[str]:
 
 def _costs(explained: Explained, width: int | None) -> list[str]:
     """A line a choice; where the terminal is too narrow for that, its name and strategy above its figures."""
-    shown = explained.rows[:SHOWN] if not explained.why_not else explained.rows
+    shown = explained.rows[:ROWS] if not explained.why_not else explained.rows
     hidden = explained.rows[len(shown) :]
     outputs = format_seconds(explained.outputs_seconds, 4)
     whole = explained.total.communication_seconds + explained.outputs_seconds
@@ -373,7 +371,7 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
         ),
     ]
     lines += table([("  chosen instead", why.choice), *rows], width)
-    shown = why.changed[:CHANGED]
+    shown = why.changed[:NAMED]
     more = f" and {len(why.changed) - len(shown)} more" if len(why.changed) > len(shown) else ""
     lines.append(f"  other decisions that change with it: {len(why.changed) or 'none'}")
     listed = [part for line in shown for part in _fitted(f"    {line}", width)]

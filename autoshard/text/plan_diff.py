@@ -13,10 +13,8 @@ from autoshard.replay.reevaluate import decisions, origin
 from autoshard.rules import candidates, find
 from autoshard.text import plan_labels
 from autoshard.text.explain import fold
-from autoshard.text.tables import table, wrapped
+from autoshard.text.tables import ROWS, table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds, signed_seconds
-
-SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,8 @@ def text(found: Difference, width: int | None = None) -> str:
     differ = sum(change.times for change in found.changes)
     lines += ["", f"{differ} decisions differ, {found.same} are the same", ""]
     rows: list[Sequence[str]] = [("choice of", "A", "B", "B costs more")]
-    rows += map(_cells, found.changes[:SHOWN])
-    more = found.changes[SHOWN:]
+    rows += map(_cells, found.changes[:ROWS])
+    more = found.changes[ROWS:]
     if not more and not found.missing:
         unchanged, total = map(signed_seconds, rest(found))
         rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]

@@ -16,6 +16,7 @@ from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.bands import Band, family
 from autoshard.costs.model_flops import ideal_seconds
+from autoshard.errors import NAMED
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import has_code
@@ -227,18 +228,15 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     return [("sum of costs", f"{objective} (no overlap)"), (f"level {level}", text)]
 
 
-MESHES_SHOWN = 6
-
-
 def mesh_table(plan: Plan, width: int = WIDTH) -> list[str]:
     """The meshes tried, the best first."""
     rows: list[Sequence[str]] = [("mesh", "predicted step", "memory per device", "")]
-    for tried in plan.search.meshes[:MESHES_SHOWN]:
+    for tried in plan.search.meshes[:NAMED]:
         made = tried.predicted_seconds > 0
         step = format_seconds(tried.predicted_seconds) if made else ""
         memory = format_bytes(tried.predicted_peak_bytes) if made else ""
         rows.append((str(tried.mesh), step, memory, tried.outcome))
-    rest = plan.search.meshes[MESHES_SHOWN:]
+    rest = plan.search.meshes[NAMED:]
     outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(tried.outcome for tried in rest).items())
     return table(rows, width) + (wrapped(f"and {len(rest)} more: {outcomes}", width) if rest else [])
 

@@ -14,7 +14,7 @@ from typing import Any
 from autoshard import units
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 
 KERNELS = "kernels"  # the constants as they are
 PACKAGES = "autoshard"  # the same, of the packages that `autoshard plan` writes

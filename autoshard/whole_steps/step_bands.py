@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import Band, step_band
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 from autoshard.whole_steps.software import generation
 
 NOT_IN_BANDS = frozenset({"float8"})  # no band was made from steps whose products are in it

@@ -20,9 +20,10 @@ from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import none_fits
-from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
+from autoshard.solvers.common.result import Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
-from autoshard.system.gc_control import infrequent_gc
+from autoshard.system.process_memory import infrequent_gc
+from autoshard.units import ROUNDING
 from benchmarks.contest.asplos_format import refuse_if_short
 from benchmarks.contest.core_problem import Core, core
 from benchmarks.contest.dual_ascent import Ascent, Round
@@ -119,7 +120,7 @@ class _PairwiseSearch:
 
     @property
     def closed(self) -> bool:
-        near = math.isfinite(self.value) and self.value - self.bound <= TOLERANCE * abs(self.value)
+        near = math.isfinite(self.value) and self.value - self.bound <= ROUNDING * abs(self.value)
         return self.exhausted or near
 
     @property

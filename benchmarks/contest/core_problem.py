@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value, memory
 from autoshard.solvers.common.infeasibility import none_fits
+from autoshard.units import EXACT, ROUNDING
 from benchmarks.contest.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
 from benchmarks.contest.reduced_problem import Inner, Items, packed
-
-_SURE = 1e-9  # of the capacity: an overflow that no rounding of sums explains
-_ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class Core(Inner):
         """What fits the problem fits here, and nothing else: a plan that is left out is taken for none."""
         capacity = self.items.capacity
         room = capacity - float(self.items.alive(choice).max(initial=0.0))
-        if math.isinf(capacity) or abs(room) > _ROUNDING * capacity:
+        if math.isinf(capacity) or abs(room) > EXACT * capacity:
             return room > 0
         return bool(memory(self.problem, self.lifted(choice)).max(initial=0.0) <= self.problem.capacity_bytes)
 
@@ -98,7 +96,7 @@ def _folded(graph: PairGraph, items: Items) -> Contracted:
 def _counting(items: Items) -> NDArray[np.bool_]:
     """Of all items: whether there is a time in its span at which the largest choices together overflow."""
     most = items.over_time(np.maximum.reduceat(items.bytes, items.first)) if len(items.node) else items.base
-    before = np.append(0, np.cumsum(most > items.capacity * (1 - _SURE)))
+    before = np.append(0, np.cumsum(most > items.capacity * (1 - ROUNDING)))
     flags: NDArray[np.bool_] = before[items.high] > before[items.low]
     return flags
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
-from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
 from autoshard.solvers.linear_program.memory_constraints import LARGEST
 from autoshard.solvers.linear_program.rows import Linear, Rows, linear
+from autoshard.units import ROUNDING
 from benchmarks.contest.presolve import PairGraph
 from benchmarks.contest.reduced_problem import Inner
 
@@ -137,7 +137,7 @@ class SectionProgram:
 
 def undercut(model: Linear, relaxed: Relaxed, value: float) -> list[Integers]:
     """The choices that a plan below `value` may have, by reduced cost."""
-    most = (value - relaxed.bound) * (1 + TOLERANCE) + TOLERANCE * abs(value)
+    most = (value - relaxed.bound) * (1 + ROUNDING) + ROUNDING * abs(value)
     return [
         some[relaxed.reduced[a:b] <= most]
         for some, a, b in zip(model.kept, model.first[:-1], model.first[1:], strict=True)

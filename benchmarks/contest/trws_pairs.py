@@ -1,7 +1,7 @@
 """Lower bounds of large pairwise problems by sequential tree-reweighted message passing (Kolmogorov, TPAMI 2006).
 
 A sweep in one direction and one back never lower the bound; at the end it is near that of the tight linear relaxation.
-Each sweep also rounds to a plan, node by node. Beliefs, messages and bound as in `common/trws`; the nodes of a level,
+Each sweep also rounds to a plan, node by node. Beliefs, messages, bound as in `relax/trws_layouts`; nodes of a level,
 which have no edge between them, all send at once.
 
     x_n = argmin over x of a_n(x) + sum over m before n of b_mn(x_m, x) + sum over m after n of M_{m -> n}(x)

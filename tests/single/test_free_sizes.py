@@ -90,7 +90,7 @@ def test_a_backward_of_ones_own_is_tried_once_for_all_batches(monkeypatch: pytes
     tried: list[Any] = []
     agrees = own_gradients._agrees
     monkeypatch.setattr(own_gradients, "_agrees", lambda *given: tried.append(given[1]) or agrees(*given))
-    monkeypatch.setattr(own_gradients, "_LARGEST_ELEMENTS", largest)
+    monkeypatch.setattr(own_gradients, "LARGEST_ELEMENTS", largest)
     graph = captured(f"{__file__}:swishing")
     assert [likeness[0].shape for likeness in tried] == [(4, 8), (2, 8)]
     assert [size.fixed for size in graph.free_sizes] == [""]

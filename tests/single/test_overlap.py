@@ -120,6 +120,7 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
             assert min(before) == after[names] and all(end <= after[names] for end in later)
 
 
+@pytest.mark.usefixtures("whole_packages")
 def test_micro_batches_are_summed_over_devices_once() -> None:
     """What two micro-batches leave is summed with the last one; sums are not summed again."""
     _, program, files = made(GPT2, "dp=2")

@@ -17,8 +17,8 @@ from autoshard.rules.algebra import derive as derive_room
 from autoshard.rules.algebra import nesting
 from autoshard.rules.candidates import Candidates
 from autoshard.rules.cases import ALL
-from autoshard.rules.cases.attention import DROPOUT
-from autoshard.rules.cases.random import RANDOM
+from autoshard.rules.cases.creation import RANDOM
+from autoshard.rules.cases.layers import DROPOUT
 from autoshard.rules.proof.case_words import case, case_id, floats, integers
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, one_op_graph, prove, verdict
 from autoshard.verification.rule_table import UNPROVED, prove_case

@@ -10,8 +10,7 @@ from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.compute import cast_passes
 from autoshard.errors import UsageError
-from autoshard.estimate.layer_costs import pieces
-from autoshard.estimate.selective_operators import kept_operators
+from autoshard.estimate.layer_costs import kept_operators, pieces
 from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.step import estimate
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer

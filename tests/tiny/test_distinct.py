@@ -11,7 +11,7 @@ from autoshard.solvers.elimination.cost_tables import ByContent, Store, digest, 
 
 @pytest.mark.parametrize("few", [1 << 20, 1])
 def test_flags_find_what_sorting_finds(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_tables, "_FEW_NUMBERS", few)
+    monkeypatch.setattr(cost_tables, "SLAB", few)
     rng = np.random.default_rng(0)
     for length, most in ((0, 1), (1, 1), (5, 3), (40, 7), (300, 2000)):
         numbers = rng.integers(0, most, length)

@@ -24,8 +24,8 @@ from autoshard.constraints.size_histogram import (
 )
 from autoshard.errors import UserError
 from autoshard.graph_capture.dynamic.declared import Shape, dims_of, of_model, parse, set_inputs
-from autoshard.graph_capture.dynamic.points import MOST_POINTS as MOST_PROBED
-from autoshard.graph_capture.dynamic.points import points_of
+from autoshard.graph_capture.dynamic.numbers import MOST_POINTS as MOST_PROBED
+from autoshard.graph_capture.dynamic.numbers import points_of
 from autoshard.graph_capture.dynamic.polynomials import polynomial_of
 from autoshard.graph_capture.dynamic.symbol import Symbol
 from autoshard.ir.dynamic import DynamicSize, monomial, value_at

@@ -15,8 +15,7 @@ from autoshard.solvers.relax import low_memory_plans
 from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans
 from autoshard.solvers.relax.memory_columns import column_of
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.solvers.relax.restricted_start import narrowed
-from autoshard.solvers.relax.top_k_choices import solve_top_k, top_k_choices
+from autoshard.solvers.relax.restricted_start import narrowed, solve_top_k, top_k_choices
 from tests.random_problems import random_problem
 from tests.tiny.test_solver_fold import chain_of, repeated
 

@@ -11,11 +11,10 @@ import pytest
 
 from autoshard.graph_capture.passes.canonical import canonical
 from autoshard.graph_capture.passes.linear_layers import fold_linears
-from autoshard.graph_capture.passes.noops import drop_noops
+from autoshard.graph_capture.passes.noops import drop_noops, merge_reshapes
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.passes.operator_patterns import fold_formulas
 from autoshard.graph_capture.passes.repeated_heads import fold_repeats, fold_shared_heads
-from autoshard.graph_capture.passes.reshapes import merge_reshapes
 from autoshard.graph_capture.passes.rewrite import MARK, deadcode
 from autoshard.graph_capture.passes.rotations import fold_rotations
 from autoshard.graph_capture.training.requires_grad import mark_gradients

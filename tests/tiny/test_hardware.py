@@ -17,7 +17,7 @@ from autoshard.cluster.hardware import (
 )
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.ir.mesh import Mesh
-from autoshard.system.data_files import data_folder
+from autoshard.system.files import data_folder
 
 KINDS = {"measured", "datasheet", "derived", "default"}
 

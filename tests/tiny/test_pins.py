@@ -16,7 +16,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints import shard_counts
 from autoshard.constraints.apply_pins import choice_text, pinned
 from autoshard.constraints.pins import parse_pin, read_pins
-from autoshard.errors import InfeasibleError, InvalidFileError, UsageError
+from autoshard.errors import NAMED, InfeasibleError, InvalidFileError, UsageError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
@@ -147,7 +147,7 @@ def test_the_nearest_offered_are_named_and_are_offered() -> None:
     with pytest.raises(UsageError, match="offers no strategy") as caught:
         pinned(PRODUCTS, [parse_pin("product=Shard(5)@tp,Shard(1)@dp", MESH)])
     nearest = caught.value.hint.removeprefix("the nearest offered: ").split(" or ")
-    assert len(nearest) == 3
+    assert len(nearest) == NAMED
     for text in nearest:
         assert choices(PRODUCTS, f"product={text}")["product"] == text
         assert text.startswith("Shard(1)@dp")

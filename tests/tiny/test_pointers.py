@@ -13,7 +13,7 @@ OF_USERS = {"file.py", "model.py", "data.py"}  # examples of what a user names
 OF_PACKAGES = {"initial.py", "model_parallel.py"}  # written by `plan`
 OF_WHEELS = {"autoshard/_data/"}
 MODULES = {path.stem: path for path in PACKAGE.rglob("*.py") if "_data" not in path.parts and path.stem[0] != "_"}
-WITH_FORMULAS = ("minimise", "lagrangian", "rows", "memory_constraints", "reduced_costs", "collective")
+WITH_FORMULAS = ("minimise", "limited_search", "rows", "memory_constraints", "reduced_costs", "collective")
 
 
 def docstrings(path: Path) -> Iterator[str]:

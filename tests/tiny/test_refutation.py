@@ -45,7 +45,7 @@ def claims(problem: Problem, options: Options) -> Solution:
 @pytest.mark.parametrize("solver", CLAIMING)
 def test_a_false_claim_is_not_told_as_proven(solver: str, count: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not count:
-        monkeypatch.setattr(refutation, "COMBINATIONS", 0)
+        monkeypatch.setattr(refutation, "SLAB", 0)
     monkeypatch.setitem(solvers.SOLVERS, solver, claims)
     for seed in range(12):
         problem = limited(random_problem(seed, most_nodes=4), seed)
@@ -61,7 +61,7 @@ def test_a_false_claim_is_not_told_as_proven(solver: str, count: bool, monkeypat
 def test_true_claims_stay_proven(solver: str, count: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All where combinations are counted; without that most, by the other arguments."""
     if not count:
-        monkeypatch.setattr(refutation, "COMBINATIONS", 0)
+        monkeypatch.setattr(refutation, "SLAB", 0)
     told: list[bool] = []
     for seed in range(32):
         problem = random_problem(seed, most_nodes=4)

@@ -16,8 +16,7 @@ from autoshard.errors import UsageError
 from autoshard.html_report import render
 from autoshard.html_report.decision_rows import blocks
 from autoshard.html_report.headline_figures import step_parts, verdict
-from autoshard.html_report.memory_series import memory_series
-from autoshard.html_report.memory_table import KINDS, by_kind
+from autoshard.html_report.memory_view import KINDS, by_kind, memory_series
 from autoshard.html_report.op_records import op_records
 from autoshard.html_report.other_choices import OtherChoices
 from autoshard.html_report.page import not_modelled

@@ -92,7 +92,7 @@ def test_an_estimate_tells_what_is_reserved() -> None:
 
 _RELEASED = """
 import ctypes, resource, sys
-from autoshard.system.allocator import freed_is_kept
+from autoshard.system.process_memory import freed_is_kept
 if not freed_is_kept():
     sys.exit("not taken")
 def touched():

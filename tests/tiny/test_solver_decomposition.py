@@ -188,7 +188,7 @@ def test_where_tables_no_longer_fit_more_is_cut_off(monkeypatch: pytest.MonkeyPa
 
 
 def test_around_hubs_shares_have_the_tables_that_messages_would_pass_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SOON_ENTRIES": 1, "FORESEEN": 10**6, "_FORESEEN_CUT": 10**6}.items():
+    for name, value in {"SOON_ENTRIES": 1, "FORESEEN": 10**6}.items():
         monkeypatch.setattr(reader_shares, name, value)
     problem = hub_problem(3, layers=12, forbid=0.0)
     assert ReaderShares(problem).cut
@@ -229,7 +229,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value with three readers is a hub; of each node few choices are looked at first."""
     monkeypatch.setattr(hub_relaxation, "MANY", 2)
     monkeypatch.setattr(hub_relaxation, "_FEW", (2, 1))
-    monkeypatch.setattr(hub_relaxation, "_NEAR", 0.0)
+    monkeypatch.setattr(hub_relaxation, "CLOSE", 0.0)
 
 
 def every(problem: Problem) -> dict[tuple[int, ...], float]:
@@ -417,13 +417,13 @@ def tied(seed: int = 4, layers: int = 12) -> Problem:
 def test_what_has_few_readers_leaves_no_gap_beside_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where shares of all values leave one that is searched on for: the proof takes no other tables than its own."""
     problem, state = tied(), Incumbent(tied())
-    assert ReaderShares(problem).search(state) and state.gap > portfolio._LOOSE_SHARES
+    assert ReaderShares(problem).search(state) and state.gap > portfolio.ROUGHLY
     monkeypatch.setattr(portfolio, "FEW_CHOICES", 0)
-    monkeypatch.setattr(portfolio, "_NARROW", 0)
+    monkeypatch.setattr(portfolio, "SOME", 0)
     monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))
     found = solvers.solve(problem)
     assert found.objective < state.value * (1 + 1e-9)
-    assert found.objective < found.lower_bound * (1 + portfolio._LOOSE_SHARES)
+    assert found.objective < found.lower_bound * (1 + portfolio.ROUGHLY)
 
 
 def test_where_nodes_have_few_choices_hubs_are_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,12 +437,12 @@ def test_where_nodes_have_few_choices_hubs_are_no_hindrance(monkeypatch: pytest.
     monkeypatch.setattr(portfolio, "minimum_within", counted)
     problem = tied()
     found = solvers.solve(problem)
-    assert found.status == "optimal" and budgets == [portfolio._NARROW_ENTRIES]
+    assert found.status == "optimal" and budgets == [portfolio.SMALL_ENTRIES]
     budgets.clear()
     solvers.solve(problem, options=Options(rough=True))
     assert not budgets
     solvers.solve(replace(problem, capacity_bytes=1.0))
-    assert portfolio._NARROW_ENTRIES not in budgets
+    assert portfolio.SMALL_ENTRIES not in budgets
 
 
 @given(SEEDS, st.integers(1, 3))
@@ -450,7 +450,7 @@ def test_where_nodes_have_few_choices_hubs_are_no_hindrance(monkeypatch: pytest.
 def test_of_many_choices_plans_and_bounds_beside_hubs_are_true(
     narrow_of_hubs_apart: None, monkeypatch: pytest.MonkeyPatch, seed: int, few: int
 ) -> None:
-    monkeypatch.setattr(wide_choices, "FEW", few)
+    monkeypatch.setattr(wide_choices, "SOME", few)
     problem = hub_problem(seed) if seed % 2 else random_problem(seed, most_nodes=6, most_strategies=4)
     try:
         best = solvers.solve(problem, "exhaustive").objective
@@ -467,9 +467,9 @@ def test_beside_hubs_many_choices_take_messages_alone(monkeypatch: pytest.Monkey
     problem = tied()
     best = solvers.solve(problem)
     monkeypatch.setattr(portfolio, "FEW_CHOICES", 0)
-    monkeypatch.setattr(portfolio, "_NARROW", 0)
+    monkeypatch.setattr(portfolio, "SOME", 0)
     monkeypatch.setattr(portfolio, "worthwhile", lambda _: True)
-    monkeypatch.setattr(wide_choices, "FEW", 2)
+    monkeypatch.setattr(wide_choices, "SOME", 2)
     monkeypatch.setattr(ReaderShares, "search", lambda *_: pytest.fail("shares"))
     monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))
     found = solvers.solve(problem)

@@ -309,8 +309,8 @@ def test_parts_added_once_make_the_same_table(seed: int, monkeypatch: pytest.Mon
     for part in parts:
         total = total + part.array()
     for slab, deep in ((1, 256), (7, 256), (1 << 17, 256), (1, 1), (7, 3), (1, 7)):
-        monkeypatch.setattr(min_plus, "_SLAB", slab)
-        monkeypatch.setattr(min_plus, "_DEEP", deep)
+        monkeypatch.setattr(min_plus, "SLAB", slab)
+        monkeypatch.setattr(min_plus, "WIDE", deep)
         assert np.allclose(min_plus.min_plus(parts, shape), total.min(axis=0), rtol=1e-14, atol=0)
 
 

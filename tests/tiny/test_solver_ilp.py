@@ -273,8 +273,7 @@ def over_all(pay: Floats) -> Floats:
 @pytest.mark.parametrize("forbid", [0.0, 0.2])
 @pytest.mark.parametrize("seed", range(20))
 def test_what_few_columns_tell_is_what_all_tell(seed: int, forbid: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(least_excess, "_SMALL", 0)
-    monkeypatch.setattr(least_excess, "_PIECE", 70 if seed % 2 else 1 << 15)
+    monkeypatch.setattr(least_excess, "SLAB", 70 if seed % 2 else 1000)  # below the size of any table
     rng = np.random.default_rng(seed)
     pays = [table(rng, 20, columns, forbid)[:, rng.integers(0, columns, columns)] for columns in (5, 17, 40)]
     own, row = rng.integers(0, 4, 30).astype(float), [rng.integers(0, 20, 30) for _ in range(3)]

@@ -123,7 +123,7 @@ def test_plans_of_one_limit_begin_the_next() -> None:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_few_choices_and_messages_stand_around_the_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_choices, "FEW", 1 + seed % 3)
+    monkeypatch.setattr(wide_choices, "SOME", 1 + seed % 3)
     problem = limited(hub_problem(seed) if seed % 2 else random_problem(seed), seed)
     try:
         best = solvers.solve(problem, "exhaustive").objective
@@ -141,7 +141,7 @@ def test_few_choices_and_messages_stand_around_the_optimum(seed: int, monkeypatc
 def test_few_choices_of_equal_layers_and_their_prices_stand_around_the_optimum(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wide_choices, "FEW", 1 + seed % 2)
+    monkeypatch.setattr(wide_choices, "SOME", 1 + seed % 2)
     problem = limited(repeated(seed, 12, charged=True), seed)
     try:
         best = solvers.solve(problem, "ilp").objective
@@ -207,8 +207,8 @@ SEEDS = st.integers(0, 10**9)
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every problem counts as wide, and two choices as many."""
-    monkeypatch.setattr(restricted_start, "_WIDE", 0)
-    monkeypatch.setattr(restricted_start, "FEW", 2)
+    monkeypatch.setattr(restricted_start, "WIDE", 0)
+    monkeypatch.setattr(restricted_start, "SOME", 2)
 
 
 def stopped() -> Clock:

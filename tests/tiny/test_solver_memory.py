@@ -35,7 +35,6 @@ from autoshard.solvers.relax import low_memory_plans, memory_columns
 from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans, minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import column_of, condensed
 from autoshard.solvers.relax.restricted_master import mixture
-from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
 from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
@@ -316,8 +315,7 @@ def test_a_stretch_has_the_weights_that_it_reads() -> None:
     values = tuple(Value(f"v{a}", a, (b,), every, (every,), np.eye(2), np.zeros(2), none) for a, b in ends)
     problem = Problem(nodes, values, horizon=1)
     assert line(problem) == [0, 2, 1, 3]
-    assert (0, 1, 0, 1) in mixtures(problem, (0,) * 4, (1,) * 4)
-    assert [len(some) for some in window(problem, (0,) * 4, 0, 2)] == [2, 1, 2, 1]
+    assert (0, 1, 0, 1) in [choice for _, choice in mixtures(problem, (0,) * 4, (1,) * 4, 32)]
 
 
 @settings(max_examples=60, deadline=None)

@@ -89,8 +89,8 @@ def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -
 
 
 def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restricted_start, "_WIDE", 0)
-    monkeypatch.setattr(restricted_start, "FEW", 1)
+    monkeypatch.setattr(restricted_start, "WIDE", 0)
+    monkeypatch.setattr(restricted_start, "SOME", 1)
     for problem in problems(15):
         judged_at_every_look(problem, "dp")
 
@@ -106,8 +106,8 @@ def only_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ReaderShares, "search", small)
     monkeypatch.setattr(portfolio, "_exact_soon", lambda state, options: False)
-    monkeypatch.setattr(restricted_start, "_WIDE", 0)
-    monkeypatch.setattr(wide_choices, "FEW", 1)
+    monkeypatch.setattr(restricted_start, "WIDE", 0)
+    monkeypatch.setattr(wide_choices, "SOME", 1)
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -14,7 +14,7 @@ from autoshard.search import step_search
 from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.heuristics.random_plans import random_choice
-from autoshard.solvers.relax.top_k_choices import Near
+from autoshard.solvers.relax.restricted_start import Near
 from tests.graphs import mlp_graph
 from tests.tiny.test_step_bound import MESHES, SIZES, Counted, made, plans, step_seconds
 

@@ -17,7 +17,7 @@ from autoshard import solvers
 from autoshard.cli import commands
 from autoshard.ir import graph_json, plan_json
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.system.gc_control import infrequent_gc
+from autoshard.system.process_memory import infrequent_gc
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
 from tests.slow import slow

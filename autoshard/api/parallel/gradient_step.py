@@ -17,10 +17,10 @@ from autoshard.api.parallel.boundary import full_value
 from autoshard.api.parallel.rank_model import RankModel
 from autoshard.emit.runtime import LossScaler, gathered_together, label_shares, reducing, regathering, whole_tensors
 from autoshard.emit.runtime.flat_weights import Line
+from autoshard.graph_capture.tracing import ONE_BY_ONE
 
 _STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
 _DRAWN: dict[int, int] = {}  # what torch's generator gave for a forward -> its step
-_MOST_DRAWN = 2**16
 _LINES = count(1)
 
 
@@ -45,7 +45,7 @@ def _step_of_forward() -> int:
     if _backward() >= 0 and drawn in _DRAWN:
         return _DRAWN[drawn]
     step = _DRAWN[drawn] = next(_STEPS)
-    while len(_DRAWN) > _MOST_DRAWN:
+    while len(_DRAWN) > ONE_BY_ONE:
         _DRAWN.pop(next(iter(_DRAWN)))
     return step
 

@@ -34,7 +34,7 @@ from autoshard.joint.front_store import measured_replicas
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.step_candidates import StepCandidate
 from autoshard.joint.step_costs import StepProblem
-from autoshard.system.gc_control import infrequent_gc
+from autoshard.system.process_memory import infrequent_gc
 from autoshard.whole_steps.software import PACKAGES
 
 WORDS: tuple[Recompute, ...] = ("none", "selective", "full")

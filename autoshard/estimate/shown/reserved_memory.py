@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.layer_costs import kept_operators
 from autoshard.estimate.optimizer_step import stage_parameters
-from autoshard.estimate.selective_operators import kept_operators
 from autoshard.estimate.shown.caching_allocator import Life, reserved_bytes
 from autoshard.estimate.stage_memory import WORKING, loss_copies, span_bytes
 from autoshard.estimate.state_bytes import (

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autoshard.graph_capture.tracing import READABLE
 from autoshard.ir.graph import Attribute, RecipeCall
 
 LARGEST_LEAF_BYTES = 8 * 2**20  # of numbers that no call makes: weights that a constructor loads are not kept
-READABLE_ELEMENTS = 64  # up to here numbers are written as numbers
 MOST_CALLS = 50_000  # of one tensor
 _PLACES = ("device", "layout", "pin_memory", "non_blocking", "generator")
 _FILLS = ("normal_", "uniform_", "fill_", "zero_", "copy_", "random_", "bernoulli_")
@@ -247,7 +247,7 @@ def values_call(tensor: torch.Tensor) -> RecipeCall:
     """The numbers themselves: written out where they are few, else packed."""
     plain = tensor.detach().cpu().contiguous()
     dtype, shape = str(tensor.dtype), tuple(tensor.shape)
-    if plain.numel() <= READABLE_ELEMENTS and not plain.is_complex() and bool(torch.isfinite(plain).all()):
+    if plain.numel() <= READABLE and not plain.is_complex() and bool(torch.isfinite(plain).all()):
         return RecipeCall("values", (dtype, shape, tuple(plain.flatten().tolist())), ())
     packed = zlib.compress(plain.view(-1).view(torch.uint8).numpy().tobytes(), 9)
     return RecipeCall("packed", (dtype, shape, base64.b64encode(packed).decode()), ())

@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from autoshard.graph_capture.tracing import LARGE_ELEMENTS
 from autoshard.graph_capture.tracing.source_lines import is_visible
 
 LARGE_ON_META = "large on meta"
-LARGE_NUMEL = 1 << 20  # above it a new tensor has no values: constructors read rates, frequencies, sizes
 # A constructor that needs more values than it finds has these.
 WITH_MORE_VALUES = {"meta": LARGE_ON_META, LARGE_ON_META: "cpu"}
 
@@ -58,7 +58,7 @@ class _LargeOnMeta(TorchFunctionMode):
         given = kwargs or {}
         if func in _device_constructors() and given.get("device") is None:
             large = func(*args, **{**given, "device": "meta"})
-            return large if large.numel() > LARGE_NUMEL else func(*args, **given)
+            return large if large.numel() > LARGE_ELEMENTS else func(*args, **given)
         try:
             return func(*args, **given)
         except (RuntimeError, NotImplementedError) as error:

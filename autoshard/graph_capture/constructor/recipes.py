@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from autoshard.graph_capture.constructor.call_recorder import values_call
+from autoshard.graph_capture.tracing import ONE_BY_ONE
 from autoshard.ir.graph import Attribute, Parameter, Recipe, RecipeCall
 
 LARGEST_BYTES = 64 * 2**20  # of one buffer whose numbers stand in the graph
-LARGEST_FLAGS = 1 << 16  # elements
 MOST_CALLS = 200  # a loop over the elements says less than its numbers
 
 CallsOf = Callable[[torch.Tensor], tuple[RecipeCall, ...]]
@@ -36,7 +36,7 @@ def flag_values(model: torch.nn.Module, calls_of: CallsOf) -> dict[str, torch.Te
     flags = {
         path: buffer
         for path, buffer in model.named_buffers()
-        if not buffer.is_floating_point() and not buffer.is_complex() and buffer.numel() <= LARGEST_FLAGS
+        if not buffer.is_floating_point() and not buffer.is_complex() and buffer.numel() <= ONE_BY_ONE
     }
     values = {path: _value(buffer, calls_of) for path, buffer in flags.items()}
     return {path: value for path, value in values.items() if value is not None}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, numbers_of, place_words, sizes_of, words
 from autoshard.graph_capture.dynamic.polynomials import Point, polynomial_of
-from autoshard.graph_capture.training.saved_tensors import note_saved
-from autoshard.ir.dynamic import Follows, terms_of
+from autoshard.graph_capture.training.overwritten_buffers import note_saved
+from autoshard.ir.dynamic import DynamicSize, Follows, terms_of
 from autoshard.ir.graph import Attribute, Graph, Op, Tensor
 
 
@@ -90,3 +91,34 @@ def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
             )
     wanted = own | dict(sizes)
     return graph if wanted == own else note_saved(at_sizes(graph, wanted))
+
+
+MOST_POINTS = 6  # two determine a number, the others must bear it out
+_TRIES = 200  # draws, of which few are new where ranges are short
+_SPAN = 997  # units above the least of what has no limit
+
+
+def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POINTS) -> list[Point]:
+    """The planned one first, then the least, then others of the range, in which all sizes differ where they can.
+
+    None is 1: a trace is of sizes from 2 on (what it computes of 1 is for verification to compare).
+    """
+    found = dict.fromkeys([planned, tuple(_least(own) * own.divisor + own.remainder for own in sizes)])
+    draw = random.Random(0)  # the same points for the same ranges
+    for _ in range(_TRIES):
+        if len(found) >= most:
+            break
+        found.setdefault(tuple(_drawn(own, draw) for own in sizes))
+    return list(found)
+
+
+def _drawn(own: DynamicSize, draw: random.Random) -> int:
+    least = _least(own)
+    most = (own.most - own.remainder) // own.divisor if own.most else least + _SPAN
+    return own.divisor * draw.randint(least, most) + own.remainder
+
+
+def _least(own: DynamicSize) -> int:
+    """In units."""
+    units = (own.least - own.remainder) // own.divisor
+    return units + (own.least == 1 and own.most != 1)

@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, of_model, parse
+from autoshard.graph_capture.dynamic_dims.concrete import resized
 from autoshard.graph_capture.dynamic_dims.kept_symbols import as_if_traced, keeping_symbols
-from autoshard.graph_capture.dynamic_dims.other_samples import resized
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, is_visible, quote
 from autoshard.ir.dynamic import DynamicSize

@@ -24,7 +24,8 @@ _DROPS: frozenset[Any] = frozenset({
     torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
 })  # fmt: skip
 _RECURRENT: frozenset[Any] = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
-_RATE, _TRAINS = 5, 6  # the arguments of these
+_ARGUMENTS = ("input", "state", "weights", "biases", "layers", "dropout", "train")  # of these
+_RATE, _TRAINS = map(_ARGUMENTS.index, ("dropout", "train"))
 
 
 def quickly_alike(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool | str:

@@ -86,3 +86,21 @@ def _all_but_last(op: Op, source: Tensor) -> tuple[Op, Tensor]:
 
 def _view(op: Op, target: str, source: Tensor, made: Tensor, **given: Attribute) -> tuple[Op, Tensor]:
     return Op(made.name, target, (source.name,), tuple(given.items()), (made.name,), op.module, op.source), made
+
+
+def dense_gradients(graph: Graph) -> Graph:
+    """Every look-up with `sparse=False`; `assumed` says where that was otherwise."""
+    sparse = [op for op in graph.ops if dict(op.attributes).get("sparse") is True]
+    if not sparse:
+        return graph
+    changed = rewrite(graph, [_dense(op) if op in sparse else op for op in graph.ops])
+    places = dict.fromkeys(f"gradients are dense, sparse=True says nothing{_place(op)}" for op in sparse)
+    return replace(changed, assumed=(*graph.assumed, *places))
+
+
+def _dense(op: Op) -> Op:
+    return replace(op, attributes=tuple((n, False if n == "sparse" else value) for n, value in op.attributes))
+
+
+def _place(op: Op) -> str:
+    return f" (in {op.module})" if op.module else f" (at {op.source})" if op.source else ""

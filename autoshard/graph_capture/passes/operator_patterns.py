@@ -15,9 +15,9 @@ from itertools import permutations
 
 from autoshard.graph_capture.passes.rewrite import MARK, rewrite
 from autoshard.ir.graph import Attribute, Graph, Op, Saved
+from autoshard.units import EXACT
 
 Made = Callable[["Match", Op, Graph], Op | None]
-_EXACT = 1e-15  # relative
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class _Search:
         known: Match | None = match.over(*ops)
         if words and known is not None:
             known = known.with_number(words[0], own)
-        elif not math.isclose(own, number, rel_tol=_EXACT):
+        elif not math.isclose(own, number, rel_tol=EXACT):
             known = None
         if known is None:
             return

@@ -19,6 +19,8 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autoshard.graph_capture.tracing import READABLE
+
 _CONTAINERS = (list, dict, set, OrderedDict)  # hooks are in the last
 _CACHED = type(functools.lru_cache(lambda: None))
 _ATEN = torch.ops.aten
@@ -127,7 +129,7 @@ def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int
     place: dict[fx.Node, Any] = {node: index % (len(inputs) // 2 or 1) for index, node in enumerate(inputs)}
     for node, spec in _placeholders(graph, signature):
         value = program.constants.get(spec.target) if spec.kind is InputKind.CONSTANT_TENSOR else None
-        if value is not None and value.numel() <= _LITERAL:
+        if value is not None and value.numel() <= READABLE:
             place[node] = (str(value.dtype), tuple(value.shape), repr(value.tolist()))
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -140,9 +142,6 @@ def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int
             key = (str(node.target), repr(given))
         found[node] = numbers.setdefault(key, len(numbers))
     return found
-
-
-_LITERAL = 64  # numbers
 
 
 def _behind(nodes: tuple[fx.Node, ...], same: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:

@@ -20,9 +20,9 @@ def inline(module: fx.GraphModule) -> None:
         if node.op == "call_function" and str(node.target) in _REGIONS:
             start = _REGIONS[str(node.target)]
             inner = getattr(module, node.args[start].target)
-            if start == _AUTOCAST and node.args[2]:
+            if str(node.target) == _AUTOCAST and node.args[2]:
                 _refuse_autocast(inner)
-            if start == _AUTOCAST:
+            if str(node.target) == _AUTOCAST:
                 for each in inner.graph.nodes:
                     each.meta[AUTOCAST_OFF] = True
             _splice(module, node, inner, node.args[start + 1 :], _detaches(node))
@@ -41,10 +41,10 @@ def _refuse_autocast(inner: fx.GraphModule) -> None:
     raise CaptureError(f"the forward turns autocast on{place}", "leave it out and plan with --precision bf16-mixed")
 
 
-_AUTOCAST = 4
+_AUTOCAST = "wrap_with_autocast"
 AUTOCAST_OFF = "autoshard_autocast_off"  # in the meta of nodes that a forward computes with autocast turned off
 # Where the inner graph stands in the arguments.
-_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": _AUTOCAST}
+_REGIONS = {"wrap_with_set_grad_enabled": 1, _AUTOCAST: 4}
 
 
 def _detaches(node: fx.Node) -> bool:

@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing import LARGEST_ELEMENTS
 from autoshard.graph_capture.tracing.fills import op_name
 from autoshard.graph_capture.tracing.source_lines import here, node_quote
 
 aten = torch.ops.aten
 _REGISTERED = "torch._library.autograd"  # makes the Functions of operators, which bring their backward with them
 CLOSE = 1e-4  # of gradients computed in float64, by code that may cast to float32 inside
-_LARGEST_ELEMENTS = 1 << 25  # of the arguments that a Function's backward is tried with
 _HINT = "a gradient that autograd makes from the forward; an own one must be elementwise and linear in its argument"
 _AGAIN_HINT = (
     "what recomputes in backward as torch.utils.checkpoint, or not at all (a model's own switch, as "
@@ -216,7 +216,7 @@ def _but_for_samples(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 def _is_derivative_at(cls: Any, args: tuple[Any, ...]) -> bool:
     """By numbers: both gradients at random arguments of these shapes, in float64. False where that can't be tried."""
-    if sum(leaf.numel() for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)) > _LARGEST_ELEMENTS:
+    if sum(leaf.numel() for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)) > LARGEST_ELEMENTS:
         return False
     likenesses = tree_map_only(torch.Tensor, lambda t: _Likeness(tuple(t.shape), t.dtype, t.requires_grad), args)
     with ThreadPoolExecutor(1) as fresh:  # torch's modes belong to a thread: there, nothing is traced

@@ -16,6 +16,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing import ONE_BY_ONE
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back, cached_alike
 from autoshard.graph_capture.tracing.source_lines import is_visible, quote
 
@@ -251,13 +252,10 @@ def _frozen(value: Any) -> Any:
         return tuple((_frozen(key), _frozen(item)) for key, item in value.items())
     if type(value) in _CONTAINERS:
         return tuple(_frozen(item) for item in value)
-    if type(value) is torch.Tensor and value.device.type == "cpu" and value.numel() <= _LARGEST:
+    if type(value) is torch.Tensor and value.device.type == "cpu" and value.numel() <= ONE_BY_ONE:
         with _disable_current_modes():  # a trace would take the numbers for unknown ones
             return (str(value.dtype), tuple(value.detach().flatten().tolist()))
     return _ByType(type(value).__name__)
-
-
-_LARGEST = 1 << 16
 
 
 def _random_sources() -> list[Any]:

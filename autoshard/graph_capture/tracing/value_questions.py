@@ -23,8 +23,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot
 from torch.utils._pytree import tree_map_only
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing import LARGEST_ELEMENTS
 from autoshard.graph_capture.tracing.fills import op_name
-from autoshard.graph_capture.tracing.size_constants import LARGEST_ELEMENTS
 from autoshard.graph_capture.tracing.source_lines import here, short_path
 
 _DRAWN = "x + f(x) * torch.empty(1).bernoulli_(keep) / keep, instead of leaving f(x) out by chance; or a rate of 0"

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autoshard.code_text import fresh
-from autoshard.ir.graph import Graph, Op
+from autoshard.graph_capture.training.strides import memory_layout
+from autoshard.ir.graph import Graph, Op, Saved
 from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.operators import record
 
@@ -125,3 +126,18 @@ def _is_inside(path: str, module: str) -> bool:
 
 def _reading(op: Op, buffer: str, copy: str) -> Op:
     return replace(op, operands=tuple(copy if name == buffer else name for name in op.operands))
+
+
+def note_saved(graph: Graph) -> Graph:
+    """`Saved` on every op; needs `requires_grad` on the tensors. What the table lacks keeps its floating operands."""
+    aliases = memory_layout(graph).aliases
+    return replace(graph, ops=tuple(replace(op, saved=_saved(op, graph, aliases.get(op.name, ()))) for op in graph.ops))
+
+
+def _saved(op: Op, graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Saved:
+    operands = [None if name is None else graph.tensor(name) for name in op.operands]
+    results = [graph.tensor(name) for name in op.results]
+    if not any(result.requires_grad for result in results):
+        return Saved(aliases=aliases)
+    kept, kept_results, extra = record(op.target).saves(op, operands, results)
+    return Saved(tuple(i for i in kept if i < len(operands) and operands[i] is not None), kept_results, extra, aliases)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from autoshard.errors import UsageError
 from autoshard.graph_capture.passes.rewrite import rewrite
 from autoshard.graph_capture.training.float8_layers import with_float8
+from autoshard.graph_capture.training.overwritten_buffers import note_saved
 from autoshard.graph_capture.training.requires_grad import mark_gradients
-from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autoshard.rules.algebra.operator_record import Autocast
 from autoshard.rules.operators import OPERATORS, record

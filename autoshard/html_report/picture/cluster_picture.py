@@ -10,8 +10,8 @@ from autoshard.html_report.picture import svg
 from autoshard.ir.mesh import Mesh
 from autoshard.units import format_bandwidth, format_seconds
 
-NODES_SHOWN, DEVICES_SHOWN = 4, 16
-CELL, GAP, COLUMNS = 40.0, 6.0, 8
+NODES_SHOWN, DEVICES_SHOWN = 4, 16  # in rows of 8
+CELL, GAP = svg.SIZES.cell, svg.SIZES.line / 2
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def cluster(mesh: Mesh, hardware: Hardware) -> Drawn:
     """Nodes with the devices that the mesh uses; groups of the first device are framed in their axis' colour."""
     per_node = min(hardware.devices_per_node, mesh.size)
     nodes = -(-mesh.size // per_node)
-    columns = min(COLUMNS, per_node)
+    columns = min(DEVICES_SHOWN // 2, per_node)
     rows = -(-min(per_node, DEVICES_SHOWN) // columns)
     width, height = columns * (CELL + GAP) + GAP, rows * (CELL / 2 + GAP) + GAP + 18
     body: list[str] = []

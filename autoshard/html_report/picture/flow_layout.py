@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.html_report.picture.plan_flow import BlockFlow
+from autoshard.html_report.picture.svg import SIZES
 
-ACROSS, DOWN, LANE, MARGIN = 16.0, 24.0, 11.0, 14.0
+GAP, MARGIN = SIZES.gap, SIZES.line
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,21 @@ def placed(flow: BlockFlow, sizes: Mapping[str, tuple[float, float]]) -> PlacedF
     rows: list[list[str]] = [[] for _ in range(max(layers.values(), default=0) + 1)]
     for box in flow.boxes:
         rows[layers[box.key]].append(box.key)
-    wide = max((sum(sizes[key][0] for key in row) + ACROSS * (len(row) - 1) for row in rows if row), default=0.0)
+    wide = max((sum(sizes[key][0] for key in row) + GAP * (len(row) - 1) for row in rows if row), default=0.0)
     places: dict[str, Place] = {}
     y = MARGIN
     for row in rows:
         _ordered(row, flow, places)
-        x = MARGIN + (wide - sum(sizes[key][0] for key in row) - ACROSS * (len(row) - 1)) / 2
+        x = MARGIN + (wide - sum(sizes[key][0] for key in row) - GAP * (len(row) - 1)) / 2
         floor = y + max((sizes[key][1] for key in row), default=0.0)
         for key in row:
             places[key] = Place(x, y, *sizes[key], floor)
-            x += sizes[key][0] + ACROSS
-        y = floor + DOWN
+            x += sizes[key][0] + GAP
+        y = floor + GAP
     straight = tuple(edge for edge in flow.edges if layers[edge[1]] - layers[edge[0]] == 1)
     lanes = _lanes([edge for edge in flow.edges if edge not in straight], layers, places, wide + 2 * MARGIN)
     width = max([wide + 2 * MARGIN, *(lane.x + MARGIN for lane in lanes)])
-    return PlacedFlow(places, straight, lanes, width, y - DOWN + MARGIN)
+    return PlacedFlow(places, straight, lanes, width, y - GAP + MARGIN)
 
 
 def _layers(flow: BlockFlow) -> dict[str, int]:
@@ -114,7 +115,7 @@ def _lanes(
         offset = 6.0 + 2.0 * (lane % 5)
         found.append(
             Lane(
-                left + LANE * lane - MARGIN / 2,
+                left + SIZES.lane * lane - MARGIN / 2,
                 (start.x + start.width * 0.75, start.y + start.height),
                 (end.x + end.width * 0.75, end.y),
                 start.floor + offset,

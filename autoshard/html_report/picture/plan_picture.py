@@ -10,7 +10,6 @@ from autoshard.html_report.picture import svg
 from autoshard.html_report.picture.cluster_picture import axis_words, cluster
 from autoshard.html_report.picture.flow_layout import Lane, Place, placed
 from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, TensorShards, flows
-from autoshard.html_report.picture.shard_glyph import WIDTH as GLYPH
 from autoshard.html_report.picture.shard_glyph import glyph, shape_text
 from autoshard.html_report.picture.shard_glyph import words as shard_words
 from autoshard.html_report.picture.stage_row import given, stage_row
@@ -20,9 +19,9 @@ from autoshard.ir.plan import Plan
 from autoshard.text.stage_table import stage_words
 from autoshard.units import format_bytes, format_seconds
 
-ROOM = 226.0  # inside a box
-LINE, SHARDS = 14.0, 25.0
-MARGIN, ACROSS, PAGE = 16.0, 22.0, 1180.0
+MARGIN = LINE = svg.SIZES.line
+GAP, ROOM = svg.SIZES.gap, svg.SIZES.room
+SHARDS = svg.SIZES.cell / 2 + 5  # height of a tensor's drawing with the room around it
 
 
 def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") -> str:
@@ -80,13 +79,13 @@ def _shelved(panels: list[tuple[list[str], float, float]], y: float) -> tuple[li
     shapes: list[str] = []
     x, shelf, widest = MARGIN, 0.0, 0.0
     for index, (body, width, height) in enumerate(panels):
-        if x > MARGIN and x + width > PAGE:
-            x, y, shelf = MARGIN, y + shelf + ACROSS, 0.0
+        if x > MARGIN and x + width > svg.SIZES.page:
+            x, y, shelf = MARGIN, y + shelf + GAP, 0.0
         if index and x > MARGIN:
-            shapes.append(_arrow(x - ACROSS + 3, y + 12, x - 3, y + 12))
+            shapes.append(_arrow(x - GAP + 3, y + 12, x - 3, y + 12))
         shapes.append(_at(x, y, body))
-        x, shelf = x + width + ACROSS, max(shelf, height)
-        widest = max(widest, x - ACROSS + MARGIN)
+        x, shelf = x + width + GAP, max(shelf, height)
+        widest = max(widest, x - GAP + MARGIN)
     return shapes, widest, y + shelf
 
 
@@ -168,7 +167,7 @@ def _box(box: FlowBox, at: Place, mesh: Mesh) -> list[str]:
 
 def _shards(own: TensorShards, x: float, y: float, mesh: Mesh) -> list[str]:
     """The tensor's drawing, its name and its shape."""
-    start, room = x + GLYPH + 8, ROOM - GLYPH - 8
+    start, room = x + svg.SIZES.cell + 8, ROOM - svg.SIZES.cell - 8
     drawn = [*glyph(x, y + 5, own.layout, mesh)]
     if not own.name:
         return [*drawn, shape_text(start, y + 19, own.shape, own.layout, mesh, room)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from autoshard.html_report.picture import svg
 
 WIDE = 6.0  # times the least value: from here on the axis is logarithmic
 
@@ -55,3 +57,39 @@ class PlotAxis:
         power = 10.0 ** math.floor(math.log10(rough))
         size = next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)
         return [n * size * self.unit for n in range(math.ceil(low / size), math.floor(high / size) + 1)]
+
+
+@dataclass(frozen=True)
+class PlotFrame:
+    """The panel of a plot, in pixels: the size of the picture and the margins around the panel."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    @property
+    def end(self) -> float:
+        return self.width - self.right
+
+    @property
+    def floor(self) -> float:
+        return self.height - self.bottom
+
+    def panel(
+        self, marks: Sequence[tuple[float, str]], up: PlotAxis, shown: Callable[[float, int], str], names: Sequence[str]
+    ) -> list[str]:
+        """The panel with `marks` (place, words) below and those of `up` at the left, and the names of both axes."""
+        below, aside = names
+        body = [svg.rect(self.left, self.top, self.end - self.left, self.floor - self.top, class_="panel")]
+        for x, words in marks:
+            body.append(svg.line(x, self.floor, x, self.floor + 4, class_="edge"))
+            body.append(svg.text(x, self.floor + 17, words, class_="small mid"))
+        for value in up.ticks():
+            y = up.at(value)
+            body.append(svg.line(self.left - 4, y, self.left, y, class_="edge"))
+            body.append(svg.text(self.left - 8, y + 4, shown(value, 3), class_="small", text_anchor="end"))
+        body.append(svg.text((self.left + self.end) / 2, self.height - 8, below, class_="mid"))
+        return [*body, svg.text(4, 12, aside)]

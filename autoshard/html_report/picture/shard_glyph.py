@@ -10,7 +10,7 @@ from autoshard.ir.layout import Layout, Replicate, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.text.plan_labels import placement_words
 
-WIDTH, HEIGHT, SHIFT = 40.0, 20.0, 3.0
+SHIFT = 3.0  # of a copy from the one before it
 MOST_LINES = 16  # parts that are drawn one by one
 
 
@@ -21,7 +21,7 @@ def glyph(x: float, y: float, layout: Layout, mesh: Mesh) -> list[str]:
     copies = [a for a, p in enumerate(layout.placements) if mesh.sizes[a] > 1 and isinstance(p, Replicate)]
     sums = [a for a, p in enumerate(layout.placements) if mesh.sizes[a] > 1 and not isinstance(p, Replicate | Shard)]
     parts = [f"<title>{svg.safe(f'{layout.on(mesh)}: {placement_words(layout, mesh)}')}</title>"]
-    width, height = WIDTH - SHIFT * len(copies), HEIGHT - SHIFT * len(copies)
+    width, height = (side - SHIFT * len(copies) for side in (svg.SIZES.cell, svg.SIZES.cell / 2))
     for depth, axis in reversed(list(enumerate(copies, 1))):
         place = (x + SHIFT * depth, y + SHIFT * (len(copies) - depth), width, height)
         parts.append(svg.rect(*place, class_=f"cell axis{axis % 8}"))

@@ -15,7 +15,7 @@ from autoshard.program.stage_programs import handed_from, stage_programs
 from autoshard.text.stage_table import stage_words
 from autoshard.units import format_bytes
 
-WIDTH, LINE, GAP, PAGE = 168.0, 13.0, 22.0, 1180.0
+WIDTH, LINE, GAP = svg.SIZES.stage, svg.SIZES.line, svg.SIZES.gap
 MOST_LINES = 4
 
 
@@ -26,7 +26,7 @@ def stage_row(plan: Plan, graph: Graph, hardware: Hardware, x: float, y: float) 
         return [], 0.0, 0.0
     said = [_lines(plan, graph, hardware, stage) for stage in range(count)]
     height = 24 + LINE * max(map(len, said))
-    across = max(1, int((PAGE - 2 * x + GAP) // (WIDTH + GAP)))
+    across = max(1, int((svg.SIZES.page - 2 * x + GAP) // (WIDTH + GAP)))
     corners = [(x + (n % across) * (WIDTH + GAP), y + (n // across) * (height + 8)) for n in range(count)]
     firsts = list(accumulate((mesh.size for mesh in plan.meshes), initial=0))
     body: list[str] = []
@@ -77,7 +77,7 @@ def _ways(pairs: dict[tuple[int, int], float], corners: list[tuple[float, float]
     rows in words."""
     said = {pair: f"{pair[0]} to {pair[1]}: {format_bytes(size)}" for pair, size in pairs.items()}
     if len({top for _, top in corners}) > 1:
-        lines = svg.folded("; ".join(said.values()), PAGE - 2 * corners[0][0], 10, len(said))
+        lines = svg.folded("; ".join(said.values()), svg.SIZES.page - 2 * corners[0][0], 10, len(said))
         words = [svg.text(corners[0][0], y + LINE * (n + 1), own, class_="small soft") for n, own in enumerate(lines)]
         return words, LINE * len(lines) + 8
     body, taken = list[str](), list[list[tuple[int, int]]]()

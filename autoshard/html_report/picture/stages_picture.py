@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from autoshard.html_report.picture.plot_axis import PlotAxis
-from autoshard.html_report.picture.svg import document, line, number, path, rect, text
+from autoshard.html_report.picture.plot_axis import PlotAxis, PlotFrame
+from autoshard.html_report.picture.svg import SIZES, document, line, number, path, rect, text
 from autoshard.simulation.pipeline_schedule import Placed
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.units import counted, format_bytes, format_seconds
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 980.0, 78.0, 150.0, 52.0, 30.0
-ROW, BAR, LEAST_ROW = 22.0, 15.0, 8.0
-MOST_HIGH = 900.0
+FRAME = PlotFrame(980.0, 900.0, left=78.0, right=150.0, top=52.0, bottom=30.0)  # rows get lower to stay within it
+ROW, BAR, LEAST_ROW = SIZES.gap, SIZES.line, SIZES.gap / 3
 THIN = 1.2  # pixels: a slot that is narrower is drawn with those beside it
 _CLASSES = {"F": "ink0", "B": "ink1"}
 
 
 def stages_svg(timeline: StepTimeline) -> str:
     """Time to the right. Slots too narrow to see are joined with others of their kind that touch them."""
-    row = max(LEAST_ROW, min(ROW, MOST_HIGH / timeline.stages))
+    row = max(LEAST_ROW, min(ROW, FRAME.height / timeline.stages))
     bar = BAR * row / ROW
-    scale = (WIDTH - LEFT - RIGHT) / timeline.step_seconds
-    bottom = TOP + row * timeline.stages
+    scale = (FRAME.end - FRAME.left) / timeline.step_seconds
+    bottom = FRAME.top + row * timeline.stages
     body = [*_key(timeline), *_marks(timeline, bottom)]
     for stage in range(timeline.stages):
-        y = TOP + row * stage
+        y = FRAME.top + row * stage
         if row >= 11 or stage % 4 == 0:
             body.append(text(8, y + bar - 2, f"{timeline.costs.word} {stage}", class_="small"))
             message = f"{format_bytes(timeline.peak_bytes[stage])}, busy {_busy(timeline, stage):.0%}"
-            body.append(text(WIDTH - RIGHT + 8, y + bar - 2, message, class_="small soft"))
+            body.append(text(FRAME.end + 8, y + bar - 2, message, class_="small soft"))
         body += _slots(timeline.by_stage[stage], y, bar, scale)
         body += _numbers(timeline, stage, y, bar, scale)
         body += _tail(timeline, stage, y, bar, scale)
     costs = timeline.costs
     title = f"{timeline.stages} {costs.word}s, {costs.micro_batches} micro-batches, {costs.schedule}"
     about = f"predicted step of {format_seconds(timeline.step_seconds)}; each row is a stage, time goes to the right"
-    return document(WIDTH, bottom + BOTTOM, title, about, body, "stages")
+    return document(FRAME.width, bottom + FRAME.bottom, title, about, body, "stages")
 
 
 def about_step(timeline: StepTimeline) -> str:
@@ -61,16 +60,16 @@ def _key(timeline: StepTimeline) -> list[str]:
     for place, (name, ink) in enumerate((("forward", "ink0"), ("backward", "ink1"), ("once a step", "ink2"))):
         x = 8 + 110.0 * place
         found += [rect(x, 27, 12, 10, class_=ink), text(x + 17, 36, name, class_="small")]
-    found.append(text(WIDTH - RIGHT + 8, 36, "peak memory, busy", class_="small soft"))
+    found.append(text(FRAME.end + 8, 36, "peak memory, busy", class_="small soft"))
     return found
 
 
 def _marks(timeline: StepTimeline, bottom: float) -> list[str]:
-    axis = PlotAxis(0.0, timeline.step_seconds, LEFT, WIDTH - RIGHT, False)
+    axis = PlotAxis(0.0, timeline.step_seconds, FRAME.left, FRAME.end, False)
     found = []
     for value in axis.ticks():
         x = axis.at(value)
-        found.append(line(x, TOP - 4, x, bottom, class_="edge", stroke_opacity="0.25"))
+        found.append(line(x, FRAME.top - 4, x, bottom, class_="edge", stroke_opacity="0.25"))
         found.append(text(x, bottom + 14, format_seconds(value), class_="small soft mid"))
     return found
 
@@ -79,7 +78,7 @@ def _slots(slots: tuple[Placed, ...], y: float, bar: float, scale: float) -> lis
     """One path a kind; a gap is left between slots that are wide enough."""
     drawn: dict[str, list[tuple[float, float]]] = {"F": [], "B": []}
     for placed in slots:
-        x, width = LEFT + placed.start_seconds * scale, placed.duration_seconds * scale
+        x, width = FRAME.left + placed.start_seconds * scale, placed.duration_seconds * scale
         own = drawn[placed.slot.kind]
         if width < THIN and own and x - sum(own[-1]) < THIN:
             own[-1] = own[-1][0], x + width - own[-1][0]
@@ -102,7 +101,7 @@ def _numbers(timeline: StepTimeline, stage: int, y: float, bar: float, scale: fl
         chunk = f".{placed.slot.chunk}" if timeline.costs.chunks > 1 else ""
         words, middle = f"{placed.slot.micro_batch}{chunk}", placed.start_seconds + placed.duration_seconds / 2
         if bar >= BAR and placed.duration_seconds * scale > 8 + 6 * len(words):
-            found.append(text(LEFT + middle * scale, y + bar - 4, words, class_="small mid inside"))
+            found.append(text(FRAME.left + middle * scale, y + bar - 4, words, class_="small mid inside"))
     return found
 
 
@@ -112,5 +111,5 @@ def _fine(value: float) -> str:
 
 def _tail(timeline: StepTimeline, stage: int, y: float, bar: float, scale: float) -> list[str]:
     seconds = timeline.costs.stages[stage].tail_seconds
-    x = LEFT + (timeline.stage_seconds[stage] - seconds) * scale
+    x = FRAME.left + (timeline.stage_seconds[stage] - seconds) * scale
     return [rect(x, y, max(seconds * scale, 0.3), bar, class_="ink2")] if seconds else []

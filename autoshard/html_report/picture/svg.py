@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape  # xml.sax.saxutils loads what opens addresses of the internet
 
 from autoshard.code_text import printable
@@ -11,6 +12,38 @@ from autoshard.html_report.picture.picture_colours import style
 
 _SPACE = {ord(char): f"&#{ord(char)};" for char in "\t\n\r"}  # in an attribute it would be read as a blank
 LETTER = 0.58  # width of a letter of the sans-serif fonts named below, in font sizes, on average
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Lengths of the picture of a plan, in pixels: the rest follows from the height of a line of text."""
+
+    page: float = 1180.0  # its width
+    line: float = 14.0
+    cell: float = 40.0  # width of a device or a tensor, which is half as high
+
+    @property
+    def gap(self) -> float:
+        """Between boxes."""
+        return 1.5 * self.line
+
+    @property
+    def lane(self) -> float:
+        """Between lines that run side by side."""
+        return 0.75 * self.line
+
+    @property
+    def room(self) -> float:
+        """Width of the words in a box."""
+        return 16 * self.line
+
+    @property
+    def stage(self) -> float:
+        """Width of the box of a stage."""
+        return 12 * self.line
+
+
+SIZES = Geometry()
 
 
 def number(value: float) -> str:

@@ -25,7 +25,7 @@ from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move,
 from autoshard.program.gradient_buckets import BUCKET_BYTES
 from autoshard.solvers.stages.stage_problem import Front
 
-STAGES, REPLICAS, INNER = 0, 1, 2  # axes of `step_mesh`; those of a replica's devices from INNER on
+STAGES, REPLICAS, INNER = range(3)  # axes of `step_mesh`; those of a replica's devices from INNER on
 ALL = "all"
 
 

@@ -9,7 +9,7 @@ from autoshard.ir.layout import Placement, Shard
 from autoshard.rules.algebra.strategy import Strategy
 
 REPLICAS = "dp"
-DATA, INNER = 0, 1  # their positions; those of a replica's devices from INNER on
+DATA, INNER = range(2)  # their positions; those of a replica's devices from INNER on
 
 
 def same_inside(strategy: Strategy, split: Strategy, exact: Sequence[bool] = ()) -> bool:

@@ -22,7 +22,6 @@ IN_FLOAT8 = {  # of a linear its form in float8; both hold their weights alike
 PLAIN = {narrow: plain for plain, narrow in IN_FLOAT8.items()}
 IN_OUT = frozenset({"autoshard.linear_in_out", "autoshard.float8_linear_in_out"})  # their weights are (in, out)
 NARROW = 1  # bytes of an element in float8
-SCALE = 0.0  # bytes to speak of
 
 
 def fits(x: LocalTensor, weight: LocalTensor) -> bool:
@@ -99,8 +98,8 @@ def joined_casts(op: LocalOp, product: Product) -> Casts:
         return float(tensor.bytes + orders * NARROW * tensor.numel)
 
     return Casts(
-        forward=(float(x.bytes), SCALE, cast(x), float(weight.bytes), SCALE, cast(weight)),
-        gradient=(float(result.bytes), SCALE, cast(result, 2)),
+        forward=(float(x.bytes), 0.0, cast(x), float(weight.bytes), 0.0, cast(weight)),
+        gradient=(float(result.bytes), 0.0, cast(result, 2)),
         of_input=(cast(weight),),
         of_weight=(cast(x),),
     )
@@ -112,7 +111,7 @@ def _factors(op: LocalOp, product: Product) -> tuple[LocalTensor, LocalTensor]:
 
 
 def _scaled(x: LocalTensor) -> tuple[float, ...]:
-    return float(x.bytes), SCALE, SCALE, 2.0 * x.bytes, float(x.bytes + NARROW * x.numel)
+    return float(x.bytes), 0.0, 0.0, 2.0 * x.bytes, float(x.bytes + NARROW * x.numel)
 
 
 def _turned(x: LocalTensor) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import LocaliseVariant
 
-ACCUMULATED = 4  # bytes of an element in float32, in which statistics and losses are computed
+ACCUMULATED = DTYPE_BYTES["float32"]  # bytes of an element in float32, in which statistics and losses are computed
 Call = tuple[int, str, float]  # (axis index, kind, full bytes)
 LocalTensors = tuple[LocalTensor | None, ...]
 Layouts = tuple[Layout | None, ...]

@@ -34,7 +34,7 @@ from autoshard.rules.algebra.variant_record import (
     wide_bytes,
 )
 
-NONE, MEAN, SUM = 0, 1, 2  # torch's reduction argument
+NONE, MEAN, SUM = range(3)  # torch's reduction argument
 REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -182,7 +182,7 @@ def _class_dim(logits: LocalTensor) -> int:
 
 
 _SUMMED_AS_THEY_ARE = ("float32", "float64")
-COUNT_BYTES = 8  # of labels that are not ignored
+COUNT_BYTES = DTYPE_BYTES["int64"]  # of labels that are not ignored
 KEPT_OF_A_ROW = 18  # bytes: column, whether it is here and counts, two weights
 USED_OF_A_ROW = 36
 

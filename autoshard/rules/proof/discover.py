@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoshard.graph_capture.tracing import LARGE_ELEMENTS
 from autoshard.ir.graph import Attribute, Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.notation import RuleError
@@ -27,16 +28,15 @@ from autoshard.rules.operators import constants, record
 from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand, RunCall, prove, random_operands
+from autoshard.units import ROUNDING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SMALL = (6, 10, 14, 22, 26, 34)  # sizes to try at: 2 divides them, 3 the first alone
-LARGEST = 2**20  # elements, where the small sizes do not run
 WAYS = 3000  # of cutting operands, at most
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
 FORMAT = 2  # of the cache, and of what is looked for
-TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def reduced(case: OpCase) -> OpCase | None:
 
 def _can_be_tried(case: OpCase) -> bool:
     count = sum(_numel(operand.shape) for operand in case.operands if operand)
-    return count <= LARGEST and _repeats_itself(case)
+    return count <= LARGE_ELEMENTS and _repeats_itself(case)
 
 
 def _named(case: OpCase, sizes: Sequence[int]) -> bool:
@@ -338,7 +338,7 @@ def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | None:
 def _close(a: Tensor, b: Tensor) -> bool:
     import torch
 
-    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
 
 
 def rule_of(operands: Sequence[Tensor | None], results: Sequence[Tensor], factors: Sequence[Factor]) -> str:

@@ -26,13 +26,13 @@ from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import facts_of
 from autoshard.rules.operators import is_random
 from autoshard.rules.proof.operator_call import call, evaluate
+from autoshard.units import ROUNDING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Side = Literal["value", "gradient"]
 PARTIAL_SUM = {"value": PARTIAL, "gradient": REPLICATE_PARTIAL}
-TOLERANCE = 1e-9
 # Runs work(rank, context) on every device and returns the results in rank order; the context is what variants get.
 Run = Callable[[Callable[[int, Any], Any]], list[Any]]
 # (context, local op, operands) -> result of a variant; the context is None for the whole operator on one device
@@ -297,7 +297,7 @@ def _difference(got: Tensor, wanted: Tensor) -> tuple[float, str]:
         return 0.0, ""
     error = float((got - wanted)[finite].abs().max())
     relative = error / max(1.0, float(wanted[finite].abs().max()))
-    return relative, "" if relative <= TOLERANCE else f"largest error {error:.3g}"
+    return relative, "" if relative <= ROUNDING else f"largest error {error:.3g}"
 
 
 def _like(tensor: Tensor, generator: Any) -> Tensor:

@@ -12,13 +12,11 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from autoshard.errors import CaptureError, UsageError
+from autoshard.errors import NAMED, CaptureError, UsageError
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Graph, Op
 from autoshard.rules.op_labels import described, line_of, short
 from autoshard.rules.resize.rebatch import batch_size
-
-MOST_SAID = 3  # numbers in a note
 
 
 def captured_with(
@@ -31,7 +29,7 @@ def captured_with(
     if samples == own or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.dynamic_dims.other_samples import with_samples
+    from autoshard.graph_capture.dynamic_dims.concrete import with_samples
 
     try:
         with redirect_stdout(StringIO()):  # what it prints as it is built was printed before
@@ -67,8 +65,8 @@ def followed_numbers(graph: Graph, carried: Graph) -> list[str]:
                 message[f"{name} of {_kind(one)} at {line_of(graph, one)} {is_now}"] = None
     if not message:
         return []
-    more = f"; and {len(message) - MOST_SAID} more" if len(message) > MOST_SAID else ""
-    return [f"the model computes numbers of its batch: {'; '.join(list(message)[:MOST_SAID])}{more}"]
+    more = f"; and {len(message) - NAMED} more" if len(message) > NAMED else ""
+    return [f"the model computes numbers of its batch: {'; '.join(list(message)[:NAMED])}{more}"]
 
 
 def _difference(graph: Graph, captured: Graph) -> str:

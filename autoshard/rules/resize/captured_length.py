@@ -17,7 +17,7 @@ from autoshard.graph_capture.dynamic.numbers import ends_of, kind_of, plain
 from autoshard.graph_capture.dynamic.sequence_inputs import sequence_dims
 from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
-from autoshard.graph_capture.training.saved_tensors import note_saved
+from autoshard.graph_capture.training.overwritten_buffers import note_saved
 from autoshard.ir.graph import Following, FreeSize, Graph, Op
 from autoshard.rules.op_labels import described, line_of, short
 

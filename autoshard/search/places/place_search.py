@@ -32,7 +32,8 @@ from autoshard.program.weight_buckets import block_of
 from autoshard.simulation.step_timeline import PartCosts, PartMessage, StageCosts
 from autoshard.simulation.steps.placed_step import PlacedCosts, simulate_places
 from autoshard.simulation.working_memory import local_bytes
-from autoshard.solvers.common.result import TOLERANCE, FalseProof
+from autoshard.solvers.common.result import FalseProof
+from autoshard.units import ROUNDING
 
 MOST_UNITS = 24  # leaf modules; beyond, blocks: a pass of improvements tries MOST_UNITS x places assignments
 MOST_TRIED = 2_000  # assignments, of 12 ms each for Llama of 32 layers on 4 places: half a minute
@@ -69,7 +70,7 @@ def searched_places(
     if not made:
         raise refused[0]
     best = min(made, key=lambda places: (made[places], places))
-    if search.bound_seconds > made[best] * (1 + TOLERANCE):
+    if search.bound_seconds > made[best] * (1 + ROUNDING):
         raise FalseProof(f"places: a step of {made[best]!r} s below its bound of {search.bound_seconds!r} s")
     return PlacedFound(best, made[best], search.bound_seconds)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.device_bytes import ON_SERVERS
 from autoshard.costs.host_memory import near_host
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.plan import Plan, ServerPlan
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
@@ -27,7 +27,7 @@ STATE_PASSES = {"adamw": 7.0, "sgd": 3.0}  # reads and writes of a parameter's s
 ADDED_PASSES = 3.0  # adding a share's gradient to the others' sum
 ROW_PASSES = 4.0  # row-wise Adagrad: rows and their gradients are read, rows written, sums of 1 / width beside them
 STATE_COPIES = {"adamw": 3.0, "sgd": 1.0}  # of a parameter on a server: itself and its state
-ID_BYTES = 8.0
+ID_BYTES = DTYPE_BYTES["int64"]
 ROUNDS = 8  # steps of asynchronous training that are simulated; the first half is not counted
 
 
@@ -70,7 +70,7 @@ def server_costs(plan: Plan, graph: Graph, hardware: Hardware) -> ServerCosts:
         share_seconds=own.share_seconds,
         dense_bytes=dense,
         rows_bytes=rows,
-        ids_bytes=ID_BYTES * ids,
+        ids_bytes=float(ID_BYTES * ids),
         add_seconds=ADDED_PASSES * (dense + row_bytes) / rate,
         update_seconds=(passes * (dense + whole) + ROW_PASSES * touched) / rate,
         worker_rate=link.bandwidth * link.efficiency,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Problem, memory, objective
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import TOLERANCE, fits, proved, tightened
+from autoshard.solvers.common.result import fits, proved, tightened
+from autoshard.units import ROUNDING
 
 
 class Incumbent:
@@ -27,7 +28,7 @@ class Incumbent:
 
     @property
     def closed(self) -> bool:
-        return math.isfinite(self.value) and self.value - self.bound <= TOLERANCE * self.value
+        return math.isfinite(self.value) and self.value - self.bound <= ROUNDING * self.value
 
     @property
     def gap(self) -> float:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.errors import InfeasibleError
+from autoshard.errors import NAMED, InfeasibleError
 from autoshard.ir.problem import Floats, Problem, Value
 from autoshard.units import format_bytes
-
-_NAMED = 6  # of what is alive
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ def explained(problem: Problem) -> str:
     found = least(problem)
     if not found.alive:
         return ""
-    named = [f"{name} {format_bytes(size)}" for name, size in found.alive[:_NAMED]]
-    rest = found.alive[_NAMED:]
+    named = [f"{name} {format_bytes(size)}" for name, size in found.alive[:NAMED]]
+    rest = found.alive[NAMED:]
     if rest:
         named.append(f"{len(rest)} more with {format_bytes(sum(size for _, size in rest))}")
     return f"at time {found.time}, at their smallest: {', '.join(named)}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
-from autoshard.ir.problem import Floats, Integers, Problem, Value, memory
+from autoshard.ir.problem import Floats, Integers, Problem, Value, memory, objective
 from autoshard.solvers.common import clock
 
 Choice = tuple[int, ...]
@@ -80,6 +80,29 @@ def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sw
         if not moved:
             break
     return tuple(current)
+
+
+def polished(problem: Problem, choice: Choice) -> Choice:
+    """Descent on the objective, with forbidden entries as very expensive ones while `choice` uses some."""
+    if math.isinf(objective(problem, choice)):
+        softer = softened(problem)
+        choice = descend(softer, links(softer), choice, Aim(1.0, 0.0, math.inf))
+    return descend(problem, links(problem), choice, Aim(1.0, 0.0, math.inf))
+
+
+def softened(problem: Problem) -> Problem:
+    """Forbidden entries made finite, each more expensive than everything else together."""
+    tables = [node.seconds for node in problem.nodes] + [value.seconds for value in problem.values]
+    penalty = 1.0 + 2.0 * sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) * max(t.shape) for t in tables)
+
+    def soft(table: Floats) -> Floats:
+        return np.where(np.isinf(table), penalty, table)
+
+    return replace(
+        problem,
+        nodes=tuple(replace(node, seconds=soft(node.seconds)) for node in problem.nodes),
+        values=tuple(replace(value, seconds=soft(value.seconds)) for value in problem.values),
+    )
 
 
 def _clearly_less(a: float, b: float) -> bool:
@@ -164,14 +187,9 @@ def line(problem: Problem) -> list[int]:
     return [int(n) for n in np.argsort(place, kind="stable")]
 
 
-def mixtures(problem: Problem, first: Choice, second: Choice, most: int = 32) -> list[Choice]:
-    """Choices that follow `first` up to a place in the line and `second` after it, and the other way round; evenly
-    spread cuts."""
-    return [choice for _, choice in weighed_mixtures(problem, first, second, most)]
-
-
-def weighed_mixtures(problem: Problem, first: Choice, second: Choice, most: int) -> list[tuple[float, Choice]]:
-    """The same, each behind its seconds."""
+def mixtures(problem: Problem, first: Choice, second: Choice, most: int) -> list[tuple[float, Choice]]:
+    """Choices that follow `first` up to a place in the line and `second` after it, and the other way round, each behind
+    its seconds; evenly spread cuts."""
     count, places = len(problem.nodes), np.empty(len(problem.nodes), np.int64)
     places[line(problem)] = np.arange(count)
     cuts = sorted({round(count * i / most) for i in range(1, most)} - {0, count})

@@ -11,10 +11,8 @@ from dataclasses import InitVar, dataclass, field, replace
 
 from autoshard.ir.plan import Certificate
 from autoshard.ir.problem import Problem, memory, objective
+from autoshard.units import EXACT, ROUNDING
 
-TOLERANCE = 1e-9  # relative: below it an objective equals its bound (sums are rounded in different orders)
-EXACT = 1e-12  # relative: below it bytes are the same; whole numbers to 1e12 are never taken for each other
-NOTHING = 1e-12  # seconds or bytes: what rounding may leave of zero
 WRONG = 1e-6  # relative: a bound that is further above a plan than this (tolerances of HiGHS) is none
 OPTIMAL, FEASIBLE, CUT_SHORT = "optimal", "feasible", "cut short"
 
@@ -30,10 +28,10 @@ def proved(value: float, bound: float) -> float:
     """
     if not math.isfinite(value) or value < 0:
         raise FalseProof(f"a plan's value is {value}: expected a finite one of 0 or more")
-    if math.isnan(bound) or bound - value > WRONG * value + NOTHING:
+    if math.isnan(bound) or bound - value > WRONG * value + EXACT:
         raise FalseProof(f"a lower bound of {bound!r} stands above a plan of {value!r}")
     known = max(bound, 0.0)
-    return value if value - known <= TOLERANCE * value else known
+    return value if value - known <= ROUNDING * value else known
 
 
 def fits(size: float, limit: float) -> bool:
@@ -46,7 +44,7 @@ def none_within(least: float, limit: float, found: float = math.inf) -> bool:
     least that a plan met so far needs. Raises FalseProof where that is below what every plan is said to need."""
     if math.isfinite(found):
         proved(found, least)
-    return math.isfinite(least) and least > limit * (1 + TOLERANCE)
+    return math.isfinite(least) and least > limit * (1 + ROUNDING)
 
 
 def tightened(bound: float, other: float, value: float) -> float:

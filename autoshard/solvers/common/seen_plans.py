@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autoshard.ir.problem import Node, Problem, Value
-from autoshard.solvers.common.result import NOTHING, WRONG, FalseProof, Solution, fits
+from autoshard.solvers.common.result import WRONG, FalseProof, Solution, fits
+from autoshard.units import EXACT
 
 
 class _Bound(NamedTuple):
@@ -60,6 +61,6 @@ class SeenPlans:
 
 
 def _check(bound: _Bound, plan: _Plan) -> None:
-    if fits(plan.peak_bytes, bound.capacity_bytes) and bound.objective > plan.objective * (1 + WRONG) + NOTHING:
+    if fits(plan.peak_bytes, bound.capacity_bytes) and bound.objective > plan.objective * (1 + WRONG) + EXACT:
         said, found = bound.objective, plan.objective
         raise FalseProof(f"{bound.solver}: a lower bound of {said!r} stands above a plan of {found!r}")

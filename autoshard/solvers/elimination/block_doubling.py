@@ -16,16 +16,14 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.effort import BUDGET_ENTRIES, ROUNDS, SOON_ENTRIES, WIDE
 from autoshard.solvers.elimination import elimination_order, min_plus
-from autoshard.solvers.elimination.compress_blocks import ROUNDS, Fold, Short, shortened
+from autoshard.solvers.elimination.compress_blocks import Fold, Short, shortened
 from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store
 from autoshard.solvers.elimination.dominance import reduce_nearby
-from autoshard.solvers.elimination.encoding_choice import EASY, KEYS, encodings, fitting
+from autoshard.solvers.elimination.encoding_choice import KEYS, encodings, fitting
 from autoshard.solvers.elimination.factor_encoding import Encoded
 from autoshard.solvers.elimination.weighted_sum import Additive, unary
-
-_WORTH = 500_000_000  # joint entries of a fold: less than that, and another encoding is not tried
-_SMALL = 128  # strategies of a node: with more, tables need those left out that no minimum needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +71,7 @@ def solve_folded(sum_: Additive, contents: Contents, budget: int) -> Folded | No
         own = _begun(sum_, short, contents, budget) if short else None
         if own is not None:
             begun.append(own)
-            if own.start.work <= EASY:
+            if own.start.work <= SOON_ENTRIES:
                 break
         contents.wide |= short is not None and not rounds
     for own in sorted(begun, key=lambda own: own.start.work):
@@ -86,7 +84,7 @@ def solve_folded(sum_: Additive, contents: Contents, budget: int) -> Folded | No
 def _rounds(sum_: Additive, contents: Contents) -> tuple[int, ...]:
     """Rounds of the reduction beforehand, in the order in which they are tried: prices change little of what tables
     take."""
-    if _largest(sum_) > _SMALL:
+    if _largest(sum_) > WIDE:
         return (ROUNDS,)
     return (ROUNDS, 0) if contents.wide else (0, ROUNDS)
 
@@ -142,9 +140,9 @@ def _start(sum_: Additive, short: Short, kept: Sequence[Integers], contents: Con
             exact = tuple(plan for plan in plans if plan)
             if len(exact) == len(plans):
                 found.append(_Start(fork, encoded, key, exact))
-                if found[-1].work <= EASY:
+                if found[-1].work <= SOON_ENTRIES:
                     return found[-1]
-        if found and found[-1].work <= _WORTH:
+        if found and found[-1].work <= BUDGET_ENTRIES:
             break
     return min(found, key=lambda start: start.work, default=None)
 

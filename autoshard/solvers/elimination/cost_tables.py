@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.effort import SLAB
 
 _WHOLE_BYTES = 1 << 12  # of an array: its hash is of all of it, and a larger one first by so many
-_FEW_NUMBERS = 1 << 20  # flags of so many are made sooner than they are sorted
 
 
 class CostTerm(NamedTuple):
@@ -136,7 +136,7 @@ def distinct(numbers: Integers) -> tuple[Integers, Integers]:
     """The distinct small numbers from 0 on, ascending, and the place of each of `numbers` among them: what
     `np.unique` sorts for."""
     most = int(numbers.max(initial=-1)) + 1
-    if most > _FEW_NUMBERS:
+    if most > SLAB:
         found, place = np.unique(numbers, return_inverse=True)
         return found, place.reshape(-1)
     there = np.zeros(most, bool)

@@ -17,11 +17,10 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.clock import Pace
+from autoshard.solvers.common.effort import FIRST
 from autoshard.solvers.elimination.cost_tables import Contents, distinct
 from autoshard.solvers.elimination.least_excess import LeastExcess, beaten
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, unary
-
-_ROUNDS = 4
 
 
 def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | None = None) -> list[Integers]:
@@ -32,7 +31,7 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
     nodes = _Comparisons(sum_, contents)
     kept = [nodes.same(some) for some in finite(sum_.problem, allowed)]
     stale = set(range(len(kept)))  # asked again, the others would answer the same: what they see is as it was
-    for _ in range(_ROUNDS):
+    for _ in range(FIRST):
         pace = Pace(len(kept))
         for n in range(len(kept)):
             if n not in stale:

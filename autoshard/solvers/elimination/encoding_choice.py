@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from autoshard.ir.problem import Integers
+from autoshard.solvers.common.effort import SOON_ENTRIES, WORK_PER_ENTRY
 from autoshard.solvers.elimination import elimination_order
 from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store
 from autoshard.solvers.elimination.factor_encoding import Encoded, Style, encode, has_hub
 from autoshard.solvers.elimination.weighted_sum import Additive
 
-WORK_PER_ENTRY = 8  # joint entries minimised per entry of the budget: the limit on time
 _TERM_SHARE = 16  # the largest term that is written down is this part of the budget
-EASY = 20_000_000  # joint entries: not worth looking for a better order
 
 Candidate = tuple[Store, Encoded, elimination_order.Elimination]
 KEYS: tuple[elimination_order.Key, ...] = ("size", "left")
@@ -27,7 +26,7 @@ def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: i
             plan = fitting(fork, encoded, encoded.terms, key, budget)
             if plan is not None:
                 found.append((fork, encoded, plan))
-                if plan.work <= EASY and not encoded.relaxed:
+                if plan.work <= SOON_ENTRIES and not encoded.relaxed:
                     return found[-1]
     return min(found, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work), default=None)
 

@@ -6,7 +6,7 @@
 - gates: consumer i has a new small variable: it pays for its layout, or it takes over that of a later consumer j,
   which must then be equal. All terms are over two variables and a gate. Exact for the same reason, where the spans over
   which consumers keep the value are nested (else the hull of a shared one is not charged: a bound).
-- relaxed: each consumer pays a share of its target, the shares of a target adding up to at most 1. A lower bound.
+- relaxed: each consumer pays an even share of its target. A lower bound.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common.clock import Pace
+from autoshard.solvers.common.effort import MANY
 from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store, distinct
-from autoshard.solvers.elimination.repeated_blocks import MOST_CONSUMERS
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, span_of, unary
 
 Flags = NDArray[np.bool_]
 Style = Literal["product", "sets", "gates", "shares"]  # the form that is preferred; shares: gates, but of hubs
 _MOST_SETS = 1 << 14
-_MOST_GATED = 4  # consumers
 _MOST_AXES = 32  # of a table: numpy 1 has no more
 
 
@@ -67,7 +66,7 @@ class _KeptEnds:
 
 def has_hub(problem: Problem) -> bool:
     """Whether a value has so many consumers that shares of it are worth trying."""
-    return any(len(value.consumers) > MOST_CONSUMERS for value in problem.values)
+    return any(len(value.consumers) > MANY for value in problem.values)
 
 
 def encode(
@@ -136,8 +135,8 @@ class _Encoder:
         sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
         set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
         pairs = max(map(len, ends.columns)) * max(len(ends.rows), *map(len, ends.columns))
-        gated = self.style in ("gates", "shares") and 1 < len(ends.columns) <= _MOST_GATED and pairs < product
-        if self.style == "shares" and len(ends.columns) > MOST_CONSUMERS:
+        gated = self.style in ("gates", "shares") and 1 < len(ends.columns) <= MANY and pairs < product
+        if self.style == "shares" and len(ends.columns) > MANY:
             self.add_relaxed(v, ends)
         elif gated:
             self.add_gates(v, ends)
@@ -251,15 +250,13 @@ class _Encoder:
 
     def add_relaxed(self, v: int, ends: _KeptEnds) -> None:
         value = ends.value
-        even = np.full((len(ends.columns), len(value.bytes)), 1.0 / len(ends.columns))
-        shares = self.sum.shares.get(v, even)
         made = scaled(self.sum, value.seconds)
         for i, c in enumerate(value.consumers):
             columns = ends.columns[i]
             pay = made[np.ix_(ends.rows, columns)] + charge(self.sum, value.intervals[i]) * value.bytes[columns]
-            with np.errstate(invalid="ignore"):
-                part = np.where(np.isinf(pay), np.inf, pay * shares[i, columns])
-            self.add_term((value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(part))
+            self.add_term(
+                (value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(pay / len(ends.columns))
+            )
         self.relaxed.append(v)
 
     def key(self, ends: _KeptEnds, charges: object) -> tuple[object, ...]:

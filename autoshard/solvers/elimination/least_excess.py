@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.effort import SLAB
 from autoshard.solvers.elimination.cost_tables import distinct
 
 _OWN, _COMMON = 4, 8  # columns by which a row differs from others: its own, and those of all rows
-_SMALL = 1 << 15  # entries of all pairs over all columns: they are not worth a bound
 _MANY = 8  # a part of all pairs: with more of them left open, all are looked at over all columns
-_SLAB = 1 << 16  # entries that are looked at together
-_PIECE = 1 << 15  # of the bounds of all pairs
 
 
 class LeastExcess:
@@ -33,7 +31,7 @@ class LeastExcess:
 
     @cached_property
     def small(self) -> bool:
-        return sum(len(table) * table.size for table in self.tables) <= _SMALL
+        return sum(len(table) * table.size for table in self.tables) <= SLAB
 
     @cached_property
     def most(self) -> Floats:
@@ -90,7 +88,7 @@ def _distinct_columns(pay: Floats) -> Floats:
 def _of_all(pay: Floats) -> Floats:
     """A forbidden entry of a counts as infinitely more expensive."""
     finite = bool(np.isfinite(pay).all())
-    if pay.size and len(pay) * pay.size <= _SMALL:  # at once: few calls, and each adds long rows
+    if pay.size and len(pay) * pay.size <= SLAB:  # at once: few calls, and each adds long rows
         own, other = pay.T[:, :, None], pay.T[:, None, :]
         least: Floats = (own - other if finite else _less(own, other)).min(axis=0)
         return least
@@ -109,7 +107,7 @@ def _of_pairs(pay: Floats, first: Integers, second: Integers) -> Floats:
     pairs, back = distinct(first * len(pay) + second)
     first, second = pairs // len(pay), pairs % len(pay)
     result = np.empty(len(pairs))
-    length = max(1, _SLAB // max(1, pay.shape[1]))
+    length = max(1, SLAB // max(1, pay.shape[1]))
     for low in range(0, len(pairs), length):
         some = slice(low, low + length)
         result[some] = _less(pay[first[some]], pay[second[some]]).min(axis=1, initial=np.inf)
@@ -126,7 +124,7 @@ def _over_few(pay: Floats) -> Floats:
     mean = np.where(allowed, pay, 0.0).sum(axis=0) / np.maximum(allowed.sum(axis=0), 1)
     cheapest = np.argpartition(pay - mean, min(_OWN, columns) - 1, axis=1)[:, :_OWN]
     common = sorted(set(np.linspace(0, columns - 1, _COMMON).astype(np.int64).tolist()))
-    by_column, length = np.ascontiguousarray(pay.T), max(1, _PIECE // max(1, rows))
+    by_column, length = np.ascontiguousarray(pay.T), max(1, SLAB // max(1, rows))
     for low in range(0, rows, length):  # a piece stays in the cache
         some, piece = np.arange(low, min(low + length, rows)), result[low : low + length]
         for own in cheapest[some].T:

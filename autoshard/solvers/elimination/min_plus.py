@@ -10,13 +10,11 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
+from autoshard.solvers.common.effort import SLAB, SMALL_ENTRIES, WIDE
 from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, TableRecipe
 from autoshard.solvers.elimination.elimination_order import Elimination
 
-_SLAB = 1 << 17  # joint entries that are summed at once
-_DEEP = 256  # strategies that are minimised over at once: with more, pieces of the result are short
 _WORTH_JOINING = 4  # joint entries to one that is written: parts that make larger tables are added piece by piece
-_MOST_COPIED = 1 << 23  # entries of a part that is written out so
 
 
 def run(store: Store, plan: Elimination) -> float:
@@ -149,12 +147,12 @@ def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: S
 def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
     """min over axis 0 of the sum of parts over `shape`."""
     result = np.empty(shape[1:])
-    if math.prod(shape) <= _SLAB:
+    if math.prod(shape) <= SLAB:
         _slabs(parts, shape[0], result)
         return result
-    joined, other = _joined(parts, shape), np.empty(shape[1:]) if shape[0] > _DEEP else result
-    for low in range(0, shape[0], _DEEP):
-        window = slice(low, min(low + _DEEP, shape[0]))
+    joined, other = _joined(parts, shape), np.empty(shape[1:]) if shape[0] > WIDE else result
+    for low in range(0, shape[0], WIDE):
+        window = slice(low, min(low + WIDE, shape[0]))
         _slabs([part.cut(0, window) for part in joined], window.stop - low, other if low else result)
         if low:
             np.minimum(result, other, out=result)
@@ -164,7 +162,7 @@ def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
 def _joined(parts: Sequence[TableView], shape: Sequence[int]) -> list[TableView]:
     """Parts over no more axes than another one has are added to that once, not for each joint entry."""
     left = sorted(parts, key=lambda part: part.length(shape))
-    most = min(_MOST_COPIED, math.prod(shape) // _WORTH_JOINING)
+    most = min(SMALL_ENTRIES, math.prod(shape) // _WORTH_JOINING)
     joined = []
     while left:
         part, *left = left
@@ -178,7 +176,7 @@ def _joined(parts: Sequence[TableView], shape: Sequence[int]) -> list[TableView]
 
 def _slabs(parts: Sequence[TableView], depth: int, result: Floats) -> None:
     """Fills `result` piece by piece, the joint table of a piece staying in the cache."""
-    most = max(1, _SLAB // depth)
+    most = max(1, SLAB // depth)
     if result.size > most:
         axis = next(a for a, length in enumerate(result.shape) if length > 1)
         rows = max(1, most * result.shape[axis] // result.size)

@@ -22,11 +22,12 @@ consumers need; a and b are scale x seconds + sum_time multiplier x bytes (`weig
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.effort import BUDGET_ENTRIES
 from autoshard.solvers.elimination import min_plus
 from autoshard.solvers.elimination.block_doubling import foreseen, solve_folded
 from autoshard.solvers.elimination.compress_blocks import shortened
@@ -36,22 +37,14 @@ from autoshard.solvers.elimination.encoding_choice import best, bounding
 from autoshard.solvers.elimination.subproblem import around
 from autoshard.solvers.elimination.weighted_sum import Additive, additive
 
-BUDGET_ENTRIES = 300_000_000  # 8 bytes each, of all tables together
-SOON_ENTRIES = 20_000_000  # the same, where a good plan is enough, or tables are asked for again and again
-
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """`bound` <= the minimum of an additive problem; `choice` attains it where `exact`.
-
-    `relaxed`: values of which only a bound was encoded. `work`: joint entries that were minimised.
-    """
+    """`bound` <= the minimum of an additive problem; `choice` attains it where `exact`."""
 
     bound: float
     choice: tuple[int, ...]
     exact: bool
-    relaxed: tuple[int, ...]
-    work: int
 
 
 def minimise(
@@ -61,12 +54,11 @@ def minimise(
     multipliers: Floats | None = None,
     scale: float = 1.0,
     allowed: Sequence[Integers] | None = None,
-    shares: Mapping[int, Floats] | None = None,
     budget_entries: int = BUDGET_ENTRIES,
 ) -> Minimum:
     """Minimises scale x seconds + sum over t of multipliers[t] x memory(t), without a limit on memory.
 
-    `allowed`: the strategies of each node that may be used; `shares`: see Additive. `contents` is made of `problem`.
+    `allowed`: the strategies of each node that may be used. `contents` is made of `problem`.
     Raises InfeasibleError where no allowed combination exists.
     """
     found = minimum_within(
@@ -75,7 +67,6 @@ def minimise(
         multipliers=multipliers,
         scale=scale,
         allowed=allowed,
-        shares=shares,
         budget_entries=budget_entries,
         coarse=True,
     )
@@ -90,26 +81,23 @@ def minimum_within(
     multipliers: Floats | None = None,
     scale: float = 1.0,
     allowed: Sequence[Integers] | None = None,
-    shares: Mapping[int, Floats] | None = None,
     budget_entries: int = BUDGET_ENTRIES,
     coarse: bool = False,
 ) -> Minimum | None:
     """The same; but unless `coarse`, None where the tables of no order fit the budget."""
     sum_ = additive(problem, multipliers, scale)
-    sum_ = Additive(problem, scale, sum_.cumulative, shares or {})
-    if allowed is None and not shares:
+    if allowed is None:
         folded = solve_folded(sum_, contents, budget_entries)
         if folded is not None:
-            return Minimum(folded.value, folded.choice, True, (), folded.work)
+            return Minimum(folded.value, folded.choice, True)
     few = around(sum_, allowed) if allowed is not None else None
     if few is None or allowed is None:
         return _minimum(sum_, contents, allowed, budget_entries, coarse)
-    there = Additive(few.part, scale, sum_.cumulative, few.shares)
+    there = Additive(few.part, scale, sum_.cumulative)
     found = _minimum(there, contents, few.allowed, budget_entries, coarse)
     if found is None:
         return None
-    relaxed = tuple(few.values[v] for v in found.relaxed)
-    return Minimum(found.bound + few.cost, few.whole(found.choice, allowed), found.exact, relaxed, found.work)
+    return Minimum(found.bound + few.cost, few.whole(found.choice, allowed), found.exact)
 
 
 def out_of_reach(problem: Problem, contents: Contents, budget_entries: int) -> bool:
@@ -132,4 +120,4 @@ def _minimum(
         raise InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
     picked = min_plus.backtrack(store, plan)
     choice = tuple(int(some[s]) for some, s in zip(kept, picked, strict=False))
-    return Minimum(bound, choice, plan.exact and not encoded.relaxed, encoded.relaxed, plan.work)
+    return Minimum(bound, choice, plan.exact and not encoded.relaxed)

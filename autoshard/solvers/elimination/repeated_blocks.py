@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Integers, Problem
 from autoshard.solvers.common import clock
+from autoshard.solvers.common.effort import MANY, ROUNDS
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.weighted_sum import Additive
 
-MOST_CONSUMERS = 8  # a value with more is a hub: it reaches too far to repeat
-_PERIODS = 8  # distances that are tried, the most frequent first
 LEAST_BLOCKS = 3  # that are worth folding
 
 
@@ -123,7 +122,7 @@ def _longest(codes: Integers) -> tuple[int, int, int] | None:
     distances = (order[1:] - order[:-1])[same]
     counts = np.bincount(distances, minlength=1)
     best = None
-    for period in np.argsort(-counts, kind="stable")[:_PERIODS]:
+    for period in np.argsort(-counts, kind="stable")[:ROUNDS]:
         if not counts[period] or LEAST_BLOCKS * period > len(codes):
             continue
         equal = np.concatenate([[False], codes[period:] == codes[:-period], [False]])
@@ -149,7 +148,7 @@ def _codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line) ->
     code = _coded([column[placed.nodes] for column in own])
     value = _value_codes(sum_, contents, ends, placed, charged)
     role = np.arange(len(ends.of)) - np.repeat(np.cumsum(ends.counts) - ends.counts, ends.counts) + 1
-    part = np.concatenate([np.zeros(len(values), np.int64), np.minimum(role, MOST_CONSUMERS + 1)])
+    part = np.concatenate([np.zeros(len(values), np.int64), np.minimum(role, MANY + 1)])
     at = np.concatenate([placed.positions[ends.producers], placed.positions[ends.consumers]])
     part = _coded([np.concatenate([value, value[ends.of]]), part])
     order = np.lexsort((part, at))
@@ -166,7 +165,7 @@ def _codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line) ->
 def _value_codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line, charged: bool) -> Integers:
     """A number for each value: equal content, and equal distances from the producer. A hub is equal to itself alone."""
     values = sum_.problem.values
-    hub = ends.counts > MOST_CONSUMERS
+    hub = ends.counts > MANY
     columns = [ends.counts, np.where(hub, np.arange(len(values)) + 1, 0)]
     columns.append(_numbers(contents, [value.source for value in values]))
     columns.append(_numbers(contents, [value.seconds for value in values]))
@@ -178,7 +177,7 @@ def _value_codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Li
         rows += _charges(sum_, np.fromiter(flat, np.int64).reshape(-1, 2))
     row = _coded(rows)
     first = np.cumsum(ends.counts) - ends.counts
-    for k in range(min(MOST_CONSUMERS, int(ends.counts.max(initial=0)))):
+    for k in range(min(MANY, int(ends.counts.max(initial=0)))):
         column = np.zeros(len(values), np.int64)
         there = ends.counts > k
         column[there] = row[first[there] + k] + 1

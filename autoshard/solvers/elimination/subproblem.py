@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, Value, kept
+from autoshard.ir.problem import Integers, Problem, Value, kept
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, unary
 
 _FEW = 0.5  # of all nodes
@@ -15,13 +15,11 @@ _FEW = 0.5  # of all nodes
 
 @dataclass(frozen=True, eq=False)
 class Around:
-    """`part`: the problem of `nodes` and `values` (indices into the whole); `cost`: of everything else."""
+    """`part`: the problem of `nodes` (indices into the whole) and their values; `cost`: of everything else."""
 
     part: Problem
     nodes: tuple[int, ...]
-    values: tuple[int, ...]
     allowed: tuple[Integers, ...]
-    shares: dict[int, Floats]
     cost: float
 
     def whole(self, choice: Sequence[int], allowed: Sequence[Integers]) -> tuple[int, ...]:
@@ -46,9 +44,8 @@ def around(sum_: Additive, allowed: Sequence[Integers]) -> Around | None:
         for value in (problem.values[v] for v in values)
     )
     part = replace(problem, nodes=tuple(problem.nodes[n] for n in nodes), values=moved)
-    shares = {place: sum_.shares[v] for place, v in enumerate(values) if v in sum_.shares}
     own = tuple(allowed[n] for n in nodes)
-    return Around(part, tuple(nodes), tuple(values), own, shares, _rest(sum_, index, set(values), allowed))
+    return Around(part, tuple(nodes), own, _rest(sum_, index, set(values), allowed))
 
 
 def _rest(sum_: Additive, inside: Mapping[int, int], values: set[int], allowed: Sequence[Integers]) -> float:

@@ -6,8 +6,8 @@ Lagrangian of the memory limit. An infinite entry stays infinite under every sca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,16 +16,11 @@ from autoshard.ir.problem import Floats, Problem, Value
 
 @dataclass(frozen=True, eq=False)
 class Additive:
-    """`cumulative[t]`: sum of the multipliers before time t, shape (horizon + 1,), per byte.
-
-    `shares[v]`, shape (consumers, targets), columns summing to at most 1: what each consumer of value v pays of a
-    target where v is relaxed (see `factor_encoding.encode`); an even split where v is absent.
-    """
+    """`cumulative[t]`: sum of the multipliers before time t, shape (horizon + 1,), per byte."""
 
     problem: Problem
     scale: float
     cumulative: Floats
-    shares: Mapping[int, Floats] = field(default_factory=dict)
 
 
 def additive(problem: Problem, multipliers: Floats | None = None, scale: float = 1.0) -> Additive:

@@ -24,6 +24,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.arc_consistency import Fences
+from autoshard.solvers.common.effort import SMALL_ENTRIES
 from autoshard.solvers.common.local_search import Aim, Choice, descend, line, links
 from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.common.result import Solution, finish, fits
@@ -35,7 +36,6 @@ from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible
 
 _HALF = 32  # nodes on each side of a cut that are solved with it
-_ENTRIES = 1_000_000  # dp's tables for one window
 _SWEEPS = 2  # of single moves afterwards
 _PRICES = 6  # of memory that are tried
 
@@ -190,7 +190,8 @@ class _State:
         """Exact where dp's tables are small; else, or where time is out, a descent from each node's cheapest."""
         if not self.clock.over:
             try:
-                return minimise(window, Contents(window), allowed=allowed, budget_entries=_ENTRIES).choice[: len(free)]
+                found = minimise(window, Contents(window), allowed=allowed, budget_entries=SMALL_ENTRIES)
+                return found.choice[: len(free)]
             except InfeasibleError:
                 pass
         cheapest = [int(some[np.argmin(n.seconds[some])]) for n, some in zip(window.nodes, allowed, strict=True)]

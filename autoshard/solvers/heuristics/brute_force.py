@@ -9,26 +9,24 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Floats, Integers, Problem, Value
-from autoshard.solvers.common.result import EXACT, Solution, finish
-from autoshard.units import format_bytes
-
-LARGEST = 2_000_000
-_SLAB = 1 << 16
+from autoshard.solvers.common.effort import SLAB, SMALL_ENTRIES
+from autoshard.solvers.common.result import Solution, finish
+from autoshard.units import EXACT, format_bytes
 
 
 def solve(problem: Problem) -> Solution:
-    """The best choice that fits; ties by the lowest strategies. UsageError above LARGEST combinations.
+    """The best choice that fits; ties by the lowest strategies. UsageError above SMALL_ENTRIES combinations.
 
     Raises InfeasibleError where every combination is forbidden or too large, with the exact shortfall in bytes.
     """
     started = time.perf_counter()
     sizes = tuple(len(node.seconds) for node in problem.nodes)
     count = math.prod(sizes)
-    if count > LARGEST:
-        raise UsageError(f"exhaustive search over {count} combinations: at most {LARGEST}", "--solver dp")
+    if count > SMALL_ENTRIES:
+        raise UsageError(f"exhaustive search over {count} combinations: at most {SMALL_ENTRIES}", "--solver dp")
     best, best_flat, least = math.inf, -1, math.inf
-    for low in range(0, count, _SLAB):
-        flat = np.arange(low, min(low + _SLAB, count))
+    for low in range(0, count, SLAB):
+        flat = np.arange(low, min(low + SLAB, count))
         digits = [np.asarray(d) for d in np.unravel_index(flat, sizes)] if sizes else []
         seconds = _seconds(problem, digits, len(flat))
         peaks = _memory(problem, digits, len(flat)).max(axis=0, initial=0.0)

@@ -32,11 +32,12 @@ from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.common.local_search import Choice, Links, links
 from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.common.restrict import original, restricted
-from autoshard.solvers.common.result import TOLERANCE, Solution, finish, fits
+from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.common.star_bound import by_layout, star_bound
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible
+from autoshard.units import ROUNDING
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,14 @@ class _Run:
             self.decide(n, int(np.argmin(self.problem.nodes[n].seconds)), "conflict")
             return
         least = [np.where(np.isinf(own), np.inf, pay) for _, pay in demands]
-        best = [pay <= pay.min() + TOLERANCE * _scale(pay) for pay in least]
+        best = [pay <= pay.min() + ROUNDING * _scale(pay) for pay in least]
         if best and not np.logical_and.reduce(best).any():
             taken = int(np.argmin(moved + own))
             self.report(n, taken, demands, least, own)
             self.decide(n, taken, "conflict")
             return
         aim = moved + own if self.own_counts else moved
-        near = aim <= aim.min() + TOLERANCE * _scale(aim)
+        near = aim <= aim.min() + ROUNDING * _scale(aim)
         self.decide(n, int(np.argmin(np.where(near, own, np.inf))), "propagated")
 
     def report(
@@ -174,7 +175,7 @@ class _Run:
     ) -> None:
         wanted = []
         for pay in least:
-            near = pay <= pay.min() + TOLERANCE * _scale(pay)
+            near = pay <= pay.min() + ROUNDING * _scale(pay)
             wanted.append(int(np.argmin(np.where(near, own, np.inf))))
         more = tuple(float(pay[taken] - pay[s]) for pay, s in zip(least, wanted, strict=True))
         self.conflicts.append(Conflict(n, tuple(m for m, _ in demands), tuple(wanted), more, taken))

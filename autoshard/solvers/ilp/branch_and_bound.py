@@ -5,28 +5,25 @@
    integral and fits: then it is the optimum.
 3. Choices that the reduced costs (`reduced_costs.excess`) put above the best plan known are in no better plan, and go;
    again.
-4. A search among the choices that cost least finds a better plan, so that more go.
-5. While many are left, the node whose bytes the relaxation leaves most undecided has few or many: two programs.
-6. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.
+4. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.
 The bound is recomputed from the duals, so that no tolerance of HiGHS is in it.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Problem, memory, objective
 from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.common.local_search import Aim, Choice, descend, links
 from autoshard.solvers.common.memory_repair import repaired
-from autoshard.solvers.common.result import TOLERANCE, Solution, finish, fits, proved, tightened
+from autoshard.solvers.common.result import Solution, finish, fits, proved, tightened
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.ilp import pulp_engine, warm_start
 from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
@@ -34,15 +31,10 @@ from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expe
 from autoshard.solvers.linear_program.reduced_costs import excess
 from autoshard.solvers.linear_program.rows import Linear, linear
 from autoshard.solvers.relax.memory_columns import PENALTY, condensed
-from autoshard.solvers.relax.memory_presolve import ROW_ROUNDS, infeasible, overflows, starting_plan, worth_keeping
+from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
+from autoshard.units import ROUNDING
 
 _NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock
-_DIVE = 0.2  # the part of the gap that a choice may cost to be looked at first
-_DIVE_NODES = 500
-_PARTS = 60  # relaxations between which choices are cut in two
-_FEW = 8  # choices a node, on average, that are left to HiGHS's own search
-_NEAR = 0.05  # the relative gap that is hoped for while no plan is known
-_FULL = 0.98  # of the capacity
 _SMALLER = 0.8  # the part of the choices below which the program is written again without the rest
 
 
@@ -66,14 +58,6 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
         search.bound = tightened(search.bound, known, search.value)
     best = search.answer()
     return finish(problem, best, search.value if search.exhausted else search.bound, "ilp", started)
-
-
-class _Part(NamedTuple):
-    """Some of the choices of each node, and a bound on the plans among them."""
-
-    bound: float
-    number: int
-    kept: list[Integers]
 
 
 @dataclass
@@ -109,53 +93,35 @@ class _IntegerSearch:
         return self.exhausted or self.reached(self.bound)
 
     def run(self) -> None:
+        """Relaxes and leaves out choices while that takes many away, then branch and bound."""
         kept = worth_keeping(self.problem)
-        self.times = self.full_times()
         if self.prices.any() and self.best is not None and not self.clock.over:
             kept = self.under_prices(kept)
-        open_, settled = [_Part(self.bound, 0, kept)], math.inf
-        for number in range(_PARTS):
-            if not open_ or self.closed or self.clock.over:
-                break
-            least, halves = self.part(heapq.heappop(open_))
-            settled = min(settled, least)
-            for i, (bound, half) in enumerate(halves):
-                heapq.heappush(open_, _Part(bound, 2 * number + i + 1, half))
-            left = min(settled, *(part.bound for part in open_)) if open_ else settled
-            self.exhausted = math.isinf(left)
-            self.bound = max(self.bound, min(left, self.value))  # of what may be better than the best plan
-
-    def part(self, part: _Part) -> tuple[float, list[tuple[float, list[Integers]]]]:
-        """(bound on what is in the part, inf where nothing better is; or that of nothing and its two halves)."""
-        kept, bound = part.kept, part.bound
-        while True:
+        while not (self.closed or self.clock.over):
             program = _HighsProgram(self, kept, self.times)
             relaxed = program.relax()
             self.times = program.memory.times
             if relaxed is None:
-                return (math.inf if program.infeasible else bound), []
-            bound = max(bound, relaxed.bound)
-            if self.reached(bound):
-                return math.inf, []
-            if self.clock.over:
-                return bound, []
-            more = excess(program.model, relaxed.reduced)
+                self.exhausted = program.infeasible
+                return
+            self.better_than(relaxed.bound)
             self.round(program.model, relaxed)
-            if part.number == 0 and size(self.within(program.model, more, self.value - relaxed.bound)) > _FEW * len(
-                kept
-            ):
-                self.dive(program, more, relaxed)
-            fewer = self.within(program.model, more, self.value - relaxed.bound)
+            fewer = self.within(program.model, excess(program.model, relaxed.reduced), self.value - relaxed.bound)
             if not all(map(len, fewer)):
-                return math.inf, []
-            if size(fewer) > _SMALLER * size(kept):
-                halves = halved(self.problem, program.model, relaxed.x) if size(kept) > _FEW * len(kept) else []
-                return (math.inf, [(bound, half) for half in halves]) if halves else (program.branch(_NODES, bound), [])
+                self.exhausted = True
+            elif size(fewer) > _SMALLER * size(kept) and not self.clock.over:
+                self.better_than(program.branch(_NODES, self.bound))
+                return
             kept = fewer
+
+    def better_than(self, bound: float) -> None:
+        """Nothing better than the best plan is below `bound`; inf where nothing is left."""
+        self.exhausted |= math.isinf(bound)
+        self.bound = max(self.bound, min(bound, self.value))
 
     def reached(self, bound: float) -> bool:
         """Nothing above `bound` is better than the best plan known."""
-        return math.isfinite(self.value) and self.value - bound <= TOLERANCE * abs(self.value)
+        return math.isfinite(self.value) and self.value - bound <= ROUNDING * abs(self.value)
 
     def under_prices(self, kept: list[Integers]) -> list[Integers]:
         """Prunes by a relaxation without memory rows, their prices being in its costs: it is solved much faster."""
@@ -169,20 +135,6 @@ class _IntegerSearch:
         bound = relaxed.bound - paid
         self.bound = tightened(self.bound, bound, self.value)
         return self.within(model, excess(model, relaxed.reduced), self.value - bound)
-
-    def full_times(self) -> list[int]:
-        """Where the plan known uses nearly all of the memory: rows that will be needed."""
-        if self.best is None or math.isinf(self.problem.capacity_bytes):
-            return []
-        alive = memory(self.problem, self.best)
-        return overflows(replace(self.problem, capacity_bytes=_FULL * self.problem.capacity_bytes), alive, [])
-
-    def dive(self, program: _HighsProgram, more: Floats, relaxed: Relaxed) -> None:
-        """Branch and bound on a few of the choices alone, for a better plan."""
-        most = self.value - relaxed.bound if math.isfinite(self.value) else _NEAR * relaxed.bound
-        few = self.within(program.model, more, _DIVE * most)
-        if size(few) < size(program.model.kept):
-            _HighsProgram(self, few, program.memory.times).branch(_DIVE_NODES, 0.0)
 
     def round(self, model: Linear, relaxed: Relaxed) -> None:
         """The nearest plan to a fractional one, improved one node at a time."""
@@ -199,7 +151,7 @@ class _IntegerSearch:
         """The choices that cost at most `most` beyond the bound, and the best plan's own."""
         result = []
         for n, (some, a, b) in enumerate(zip(model.kept, model.first[:-1], model.first[1:], strict=True)):
-            stay = more[a:b] <= most * (1 + TOLERANCE)
+            stay = more[a:b] <= most * (1 + ROUNDING)
             if self.best is not None:
                 stay |= some == self.best[n]
             elif not stay.any():
@@ -231,7 +183,7 @@ class _HighsProgram:
     def relax(self) -> Relaxed | None:
         """The relaxation under all the memory rows that it violates; None where it is infeasible or time is out."""
         last = None
-        for _ in range(ROW_ROUNDS):
+        for _ in range(MOST_ROUNDS):
             relaxed = self.highs.relax()
             if relaxed is None:
                 self.infeasible = self.highs.infeasible
@@ -253,7 +205,7 @@ class _HighsProgram:
         Returns a bound that is at least `bound`; inf where nothing better is left.
         """
         search, model = self.search, self.model
-        for _ in range(ROW_ROUNDS):
+        for _ in range(MOST_ROUNDS):
             found = self.highs.integer(self.start(), nodes, 0.0)
             bound = max(bound, found.bound)
             if found.x is None:
@@ -272,23 +224,6 @@ class _HighsProgram:
         best = self.search.best
         inside = best is not None and all(s in some for s, some in zip(best, self.model.kept, strict=True))
         return self.model.columns_of(best) if best is not None and inside else None
-
-
-def halved(problem: Problem, model: Linear, x: Floats) -> list[list[Integers]]:
-    """Two parts: the node whose bytes are the most undecided in x has at most its mean, or more. None where all are."""
-    widest, most = -1, 0.0
-    for n, (node, some, a, b) in enumerate(zip(problem.nodes, model.kept, model.first, model.first[1:], strict=False)):
-        if node.interval[0] < node.interval[1] and len(some) > 1:
-            mean = float(x[a:b] @ node.bytes[some])
-            spread = float(x[a:b] @ (node.bytes[some] - mean) ** 2)
-            if spread > max(most, 1e-6 * mean**2):
-                widest, most = n, spread
-    if widest < 0:
-        return []
-    some, sizes = model.kept[widest], problem.nodes[widest].bytes[model.kept[widest]]
-    mean = float(x[model.first[widest] : model.first[widest + 1]] @ sizes)
-    halves = [some[sizes <= mean], some[sizes > mean]]
-    return [[half if n == widest else kept for n, kept in enumerate(model.kept)] for half in halves if len(half)]
 
 
 def size(kept: Sequence[Integers]) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from autoshard.errors import UsageError
 from autoshard.ir.problem import Floats, Problem, memory, objective
 from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Clock, Options
@@ -27,7 +28,7 @@ from autoshard.solvers.ilp import warm_start
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows
 from autoshard.solvers.linear_program.rows import SCALED_TOTAL, Linear, Rows, linear
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.memory_presolve import ROW_ROUNDS, infeasible, overflows, starting_plan, worth_keeping
+from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
 
 # What a user says -> PuLP's names for it, the first that is available is used.
 _NAMES = {
@@ -62,7 +63,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
     best, known = (begun.choice, begun.bound) if begun else (warm_start.plan(small), 0.0)
     value = objective(problem, best) if best is not None else math.inf
     program = _PulpProgram(small, value)
-    for _ in range(ROW_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         x, proven = program.solve(make, options.clock, best)
         if x is None:
             if best is None:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.effort import CLOSE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.linear_program.rows import SCALED_TOTAL, Linear, Rows
 
-_PATIENT, _ENOUGH = 2000, 1e-4  # nodes of the tree after which a relative gap of this is not worth more
+_PATIENT = 2000  # nodes of the tree after which a small gap is not worth more
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ class Highs:
             self.solver.startCallback(kind)
 
     def _called(self, kind: Any, message: str, out: Any, answer: Any, data: object) -> None:
-        small = out.mip_node_count > _PATIENT and out.mip_gap <= _ENOUGH
+        small = out.mip_node_count > _PATIENT and out.mip_gap <= CLOSE
         answer.user_interrupt = small or self.clock.over
 
     def add(self, more: Rows) -> None:

@@ -18,30 +18,33 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, objective
+from autoshard.solvers.common.effort import (
+    BUDGET_ENTRIES,
+    CLOSE,
+    FEW,
+    MANY,
+    MOST_ROUNDS,
+    ROUNDS,
+    SMALL_ENTRIES,
+    WORK_PER_ENTRY,
+)
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.common.local_search import Choice, polished
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.encoding_choice import WORK_PER_ENTRY
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.restricted_start import kinds, narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
-from autoshard.solvers.relax.window_search import polished
+from autoshard.units import ROUNDING
 
 _CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
-ROUNDS = 30  # of messages, at most
-_FIRST = 8  # the same, where a good plan is enough
-_NEAR = 3e-4  # relative gap that is not worth cutting hubs off
 _FEWER = 0.5  # of all choices: are so many left, the whole problem is tried once more
-_FEW = (6, 3, 2)  # choices of each node in a first plan
-_PART_ENTRIES = 4_000_000  # its budget
+_FEW = (FEW, FEW // 2, FEW // 3)  # choices of each node in a first plan
 
 
 def bounded(
-    state: Incumbent, budget: int, clock: Clock, beliefs: Beliefs | None = None, loose: float = TOLERANCE
+    state: Incumbent, budget: int, clock: Clock, beliefs: Beliefs | None = None, loose: float = ROUNDING
 ) -> Minimum | None:
     """A good plan with a bound near it; None where the few choices that seem best exclude each other.
 
@@ -50,7 +53,7 @@ def bounded(
     """
     problem = state.problem
     beliefs = beliefs or Beliefs(additive(problem))
-    while beliefs.rounds < ROUNDS and not clock.over:
+    while beliefs.rounds < MOST_ROUNDS and not clock.over:
         state.raise_bound(beliefs.round())
         beliefs.shift()
     best = _among(problem, ranking(problem, beliefs))
@@ -62,12 +65,12 @@ def bounded(
     bound = beliefs.bound
     if not (clock.over or objective(problem, best) - bound <= loose * abs(bound)):
         best, bound = _closer(problem, beliefs, best, budget)
-    return Minimum(bound, best, False, (), 0)
+    return Minimum(bound, best, False)
 
 
 def as_messages(problem: Problem, least: int) -> int:
     """The budget of entries, `least` at least, with which exact tables take no more steps than messages do."""
-    passed = 2 * ROUNDS * sum(value.seconds.size * len(value.consumers) for value in problem.values)
+    passed = 2 * MOST_ROUNDS * sum(value.seconds.size * len(value.consumers) for value in problem.values)
     return min(BUDGET_ENTRIES, max(least, passed // WORK_PER_ENTRY))
 
 
@@ -75,7 +78,7 @@ def sketched(state: Incumbent) -> None:
     """A good plan soon, of few rounds of messages and the few choices that these rank first. Leaves none where those
     exclude each other or don't fit."""
     beliefs = Beliefs(additive(state.problem))
-    for _ in range(_FIRST):
+    for _ in range(ROUNDS):
         state.raise_bound(beliefs.round())
         beliefs.shift()
     state.offer(_among(state.problem, ranking(state.problem, beliefs)))
@@ -87,7 +90,7 @@ def _among(problem: Problem, ranked: Sequence[Integers], *known: Choice) -> Choi
         keep = [np.unique([*some[:few], *also]) for some, *also in zip(ranked, *known, strict=True)]
         part = narrowed(problem, keep)
         try:
-            found = minimum_within(part, Contents(part), budget_entries=_PART_ENTRIES)
+            found = minimum_within(part, Contents(part), budget_entries=SMALL_ENTRIES)
         except InfeasibleError:
             return None
         if found is not None:
@@ -105,7 +108,7 @@ def _closer(problem: Problem, beliefs: Beliefs, best: Choice, budget: int) -> tu
         exact = minimum_within(small, Contents(small), budget_entries=budget)
         if exact is not None and exact.exact:
             return _best(problem, best, _whole(kept, exact.choice)), min(value, exact.bound)
-    if value - beliefs.bound <= _NEAR * abs(value):
+    if value - beliefs.bound <= CLOSE * abs(value):
         return best, beliefs.bound
     small = narrowed(cut_off(problem, kept), kept)
     relaxed = minimum_within(small, Contents(small), budget_entries=budget)
@@ -127,7 +130,7 @@ def _best(problem: Problem, *choices: Choice) -> Choice:
 
 def undercutting(problem: Problem, beliefs: Beliefs, best: Choice, value: float) -> list[Integers]:
     """The choices of each node that a plan of less than `value` may have, and those of `best`; alike for like nodes."""
-    limit = value + TOLERANCE * abs(value)
+    limit = value + ROUNDING * abs(value)
     stays = [least <= limit for least in beliefs.marginals()]
     for flags, s in zip(stays, best, strict=True):
         flags[s] = True

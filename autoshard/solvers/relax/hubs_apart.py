@@ -17,13 +17,14 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.effort import ROUGHLY, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import SOON_ENTRIES, minimum_within
+from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
-from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
+from autoshard.solvers.relax.reader_shares import ReaderShares
 
 
 def search(state: Incumbent, shares: ReaderShares) -> bool:

@@ -1,9 +1,21 @@
-"""The memory limit where exact tables are large: few of them, begun from cheap ones, and layers of two plans mixed.
+"""The memory limit: prices on the bytes of the times that bind, few of them, and layers of two plans mixed.
 
-1. The least memory: without seconds tables are small. It is above the limit, or a first plan is found near it.
-2. Prices of bytes from the plans so far, and the least plan under them: while prices still move by shares of readers,
-   whose bounds are weak but whose plans are good, then in exact tables without hubs. Each gives a bound and a plan.
-3. Plans that follow one of the best up to a place and another one after it: the gap is what one layer weighs.
+With c(x) the seconds of a plan, m_t(x) its bytes at time t, C the capacity and prices p_t >= 0 in seconds a byte:
+
+    L(p) = min_x c(x) + sum_t p_t (m_t(x) - C)  <=  min { c(x) : m_t(x) <= C for all t }
+
+- The least memory: without seconds tables are small. It is above the limit, or a first plan is found near it.
+  Implemented in `limited_search.LimitedSearch.light`.
+- p is the dual of the best mixture of the plans k so far: minimise sum_k w_k c_k with sum_k w_k m_tk <= C and
+  sum_k w_k = 1, on the times t that bind; a time is added where the mixture overflows. Implemented in
+  `memory_columns.master_prices` and `restricted_master.mixture`.
+- The least plan under p gives L(p), a bound, and the next plan: while prices still move by shares of readers, whose
+  bounds are weak but whose plans are good, then in exact tables without hubs. Implemented in
+  `limited_search.LimitedSearch.dual`.
+- Plans that follow one of the best up to a place and another one after it: the gap is what one layer weighs.
+  Implemented in `limited_search.LimitedSearch.mix`.
+- A peak lies just before a stop that follows a start: no other time needs a p_t. Implemented in
+  `memory_columns.condensed`.
 """
 
 from __future__ import annotations
@@ -12,26 +24,47 @@ import math
 
 import numpy as np
 
+from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats
 from autoshard.solvers.common.clock import attempt, check
+from autoshard.solvers.common.effort import FIRST, LOOSE, ROUNDS, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import short
-from autoshard.solvers.common.local_search import weighed_mixtures
+from autoshard.solvers.common.local_search import Aim, descend, links, mixtures, polished
 from autoshard.solvers.common.result import fits, none_within
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.memory_columns import PENALTY, Column, column_of, condensed, master_prices
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
-_LIGHT_ROUNDS = 10  # for the least memory
-_ROUNDS = 12  # by shares
-_EXACT_ROUNDS = 8
-_STALLED = 5e-4  # relative: what the best mixture must gain for another round by shares
-LOOSE = 1e-3  # relative gap that is worth more work
-_PAIRS = 4  # plans that are mixed
+_PAIRS = 2  # plans that are mixed
 _CUTS = 96  # between two of them
+
+
+def fitted(state: Incumbent, found: Minimum, budget: int) -> Floats:
+    """Leaves the minimum without a limit, and where it overflows what LimitedSearch finds; the prices of memory behind
+    the bound, seconds a byte over the condensed times.
+
+    Raises InfeasibleError where it is proven that nothing fits, or where no plan is met that is allowed (unproven).
+    """
+    state.raise_bound(found.bound)
+    if state.offer(found.choice if found.exact else polished(state.problem, found.choice)):
+        return np.zeros(state.problem.horizon)
+    if state.near is None:
+        raise InfeasibleError(
+            "no allowed combination of strategies was found; that there is none is not proven", proven=False
+        )
+    search = LimitedSearch(state, ReaderShares(state.problem, hubs=not found.exact), budget, exact=found.exact)
+    search.run()
+    if state.choice is not None:  # node by node, overflow so expensive that no saving of time pays for it
+        aim = Aim(1.0, PENALTY * state.value / max(search.capacity, 1.0), search.capacity)
+        linked = links(search.problem)
+        lean = sorted((own for own in search.columns if math.isfinite(own.seconds)), key=lambda own: own.peak)[:FIRST]
+        for start in dict.fromkeys([state.choice, *(own.choice for own in lean)]):
+            state.offer(descend(search.problem, linked, start, aim))
+    return search.best
 
 
 class LimitedSearch:
@@ -49,7 +82,6 @@ class LimitedSearch:
         self.best: Floats = np.zeros(self.problem.horizon)  # prices of the bound
         self.cheap = not exact  # shares are worth it, and fit
         self.exact = True  # such tables fit
-        self.pairs = _PAIRS
 
     def run(self) -> None:
         """Leaves the best plan that fits, where one is found, and the bound. Raises InfeasibleError where none fits."""
@@ -64,7 +96,7 @@ class LimitedSearch:
         unit = max(self.columns[0].peak, 1.0)
         if any(fits(own.peak, self.capacity) for own in self.columns):
             return
-        for _ in range(_LIGHT_ROUNDS):
+        for _ in range(ROUNDS):
             prices = master_prices(light, times, 0.0, 0.0, unit, 1.0)[0] if light else np.ones(1)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[times] = prices / (prices.sum() or 1.0)
@@ -82,12 +114,12 @@ class LimitedSearch:
         """Raises the bound as far as prices can."""
         unit, scale = self.capacity or 1.0, abs(self.columns[0].seconds) or 1.0
         last, by_shares, exact = math.inf, 0, 0
-        while by_shares < _ROUNDS and exact < _EXACT_ROUNDS:
+        while by_shares < ROUNDS and exact < ROUNDS:
             finite = [own for own in self.columns if math.isfinite(own.seconds)]
             prices, value = master_prices(finite, self.times, 1.0 / scale, self.capacity, unit, PENALTY)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[self.times] = prices * scale / unit
-            cheap = self.cheap and exact == 0 and value < last * (1 - _STALLED)
+            cheap = self.cheap and exact == 0 and value < last * (1 - LOOSE)
             cheap |= not self.exact
             found = attempt(self._by_shares if cheap else self._least, multipliers)
             check()
@@ -115,12 +147,12 @@ class LimitedSearch:
             return own.seconds + float(self.best @ own.bytes)
 
         ranked = sorted((own for own in self.columns if math.isfinite(own.seconds)), key=least)
-        fit = [own for own in ranked if fits(own.peak, self.capacity)][: self.pairs]
-        over = [own for own in ranked if not fits(own.peak, self.capacity)][: self.pairs]
+        fit = [own for own in ranked if fits(own.peak, self.capacity)][:_PAIRS]
+        over = [own for own in ranked if not fits(own.peak, self.capacity)][:_PAIRS]
         for first in fit:
             for second in over:
                 if second.seconds < self.state.value:
-                    mixed = weighed_mixtures(self.problem, first.choice, second.choice, _CUTS)
+                    mixed = mixtures(self.problem, first.choice, second.choice, _CUTS)
                     for seconds, choice in sorted(mixed):
                         if seconds >= self.state.value:
                             break

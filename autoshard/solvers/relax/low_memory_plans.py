@@ -21,17 +21,17 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.effort import BUDGET_ENTRIES, SOON_ENTRIES
 from autoshard.solvers.common.infeasibility import least
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, SOON_ENTRIES, Minimum, minimise, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.memory_columns import Column, column_of, condensed, memory_dual
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.solvers.relax.restricted_start import MUCH_WORK, exact_work
-from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
+from autoshard.solvers.relax.restricted_start import MUCH_WORK, Near, exact_work, solve_top_k
+from autoshard.units import ROUNDING
 
 _ABOVE_SECONDS = 1e6  # the rate of the least memory
 _RAISED = (0.0, 10.0, 1e3, 1e5)  # rates of times that have no price, where plans need more there
@@ -98,16 +98,16 @@ class LowMemoryPlans:
                 return None
             own = column_of(self.problem, found)
             self.columns += (own,)
-            if own.peak <= self.bound * (1 + TOLERANCE):
+            if own.peak <= self.bound * (1 + ROUNDING):
                 self.seconds = min(self.seconds, own.seconds)
                 return found
-            over |= own.bytes > self.bound * (1 + TOLERANCE)
+            over |= own.bytes > self.bound * (1 + ROUNDING)
         return None
 
     def _leanest(self) -> Choice | None:
         """The fastest of those at the bound, else the one of the least peak."""
         allowed = [column for column in self.columns if column.seconds < math.inf]
-        best = min(allowed, key=lambda c: (max(c.peak, self.bound * (1 + TOLERANCE)), c.seconds), default=None)
+        best = min(allowed, key=lambda c: (max(c.peak, self.bound * (1 + ROUNDING)), c.seconds), default=None)
         will_do = math.inf if self.sketched else self.bound * (1 + _NEAR)
         return best.choice if best is not None and best.peak <= will_do else None
 

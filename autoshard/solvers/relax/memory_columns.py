@@ -14,14 +14,14 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.relax.restricted_master import mixture
+from autoshard.units import ROUNDING
 
 CLOSED = 1e-7  # relative: a dual is converged
-ROUNDS = 40  # of a dual
 PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
 _BARE_ROUNDS = 2  # before every time has a part of the prices
 _EVEN = 1e-4  # of the prices, over all times
@@ -82,7 +82,7 @@ def master_prices(
         prices, weights, value = mixture(costs, alive[times], limits, penalty)
         mixed = alive @ weights
         worst = int(np.argmax(mixed))
-        if worst in times or mixed[worst] <= max(mixed[times].max(), capacity / unit) + TOLERANCE:
+        if worst in times or mixed[worst] <= max(mixed[times].max(), capacity / unit) + ROUNDING:
             return prices, value
         times.append(worst)
 
@@ -100,10 +100,10 @@ def memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
     for _ in range(_BARE_ROUNDS):
         if not run.round(run.master()) or run.closed:
             return run.dual
-    for _ in range(ROUNDS):
+    for _ in range(MOST_ROUNDS):
         if not run.round(run.spread()) or run.least - run.bound <= 2 * _EVEN * run.bound:
             break
-    for _ in range(ROUNDS):
+    for _ in range(MOST_ROUNDS):
         if run.closed or not run.round(run.master()):
             break
     return run.dual

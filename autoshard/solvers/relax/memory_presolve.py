@@ -10,20 +10,17 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.effort import ROUNDS, SOON_ENTRIES
+from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.pareto_choices import undominated
-from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import finite, reduce
-from autoshard.solvers.elimination.minimise import SOON_ENTRIES, minimise
+from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.lagrangian import priced_fit
-from autoshard.solvers.relax.window_search import improved
-from autoshard.units import format_bytes
-
-ROW_ROUNDS = 40  # of adding rows for times that overflow
-_TIMES_AT_ONCE = 8  # memory rows added together
+from autoshard.solvers.relax.limited_search import fitted
+from autoshard.units import ROUNDING, format_bytes
 
 
 class Start(NamedTuple):
@@ -40,15 +37,12 @@ def starting_plan(problem: Problem, options: Options) -> Start:
     `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
     """
     budget = min(options.budget_entries or SOON_ENTRIES, SOON_ENTRIES)
-    contents = Contents(problem)
+    state, prices = Incumbent(problem), np.zeros(problem.horizon)
     try:
-        free = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget)
-        choice, dual = priced_fit(problem, free, budget)
-        return Start(choice, dual.bound, dual.multipliers)
+        prices = fitted(state, minimise(problem, Contents(problem), budget_entries=budget), budget)
     except InfeasibleError as error:
-        if error.proven:
-            raise
-        return Start(None, 0.0, np.zeros(problem.horizon))
+        state.failed(error)
+    return Start(state.choice, state.bound, prices)
 
 
 def worth_keeping(problem: Problem) -> list[Integers]:
@@ -60,12 +54,12 @@ def worth_keeping(problem: Problem) -> list[Integers]:
 
 def overflows(problem: Problem, alive: Floats, known: Sequence[int]) -> list[int]:
     """Times that are not `known` at which more is alive than fits: the worst of each window, the worst first."""
-    excess = alive - problem.capacity_bytes * (1 + TOLERANCE)
+    excess = alive - problem.capacity_bytes * (1 + ROUNDING)
     padded = np.concatenate([[-np.inf], excess, [-np.inf]])
     peak = (excess > 0) & (excess >= padded[:-2]) & (excess > padded[2:])
     peak[list(known)] = False
     times = np.flatnonzero(peak)
-    return [int(t) for t in times[np.argsort(-excess[times], kind="stable")][:_TIMES_AT_ONCE]]
+    return [int(t) for t in times[np.argsort(-excess[times], kind="stable")][:ROUNDS]]
 
 
 def infeasible(problem: Problem, *, proven: bool) -> InfeasibleError:

@@ -18,45 +18,37 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, memory, objective
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.effort import CLOSE, PLANS, ROUNDS, SMALL_ENTRIES, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.local_search import Choice, links, options, to_readers
+from autoshard.solvers.common.local_search import Choice, links, options, polished, to_readers
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import SOON_ENTRIES, Minimum, minimum_within, out_of_reach
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, reader_terms
-from autoshard.solvers.relax.restricted_start import kinds, narrowed
-from autoshard.solvers.relax.top_k_choices import Near, solve_top_k
-from autoshard.solvers.relax.window_search import polished
+from autoshard.solvers.relax.restricted_start import Near, kinds, narrowed, solve_top_k
 
-_ROUNDS = 8
-_HEAD_ENTRIES = 1_000_000
-FORESEEN = 8  # times the entries, before any choice is left out: what is above that does not fit after it
-_FORESEEN_CUT = 2  # the same where there is nothing more to cut off
-NEAR = 1e-5  # relative gap that is not worth another round
-ROUGHLY = 3e-3  # the same where prices are rough or other plans are compared
-_LITTLE = 1e-4  # relative rise of the bound after which another round is not worth it
-_POLISHED = 1.05  # times the best value: a plan that is worth a descent
-_POOL = 12  # plans of which the choices are kept
-_LIMITED = 24  # plans that are kept for other limits and prices
+FORESEEN = 4  # times the entries, before any choice is left out: what is above that does not fit after it
 
 
 class ReaderShares:
-    """Problems with the structure of `problem`, whatever their prices: shares and plans are kept between them."""
+    """Problems with the structure of `problem`, whatever their prices: shares and plans are kept between them.
 
-    def __init__(self, problem: Problem) -> None:
+    `hubs`: whether values with many readers are cut off."""
+
+    def __init__(self, problem: Problem, *, hubs: bool = True) -> None:
         self.problem = problem
         self.kind = reader_terms.kinds(problem)
         self.alike = kinds(problem)
         self.shares: dict[int, Floats] = {}
         self.pool: list[Choice] = []
         self.limited: list[Choice] = []  # plans met under memory limits
-        self.cut, self.views = reader_terms.many(problem)  # values that are cut off
+        self.cut, self.views = reader_terms.many(problem) if hubs else (frozenset(), ())  # values that are cut off
         # Of the tables of a round. Where nothing is cut off exact ones are as small, and better than large shares.
         self.budget = hub_relaxation.as_messages(problem, SOON_ENTRIES) if self.cut else SOON_ENTRIES
         self.heads = _upstream(problem, self.cut, self.views)
         self.in_reach = False  # whether tables turned out to be small enough to begin with: prices change little of it
 
-    def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR, *, sketched: bool = False) -> bool:
+    def search(self, state: Incumbent, rounds: int = ROUNDS, near: float = CLOSE, *, sketched: bool = False) -> bool:
         """Leaves plans and bounds; False where even this takes tables that are too large, or time is over.
 
         `near`: the relative gap that is not worth another round. `sketched`: rounds over few choices of each node do,
@@ -81,7 +73,7 @@ class ReaderShares:
             self.take(state, tuple(found.choice), low)
             if state.value < np.inf and state.value - low <= near * state.value:
                 break
-            if round_ > 1 and low <= before * (1 + _LITTLE) and state.value >= value * (1 - _LITTLE):
+            if round_ > 1 and low <= before * (1 + CLOSE) and state.value >= value * (1 - CLOSE):
                 break
             self.shift(found.choice, 1.0 / (round_ + 2))
         if state.value - low > near * state.value:
@@ -95,7 +87,7 @@ class ReaderShares:
         if not self.in_reach and out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
             part = self.apart(problem) if self.cut_more() else part
             contents.also(part)
-            if out_of_reach(part, contents, _FORESEEN_CUT * SOON_ENTRIES):
+            if out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
                 return None
         self.in_reach = True
         return part
@@ -111,8 +103,8 @@ class ReaderShares:
     def take(self, state: Incumbent, choice: Choice, low: float) -> None:
         """`low`: about the least that there is."""
         choice = self.given_heads(state.problem, choice)
-        value, good = objective(state.problem, choice), _POLISHED * min(state.value, _POLISHED * low)
-        if low * (1 + NEAR) < value <= good:
+        value = objective(state.problem, choice)
+        if low * (1 + CLOSE) < value < np.inf:
             choice = attempt(polished, state.problem, choice) or choice
         state.offer(choice)
         self.keep(choice)
@@ -146,7 +138,7 @@ class ReaderShares:
                 Contents(problem),
                 multipliers=multipliers,
                 allowed=free,
-                budget_entries=_HEAD_ENTRIES,
+                budget_entries=SMALL_ENTRIES,
             )
         except InfeasibleError:
             return choice
@@ -155,12 +147,12 @@ class ReaderShares:
     def keep(self, choice: Choice) -> None:
         if choice in self.pool:
             self.pool.remove(choice)
-        self.pool = [choice, *self.pool][:_POOL]
+        self.pool = [choice, *self.pool][:PLANS]
 
     def remember(self, choice: Choice) -> None:
         """For limits to come."""
         if choice not in self.limited:
-            self.limited = [*self.limited, choice][-_LIMITED:]
+            self.limited = [*self.limited, choice][-PLANS:]
 
     def apart(self, problem: Problem, multipliers: Floats | None = None, scale: float = 1.0) -> Problem:
         """The pairs, each with its share of the seconds and, at these prices, of the bytes."""

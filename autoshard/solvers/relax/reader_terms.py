@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
+from autoshard.solvers.common.effort import MANY
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
-
-MANY = 4  # a value with more readers is cut off: each pays its share from the cheapest source
 
 
 class _Once:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.ir.problem import Floats
+from autoshard.units import ROUNDING
 
-_EPSILON = 1e-10
 _MOST_PIVOTS = 2000
 
 
@@ -56,7 +56,7 @@ def _start(over: Floats, plans: int) -> list[int]:
 
 def _entering(reduced: Floats, first: bool) -> int:
     """The most negative reduced cost, or (`first`, against cycling) the first negative; -1 at the optimum."""
-    negative = np.flatnonzero(reduced < -_EPSILON)
+    negative = np.flatnonzero(reduced < -ROUNDING)
     if not len(negative):
         return -1
     return int(negative[0] if first else np.argmin(reduced))
@@ -64,5 +64,5 @@ def _entering(reduced: Floats, first: bool) -> int:
 
 def _leaving(direction: Floats, level: Floats, basis: list[int]) -> int:
     """The row that reaches zero first, ties by the lowest column; -1 where none does."""
-    ratios = [(max(level[i], 0.0) / d, basis[i], i) for i, d in enumerate(direction) if d > _EPSILON]
+    ratios = [(max(level[i], 0.0) / d, basis[i], i) for i, d in enumerate(direction) if d > ROUNDING]
     return min(ratios)[2] if ratios else -1

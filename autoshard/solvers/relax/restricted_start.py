@@ -3,39 +3,42 @@
 Messages (`trws_layouts.Beliefs`) rank the choices of every node, equal nodes alike so that what repeats goes on
 repeating. The problem over the first few is small: it is solved exactly, under the memory limit too. More rounds raise
 the bound.
+
+The few choices of each node that seem cheapest, where a problem repeats itself: of equal blocks in a row messages
+pass over one, with those before and after it, and what they rank holds for all that are alike. The least over these few
+is found in tables a thousandth as large. It is a plan near the least, mostly the least itself, and no bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
+from autoshard.solvers.common.effort import BUDGET_ENTRIES, CLOSE, FEW, FIRST, MOST_ROUNDS, SOME, WIDE, WORK_PER_ENTRY
 from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.elimination.compress_blocks import Short, shortened
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax.trws_layouts import Beliefs
-from autoshard.solvers.relax.window_search import NEAR
 
 Array = TypeVar("Array", Floats, Integers)
 
-FEW = 16  # choices of each node
-_WIDER = 4  # times as many, where those exclude each other or don't fit
-FIRST = 4  # rounds before the choices are ranked
-_ROUNDS = 60
-_WIDE = 128  # choices of a node: below, exact elimination is quick itself
 _LONG = 5_000  # nodes that messages are slow for
-MUCH_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and weights are found over few choices
+MUCH_WORK = WORK_PER_ENTRY * BUDGET_ENTRIES  # joint entries: above, plans and weights are found over few choices
 _WORK = 20.0  # joint entries of exact elimination, over the cube of the most choices: GPT-2's on three axes
 
 
 def worthwhile(problem: Problem) -> bool:
-    return _most(problem) > _WIDE and len(problem.nodes) <= _LONG
+    return _most(problem) > WIDE and len(problem.nodes) <= _LONG
 
 
 def exact_work(problem: Problem) -> float:
@@ -61,7 +64,7 @@ class RestrictedStart:
         """
         for _ in range(FIRST):
             self.round(state)
-        ranked, few = ranking(self.problem, self.beliefs), FEW
+        ranked, few = ranking(self.problem, self.beliefs), SOME
         while True:
             keep = [np.sort(some[:few]) for some in ranked]
             try:
@@ -70,14 +73,14 @@ class RestrictedStart:
                 if few >= _most(self.problem):
                     state.failed(error)
                     return
-                few *= _WIDER
+                few *= 2
                 continue
             state.offer([int(some[s]) for some, s in zip(keep, found.choice, strict=True)])
             return
 
     def climb(self, state: Incumbent, clock: Clock) -> None:
         """Raises the bound, until it is near the plan or the clock is over."""
-        while self.beliefs.rounds < _ROUNDS and state.gap > NEAR and not clock.over:
+        while self.beliefs.rounds < MOST_ROUNDS and state.gap > CLOSE and not clock.over:
             self.beliefs.shift()
             self.round(state)
 
@@ -129,3 +132,53 @@ def narrowed(problem: Problem, keep: Sequence[Integers]) -> Problem:
         changed(node, seconds=part(node.seconds, n), bytes=part(node.bytes, n)) for n, node in enumerate(problem.nodes)
     )
     return replace(problem, nodes=nodes, values=tuple(map(value, problem.values)))
+
+
+class Near(NamedTuple):
+    """The `value` of a `choice` that is the least over few choices of each node."""
+
+    value: float
+    choice: Choice
+
+
+def solve_top_k(problem: Problem, budget_entries: int, count: int = FEW) -> Near | None:
+    """None where nothing repeats, the few exclude each other, or their tables don't fit."""
+    few = top_k_choices(problem, count)
+    if few is None:
+        return None
+    part = narrowed(problem, few)
+    try:
+        found = minimum_within(part, Contents(part), budget_entries=budget_entries)
+    except InfeasibleError:
+        return None
+    if found is None:
+        return None
+    return Near(found.bound, tuple(int(some[s]) for some, s in zip(few, found.choice, strict=True)))
+
+
+def top_k_choices(problem: Problem, count: int, prices: Floats | None = None) -> list[Integers] | None:
+    """At most `count` choices of each node, the same for nodes that are alike; None where nothing repeats.
+
+    `prices`: seconds that a byte costs, over time."""
+    short = shortened(additive(problem, prices), Contents(problem), rounds=0)  # no domain is reduced here
+    if short is None:
+        return None
+    beliefs = Beliefs(additive(short.problem, prices), np.float32)
+    for _ in range(FIRST):
+        beliefs.round()
+    ranked = ranking(short.problem, beliefs)
+    few: dict[Hashable, Integers] = {}
+    alike = kinds(problem)
+    for kind, stand_in in zip(alike, _stand_ins(short), strict=True):
+        few.setdefault(kind, np.sort(ranked[stand_in][:count]))
+    return [few[kind] for kind in alike]
+
+
+def _stand_ins(short: Short) -> Integers:
+    """For each node of the whole problem the one of the short problem that stands for it."""
+    at = np.full(len(short.line.nodes), -1)
+    at[short.positions] = np.arange(len(short.positions))
+    for fold in short.folds:
+        at[fold.position : fold.position + fold.count * fold.period] = np.tile(fold.block, fold.count)
+    found: Integers = at[short.line.positions]
+    return found

@@ -7,30 +7,39 @@ consumers are charged for bytes; then they move to those that need the target.
 
     M_{n -> m}(t) = min_r [ share x b_v(r, t) + min_{x in r} ( g_n belief_n(x) - M_{m -> n}(r) ) ]
 
-from layouts r to layouts t (or back); beliefs and bound as in `common/trws`. Implemented in
+from layouts r to layouts t (or back); beliefs and bound as below. Implemented in
 `trws_layouts.Beliefs._send`, a round both ways in `trws_layouts.Beliefs.round`; the shares move in
 `trws_layouts.Beliefs.shift`.
 
 A sweep's sum is a bound whatever messages it begins with, for what it leaves out of a sum that is the objective is not
 below zero. So what rounding adds is that of one sweep: with N nodes and E edges no more than 3 N + 5 E operations on
 numbers up to the largest met, `peak`, each off by half of eps, and N + E additions to the sum.
+
+The step that it is made of:
+
+A node tells its neighbours what each of their choices costs at least on its side:
+
+    belief_n(x) = a_n(x) + sum over neighbours m of M_{m -> n}(x)
+    M_{n -> m}(y) = min_x [ b_nm(x, y) + g_n belief_n(x) - M_{m -> n}(x) ]
+    g_n = 1 / max(edges forwards, edges backwards)
+    bound = sum of the minima of beliefs and messages, each taken out where it is met
+
+Implemented in `trws_layouts.send_messages`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Value
 from autoshard.solvers.common import clock
-from autoshard.solvers.common.trws import send_messages
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
 
-_STEP = 0.5  # of the way to an even split among those that need a target, at first
-_SLOWER = 0.1  # a round
 _OTHERS = 0.05  # of the longest charge, for who keeps nothing
-_OPERATIONS = 8  # for each node and each edge of a sweep
 
 
 class _Edge(NamedTuple):
@@ -96,8 +105,8 @@ class Beliefs:
 
     def rounding(self, total: float) -> float:
         """What the sum of a sweep may be off by."""
-        count = len(self.unary) + len(self.edges)
-        return _OPERATIONS * count * float(np.finfo(self.kind).eps / 2) * (self.peak + abs(total))
+        operations = 4 * len(self.unary) + 6 * len(self.edges)  # with the additions to the sum
+        return operations * float(np.finfo(self.kind).eps / 2) * (self.peak + abs(total))
 
     def _send(self, n: int, edges: list[int]) -> float:
         """Messages from node n over these edges; what they raise the bound by."""
@@ -146,7 +155,7 @@ class Beliefs:
 
     def shift(self) -> None:
         """Shares of a target go part of the way to an even split among the consumers that now seem to need it."""
-        step = _STEP / (1 + _SLOWER * self.rounds)
+        step = 0.5 * ROUNDS / (ROUNDS + self.rounds)  # half of the way at first, then less
         favourite = [int(self.belief(n).argmin()) for n in range(len(self.unary))]
         self.tables.clear()
         moved: dict[int, Floats] = {}
@@ -198,3 +207,30 @@ def _penalty(sum_: Additive, own: list[Floats]) -> float:
     top = float(sum_.cumulative[-1]) if len(sum_.cumulative) else 0.0
     kept = top * sum(float(value.bytes.max(initial=0.0)) * len(value.consumers) for value in sum_.problem.values)
     return 1.0 + 2.0 * (sum(map(most, own)) + sum_.scale * seconds + kept)
+
+
+Edge = TypeVar("Edge")
+
+
+def send_messages(
+    belief: Floats,
+    share: float,
+    edges: Iterable[Edge],
+    message: Callable[[Edge, Floats], Floats],
+    keep: Callable[[Edge, Floats], None],
+) -> float:
+    """Messages over these edges of one node, from its belief (changed in place); what they raise the bound by.
+
+    `message`: of an edge, from g_n (belief - its least); `keep` stores it with its least taken out.
+    """
+    least = belief.min()
+    total = float(least)
+    belief -= least
+    belief *= share
+    for edge in edges:
+        sent = message(edge, belief)
+        least = sent.min()
+        total += float(least)
+        sent -= least
+        keep(edge, sent)
+    return total

@@ -1,9 +1,9 @@
 """A memory limit, or nodes of hundreds of choices, where exact tables over all choices take seconds, or don't fit: the
 few choices that messages rank first, and what all plans cost at the least.
 
-1. Messages without prices rank the choices, over one of equal layers where layers are equal (`top_k_choices.py`), else
-   over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables. Without a limit more
-   rounds of messages raise the bound, until it is near the plan (`hub_relaxation.bounded`).
+1. Messages without prices rank the choices, over one of equal layers where there are such (`restricted_start.py`),
+   else over all (`trws_layouts.Beliefs`); the problem over the first few is solved, in small tables. Without a limit
+   more rounds of messages raise the bound, until it is near the plan (`hub_relaxation.bounded`).
 2. Where that plan overflows: the least memory in full, or the proof that nothing fits. Then the problem over few
    choices is solved within the limit, which leaves prices of bytes; messages under these rank the choices that are
    added for the next time.
@@ -22,24 +22,19 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.effort import BUDGET_ENTRIES, FIRST, MOST_ROUNDS, PLANS, ROUGHLY, ROUNDS, SOME
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, reader_terms
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
-from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
-from autoshard.solvers.relax.restricted_start import FEW, FIRST, narrowed, ranking
-from autoshard.solvers.relax.top_k_choices import top_k_choices
+from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.restricted_start import narrowed, ranking, top_k_choices
 from autoshard.solvers.relax.trws_layouts import Beliefs
-
-_ROUNDS = 12  # the same without prices, where the bound stays open
-_EXACT_ROUNDS = 4  # over all choices, at most
-_PAIRS = 2  # plans that are mixed
-_PLANS = 12  # that prices begin from
 
 
 def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, clock: Clock | None = None) -> None:
@@ -50,12 +45,12 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, cl
     problem = condensed(state.problem)
     beliefs = Beliefs(additive(problem))
     climb(state, beliefs, 0.0, FIRST, loose)
-    keep = [some[:FEW] for some in ranking(problem, beliefs)]
+    keep = [some[:SOME] for some in ranking(problem, beliefs)]
     _free(state, replace(problem, capacity_bytes=math.inf), keep)
     if state.near is None and shares.cut and math.isinf(problem.capacity_bytes):
         _closed(state, beliefs, budget, loose, clock or Clock())
     elif state.near is None:
-        climb(state, beliefs, 0.0, _ROUNDS, loose)
+        climb(state, beliefs, 0.0, ROUNDS, loose)
     else:
         WideChoices(state, problem, shares, budget, loose).run(keep)
 
@@ -63,10 +58,10 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, cl
 def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock: Clock) -> None:
     """Without a limit no exact tables fit next to hubs: more rounds raise the bound, and what they rank first gives
     better plans."""
-    climb(state, beliefs, 0.0, _ROUNDS, loose)
+    climb(state, beliefs, 0.0, ROUNDS, loose)
     if state.gap > loose:
-        _free(state, state.problem, [some[:FEW] for some in ranking(state.problem, beliefs)])
-        climb(state, beliefs, 0.0, hub_relaxation.ROUNDS, loose)
+        _free(state, state.problem, [some[:SOME] for some in ranking(state.problem, beliefs)])
+        climb(state, beliefs, 0.0, MOST_ROUNDS, loose)
     found = hub_relaxation.bounded(state, budget, clock, beliefs, loose) if state.gap > loose else None
     if found is not None:
         state.raise_bound(found.bound)
@@ -83,7 +78,7 @@ class WideChoices:
         self.plans = [state.near]
         self.beliefs: Beliefs | None = None  # of the last prices, where nothing repeats
 
-    def run(self, keep: list[Integers] | None = None, exact_rounds: int = _EXACT_ROUNDS) -> bool:
+    def run(self, keep: list[Integers] | None = None, exact_rounds: int = FIRST) -> bool:
         """`keep`: the choices to begin with. `exact_rounds`: over all choices, at most. Whether there is a plan and
         prices have settled. Raises InfeasibleError where it is proven that nothing fits."""
         if self.state.choice is None:
@@ -108,10 +103,10 @@ class WideChoices:
     def ranked(self, prices: Floats) -> list[Integers]:
         """The first few choices of each node under these prices; all of what is chosen for its readers."""
         part = reader_terms.without_hubs(additive(self.problem, prices), self.shares.cut)
-        few = top_k_choices(part, FEW, prices)
+        few = top_k_choices(part, SOME, prices)
         self.beliefs = None if few else self.messages(prices)
         if self.beliefs is not None:
-            return [some[:FEW] for some in ranking(self.problem, self.beliefs)]
+            return [some[:SOME] for some in ranking(self.problem, self.beliefs)]
         assert few is not None
         for n in (*self.shares.heads, *self.shares.views):
             few[n] = np.arange(len(self.problem.nodes[n].seconds))
@@ -143,13 +138,12 @@ class WideChoices:
         if inner.near is None:
             return None
         within = LimitedSearch(inner, shares, BUDGET_ENTRIES, exact=True)
-        within.pairs = _PAIRS
         try:
             attempt(within.run)
         except InfeasibleError:  # of these few
             return None
         met = (_whole(keep, own.choice) for own in within.columns)
-        self.plans = list(dict.fromkeys([*self.plans, *met]))[-_PLANS:]
+        self.plans = list(dict.fromkeys([*self.plans, *met]))[-PLANS:]
         if inner.choice is None:
             return None
         state.offer(_whole(keep, inner.choice))

@@ -10,9 +10,9 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.stages.stage_problem import StageProblem
+from autoshard.units import EXACT
 
 _INF = float("inf")
-_ROUND = 1e-12
 COUNTED = 3  # points of a kind
 
 
@@ -49,7 +49,7 @@ def mixed(points: Sum, blocks: Integers, room: Floats, ratios: Floats) -> tuple[
     each = blocks[:, None] / len(ratios)
     spare = (room - blocks * points.bytes[0])[:, None] - more * _weighed(third, each, ratios)
     left = blocks[:, None] - third
-    reach = _reached(spare / sizes[1] * (1 + _ROUND), each, ratios)
+    reach = _reached(spare / sizes[1] * (1 + EXACT), each, ratios)
     second = np.clip(reach - third, 0, np.maximum(left, 0)).astype(np.int64)
     gain = third * (seconds[2] if points.size > 2 else 0.0) + second * seconds[1]
     gain = np.where((left >= 0) & (reach >= third), gain, _INF)

@@ -6,21 +6,32 @@ D - (K - 1) f. After its last forward at most K backwards are left, and that for
 waits at least D - (K - 1) b. With fewer than all micro-batches held, the last forward is after the first backward, and
 both waits count. Keeping less lets a stage hold more micro-batches, at the price of computing again: of all K the best
 is taken, for each range of blocks.
+
+What a device waits for after its last backward: collectives that run once a step, each as its block's backward ends.
+
+Blocks end in the reverse of the model's order, and their collectives take turns. So after the backward of block j, with
+the blocks before it still to run, those of blocks 0 to j are left:
+
+    exposed >= max over j of (sum_{i <= j} late_i - sum_{i < j} backward_i)
+
+Of what is hidden the backward that it is hidden beside takes a part longer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.stages.block_sums import BlockSums
 from autoshard.solvers.stages.range_costs import RangeCosts
-from autoshard.solvers.stages.stage_problem import point_bytes
+from autoshard.solvers.stages.stage_problem import StageProblem, point_bytes
 
 _INF = float("inf")
 _NEVER = 1e30  # seconds
-_EACH = 8  # numbers of micro-batches held that are looked at one by one; then they are taken in growing groups
-_GROW = 1.25
+GROW = 1.25  # times the last: groups, limits that are tried
 
 
 class IdleBound:
@@ -85,7 +96,7 @@ def _held(least: int, most: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first = min(least, most)
     while not found or found[-1][1] < most:
-        size = 1 if len(found) < _EACH else int(first * (_GROW - 1)) + 1
+        size = 1 if len(found) < ROUNDS else int(first * (GROW - 1)) + 1
         found.append((first, min(most, first + size - 1)))
         first = found[-1][1] + 1
     return found
@@ -103,3 +114,26 @@ def _least_after(table: list[Floats]) -> list[Floats]:
         np.minimum.at(before, end - length, every[end, length])
         found.insert(0, before)
     return found
+
+
+def late_seconds(late: Sequence[float] | Floats, backward: Sequence[float] | Floats, beside: float) -> Floats:
+    """[k]: of the first k blocks, exactly where each has a collective; `beside`: the part of what is hidden."""
+    total, hidden = (np.concatenate([[0.0], np.cumsum(own)]) for own in (late, backward))
+    exposed = np.concatenate([[0.0], np.maximum.accumulate(np.maximum(total[1:] - hidden[:-1], 0.0))])
+    found: Floats = exposed + min(beside, 1.0) * (total - exposed)
+    return found
+
+
+def least_late(problem: StageProblem, places: Sequence[int]) -> Floats:
+    """[end]: below that of the first stage, where it ends at so many of `places`, whatever points its blocks have: they
+    hide most where they take longest. Of several chunks the first one's backward is the last."""
+    fronts = [problem.fronts[kind] for kind in problem.line]
+    first = problem.of_stage(0)  # whose backward is the last
+    longest = [float(first[kind].backward_seconds.max()) for kind in problem.line]
+    found = late_seconds([front.late_seconds for front in fronts], longest, problem.late_beside)
+    ends = np.array(places)
+    if problem.chunks > 1:
+        start, stop = problem.run
+        ends = np.minimum(ends, start) + np.maximum(np.minimum(ends, stop) - start, 0) // problem.chunks
+    least: Floats = found[ends]
+    return least

@@ -13,11 +13,11 @@ from functools import cached_property
 import numpy as np
 
 from autoshard.ir.problem import Floats
+from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.stages.stage_problem import StageProblem
+from autoshard.units import ROUNDING
 
 _INF = float("inf")
-_ROUND = 1e-9
-_TANGENTS = 30
 
 
 class RoomBound:
@@ -56,22 +56,22 @@ class RoomBound:
         if (self.room < 0).any():
             return _INF
         limit = (self.whole + float(self.sent.sum())) / self.problem.stages
-        for _ in range(_TANGENTS):
+        for _ in range(MOST_ROUNDS):
             left = np.maximum(limit - self.sent, 0.0)
             content, slope = self.held(left)
             missing, steep = self.whole - float(content.sum()), float(slope[left > 0].sum())
-            if missing <= _ROUND * self.whole:
+            if missing <= ROUNDING * self.whole:
                 break
             if steep <= 0:
                 return _INF
             limit += missing / steep
-        return limit * (1 - _ROUND)
+        return limit * (1 - ROUNDING)
 
     @property
     def form_seconds(self) -> float:
         """Below the closed form."""
         chunks = self.problem.chunks
-        total = (self.whole + float(self.sent.sum())) * (1 - _ROUND)
+        total = (self.whole + float(self.sent.sum())) * (1 - ROUNDING)
         return total / chunks + (self.problem.micro_batches - 1 / chunks) * self.slowest_seconds
 
     @cached_property
@@ -79,15 +79,15 @@ class RoomBound:
         """Below the step in any order of undivided forwards and backwards: a stage has its first input once a
         micro-batch has passed those before it."""
         limit = self.problem.micro_batches * self.slowest_seconds
-        for _ in range(_TANGENTS):
+        for _ in range(MOST_ROUNDS):
             if limit == _INF:
                 return _INF
             content, steep = self._held_in(limit)
             missing = self.whole - content
-            if missing <= _ROUND * self.whole:
+            if missing <= ROUNDING * self.whole:
                 break
             limit = limit + missing / steep if steep > 0 else _INF
-        return limit * (1 - _ROUND)
+        return limit * (1 - ROUNDING)
 
     def _held_in(self, limit: float) -> tuple[float, float]:
         """(content, slope) of all stages in a step."""

@@ -20,14 +20,12 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.stages.counted_points import first_chunk_seconds
-from autoshard.solvers.stages.idle_bound import IdleBound
-from autoshard.solvers.stages.late_bound import least_late
+from autoshard.solvers.stages.idle_bound import GROW, IdleBound, least_late
 from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
+from autoshard.units import EXACT
 
 _INF = float("inf")
-_GROW = 1.3
-_ROUND = 1e-12
 _ABOVE = 1.05  # the closed form, as far as a certificate is made exact
 
 
@@ -71,7 +69,7 @@ def is_possible(problem: StageProblem) -> bool:
     for stage in range(problem.stages):
         least = np.array([float(own.min()) for own in problem.point_bytes(stage)])
         held = np.cumsum([0.0, *least[list(problem.line)]])
-        room = held + float(problem.capacity_bytes[stage]) * (1 + _ROUND) + _ROUND * held[-1]
+        room = held + float(problem.capacity_bytes[stage]) * (1 + EXACT) + EXACT * held[-1]
         farthest = np.searchsorted(held, room, side="right") - 1
         begins = np.flatnonzero(reached & (farthest > places))
         change = np.zeros(len(places) + 1, dtype=np.int64)
@@ -88,7 +86,7 @@ def _formula(problem: StageProblem, total: float, most: float) -> float:
 def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, list[int], float] | None:
     """(sum, cuts, maximum) of some plan: the limit on a stage is raised until there is one."""
     whole = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
-    limit = _GROW * whole / problem.stages
+    limit = GROW * whole / problem.stages
     each = ([float(own.seconds.max() + own.tail_seconds.max()) for own in fronts] for fronts in problem.every_front)
     most = [max(own) for own in zip(*each, strict=True)]
     top = whole + sum(most[kind] for kind in problem.line)
@@ -96,7 +94,7 @@ def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, li
         found = least_sum(costs.table(limit), limit)
         if found is not None or limit >= top:
             return found
-        limit = min(top, limit * _GROW) if limit > 0 else top
+        limit = min(top, limit * GROW) if limit > 0 else top
 
 
 def _swept(
@@ -109,7 +107,7 @@ def _swept(
     highest = max(first[2], (best - free / problem.chunks) / factor) if factor > 0 else _INF
     table = costs.table(highest)
     values = np.unique(np.concatenate([own[np.isfinite(own)] for own in table]))
-    values = values[values <= highest * (1 + _ROUND)]
+    values = values[values <= highest * (1 + EXACT)]
     low, high = 0, len(values) - 1  # bisected to the first feasible maximum
     while low < high:
         middle = (low + high) // 2
@@ -145,7 +143,7 @@ def least_sum(table: list[Floats], limit: float) -> tuple[float, list[int], floa
     sums[0] = 0.0
     taken = []
     for own in table:
-        total = np.where(inside & (own <= limit * (1 + _ROUND)), sums[begin] + own, _INF)
+        total = np.where(inside & (own <= limit * (1 + EXACT)), sums[begin] + own, _INF)
         length = total.argmin(axis=1)
         sums = total[np.arange(ends), length]
         taken.append(length)

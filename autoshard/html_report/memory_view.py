@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from autoshard.cluster.hardware import Hardware
+from autoshard.html_report.timeline_series import NameTable, differences, ticks
 from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
-from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation import Timeline
+from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
 from autoshard.units import format_bytes
 
 KINDS = {
@@ -36,3 +42,25 @@ def bytes_by_kind(program: Program, graph: Graph, hardware: Hardware) -> dict[st
         if span.start <= step <= span.last:
             sizes[span.held.kind] += span.held.bytes
     return sizes
+
+
+def memory_series(memory: MemoryPlan, plan: Plan, timeline: Timeline) -> dict[str, Any]:
+    """Columns of the spans: text, kind, bytes, first and last step; `starts`: when each step begins, as differences.
+
+    Tensors that are equal in all but their name stay apart: a click shows each.
+    """
+    names, kinds = NameTable(), list(KINDS)
+    spans = sorted(memory.spans, key=lambda span: (span.start, span.last, kinds.index(span.held.kind), span.held.name))
+    return {
+        "kinds": kinds,
+        "kind_words": list(KINDS.values()),
+        "starts": differences([ticks(seconds) for seconds in timeline.starts]),
+        "name": [names.number(span.held.name) for span in spans],
+        "kind": [kinds.index(span.held.kind) for span in spans],
+        "bytes": [round(span.held.bytes) for span in spans],
+        "first": differences([span.start for span in spans]),
+        "length": [span.last - span.start for span in spans],
+        "names": names.texts(),
+        "limit": round(plan.capacity_bytes) if math.isfinite(plan.capacity_bytes) else None,
+        "peak": timeline.peak_bytes,
+    }
