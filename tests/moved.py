@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.ir.program import Collective, Program
 from autoshard.program.weights import weight_steps
-from autoshard.redistribute.pair_table import LOCAL
+from autoshard.redistribute.collective_table import LOCAL
 
 _STAYS = {"", "identity", *LOCAL}  # what needs no other device
 

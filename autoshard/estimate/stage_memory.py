@@ -18,8 +18,8 @@ from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
 from autoshard.program.module_scopes import results_of
+from autoshard.program.places.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.simulation.memory_curve import Span, plan_memory
-from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.whole_steps.software import held_bytes
 
 HOST_STATE_BYTES = {"adamw": 16, "sgd": 8}  # float32 weights, gradients and moments, where the host updates them

@@ -17,7 +17,7 @@ from autoshard.estimate.stage_slots import Host, Part, Stages
 from autoshard.estimate.transformer import PRECISIONS, SHARDED, TrainingRun, Transformer, check
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
-from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
+from autoshard.program.places.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
 from autoshard.whole_steps.software import KERNELS, PACKAGES, host_figures, priced_as, with_software
 from autoshard.whole_steps.step_bands import StepKind, step_kind, whole_step_band
 

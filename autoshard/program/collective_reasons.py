@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.ir.layout import Partial, Placement, Replicate, Shard
+from autoshard.ir.layout import Placement, Shard
+from autoshard.redistribute.collective_table import kind
 
 _WHY = {
     ("P", "R"): "sum the partial {tensor} over {axis}",
@@ -21,16 +22,6 @@ _WHY = {
     ("R+", "R"): "{consumer} gives every device the whole gradient: it is counted once",
     ("R+", "P"): "{consumer} is partial over {axis}: {tensor} is counted once",
 }
-
-
-def kind(placement: Placement) -> str:
-    """S, R, R+ or P."""
-    if isinstance(placement, Shard):
-        return "S"
-    if isinstance(placement, Replicate):
-        return "R+" if placement.partial_gradient else "R"
-    assert isinstance(placement, Partial)
-    return "P"
 
 
 def reason(

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from autoshard.ir.layout import Layout
-from autoshard.redistribute.pair_table import (
+from autoshard.redistribute.collective_table import (
     BACKWARD,
     BY_INDEX,
     COLLECTIVES,

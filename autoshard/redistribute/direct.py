@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.ir.layout import REPLICATE, Layout, Shard
-from autoshard.redistribute.pair_table import kind
+from autoshard.redistribute.collective_table import kind
 from autoshard.redistribute.steps import Step, table_step
 
 EXCHANGED = frozenset({("S", "S"), ("S", "R"), ("S", "R+"), ("S", "P"), ("R", "S"), ("R+", "S"), ("P", "S")})

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.layout import Layout, Shard
+from autoshard.redistribute.collective_table import COLLECTIVES, CUTS
 from autoshard.redistribute.direct_prices import MessageTerm, distinct, pair_codes, signatures
-from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
 from autoshard.redistribute.prices import Floats, Prices, Terms
 from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, Space, pair_table, space
 

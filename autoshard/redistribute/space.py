@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, LocalSize, Placement, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.redistribute.pair_table import BACKWARD, FORWARD
+from autoshard.redistribute.collective_table import BACKWARD, FORWARD
 from autoshard.redistribute.steps import axis_shards, clean_cut
 
 Integers = NDArray[np.int64]

@@ -16,7 +16,7 @@ from autoshard.ir.intervals import Cut, runs
 from autoshard.ir.layout import AxisShard, Layout, LocalSize, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, DimCut
-from autoshard.redistribute.pair_table import BACKWARD, BY_INDEX, COLLECTIVES, CUTS, FORWARD, kind
+from autoshard.redistribute.collective_table import BACKWARD, BY_INDEX, COLLECTIVES, CUTS, FORWARD, kind
 
 
 @dataclass(frozen=True)

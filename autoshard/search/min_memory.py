@@ -15,7 +15,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.memory_bound.memory_lower_bound import MemoryLowerBound, memory_lower_bound
 from autoshard.ir.plan import Candidate
-from autoshard.search.alternatives import Choice, contenders
+from autoshard.search.contenders import Choice, contenders
 from autoshard.search.objectives import MEMORY, lean_plans, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.result import OPTIMAL, Solution, none_within

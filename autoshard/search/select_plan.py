@@ -13,9 +13,9 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Certificate, Plan, Search
-from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.build_plan import with_parts
 from autoshard.search.cached.search_cache import Figures
+from autoshard.search.contenders import Choice, contenders
 from autoshard.search.memory_fit import fitted
 from autoshard.search.min_memory import between, others
 from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled

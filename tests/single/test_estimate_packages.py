@@ -35,11 +35,11 @@ from autoshard.joint.joint_plan import confirmed
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.optimizer_shards import ZeroRequest, with_shards
 from autoshard.program.lower import lower
+from autoshard.program.places.pipeline_schedule import in_flight
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import predicted, with_step
-from autoshard.simulation.pipeline_schedule import in_flight
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.simulation.steps.program_step import measured_parts
 

@@ -26,6 +26,7 @@ from autoshard.ir.graph import Tensor as Value
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.lower import lower
+from autoshard.program.places.pipeline_schedule import chain_order, order_of
 from autoshard.program.places.place_order import placed_order, ways_to_loss
 from autoshard.program.places.placed_parts import op_places, parts_on, placed_parts
 from autoshard.program.stage_programs import stage_programs
@@ -33,7 +34,6 @@ from autoshard.program.step_check import check_step
 from autoshard.replay.command_line import command
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import predicted, with_step
-from autoshard.simulation.pipeline_schedule import chain_order, order_of
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.text import plan_diff
 from autoshard.verification.case import check_files, make_case

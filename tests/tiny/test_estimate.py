@@ -22,8 +22,8 @@ from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.graph_check import check
 from autoshard.ir.program import Collective, Compute
+from autoshard.program.places.pipeline_schedule import SCHEDULES
 from autoshard.simulation import simulate
-from autoshard.simulation.pipeline_schedule import SCHEDULES
 
 A100 = load_hardware("a100-80g-sxm")
 SMALL = Transformer(4, 256, 8, 128, 1000)

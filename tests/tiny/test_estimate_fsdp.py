@@ -24,7 +24,7 @@ from autoshard.estimate.transformer_program import build
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
-from autoshard.simulation.pipeline_schedule import Slot
+from autoshard.program.places.pipeline_schedule import Slot
 from autoshard.whole_steps import software
 
 # --- FSDP ---

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, most_in_flight, order_of, run_pipeline
+from autoshard.program.places.pipeline_schedule import (
+    SCHEDULES,
+    Placed,
+    Slot,
+    ends,
+    most_in_flight,
+    order_of,
+    run_pipeline,
+)
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 
 # --- pipeline schedules: every slot once and in order, the known closed forms, and a brute-force clock ---

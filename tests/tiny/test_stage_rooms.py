@@ -21,7 +21,7 @@ from autoshard.joint.point_reassignment import reassigned_points
 from autoshard.joint.step_candidates import JointResult, StepCandidate
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_local_search import StepLocalSearch
-from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
+from autoshard.program.places.pipeline_schedule import interleaved, most_in_flight, receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import certificate, is_possible, solve_stages

@@ -24,7 +24,7 @@ from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.graph_json import dumps
 from autoshard.joint.blocks.block_fronts import exposed_seconds
-from autoshard.simulation.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
+from autoshard.program.places.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import (

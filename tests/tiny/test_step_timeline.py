@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from autoshard.html_report.picture.stages_picture import stages_svg
+from autoshard.program.places.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.simulation.chrome_trace import step_trace
-from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.simulation.step_account import StepAccount
 from autoshard.simulation.step_operators import PartOperators, Segment, step_operators
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches, simulate_step

@@ -1,4 +1,5 @@
-"""SIGTERM and SIGINT end a run after the step that is running: the same one on all ranks, whichever of them heard it.
+"""Hears SIGTERM and SIGINT. train.py ends the run after the step that is running, the same one on all ranks: that a rank
+heard one travels with the loss (`nonfinite`).
 
 A thread hears them: Python's own handlers don't run while a process waits in a collective.
 """

@@ -23,9 +23,9 @@ from autoshard.graph_capture.tracing.functionalise import writing_assigned_buffe
 from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.python_state import steady
-from autoshard.graph_capture.tracing.refusals import noting_autocast, refuse_hooks, watching
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, library_function, noting_calls
 from autoshard.graph_capture.tracing.value_questions import Answers, FlagBuffers
+from autoshard.graph_capture.tracing.watched_forward import noting_autocast, refuse_hooks, watching
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
 _IN_LIBRARY = (

@@ -1,1 +1,1 @@
-"""A model whose operators have places: its parts, and the order in which they run."""
+"""In which order the parts of stages and places run, and what each gives the next."""
