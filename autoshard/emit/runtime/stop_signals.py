@@ -1,4 +1,4 @@
-"""Hears SIGTERM and SIGINT. train.py ends the run after the step that is running, the same one on all ranks: that a rank
+"""Hears SIGTERM and SIGINT. train.py ends the run after the step that is running, the same one on all ranks: which rank
 heard one travels with the loss (`nonfinite`).
 
 A thread hears them: Python's own handlers don't run while a process waits in a collective.
