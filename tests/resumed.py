@@ -28,7 +28,7 @@ EACH = 1  # steps of a placement
 LIMIT_SECONDS = 150.0  # of a run, before it hangs
 LOSS, STATE = 1e-6, 1e-9  # of float32, in which losses are summed over devices; of float64
 # Masks of dropout by global position, as `autoshard verify` has them: of the run's seed and step, not of its mesh.
-EXACT = ("runtime/randomness.py", "exact: bool = False", "exact: bool = True")
+EXACT = ("runtime/randomness.py", "self.exact = mesh, False", "self.exact = mesh, True")
 
 
 class Hanging(Exception):
@@ -47,6 +47,7 @@ class Resumed:
     def join(self, files: Mapping[str, str], ranks: int) -> None:
         """Mismatch where this placement goes on otherwise than the uninterrupted run, Hanging where it does not end."""
         package = self.folder / f"package{len(self.packages)}"
+        assert EXACT[1] in files[EXACT[0]]
         write_package(package, {**files, EXACT[0]: files[EXACT[0]].replace(*EXACT[1:])})
         compileall.compile_dir(package, quiet=1)  # once, not in every process
         self.packages.append((package, ranks))
