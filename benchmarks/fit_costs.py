@@ -23,7 +23,8 @@ from autoshard.estimate.transformer import TrainingRun
 from autoshard.estimate.transformer_program import build
 from autoshard.system.data_files import data_folder
 from benchmarks import measurements as m
-from benchmarks import steps
+from benchmarks.megatron_steps import head_slope
+from benchmarks.published_rows import FITTED_WIDTH, single_rows
 
 TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0)"
 NCCL = "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB"
@@ -95,7 +96,7 @@ def layouts(data: Path, forward: Part) -> dict[str, float]:
 def misaligned(data: Path) -> float:
     """The rate of products whose rows do not start at multiples of 16 bytes, beside that of others: what is left of the
     head's seconds over 50,257 words (vTrain's single-node steps at TP 1, of the narrower models) without the rest."""
-    rows, width, size = steps.single_rows(data), steps.FITTED_WIDTH, 4
+    rows, width, size = single_rows(data), FITTED_WIDTH, 4
     model = next(r.model for r in rows if (r.model.hidden, r.run.tp) == (width, 1))
 
     def predicted(share: float) -> float:
@@ -107,7 +108,7 @@ def misaligned(data: Path) -> float:
 
     aligned = predicted(1.0)
     product_seconds = predicted(0.5) - aligned  # half as fast adds them once more
-    return product_seconds / (product_seconds + steps.head_slope(rows, width, 1) - aligned)
+    return product_seconds / (product_seconds + head_slope(rows, width, 1) - aligned)
 
 
 def attention_backward(data: Path) -> float:
@@ -156,7 +157,7 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
         found.append(Entry(f"matmul.{key}", round(value, 3), kind, source))
     if device != "v100":
         where = "" if device == "a100" else "as on A100: "
-        source = f"{where}the head over 50,257 words in {steps.FITTED_WIDTH} wide models of vTrain's single-node steps"
+        source = f"{where}the head over 50,257 words in {FITTED_WIDTH} wide models of vTrain's single-node steps"
         kind = "measured" if device == "a100" else "default"
         found.append(Entry("matmul.misaligned", round(misaligned(data), 2), kind, source))
     fill = "start and end of the loop over k; between 94 and 133 fit best on four GPUs"

@@ -23,7 +23,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import one_product_seconds
 from autoshard.ir.mesh import Mesh
-from benchmarks import ascend_910c, cluster_steps, float8_steps, fsdp_runs, fsdp_steps, published, step_bands, steps
+from benchmarks import bloom_steps, megatron_steps, published_tables, step_bands
 from benchmarks import measurements as m
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
@@ -225,13 +225,9 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "Collectives in a node": collectives,
     "The same GPU in another server": other_host,
     "Bandwidth from the graph of the links": link_graph,
-    **steps.TABLES,
-    **fsdp_steps.TABLES,
-    **cluster_steps.TABLES,
-    **ascend_910c.TABLES,
-    **fsdp_runs.TABLES,
-    **float8_steps.TABLES,
-    **published.TABLES,
+    **megatron_steps.TABLES,
+    **bloom_steps.TABLES,
+    **published_tables.TABLES,
     **step_bands.TABLES,
 }
 
