@@ -82,13 +82,10 @@ def layouts(data: Path, forward: Part) -> dict[str, float]:
     """How fast the two products of the backward are beside the forward's: the median over shapes of measured rate over
     predicted rate, by layout (TN forward, NN gradient of the input, NT gradient of the weight)."""
     found: dict[str, list[float]] = {"TN": [], "NN": [], "NT": []}
-    for row in m.read(data / "kernel_efficiency.csv"):
-        if row["system"] != "a100_pcie" or row["op"] != "matmul":
-            continue
-        shape = dict(part.split("=") for part in row["shape"].split(", "))
-        sizes: Rows = {key: np.array([float(shape[key])]) for key in "mnk"} | {"item_bytes": np.array([2.0])}
+    for shape, rate, _ in m.kernels(data, "matmul", "a100_pcie"):
+        sizes = m.sizes_of(shape)
         predicted = 2 * np.prod([sizes[key] for key in "mnk"]) / forward.model.seconds(forward.constants, sizes)[0]
-        found[shape["layout"]].append(float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12 / predicted)
+        found[shape["layout"]].append(rate / predicted)
     medians = {layout: float(np.median(ratios)) for layout, ratios in found.items()}
     return {"dgrad": medians["NN"] / medians["TN"], "wgrad": medians["NT"] / medians["TN"]}
 

@@ -216,7 +216,8 @@ def bloom(data: Path) -> tuple[Step, ...]:
         seconds = float("nan") if full or raw["step_seconds"] in ("", "x") else float(raw["step_seconds"])
         given |= {
             "sequence": 2048, "vocabulary": BLOOM_VOCABULARY, "recompute": "full", "zero": int(raw["zero"] or 1),
-            "precision": raw["dtype"], "software": "deepspeed", "sequence_parallel": False, "hardware": BLOOM_CLUSTER, "seconds": seconds,
+            "precision": raw["dtype"],
+            "software": "deepspeed", "sequence_parallel": False, "hardware": BLOOM_CLUSTER, "seconds": seconds,
             "memory_gb": float(raw["memory_gb"]) if raw["memory_gb"].isdigit() else float("nan"),
             "name": f"{raw['size']} {raw['layers']}x{raw['hidden']}, {raw['heads']} heads",
             "workload": (raw["size"], raw["note"]), "full": full or not seconds > 0,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.calibrate import Products, Rows
+from autoshard.calibrate import Products
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS, one_attention_seconds
@@ -23,7 +23,7 @@ from autoshard.estimate.step import parameter_count
 from autoshard.estimate.transformer import FP8_FSDP, FSDP
 from autoshard.ir.mesh import Mesh
 from autoshard.whole_steps.software import tables as software_tables
-from benchmarks.measurements import read
+from benchmarks.measurements import kernels, sizes_of
 from benchmarks.published_rows import (
     ASCEND,
     FSDP_SOFTWARE,
@@ -114,8 +114,8 @@ def kernel_ratios(data: Path) -> Floats:
     model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
     constants = {free.key: hardware.constant(f"matmul.{free.key}") for free in model.free}
     found = []
-    for shape, rate, _ in _kernels(data, "matmul"):
-        sizes: Rows = {key: np.array([float(shape[key])]) for key in "mnk"} | {"item_bytes": np.array([2.0])}
+    for shape, rate, _ in kernels(data, "matmul", B200_KERNELS):
+        sizes = sizes_of(shape)
         flops = 2 * float(np.prod([sizes[key] for key in "mnk"]))
         found.append(flops / rate / float(model.seconds(constants, sizes)[0]))
     return np.array(found)
@@ -125,25 +125,17 @@ def attention_ratios(data: Path) -> Floats:
     """The same of causal attention, forward and backward; the source counts the scores above the diagonal, too."""
     hardware = load_hardware(MACHINES["b200"])
     relative, found = hardware.constant("attention.backward"), []
-    for shape, rate, op in _kernels(data, "sdp"):
+    for shape, rate, row in kernels(data, "sdp", B200_KERNELS):
         batch, length, heads, groups, head, value = (
             int(shape[key]) for key in ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
         )
-        way, size = (ATTENTION_BACKWARD_FLOPS, 2.0) if op == "sdp_bwd" else (1.0, 1.0)
+        way, size = (ATTENTION_BACKWARD_FLOPS, 2.0) if row["op"] == "sdp_bwd" else (1.0, 1.0)
         flops = way * 2.0 * batch * heads * length**2 * (head + value)
         traffic = size * 2 * batch * length * (heads * (head + value) + groups * (head + value))
         work = flops / 2 / (relative if way > 1 else 1.0)
         made = one_attention_seconds(hardware, "bfloat16", work, way * length, head, traffic)
         found.append(flops / rate / made)
     return np.array(found)
-
-
-def _kernels(data: Path, kind: str) -> Iterator[tuple[dict[str, str], float, str]]:
-    """Shape, FLOP/s and operator of that host's kernels whose names begin so."""
-    for row in read(data / "kernel_efficiency.csv"):
-        if row["system"] == B200_KERNELS and row["op"].startswith(kind):
-            shape = dict(part.split("=") for part in row["shape"].split(", "))
-            yield shape, float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12, row["op"]
 
 
 @lru_cache(maxsize=64)

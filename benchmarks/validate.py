@@ -118,15 +118,14 @@ def backward_products(data: Path) -> list[str]:
         hardware = load_hardware(m.PROFILES[device])
         for layout, (name, relative) in LAYOUTS.items():
             errors = []
-            for row in m.read(data / "kernel_efficiency.csv"):
-                if (row["system"], row["op"]) != (system, "matmul") or f"layout={layout}" not in row["shape"]:
+            for shape, measured, _ in m.kernels(data, "matmul", system):
+                if shape["layout"] != layout:
                     continue
-                shape = dict(part.split("=") for part in row["shape"].split(", "))
                 rows, columns, inner = (float(shape[key]) for key in "mnk")
                 flops, size = 2 * rows * columns * inner, 2 * (rows * inner + inner * columns + rows * columns)
                 rate = hardware.constant(f"matmul.{relative}") if relative else 1.0
                 predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
-                errors.append(predicted / (flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12)) - 1)
+                errors.append(predicted / (flops / measured) - 1)
             own = np.array(errors)
             found.append([f"{device.upper()}, another host", name, str(len(own)), signed(own), absolute(own)])
     header = ("device", "product", "rows", "signed", "absolute")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.near_tests import BEFORE, BY_PROCESSES, NEAR
 from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,8 +30,11 @@ def test_tool_is_content(tool: str) -> None:
 
 
 def test_the_tests_near_a_planted_fault_are_there() -> None:
-    tests = {*BY_PROCESSES, *(name for names in (*NEAR.values(), *BEFORE.values()) for name in names)}
-    wanted = {*(f"tests/{name}" for name in tests), *(f"autoshard/{name}" for name in (*NEAR, *BEFORE))}
+    near = tomllib.loads((ROOT / "benchmarks" / "near_tests.toml").read_text("utf-8"))
+    of_code = near["folder"] | near["file"]
+    tests = {*near["by_processes"], *(name for names in of_code.values() for name in names)}
+    wanted = {*(f"tests/{name}" for name in tests), *(f"autoshard/{name}" for name in of_code)}
+    assert len(tests) > 50
     assert not [name for name in wanted if not (ROOT / name).exists()]
 
 
