@@ -32,7 +32,7 @@ def test_tool_is_content(tool: str) -> None:
 def test_the_tests_near_a_planted_fault_are_there() -> None:
     near = tomllib.loads((ROOT / "benchmarks" / "near_tests.toml").read_text("utf-8"))
     code = near["folder"] | near["file"]
-    tests = {*near["by_processes"], *(name for names in code.values() for name in names)}
+    tests = {*near["by_processes"]}.union(*code.values())
     assert not [name for name in tests if not (ROOT / "tests" / name).exists()] and tests
     assert not [name for name in code if not (ROOT / "autoshard" / name).exists()]
 
