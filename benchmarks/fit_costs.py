@@ -5,7 +5,6 @@ Prints the constants with their held-out errors (ten seeded draws); `--write` wr
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -22,6 +21,7 @@ from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.transformer import TrainingRun
 from autoshard.estimate.transformer_program import build
 from autoshard.system.data_files import data_folder
+from benchmarks import harness
 from benchmarks import measurements as m
 from benchmarks.megatron_steps import head_slope
 from benchmarks.published_rows import FITTED_WIDTH, single_rows
@@ -209,10 +209,7 @@ def _as_all_reduce(found: list[Entry]) -> list[Entry]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = harness.options(__doc__, data=True).parse_args()
     a100 = products(options.data, "a100", load_hardware(m.PROFILES["a100"]))
     for device in m.PROFILES:
         found, error = costmodel(options.data, device, a100)

@@ -8,7 +8,6 @@ puts them into costmodels/whole_steps/software.toml.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,6 +17,7 @@ import numpy as np
 
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps import software
+from benchmarks import harness
 from benchmarks.megatron_steps import DISPATCH_SECONDS, STALL_SECONDS
 from benchmarks.published_rows import (
     ASCEND,
@@ -104,10 +104,7 @@ def _predicted(fit: Fit, values: tuple[float, ...]) -> Floats:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = harness.options(__doc__, data=True).parse_args()
     lines: list[str] = []
     for fit in fits(options.data):
         top = f"[software.{fit.software}]"

@@ -29,12 +29,16 @@ LLAMA_8B = {
 }  # fmt: skip
 
 
-def options(doc: str | None, only: Sequence[str] | None = None, graphs: bool = False) -> argparse.ArgumentParser:
-    """--write, and where they are asked for --only NAME (repeatable) and --graphs FOLDER."""
+def options(
+    doc: str | None, only: Sequence[str] | None = None, graphs: bool = False, data: bool = False
+) -> argparse.ArgumentParser:
+    """--write, and where they are asked for --only NAME (repeatable), --graphs FOLDER and --data FOLDER."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into its page")
+    parser.add_argument("--write", action="store_true", help="put what comes out into its page or file")
     if only is not None:
         parser.add_argument("--only", choices=list(dict.fromkeys(only)), action="append")
+    if data:
+        parser.add_argument("--data", type=Path, required=True, help="the folder of measurements")
     if graphs:
         parser.add_argument("--graphs", type=Path, help="a folder that keeps captured graphs for the next run")
     return parser

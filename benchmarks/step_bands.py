@@ -10,7 +10,6 @@ costmodels/whole_steps/bands.toml; docs/validation.md has the table.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from autoshard.estimate.step import style_of
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps.software import priced_as
 from autoshard.whole_steps.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
-from benchmarks import megatron_steps, published_rows
+from benchmarks import harness, megatron_steps, published_rows
 from benchmarks.published_rows import (
     ASCEND,
     FSDP_SOFTWARE,
@@ -261,10 +260,7 @@ TABLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = harness.options(__doc__, data=True).parse_args()
     print("\n".join(tables(options.data)))
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "bands.toml"

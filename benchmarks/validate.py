@@ -6,7 +6,6 @@ each table: it takes the folder and gives lines of markdown.
 
 from __future__ import annotations
 
-import argparse
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import one_product_seconds
 from autoshard.ir.mesh import Mesh
-from benchmarks import bloom_steps, megatron_steps, published_tables, step_bands
+from benchmarks import bloom_steps, harness, megatron_steps, published_tables, step_bands
 from benchmarks import measurements as m
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
@@ -250,12 +249,8 @@ def reflowed(lines: Sequence[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the folder of measurements")
-    parser.add_argument("--only", action="append", default=[], choices=TABLES, help="a section")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/validation.md")
-    options = parser.parse_args()
-    made = page(PAGE.read_text(encoding="utf-8"), options.data, options.only)
+    options = harness.options(__doc__, tuple(TABLES), data=True).parse_args()
+    made = page(PAGE.read_text(encoding="utf-8"), options.data, options.only or ())
     if options.write:
         PAGE.write_text(made, encoding="utf-8")
     else:
