@@ -1,4 +1,4 @@
-"""Names and strings of a model, as they enter code and pages: nothing of a model is printed but through one of these.
+"""Escapes every name and string of a model before it enters code or pages.
 
 `identifier` makes a Python name, `quoted` and `formatted` string literals, `printable` text of a comment, `prose` and
 `code_span` Markdown, `typed` a command of a shell. A model's own names may be any text: keywords, quotes, newlines,
@@ -16,6 +16,8 @@ from pathlib import Path
 
 _WORD = re.compile(r"""(?:\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|[^\s'"])+""")  # of a shell
 _MARKS = re.compile(r"([\\`<>\[\]|])")
+
+WIDTH = 120  # of a line of emitted code
 
 
 def identifier(text: str, reserved: Collection[str] = ()) -> str:

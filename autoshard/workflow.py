@@ -1,4 +1,4 @@
-"""From what a user named to the files of a package, one function a stage; the verbs of the interface call these.
+"""From a user's model to the files of a package, one function per stage.
 
 Heavy modules are imported where they are used, so that `autoshard --help` is quick and a saved graph needs no torch.
 """

@@ -11,6 +11,7 @@ from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY
 HEADER = ("architecture", "reached", "verified", "operators", "distinct", "without a rule", "error", "reason")
 ALL, NOT_RUN = "all", "not run"
 _BAR = re.compile(r"(?<!\\)\|")  # between cells: one within a cell is escaped
+_PASSED = re.compile(r"^(\S+) +(\d+) +(\d+) +(\d+) +(\S+e[-+]\d+)$", re.MULTILINE)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -25,9 +26,23 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.name, reached, verified, *graph, without, error, reason
 
 
+def passed_list(rows: Sequence[Row]) -> str:
+    """Name, operators, distinct ones, plans and largest error of the rows that passed without a remark."""
+    lines = [
+        f"{row.name:<26}{row.ops:>4}{row.operators:>4}{row.plans:>3}  {row.largest_error:.1e}"
+        for row in rows
+        if _plainly_passed(row)
+    ]
+    return "\n".join(lines)
+
+
+def _plainly_passed(row: Row) -> bool:
+    return row.passed and row.operators > 0 and not (row.without_rule or row.reasons)
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Markdown."""
-    lines = [HEADER, tuple("---" for _ in HEADER), *(cells(row) for row in rows)]
+    """The exceptions, as markdown."""
+    lines = [HEADER, tuple("---" for _ in HEADER), *(cells(row) for row in rows if not _plainly_passed(row))]
     return "\n".join("| " + " | ".join(_text(cell) for cell in line) + " |" for line in lines)
 
 
@@ -55,6 +70,9 @@ def rows_of(text: str, extent: Extent) -> dict[str, Row]:
     lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
     split = [[cell.strip().replace("\\|", "|") for cell in _BAR.split(line)[1:-1]] for line in lines]
     found = [_row(dict(zip(HEADER, line, strict=True)), extent) for line in split]
+    for name, ops, distinct, plans, error in _PASSED.findall(text):
+        line = (name, ALL, f"{plans}/{plans}", ops, distinct, "", error, "")
+        found.append(_row(dict(zip(HEADER, line, strict=True)), extent))
     return {row.name: row for row in found if row is not None}
 
 
@@ -81,24 +99,32 @@ def page(rows: Sequence[Row], extent: Extent) -> str:
 
 Written by `python -m benchmarks.architectures{" --quick" * (extent.name == "quick")} --results FILE --write`.
 
-Each model is built from a small configuration (see `tests/models`: from the libraries `transformers`, `timm`,
-`diffusers` and `peft`, as published by their authors, or with `torch.nn` alone).
+Each model is built from a small configuration (`tests/models`) of `transformers`, `timm`, `diffusers`, `peft`,
+published code, or `torch.nn` alone. It passes these stages:
 
-*reached*: the last of these stages, or all. *captured*, *planned*: by
-`autoshard plan MODEL --mesh {MESH} --hardware {HARDWARE} --strategy {STRATEGY}`
-(the best plan of so small a model would split nothing). *started*: the torchrun command that it printed makes steps,
-over gloo. *saved*: and writes a checkpoint after each. *killed*: all its processes by SIGKILL, in the middle.
-*resumed*: from its last checkpoint, at the next step. *taken back*: `convert.py --to-original`, and the original class
-loads the result, strictly. *weights*: the printed command starts from the original's own safetensors.
+1. *captured*, *planned*: `autoshard plan MODEL --mesh {MESH} --hardware {HARDWARE} --strategy {STRATEGY}` (the best
+   plan of so small a model would shard nothing);
+2. *started*, *saved*: the printed torchrun command trains over gloo and saves a checkpoint after each step;
+3. *killed*, *resumed*: all processes get SIGKILL, and training resumes from the last checkpoint at the next step;
+4. *taken back*: `convert.py --to-original`, and the original class loads the result, strictly;
+5. *weights*: the printed command starts from the original's own safetensors.
 
-*verified*: the plans whose package, with all devices in lock-step in one process, gives the original's outputs,
-gradients, parameters and buffers over three optimizer steps in float64, dropout included; *error*: the largest
-difference.
-Plans of the captured graph: {extent.words};
-for inference without a loss, those of `{INFERENCE_MESH}` again. Random plans use whatever strategies and
-redistributions are valid, good or bad: they try far more of the rules than the best plan does.
+*verified*: plans whose package computes the original's outputs, gradients, parameters and buffers over three optimizer
+steps in float64, dropout included, with all devices in lock-step. Plans: {extent.words}; for inference without a loss,
+those of `{INFERENCE_MESH}` again. Random plans use any valid strategies and redistributions, so they test more rules
+than the best plan does.
 
-*without a rule*: operators that run whole on every device; the rest of the model is still split.
+## Exceptions
+
+*without a rule*: operators that run whole on every device; the rest of the model is still sharded.
 
 {table(rows)}
+
+## Passed
+
+Operators, distinct operators, verified plans and the largest error:
+
+```text
+{passed_list(rows)}
+```
 """

@@ -81,10 +81,9 @@ def _chosen_freely(rows: Sequence[Step], each: np.ndarray, real: np.ndarray) -> 
     ]  # fmt: skip
     known = f"measured: {again[0] * 1e3:.1f} ms" if again else "not measured"
     return [
-        f"Among the {found.fitting} plans that fit in the space of these runs ({row.run.devices} devices, {batch} "
-        "sequences, full recomputation, ZeRO 1, 1F1B, tensor parallelism in a node, none along the sequence) the one "
-        f"chosen is {_split(run)}: {own * 1e3:.1f} ms a sequence ({known}). The fastest that was measured, "
-        f"{_split(row.run)}, is predicted to take {each[fastest] / own - 1:.1%} longer."
+        f"`estimate` would choose {_split(run)} among the {found.fitting} plans of this space that fit: "
+        f"{own * 1e3:.1f} ms a sequence ({known}). It predicts {each[fastest] / own - 1:.1%} more for the fastest that "
+        f"was measured, {_split(row.run)}."
     ]
 
 
@@ -106,11 +105,9 @@ def _reported_memory(rows: Sequence[Step]) -> list[str]:
         seen = (row.run.precision, row.model.hidden) == SEEN and row.run.zero == 1
         groups[f"{row.run.precision}, {'fitted' if seen else '**held out**'}"].append(row)
     lines = [
-        "The memory that the source reports is what a device has in use: the context, communicators and what the",
-        "allocator holds are in it. Next to it, what is predicted with the states of Megatron-LM (6 bytes a parameter",
-        "for weights and gradients) and with `--software deepspeed`: the states, buckets and ends of stages that it is",
-        "known to hold, and one fitted figure, what else is in use: the median over",
-        f"the {SEEN[0]} runs {SEEN[1]} wide. Mean, median, bias:",
+        "Reported memory includes context, communicators and the allocator. `--software deepspeed` adds the states,",
+        "buckets and ends of stages that DeepSpeed holds, and one fitted figure for other use, the median of the",
+        f"{SEEN[0]} runs {SEEN[1]} wide. Mean, median, bias:",
         "",
         "| runs | rows | Megatron's states | `--software deepspeed` | other use, GiB |",
         "|---|--:|---|---|--:|",

@@ -245,9 +245,9 @@ def page(rows: Sequence[Row]) -> str:
 {len(rows)} random models, {ends[RIGHT]} right, {ends[REFUSED]} refused at capture, {ends[WRONG]} wrong,
 {ends[CRASH]} crashed. Written by `python benchmarks/fuzz.py --models {len(rows)} --write`.
 
-A model is drawn from the proof cases of the table of operators, wired at random, and from modules that people write
+A model combines proof cases of the table of operators at random with modules as people write them
 (`tests/random_models.py`); its plan is random, every tenth searched. The package runs on all devices, and every output,
-gradient and buffer of every device is compared in float64 by code that shares nothing with `autoshard verify`
+gradient and buffer of every device is compared in float64 by code independent of `autoshard verify`
 (`tests/differential.py`). All ranks of a group must issue the same collectives in the same order.
 Largest error {largest:.1e}; {len(targets)} different operators ran.
 
@@ -277,10 +277,9 @@ def steps_section(first: int, ends: Counter[str], failures: Sequence[Row] = ()) 
 {ends[WRONG]} wrong, {ends[CRASH]} crashed. Written by
 `python benchmarks/fuzz.py --steps --first {first} --models {count} --write`.
 
-Buffers that are read and rewritten, losses over labels in larger expressions, tensors without elements and without
-dims, frozen parts, micro-batches and recomputation (`tests/random_steps.py`), under random plans on 2 to 4 devices;
-every 25th on two stages, in processes. `autoshard verify` runs each over two steps, `tests/differential.py` one of a
-single micro-batch. A step of which nothing is trained is refused.
+Random plans on 2 to 4 devices, every 25th on two stages, of models with rewritten buffers, losses over labels in larger
+expressions, empty and scalar tensors, frozen parts, micro-batches and recompute (`tests/random_steps.py`). `autoshard
+verify` runs two steps of each, `tests/differential.py` one micro-batch. Steps that train nothing are refused.
 {listed}
 """.rstrip()
         + "\n"
@@ -302,8 +301,8 @@ each, with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
 {sum(row.resumed for row in rows)} resumed. Written by `python benchmarks/fuzz.py {command} --write`.
 Refused: {listed}.
 
-Verified in lock-step, each goes on, in processes (`train.py`, gloo, float64, `tests/resumed.py`), from what the one
-before has saved, the first from the last: losses and state are an uninterrupted run's. Half the models have dropout.
+Each is verified in lock-step, then resumes the checkpoint of the placement before it in processes (`train.py`, gloo,
+float64, `tests/resumed.py`); losses and state must equal an uninterrupted run's. Half the models have dropout.
 """
 
 

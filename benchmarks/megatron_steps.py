@@ -137,12 +137,9 @@ def pipelines(data: Path) -> list[str]:
     return [
         *lines,
         "",
-        f"Rank correlations: {', '.join(f'{name} {value:.2f}' for name, value in each.items())}. With TP 2 and 4",
-        "most runs took a device as long as with TP 8, or longer, in no order of the micro-batch. What is",
-        "predicted for",
-        "messages, kernels and memory lies between TP 1 and TP 8: what these runs wait for is not modelled,",
-        "and not known.",
-        f"They count in all tables; on the {len(steady)} other rows the mean error is "
+        f"Rank correlations: {', '.join(f'{name} {value:.2f}' for name, value in each.items())}. Most runs with TP 2",
+        "and 4 took as long as with TP 8 or longer, in no order of the micro-batch; the cause is not known. Without",
+        f"them the mean error of the {len(steady)} other rows is "
         f"{np.abs(errors([rows[i] for i in steady], seconds[steady])).mean():.1%}.",
     ]
 
@@ -207,12 +204,11 @@ def composed(rows: Sequence[Step], held: Sequence[Sequence[Step]], each: Sequenc
     bias = np.array([np.mean(own) for own in means.values()])
     spread = np.array([np.std(own) for own in means.values()])
     return [
-        "The source calls these steps ground truth, but they are composed, not measured one by one: without replicas,",
-        f"of each group of three or four models that differ in depth alone ({len(linear)} groups), the seconds lie on",
-        f"a line over the layers to {largest:.0e} of them. What was measured is a layer for each width, TP and",
-        f"micro-batch ({len(means)} of them), and the ends. Each of these counted once: error {percent(bias)};",
-        f"within one the rows differ by {np.median(spread):.1%} (median). So 20 runs have seen most of what the others",
-        "consist of; the second row of the table has not.",
+        f"These steps were composed, not measured one by one: in {len(linear)} groups of models that differ in depth",
+        f"alone, the seconds lie on a line over the layers to {largest:.0e}. Measured were {len(means)} kinds of",
+        f"layers (width, TP, micro-batch); each counted once has an error of {percent(bias)}, and rows of one kind",
+        f"differ by {np.median(spread):.1%} (median). So 20 runs contain most of the others; the second row of the",
+        "table does not.",
     ]
 
 
@@ -226,10 +222,8 @@ def _off_line(rows: Sequence[Step]) -> Floats:
 def recomputed(rows: Sequence[Step], hardware: Hardware) -> list[str]:
     """What another sequence in a micro-batch costs a layer, where the device and not the host decides."""
     lines = [
-        "The source's configurations say that activations are recomputed in the backward (its simulator does so on",
-        "all stages but the last); these times do not show it, on any number of stages. Milliseconds that a layer",
-        "(2048 wide) takes longer for each further sequence in a micro-batch, from 4 to 8, by least squares over",
-        "layers, PP and DP:",
+        "The source's configurations say that activations are recomputed, but the times do not show it. Milliseconds",
+        "of a layer (2048 wide) for each further sequence in a micro-batch, from 4 to 8:",
         "",
         "| TP | measured | predicted, forward and backward | predicted, with recomputation |",
         "|--:|--:|--:|--:|",
@@ -246,11 +240,10 @@ def recomputed(rows: Sequence[Step], hardware: Hardware) -> list[str]:
     return [
         *lines,
         "",
-        f"With recomputation, TP 1 would compute at {flops / _layer_slope(rows, 1) / 1e9:.0f} TFLOP/s, unfused",
-        "attention and dropout included, where A100's best products alone reach 290. So they are predicted without.",
-        "The vocabulary is the source's 50,257 words, a TP-th of it rounded down: rows of 50,257 and 12,564 logits do",
-        "not start at multiples of 16 bytes, and products of such rows are slow (`matmul.misaligned`). The head of a",
-        f"model {FITTED_WIDTH * 2} wide takes {_head_ms(rows, 1):.1f} ms a sequence at TP 1 and",
+        f"With recomputation, TP 1 would reach {flops / _layer_slope(rows, 1) / 1e9:.0f} TFLOP/s, unfused attention",
+        "and dropout included; A100's best products alone reach 290. So the steps are predicted without. The",
+        "vocabulary of 50,257 words is not padded, so rows of logits are misaligned and slow (`matmul.misaligned`):",
+        f"the head of a model {FITTED_WIDTH * 2} wide takes {_head_ms(rows, 1):.1f} ms a sequence at TP 1, and",
         f"{_head_ms(rows, 2):.1f} ms at TP 2, whose rows are aligned.",
     ]
 

@@ -20,7 +20,7 @@ from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS, one_attention_seco
 from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.state_bytes import STATE_BYTES
 from autoshard.estimate.step import parameter_count
-from autoshard.estimate.transformer import FP8_FSDP, FSDP
+from autoshard.estimate.transformer import FP8_FSDP
 from autoshard.ir.mesh import Mesh
 from autoshard.whole_steps.software import tables as software_tables
 from benchmarks.measurements import kernels, sizes_of
@@ -28,7 +28,6 @@ from benchmarks.published_rows import (
     ASCEND,
     FSDP_SOFTWARE,
     GENERATIONS,
-    GPUS,
     MACHINES,
     Step,
     ascend,
@@ -49,6 +48,7 @@ from benchmarks.steps import (
     seconds_of,
     step_table,
     table,
+    with_software,
 )
 
 # --- Megatron-LM's papers ---------------------------------------------------------------------------------------------
@@ -161,18 +161,21 @@ def b200_steps(data: Path) -> list[str]:
     rows = b200(data)
     plain = errors(rows)
     draws = [errors(calibrated_steps(data, seed)) for seed in range(KERNEL_DRAWS)]
-    lines = table(
-        "run", "measured ms", "as shipped", f"{CALIBRATION_KERNELS} kernels", "peak GiB", "predicted"
-    )  # fmt: skip
+    kernels_shown = f"{CALIBRATION_KERNELS} kernels"
+    header = ("run", "micro-batches", "measured ms", "as shipped", kernels_shown, "peak GiB", "error")
+    lines = table(*header, words=5)
     memory = np.array([predicted_of(row).memory.peak / GIB / row.memory_gb - 1 for row in rows])
-    for row, a, b, off in zip(rows, plain, np.mean(draws, axis=0), memory, strict=True):
-        run, made = row.run, predicted_of(row).memory.peak / GIB
-        shared = f" cp {run.cp}, {row.model.sequence} tokens" if run.cp > 1 else f" pp {run.pp} dp {run.dp}"
-        name = f"{row.name}, {row.model.layers} layers, tp {run.tp}{shared}, {run.micro_batches}"
-        lines.append(
-            f"| {name} micro-batches | {row.measured_seconds * 1e3:.0f} | {a:+.1%} | {b:+.1%} | {row.memory_gb:.1f} | "
-            f"{made:.1f} ({off:+.1%}) |"
-        )
+    groups: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        run = row.run
+        shared = f"cp {run.cp}, {row.model.sequence} tokens" if run.cp > 1 else f"pp {run.pp}"
+        groups.setdefault(f"{row.name}, {row.model.layers} layers, tp {run.tp} {shared}", []).append(place)
+    for name, at in groups.items():
+        counts = ", ".join(str(rows[i].run.micro_batches) for i in at)
+        seconds = ", ".join(f"{rows[i].measured_seconds * 1e3:.0f}" for i in at)
+        each = (", ".join(f"{found[i]:+.0%}" for i in at) for found in (plain, np.mean(draws, axis=0)))
+        peak = f"{rows[at[0]].memory_gb:.1f} | {memory[at[0]]:+.1%}"
+        lines.append(f"| {name} | {counts} | {seconds} | {' | '.join(each)} | {peak} |")
     spread = np.array([np.abs(draw).mean() for draw in draws])
     ranks = [ranking(rows, seconds_of(rows))] if len({r.workload for r in rows}) < len(rows) / 2 else []
     order = f" Rank correlation of workloads with three splits {ranks[0].correlation:.2f}." if ranks else ""
@@ -239,135 +242,114 @@ def _expert_collectives() -> Iterator[tuple[str, int, str, float, float]]:
 def expert_collectives(data: Path) -> list[str]:
     """Of the 910C. Nothing is fitted."""
     hardware = load_hardware(PROFILE_910C)
-    lines = [
-        "| source | devices | what | MB of a device | measured us | predicted us | error |",
-        "|---|--:|---|--:|--:|--:|--:|",
-    ]
+    counts = sorted({devices for _, devices, *_ in _expert_collectives()})
+    found: dict[tuple[str, str], dict[int, str]] = {}
     large, small = [], []
     for source, devices, what, size, seconds in _expert_collectives():
         made = collective_seconds(hardware, Mesh((("ep", devices),)), 0, "all_to_all", size)
         (large if "4,096" in source else small).append(made / seconds - 1)
-        lines.append(
-            f"| {source} | {devices} | {what} | {size / 1e6:.1f} | {seconds / MICRO:.0f} | {made / MICRO:.0f} | "
-            f"{made / seconds - 1:+.0%} |"
-        )
+        found.setdefault((source, what), {})[devices] = f"{made / seconds - 1:+.0%}"
     return [
-        *lines,
+        *table("source", "kernel", *map(str, counts[:-1]), f"{counts[-1]} devices", words=2),
+        *(
+            f"| {source} | {what} | {' | '.join(own.get(devices, '–') for devices in counts)} |"
+            for (source, what), own in found.items()
+        ),
         "",
-        f"Large messages {percent(np.array(large))}, small ones {percent(np.array(small))} (mean, median, bias): the",
-        "profile's links don't lose bandwidth as groups grow, as these do, and small messages there take a fixed time",
-        "that no figure of the profile has: calibrate (`autoshard calibrate`). For kernels the paper has two",
-        "figures that bear on training: latent attention in bf16 at 65.4% of the peak and 84.1% of the memory's",
-        "bandwidth",
-        f"(here {hardware.constant('attention.compute'):.0%} and {hardware.constant('attention.memory'):.0%}), and "
-        f"products in int8 at 77.4 to 82.7% (here {hardware.constant('matmul.compute'):.0%}, in bf16); of neither are",
-        "shapes or seconds published to which the formulas could be compared.",
+        f"Large messages {percent(np.array(large))}, small ones {percent(np.array(small))} (mean, median, bias). These",
+        "links lose bandwidth as groups grow and small messages take a fixed time; the profile has neither, so",
+        "calibrate (`autoshard calibrate`). The paper's kernels reach 65.4% of the peak in latent attention (here",
+        f"{hardware.constant('attention.compute'):.0%}) and 77.4 to 82.7% in int8 products (here "
+        f"{hardware.constant('matmul.compute'):.0%}, in bf16), without shapes to compare.",
     ]
 
 
 # --- FSDP -------------------------------------------------------------------------------------------------------------
 
 DEVICES_PER_NODE = 8
-FAR = 0.15
+FAR, NAMED = 0.15, 2
 
 
 def fsdp(data: Path) -> list[str]:
-    """MPT by device, half and number of nodes; then the rows that are far off."""
+    """MPT by generation: fitted models, then the others by number of nodes; then the rows that are far off."""
     rows = mpt(data)
     own, plain = errors(rows), errors(mpt(data, "kernels"))
     kinds = [(str(r.workload[0]), r.fitted, "one" if r.run.devices <= DEVICES_PER_NODE else "many") for r in rows]
     lines = [
-        "| device | models | nodes | rows | error: mean, median, bias | worst | kernels: mean, bias |",
-        "|---|---|---|--:|---|--:|---|",
+        "| device | models | nodes | rows | error: mean, median, bias | worst | `kernels` |",
+        "|---|---|---|--:|---|--:|--:|",
     ]
-    for gpu in GPUS:
-        for fitted, name in ((True, "fitted"), (False, "**held out**")):
-            for nodes in ("one", "many"):
-                at = [i for i, kind in enumerate(kinds) if kind == (gpu, fitted, nodes)]
-                lines += [_fsdp_line(gpu.replace("_", " "), name, nodes, own[at], plain[at])] if at else []
     for name, gpus in GENERATIONS.items():
-        at = [i for i, kind in enumerate(kinds) if kind[0] in gpus and not kind[1]]
-        lines.append(_fsdp_line(f"all of {name}", "**held out**", "both", own[at], plain[at]))
+        at = [i for i, kind in enumerate(kinds) if kind[0] in gpus and kind[1]]
+        lines.append(_fsdp_line(name, "fitted", "all", own[at], plain[at]))
+        for nodes in ("one", "many"):
+            at = [i for i, kind in enumerate(kinds) if kind[0] in gpus and kind[1:] == (False, nodes)]
+            lines.append(_fsdp_line(name, "**held out**", nodes, own[at], plain[at]))
     far = sorted((abs(e), i) for i, e in enumerate(own) if abs(e) > FAR)[::-1]
     named = [
         f"{rows[i].name} on {rows[i].run.devices} {kinds[i][0].replace('_', ' ')}, sequence {rows[i].model.sequence}, "
         f"micro-batch {rows[i].run.micro_batch} {own[i]:+.0%}"
-        for _, i in far
-    ]  # each by name: nothing is left out of the means
-    return [*lines, "", f"Missed by more than {FAR:.0%} ({len(named)} of {len(own)}): {'; '.join(named)}."]
+        for _, i in far[:NAMED]
+    ]  # nothing is left out of the means
+    return [*lines, "", f"Missed by more than {FAR:.0%}: {len(far)} of {len(own)}, the farthest {'; '.join(named)}."]
 
 
 def _fsdp_line(device: str, name: str, nodes: str, own: Floats, other: Floats) -> str:
     worst = own[np.argmax(np.abs(own))]
-    kernels = f"{np.abs(other).mean():.1%}, {other.mean():+.1%}"
+    kernels = f"{np.abs(other).mean():.1%}"
     return f"| {device} | {name} | {nodes} | {len(own)} | {percent(own)} | {worst:+.0%} | {kernels} |"
 
 
 def eager_steps(data: Path) -> list[str]:
     """FSDP on other hosts: those that were not compiled."""
-    lines = [
-        "| run | devices | recomputed | measured s | predicted s | error |",
-        "|---|--:|---|--:|--:|--:|",
-    ]
+    lines = ["| run | devices | recomputed | measured s | error |", "|---|--:|---|--:|--:|"]
     rows = [row for row in fsdp_runs() if not row.run.compiled]
     off = errors(rows)
-    for row, made, error in zip(rows, seconds_of(rows), off, strict=True):
-        seconds = f"{row.measured_seconds:.2f} | {made:.2f}"
-        lines.append(f"| {row.name} | {row.run.devices} | {row.again} | {seconds} | {error:+.1%} |")
+    for row, error in zip(rows, off, strict=True):
+        lines.append(f"| {row.name} | {row.run.devices} | {row.again} | {row.measured_seconds:.2f} | {error:+.1%} |")
     lines.append("")
     for framework in ("torchtitan", "fms-fsdp"):
         for device in ("A100", "H100"):
             own = off[[row.release == framework and row.name.endswith(device) for row in rows]]
-            lines.append(f"{framework} on {device}: {percent(own)} (mean, median, bias).")
-    return [*lines, f"All: {percent(off)}."]
+            lines.append(f"{framework} on {device}: {percent(own)}.")
+    return [*lines, f"All: {percent(off)} (mean, median, bias)."]
 
 
 def compiled_steps(data: Path) -> list[str]:
     """The gain over the eager run beside it, and the step."""
-    lines = table(
-        "run", "devices", "gain, measured", "predicted", "compiled, measured s", "predicted s", "error"
-    )  # fmt: skip
+    lines = table("run", "devices", "gain, measured", "predicted", "error of the compiled step")
     pairs = [(a, b) for a, b in pairwise(fsdp_runs()) if b.run.compiled and not a.run.compiled]
     gains = []
     for eager, compiled in pairs:
         slow, fast = seconds_of([eager, compiled])
         gains.append((eager.measured_seconds / compiled.measured_seconds, slow / fast))
-        step = f"{compiled.measured_seconds:.2f} | {fast:.2f} | {fast / compiled.measured_seconds - 1:+.1%}"
-        shown = step if is_known(compiled) else "– | – | –"
+        shown = f"{fast / compiled.measured_seconds - 1:+.1%}" if is_known(compiled) else "–"
         lines.append(f"| {eager.name} | {eager.run.devices} | {gains[-1][0]:.2f} | {gains[-1][1]:.2f} | {shown} |")
     measured_gain, own_gain = np.array(gains).T
     return [
         *lines,
         "",
-        f"Mean gain {measured_gain.mean():.2f} measured, {own_gain.mean():.2f} predicted; torchtitan's, whose layers",
-        "are written as those that are priced, nearer than fms-fsdp's. Steps:",
-        f"{percent(errors([compiled for _, compiled in pairs if is_known(compiled)]))} (mean, median, bias).",
-        "What an eager step does besides its operators and a compiled one joins is not predicted of either: the sums",
-        "of a value's gradients, and rotations as fms-fsdp writes them, by matrices of two by two in float32.",
+        f"Mean gain {measured_gain.mean():.2f} measured, {own_gain.mean():.2f} predicted. Compiled steps:",
+        f"{percent(errors([compiled for _, compiled in pairs if is_known(compiled)]))} (mean, median, bias). Not "
+        "predicted, and fused in a compiled step: sums of a",
+        "value's gradients, and the rotations of fms-fsdp, by two-by-two matrices in float32.",
     ]
 
 
 def float8_steps(data: Path) -> list[str]:
-    """Each row, in three ways: as it ran at FSDP's rates, at those of kernels, and had it run in bfloat16."""
-    lines = table(
-        "run", "devices", "measured s", "`fsdp` s", "error", "`kernels` s", "error", "in bfloat16, `fsdp` s"
-    )  # fmt: skip
+    """Each row at FSDP's rates and at those of kernels."""
+    lines = table("run", "devices", "measured s", "`fsdp`", "`kernels`")
     titan = published("float8")
     groups = ([r for r in titan if r.run.pp == 1], [r for r in titan if r.run.pp > 1], mpt_float8(data))
     words = []
-    for name, rows in zip(("torchtitan without stages", "with stages", "MosaicML"), groups, strict=True):
-        ways = ((FP8_FSDP, FSDP_SOFTWARE), (FP8_FSDP, "kernels"), (FSDP, FSDP_SOFTWARE))
-        made = [
-            seconds_of([replace(r, run=replace(r.run, precision=precision, software=software)) for r in rows])
-            for precision, software in ways
-        ]
-        off = [errors(rows, own) for own in made[:2]]
-        for i, row in enumerate(rows):
-            rates = " | ".join(f"{made[way][i]:.2f} | {off[way][i]:+.1%}" for way in (0, 1))
-            lines.append(
-                f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {rates} | {made[2][i]:.2f} |"
-            )
-        words.append(f"{name}: {percent(off[0])} with `fsdp`, {percent(off[1])} with `kernels` (mean, median, bias).")
+    names = ("Mean, median, bias, torchtitan without stages", "With stages", "MosaicML")
+    for name, rows in zip(names, groups, strict=True):
+        own = [replace(row, run=replace(row.run, precision=FP8_FSDP)) for row in rows]
+        off = [errors(with_software(own, software)) for software in (FSDP_SOFTWARE, "kernels")]
+        for row, *both in zip(rows, *off, strict=True):
+            shown = " | ".join(f"{error:+.1%}" for error in both)
+            lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {shown} |")
+        words.append(f"{name}: {percent(off[0])} with `fsdp`, {percent(off[1])} with `kernels`.")
     return [*lines, "", *words]
 
 

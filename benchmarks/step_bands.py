@@ -200,37 +200,30 @@ def tables(data: Path) -> list[str]:
     """Kinds with the band that a prediction shows, then those of neighbours."""
     found = cases(data)
     bands, kinds = made(found), judged(found)
-    lines = [
-        "| device | style | rates | nodes | calibrated | steps | releases | band | inside, release held out | width | "
-        "mean error | no other | holds |",
-        "|---|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
-    ]
+    lines = ["| kind | steps | releases | band | inside |", "|---|--:|--:|--:|--:|"]
+    without = 0
     for one in kinds:
         band = nearest(bands, one.kind)
-        shown = "–" if band is None else f"±{band.error:.0%}"
-        lines.append(
-            f"| {_words(one.kind)} | {one.steps} | {one.releases} | {shown} | {one.inside:.0%} | ±{one.width:.0%} | "
-            f"{one.mean_error:.0%} | {one.alone:.0%} | {'yes' if one.keeps_its_word else '**no**'} |"
-        )
-    for kind, own in bands.items():
-        if _is_beside(kind):
-            lines.append(
-                f"| {_words(kind)} | {own.steps} | {own.releases} | ±{own.error:.0%} | – | – | – | – | neighbours |"
-            )
+        if band is None:
+            without += 1
+            continue
+        share = f"{one.inside:.0%}" if one.keeps_its_word else f"**{one.inside:.0%}**"
+        lines.append(f"| {_words(one.kind)} | {one.steps} | {one.releases} | ±{band.error:.0%} | {share} |")
     total = sum(one.steps for one in kinds)
     share = sum(one.inside * one.steps for one in kinds) / total
     return [
         *lines,
         "",
-        f"{sum(one.keeps_its_word for one in kinds)} of {len(kinds)} kinds hold what they promise, {LOW:.0%} of the",
-        f"steps of a release that they were not made from. {share:.0%} of their {total} steps lie inside, and of",
-        f"a kind {np.mean([one.inside for one in kinds]):.0%} on average.",
+        f"{without} further kinds have no band. {sum(one.keeps_its_word for one in kinds)} of all {len(kinds)} kinds",
+        f"hold what they promise: {LOW:.0%} of the steps of a release that they were not made from are inside.",
+        f"{share:.0%} of their {total} steps are inside, {np.mean([one.inside for one in kinds]):.0%} of a kind on",
+        "average.",
     ]
 
 
 def _words(kind: StepKind) -> str:
-    named = (kind.generation, kind.style, kind.software, kind.nodes, "yes" if kind.calibrated else "no")
-    return " | ".join(named)
+    named = (kind.generation, kind.style, f"`{kind.software}`", f"{kind.nodes} node{'s' * (kind.nodes == 'many')}")
+    return ", ".join((*named, *["measured host"] * kind.calibrated))
 
 
 def text(bands: Mapping[StepKind, MadeBand]) -> str:

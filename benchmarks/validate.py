@@ -56,10 +56,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-KERNEL_HEADER = (
-    "device", "rows", "predictions, all draws", "signed", "absolute", "roofline: signed", "absolute",
-    "half of the peak: signed", "absolute",
-)  # fmt: skip
+KERNEL_HEADER = ("device", "shapes", "predictions", "error", "bias", "roofline", "half of the peak")
 
 
 def _kernel_rows(
@@ -73,8 +70,7 @@ def _kernel_rows(
     constant = errors_of(flops / (peak * CONSTANT_EFFICIENCY), rows["seconds"])
     for name, chosen in parts:
         own, there = errors[chosen[places]], chosen.nonzero()[0]
-        figures = (own, roofline[there], constant[there])
-        shown = [text for some in figures for text in (signed(some), absolute(some))]
+        shown = (absolute(own), signed(own), absolute(roofline[there]), absolute(constant[there]))
         yield [device.upper(), name, str(len(own)), *shown]
 
 
@@ -86,7 +82,7 @@ def products(data: Path) -> list[str]:
         model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
         held = cross_validate(model, rows, partial(m.weight_shapes, rows))
         size_m, n, k = rows["m"], rows["n"], rows["k"]
-        parts = [("all", size_m > 0), ("m < 1024", size_m < 1024), ("m >= 1024", size_m >= 1024)]
+        parts = [("m < 1024", size_m < 1024), ("m >= 1024", size_m >= 1024)]
         traffic = rows["item_bytes"] * (size_m * k + k * n + size_m * n)
         found += _kernel_rows(device, held, rows, 2 * size_m * n * k, traffic, parts)
     return table(KERNEL_HEADER, found)
@@ -101,7 +97,7 @@ def attention(data: Path) -> list[str]:
         held = cross_validate(model, rows, partial(m.any_rows, rows))
         batch, length, heads, head = rows["batch"], rows["length"], rows["heads"], rows["head_dim"]
         traffic = rows["item_bytes"] * batch * length * head * 2 * (heads + rows["kv_heads"])
-        parts = [("all", length > 0), ("s < 2048", length < 2048), ("s >= 2048", length >= 2048)]
+        parts = [("s < 2048", length < 2048), ("s >= 2048", length >= 2048)]
         found += _kernel_rows(device, held, rows, 2 * batch * heads * length**2 * head, traffic, parts)
     return table(KERNEL_HEADER, found)
 
@@ -115,7 +111,8 @@ def backward_products(data: Path) -> list[str]:
     found: list[list[str]] = []
     for system, device in HOSTS.items():
         hardware = load_hardware(m.PROFILES[device])
-        for layout, (name, relative) in LAYOUTS.items():
+        biases = []
+        for layout, (_, relative) in LAYOUTS.items():
             errors = []
             for shape, measured, _ in m.kernels(data, "matmul", system):
                 if shape["layout"] != layout:
@@ -125,25 +122,19 @@ def backward_products(data: Path) -> list[str]:
                 rate = hardware.constant(f"matmul.{relative}") if relative else 1.0
                 predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
                 errors.append(predicted / (flops / measured) - 1)
-            own = np.array(errors)
-            found.append([f"{device.upper()}, another host", name, str(len(own)), signed(own), absolute(own)])
-    header = ("device", "product", "rows", "signed", "absolute")
+            biases.append(f"{signed(np.array(errors))} ({len(errors)})")
+        found.append([device.upper(), *biases])
+    header = ("device", *(f"{name} (products)" for name, _ in LAYOUTS.values()))
     return table(header, found)
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
 
-COLLECTIVE_HEADER = (
-    "device", "collective", *(f"{name}: {kind}" for name, _, _ in BANDS for kind in ("signed", "absolute", "baseline")),
-)  # fmt: skip
+COLLECTIVE_HEADER = ("device", "collective", *(name for name, _, _ in BANDS))
 
 
-def _bands(errors: np.ndarray, base: np.ndarray, sizes: np.ndarray, base_sizes: np.ndarray) -> list[str]:
-    found = []
-    for _, low, high in BANDS:
-        own, other = errors[(sizes >= low) & (sizes < high)], base[(base_sizes >= low) & (base_sizes < high)]
-        found += [signed(own), absolute(own), absolute(other)]
-    return found
+def _bands(errors: np.ndarray, sizes: np.ndarray, shown: Callable[[np.ndarray], str] = absolute) -> list[str]:
+    return [shown(errors[(sizes >= low) & (sizes < high)]) for _, low, high in BANDS]
 
 
 def _baseline(rows: Rows, hardware: Hardware) -> np.ndarray:
@@ -163,12 +154,13 @@ def collectives(data: Path) -> list[str]:
         places, errors = cross_validate(model, rows, partial(m.inner_sizes, rows))
         base, kinds = _baseline(rows, hardware), np.array(names)
         for name, shown in NAMES.items():
-            own, all_own = kinds[places] == name, kinds == name
-            bands = _bands(errors[own], base[all_own], rows["bytes"][places[own]], rows["bytes"][all_own])
-            found.append([device.upper(), shown, *bands])
+            own = kinds[places] == name
+            found.append([device.upper(), shown, *_bands(errors[own], rows["bytes"][places[own]])])
         everything.append((errors, base, rows["bytes"][places], rows["bytes"]))
-    whole = [np.concatenate(parts) for parts in zip(*everything, strict=True)]
-    found.append(["**all**", "**all**", *_bands(whole[0], whole[1], whole[2], whole[3])])
+    errors, base, sizes, base_sizes = (np.concatenate(parts) for parts in zip(*everything, strict=True))
+    found.append(["all", "**error**", *_bands(errors, sizes)])
+    found.append(["all", "bias", *_bands(errors, sizes, signed)])
+    found.append(["all", "baseline", *_bands(base, base_sizes)])
     return table(COLLECTIVE_HEADER, found)
 
 
@@ -181,11 +173,8 @@ def other_host(data: Path) -> list[str]:
         own = take(rows, rows["members"] == members)
         mesh = Mesh((("tp", int(members)),))
         errors = errors_of(collective_seconds(hardware, mesh, 0, "all_reduce", own["bytes"]), own["seconds"])
-        base = _baseline(own, hardware)
-        bands = _bands(errors, base, own["bytes"], own["bytes"])
-        found.append(["A100, another server", f"all-reduce of {int(members)}", *bands[3:]])
-    header = (*COLLECTIVE_HEADER[:2], *COLLECTIVE_HEADER[5:])
-    return table(header, found)
+        found.append([str(int(members)), *_bands(errors, own["bytes"], signed)[1:]])
+    return table(("GPUs", *COLLECTIVE_HEADER[3:]), found)
 
 
 def link_graph(data: Path) -> list[str]:
@@ -208,11 +197,11 @@ def link_graph(data: Path) -> list[str]:
         note = " (fitted)" if members == 8 else ""
         links = rows["bandwidth"][chosen][0] / link
         found.append(
-            [f"{int(members)}{note}", f"{links:.1f} of 6", f"{(bus / link).mean():.2f}", signed(shown[0]),
-             absolute(shown[0]), absolute(shown[1]), absolute(shown[2])]
+            [f"{int(members)}{note}", f"{links:.1f} of 6", f"{(bus / link).mean():.2f}", absolute(shown[0]),
+             absolute(shown[1]), absolute(shown[2])]
         )  # fmt: skip
-    header = ("GPUs", "links, from the graph", "links, measured", "at least 400 MB: signed", "absolute",
-              "one bandwidth for all groups", "1 MiB to 1 GiB: absolute")  # fmt: skip
+    header = ("GPUs", "links, from the graph", "links, measured", "error, 400 MB and more",
+              "one bandwidth for all groups", "error, 1 MiB to 1 GiB")  # fmt: skip
     return table(header, found)
 
 

@@ -2,9 +2,9 @@
 
     python docs/folders.py --write
 
-Of the first only the order of the folders is typed, there; what they are and hold is read from the code, and
-tests/tiny/test_imports.py holds that each imports only what stands above it. Of the second only the functions are
-named, here; what goes in and comes out is read from their signatures.
+Only the order of the folders is typed on the page; what each is for is read from its docstring, and
+tests/tiny/test_imports.py holds that each imports only what stands above it. The functions of the second picture are
+named here; what goes in and comes out is read from their signatures.
 """
 
 from __future__ import annotations
@@ -71,10 +71,6 @@ def folders(entries: list[str]) -> str:
     lines = []
     for entry in entries:
         lines += textwrap.wrap(f"{entry:<{COLUMN}}{sentence(entry)}", WIDTH, subsequent_indent=" " * COLUMN)
-        names = [path.stem for path in modules(entry) if path.stem != "__init__"]
-        if not entry.endswith(".py"):
-            indent = " " * (COLUMN + 2)
-            lines += textwrap.wrap(", ".join(names), WIDTH, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines) + "\n"
 
 

@@ -37,7 +37,7 @@ def _work(package: Path, folder: Path, save: Path | None, steps: int, found: Pat
     optimizer = loaded.train.make_optimizer(model, lr=1e-2)
     resume = str(folder) if folder.exists() else None
     done = loaded.train.prepare(model, optimizer, argparse.Namespace(resume=resume, weights=None, seed=0), mesh.rank)
-    batches = loaded.train.synthetic_batches(mesh, 0, done)
+    batches = loaded.batches.synthetic_batches(mesh, 0, done)
     for step in range(done + 1, done + steps + 1):
         mesh.random.step = step
         loaded.train.train_step(model, optimizer, mesh, next(batches), 1.0)

@@ -36,7 +36,7 @@ def main(folder: str, backend: str) -> None:
     model = package.build_model(mesh)
     options = argparse.Namespace(resume=None, weights=None, seed=0)
     train.prepare(model, train.make_optimizer(model), options, mesh.rank)
-    batch = next(train.synthetic_batches(mesh, 0, 0))
+    batch = next(importlib.import_module("batches").synthetic_batches(mesh, 0, 0))
     before = gradients(train, model, mesh, batch)
     blocks = importlib.import_module("runtime").compile_blocks(model, backend)
     found = error(before, gradients(train, model, mesh, batch))

@@ -29,7 +29,7 @@ def measure(package: LoadedPackage, mesh: Any) -> dict[str, Any]:
     """Bytes of the tensors that stay, and the peak of each phase above them with the operator after which it comes."""
     model = package.model.build_model(mesh)
     package.runtime.init_parameters(model)
-    inputs = next(package.train.synthetic_batches(mesh, 0, 0))
+    inputs = next(package.batches.synthetic_batches(mesh, 0, 0))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)  # as on a GPU
     package.train.compute_gradients = package.recorder.compute_gradients
     package.train.train_step(model, optimizer, mesh, inputs)

@@ -1,1 +1,1 @@
-"""The Python interface: what the command line does too, in a program."""
+"""The Python interface, with the functions of the command line."""

@@ -1,1 +1,1 @@
-"""What a user pins before the search: read, checked against what is offered, applied."""
+"""Pins: read, checked against the available strategies, applied to the problem."""

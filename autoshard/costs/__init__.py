@@ -1,4 +1,4 @@
-"""Seconds and bytes: formulas only, the numbers are in `costmodels/` and `hardware_profiles/`."""
+"""Seconds and bytes: formulas only; the numbers are in `costmodels/` and `hardware_profiles/`."""
 
 from autoshard.costs.bands import Band, provenance, step_band
 from autoshard.costs.collective import collective_seconds, joint_seconds

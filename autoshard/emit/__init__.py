@@ -12,6 +12,7 @@ from autoshard.emit.header import Header, header_of
 from autoshard.emit.initial_file import initial_file
 from autoshard.emit.model_file import model_file
 from autoshard.emit.part_files import part_files
+from autoshard.emit.pruning.pruned_package import pruned
 from autoshard.emit.readme import readme
 from autoshard.emit.user_operators import FOLDER, copied_files
 from autoshard.errors import InvalidFileError
@@ -45,27 +46,34 @@ def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
         )  # fmt: skip
         check_dynamic(small, of_bucket.others, graph)
         files[f"smaller_{number}.py"] = model_file(small, of_bucket)
-    files = package(program, header, files) | server_files(plan)
-    files |= {name: _own_text(_HERE / "package" / name) for name in FILES if plan.servers.count}
+    served = server_files(plan)
+    served |= {name: _own_text(_HERE / "package" / name) for name in FILES if plan.servers.count}
+    files = package(program, header, files, served)
     files["README.md"] += server_readme(plan)
     return files
 
 
-def package(program: Program, header: Header, models: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The same, from a header. `models`: the model's files, where these are several."""
+def package(
+    program: Program, header: Header, models: Mapping[str, str] | None = None, served: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The same, from a header. `models`: the model's files, where these are several; `served`: those of servers."""
     copies = copied_files(header.registrations)
+    own = {**(models or {MODEL: model_file(program, header)}), "initial.py": initial_file(header.recipes)}
     files = {
         "ruff.toml": _LINTER + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
-        **(models or {MODEL: model_file(program, header)}),
-        "initial.py": initial_file(header.recipes),
         "README.md": readme(program, header),
         **copies,
     }
-    for name, text in files.items():
+    for name, text in {**own, **copies}.items():
         if name.endswith(".py"):
             _check_python(name, text)
-    for path in sorted((_HERE / "package").glob("*.py")):  # autoshard's own
-        files |= {} if path.name in FILES else {path.name: _own_text(path)}
+    return files | pruned({**_support_files(), **(served or {})}, own)
+
+
+@lru_cache(maxsize=1)
+def _support_files() -> dict[str, str]:
+    """What packages have around the model, whole."""
+    files = {path.name: _own_text(path) for path in sorted((_HERE / "package").glob("*.py")) if path.name not in FILES}
     for path in sorted((_HERE / "runtime").glob("*.py")):
         files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")
     return files

@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from autoshard.code_text import docstring_text, printable
+from autoshard.code_text import WIDTH, docstring_text, printable
 
-WIDTH = 120
 _OPEN, _CLOSE = "([{", ")]}"
 
 

@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from autoshard.code_text import printable, quoted, typed_lines
+from autoshard.code_text import WIDTH, printable, quoted, typed_lines
 from autoshard.emit.classes import ClassContext, class_texts, operator_places
-from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
+from autoshard.emit.code_lines import docstring, packed, statement
 from autoshard.emit.header import Header
 from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.user_operators import registering_lines

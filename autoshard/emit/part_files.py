@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoshard.code_text import quoted
+from autoshard.code_text import WIDTH, quoted
 from autoshard.emit.classes import class_texts
-from autoshard.emit.code_lines import WIDTH, docstring, statement
+from autoshard.emit.code_lines import docstring, statement
 from autoshard.emit.header import Header
 from autoshard.emit.markers.marker_check import check_markers
 from autoshard.emit.model_file import (

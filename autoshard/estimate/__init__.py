@@ -1,1 +1,1 @@
-"""A step of a standard transformer from its numbers: `estimate(Transformer(...), TrainingRun(...), hardware)`."""
+"""A step of a standard transformer from its sizes: `estimate(Transformer(...), TrainingRun(...), hardware)`."""

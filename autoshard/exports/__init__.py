@@ -1,1 +1,1 @@
-"""A simulated step in other tools' formats: the profiler's trace, Chakra execution traces, a memory snapshot."""
+"""A simulated step in other tools' formats: profiler traces, Chakra execution traces, memory snapshots."""

@@ -1,1 +1,1 @@
-"""Graph, rules and costs as a `Problem`, with the way back from a number to what it stands for."""
+"""Graph, rules and costs as a `Problem`, and the meaning of each of its numbers."""

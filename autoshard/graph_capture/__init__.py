@@ -1,1 +1,1 @@
-"""From what a user named to a `Graph`: load the model, trace it, translate it, run the passes."""
+"""From a user's model to a `Graph`: load, trace, translate, run the passes."""

@@ -1,1 +1,1 @@
-"""The nouns that all else reads and writes: mesh, layout, graph, problem, plan, program. Frozen data, no torch."""
+"""The shared data types: mesh, layout, graph, problem, plan, program. Frozen data, no torch."""

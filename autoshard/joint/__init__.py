@@ -1,1 +1,1 @@
-"""Whole steps chosen together: stages, schedule, micro-batch, recomputation, ZeRO and the mesh inside a stage."""
+"""Searches whole steps: stages, schedule, micro-batch, recompute, ZeRO and the mesh inside a stage together."""

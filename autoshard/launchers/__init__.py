@@ -1,1 +1,1 @@
-"""Writes the job file of a scheduler into a package from a template, and starts it where that is possible."""
+"""Writes the job file of a scheduler into a package, and starts it."""

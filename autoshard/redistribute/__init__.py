@@ -1,4 +1,4 @@
-"""From one layout to another by the cheapest sequence of collectives, its price, and what the runtime is called with.
+"""From one layout to another by the cheapest sequence of collectives, with its price and runtime arguments.
 
 A step changes the placement of one or several mesh axes; its forward acts on the value, its backward on the gradient.
 The cheapest way is a shortest path over layouts by the steps of the pair table, or the direct one by an exchange.

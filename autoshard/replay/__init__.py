@@ -1,1 +1,1 @@
-"""A plan that was made before: checked, carried over to other sizes, priced again, as a command line."""
+"""Existing plans: checked, resized, priced again, printed as a command line."""

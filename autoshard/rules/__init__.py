@@ -1,4 +1,4 @@
-"""Rules: each operator's loops, and the ways to split it that follow. Reading `OPERATORS` is reading what we know."""
+"""Rules: each operator's loops, and the strategies that follow."""
 
 from autoshard.rules.algebra.instance import Instance, TensorFacts, bind
 from autoshard.rules.algebra.notation import Dim, Rule, RuleError, Term

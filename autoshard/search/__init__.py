@@ -1,1 +1,1 @@
-"""What stands around one solve: objectives, the memory limit, mesh shapes, plans worth simulating."""
+"""Everything around one solve: objectives, the memory limit, mesh shapes, plans worth simulating."""

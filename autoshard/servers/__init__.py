@@ -1,1 +1,1 @@
-"""Parameter servers: what is asked of them, the plan of a worker and its servers, and the files of their package."""
+"""Parameter servers: the request, the plan of workers and servers, and the files of their package."""

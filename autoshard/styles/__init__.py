@@ -1,1 +1,1 @@
-"""Plans that people know by name, as what they leave of a problem: data parallelism, FSDP, Megatron, both."""
+"""Well-known plans as restrictions of a problem: data parallelism, FSDP, Megatron, combinations."""

@@ -1,1 +1,1 @@
-"""Files, streams and errors of the operating system, and where the data folders lie."""
+"""Files, streams and errors of the operating system, and the locations of the data folders."""

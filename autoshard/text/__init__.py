@@ -1,1 +1,1 @@
-"""A plan in a reader's words: the summary, why it is as it is, and how two differ."""
+"""Plans as text: the summary, explanations, and differences between two plans."""

@@ -1,4 +1,4 @@
-"""Proof that an emitted package computes what the original model does, by running both in float64 and comparing."""
+"""Proves that an emitted package computes what the original model does, by running both in float64."""
 
 from autoshard.verification.case import Case, check_files, check_folder, make_case
 from autoshard.verification.comparison.error_measure import THRESHOLD, Error, Worst

@@ -275,7 +275,7 @@ def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: floa
         package = load_package(folder)
     except Exception as error:
         raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
-    own, axes = (package.runtime.ParallelMesh, package.runtime.Stages), dict(program.mesh.axes)
+    own, axes = (package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)), dict(program.mesh.axes)
     places = place_axes(program)
     more = step.part_stages, places
     results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, *own, *more)

@@ -13,35 +13,33 @@ from autoshard.rules.algebra.notation import Rule, Together
 from autoshard.rules.cases import ALL
 from autoshard.rules.operator_table import instance, rule_text
 from autoshard.rules.operators import KINDS
-from autoshard.rules.proof.rule_proof import OpCase, one_op_graph
+from autoshard.rules.proof.rule_proof import one_op_graph
 
 PATH = Path("docs/rules.md")
 BEGIN = "<!-- the table: written by `python -m autoshard.verification.rule_page --write` -->"
 END = "<!-- the table ends -->"
 EXAMPLES = 3  # of a rule function, with different texts
-_HEAD = (
-    "| operators | for | loops | summed | whole | a partial passes in | variant |",
-    "|---|---|---|---|---|---|---|",
-)
+_HEAD = ("| operators | loops | remarks |", "|---|---|---|")
 INTRODUCTION = """# The rules
 
-An operator is described by its loops ("factors"), written like einsum; a mesh axis on a factor decides how every
-operand, result and gradient lies (the notation: `autoshard/rules/algebra/notation.py`; what follows: `derive.py`):
+A rule describes an operator by its loops ("factors"), as in einsum. A mesh axis on a factor decides the layout of
+every operand, result and gradient (notation: `autoshard/rules/algebra/notation.py`; layouts: `derive.py`):
 
-- a factor in an operand and the result: both are sharded there; one that the result lacks is *summed*, and the result
-  partial; one that an operand lacks: that operand is replicated, its gradient partial;
-- `+n` is added, not multiplied (a bias); `n?` may be absent; `...` are broadcasting dims, `d*` several dims, `(g c)` a
-  product of factors, outermost first, and a number a dim that nothing cuts;
-- *whole* factors can't be cut: the operator needs all of them on each device;
-- *a partial passes in* `0+1`: partial sums in operands 0 and 1 together give a partial sum; in `0, 1`: in either alone;
-- a *variant* of the runtime replaces the operator, where an axis is on its factors (or always); `joined` factors are
-  joined by its own collectives; a choice like `ring` (s+t) cuts several factors at once, `heads` (g*r) their product.
+- a factor in an operand and the result shards both; an operand that lacks the factor is replicated, with a partial
+  gradient;
+- `+n` is added, not multiplied (a bias); `n?` may be absent; `...` are broadcasting dims, `d*` several dims, `(g c)`
+  a product of factors, outermost first; a number is a dim that cannot be sharded;
+- *sum*: the result lacks these factors, and sharding one makes it a partial sum;
+- *whole*: these factors cannot be sharded;
+- *partial in* `0+1`: partial sums in operands 0 and 1 together give a partial sum; in `0, 1`: in either alone;
+- *variant*: this function of the runtime replaces the operator if an axis is on its factors (or always). It joins its
+  `joined` factors by collectives of its own. A choice like `ring` (s+t) shards several factors at once, `heads` (g*r)
+  their product.
 
-Where a rule depends on arguments, examples show it; sizes are of the operands. Every operator here is proved on each of
-its strategies, forward and backward, by `autoshard prove`, with the very calls that packages make; one that offers
-nothing but repetition would be called *whole only* there. For an operator that is not here a rule is looked for by
-experiment when a model is captured (`autoshard/rules/proof/discover.py`): it is proved, kept with the graph, and marked
-`discovered` in plans. Where nothing recombines, every device repeats the operator, and a warning names it.
+Where a rule depends on arguments, up to three examples are shown. `autoshard prove` runs every operator with every
+strategy, forward and backward. An operator that is not listed gets a rule by experiment at capture
+(`autoshard/rules/proof/discover.py`): it is proved, kept with the graph and marked `discovered` in plans. If no
+experiment succeeds, every device repeats the operator, and a warning names it.
 """
 
 
@@ -61,37 +59,39 @@ def _section(kind: ModuleType) -> Iterator[str]:
         groups.setdefault(rule, []).append(target)
     for rule, targets in groups.items():
         names = ", ".join(f"`{target.removeprefix('aten.')}`" for target in targets)
-        examples = [("", Rule.parse(rule))] if isinstance(rule, str) else _examples(targets)
-        for shapes, example in examples:
-            yield f"| {names} | {shapes} | {' | '.join(_cells(example))} |"
+        loops: dict[str, list[str]] = {}
+        for example in [Rule.parse(rule)] if isinstance(rule, str) else _examples(targets):
+            loops.setdefault(_remarks(example), []).append(f"`{str(example).partition('|')[0].strip()}`")
+        for remarks, each in loops.items():
+            yield f"| {names} | {'; '.join(dict.fromkeys(each))} | {remarks} |"
             names = ""
 
 
-def _examples(targets: Sequence[str]) -> list[tuple[str, Rule]]:
-    """The first different texts of a rule function over the proof cases, with operand shapes."""
-    found: dict[str, str] = {}
+def _examples(targets: Sequence[str]) -> list[Rule]:
+    """The first different texts of a rule function over the proof cases."""
+    found: list[str] = []
     for case in (case for case in ALL if case.target in targets):
         if len(found) == EXAMPLES:
             break
         graph = one_op_graph(case)
-        if instance(graph, graph.ops[0]).known:
-            found.setdefault(rule_text(graph, graph.ops[0]), _shapes(case))
-    return [(shapes, Rule.parse(text)) for text, shapes in found.items()]
+        text = rule_text(graph, graph.ops[0])
+        if text not in found and instance(graph, graph.ops[0]).known:
+            found.append(text)
+    return [Rule.parse(text) for text in found]
 
 
-def _shapes(case: OpCase) -> str:
-    return ", ".join("–" if o is None else "×".join(map(str, o.shape)) or "()" for o in case.operands)
-
-
-def _cells(rule: Rule) -> list[str]:
-    loops = str(rule).partition("|")[0].strip()
-    linear = ", ".join("+".join(map(str, group)) for group in rule.linear)
-    factors = " ".join(rule.variant_factors)
-    variant = f"`{rule.variant}`" + (f" on `{factors}`" if factors else "") if rule.variant else ""
-    several = [f"`{one.variant}` on `{one.name}` ({_joined(one)})" for one in rule.together]
-    variant = ", ".join([*([variant] if variant else []), *several])
-    variant += f", joined: `{' '.join(rule.joined)}`" if rule.joined else ""
-    return [f"`{loops}`", _factors(rule.sum), _factors(rule.whole), linear, variant]
+def _remarks(rule: Rule) -> str:
+    """What the loops do not say: factors summed, whole or joined, operands that pass partial sums, variants."""
+    on = f" on {_factors(rule.variant_factors)}" if rule.variant_factors else ""
+    variants = [f"`{rule.variant}`{on}"] if rule.variant else []
+    found = {
+        "sum": _factors(rule.sum),
+        "whole": _factors(rule.whole),
+        "partial in": ", ".join("+".join(map(str, group)) for group in rule.linear),
+        "variant": ", ".join([*variants, *(f"`{o.variant}` on `{o.name}` ({_joined(o)})" for o in rule.together)]),
+        "joined": _factors(rule.joined),
+    }
+    return "; ".join(f"{name} {text}" for name, text in found.items() if text)
 
 
 def _joined(several: Together) -> str:

@@ -127,7 +127,8 @@ def check_own(
 ) -> list[Error]:
     """Every tensor of every rank, in lock-step. Raises LockstepError where the package can't be run."""
     package = load_package(folder)
-    axes, kinds, step = dict(program.mesh.axes), (package.runtime.ParallelMesh, package.runtime.Stages), program.step
+    axes, step = dict(program.mesh.axes), program.step
+    kinds = package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)
 
     def work(mesh: Any) -> _Rank:
         return _run(package, mesh, own, reference, program)

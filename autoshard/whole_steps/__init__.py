@@ -1,1 +1,1 @@
-"""What published training steps say of a prediction: rates under load by software, and error bands of whole steps."""
+"""Corrections from published training steps: rates by software, and error bands of whole steps."""

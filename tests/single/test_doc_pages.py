@@ -59,7 +59,7 @@ def test_every_operator_is_on_the_page() -> None:
     text = page()
     ruled = {target for target, known in OPERATORS.items() if known.rule is not None}
     assert not {target for target in ruled if f"`{target.removeprefix('aten.')}`" not in text}
-    assert "`... m, n m, +n? -> ... n` | `m` |" in text
+    assert "`... m, n m, +n? -> ... n` | sum `m` |" in text
 
 
 def test_what_others_wrote_below_the_table_stays() -> None:

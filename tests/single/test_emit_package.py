@@ -138,7 +138,7 @@ def test_a_wrong_batch_says_what_was_expected(package: LoadedPackage, batch: Any
 def test_synthetic_batches_are_parts_of_one_global_batch(package: LoadedPackage) -> None:
     def rank(mesh: Any) -> list[Tensor]:
         whole = torch.randn(16, 8, generator=torch.Generator().manual_seed(5 * 1_000_003 + 7))
-        return [next(package.train.synthetic_batches(mesh, 5, 7))[0], package.batches.local_part("x", whole, mesh)]
+        return [next(package.batches.synthetic_batches(mesh, 5, 7))[0], package.batches.local_part("x", whole, mesh)]
 
     for mine, expected in run_lockstep({"dp": 2, "tp": 2}, rank):
         assert torch.equal(mine, expected)
@@ -182,7 +182,7 @@ def test_synthetic_integers_keep_to_the_range_of_their_column(model: type[nn.Mod
     package, own = package_of(model(), example), model()
 
     def rank(mesh: Any) -> list[Tensor]:
-        batches = package.train.synthetic_batches(mesh, 0, 0)
+        batches = package.batches.synthetic_batches(mesh, 0, 0)
         return [next(batches)[0] for _ in range(20)]
 
     drawn = torch.stack(run_lockstep({"dp": 2, "tp": 2}, rank)[0])

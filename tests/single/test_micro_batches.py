@@ -114,8 +114,8 @@ FAULTS = {
     "one dropout mask for all": ("mesh.micro_batch(number, labels, at)", "mesh.micro_batch(0, labels, at)"),
     "the sum of the losses": ("outputs[0] / MICRO_BATCHES", "outputs[0]"),
     "the first micro-batch each time": (
-        "slices_of(BATCH_SHARES, micro_batches,",
-        "slices_of(BATCH_SHARES, [micro_batches[0]] * MICRO_BATCHES,",
+        "slices_of(micro_batches,",
+        "slices_of([micro_batches[0]] * MICRO_BATCHES,",
     ),
     "summed after the first": ("GRADIENT_BUCKETS, count)", "GRADIENT_BUCKETS)"),
 }

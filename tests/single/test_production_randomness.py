@@ -188,7 +188,7 @@ PLANTED = {
     "nothing is dropped": ("dropout", RANDOMNESS, "noise.div_(max(1 - p, 1e-30))", "1.0", "deviation"),
     "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),
     "steps are counted from the resumed one": (
-        "dropout", "train.py", "log, step, judge, scaler)", "log, step - done, judge, scaler)", "resumed"
+        "dropout", "train.py", "log, step, judge)", "log, step - done, judge)", "resumed"
     ),
     "an inverted Bernoulli": ("bernoulli", DRAWING, "0.0, 1.0).to(p.dtype) < p)", "0.0, 1.0).to(p.dtype) > p)", "mean"),
     "inverted noise": ("features", DRAWING, "made.bernoulli_(first,", "made.bernoulli_(1 - first,", "mean"),

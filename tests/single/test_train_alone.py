@@ -22,7 +22,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
+from autoshard.verification.ranks.loaded_package import LoadedPackage
+from tests.whole_packages import loaded_from
 
 MODEL = f"{__file__}:tagger"
 LOADER = """
@@ -53,7 +54,10 @@ def tagger() -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("alone") / "package"
+    return emitted(tmp_path_factory.mktemp("alone") / "package")
+
+
+def emitted(out: Path) -> Path:
     graph = capture(MODEL, {})
     plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
     write_package(out, emit(lower(plan, graph), plan, graph))
@@ -63,18 +67,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedPackage]:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    loaded = load_package(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    for name in FILES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield loaded
-    for name in [n for n in sys.modules if n.partition(".")[0] in FILES]:
-        del sys.modules[name]
+    yield from loaded_from(folder, monkeypatch)
 
 
-FILES = ("convert", "model_parallel", "runtime", "initial", "batches", "run_options", "start_state")
+@pytest.fixture
+def whole_package(whole_packages: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedPackage]:
+    yield from loaded_from(emitted(tmp_path / "package"), monkeypatch)
+
+
 Start = Callable[..., tuple[int, str, str]]
 
 
@@ -176,18 +176,18 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
     assert code == 2 and f"error: --weights {tmp_path / 'lacking.pt'}: " in said and "free" in said
 
 
-def test_only_a_buffer_that_no_state_dict_holds_is_made_anew(package: LoadedPackage) -> None:
+def test_only_a_buffer_that_no_state_dict_holds_is_made_anew(whole_package: LoadedPackage) -> None:
     """What a state dict holds has its value by then: of the weights, or of a start."""
     import start_state  # type: ignore[import-not-found]  # the package's own
 
-    mesh = package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
+    mesh = whole_package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
     model = torch.nn.Module()
     for name, saved in (("saved", True), ("unsaved", False)):
-        held = package.runtime.shard_buffer(name, (3,), "R", mesh, init=("constant", 1.0))
+        held = whole_package.runtime.shard_buffer(name, (3,), "R", mesh, init=("constant", 1.0))
         model.register_buffer(name, held, persistent=saved)
-        package.runtime.assign(held, torch.full((3,), 5.0))
+        whole_package.runtime.assign(held, torch.full((3,), 5.0))
     start_state.fill_unsaved(model, {}, 0)
-    found = {name: package.runtime.local(held).tolist() for name, held in model.named_buffers()}
+    found = {name: whole_package.runtime.local(held).tolist() for name, held in model.named_buffers()}
     assert found == {"saved": [5.0] * 3, "unsaved": [1.0] * 3}
 
 
@@ -290,10 +290,10 @@ def test_how_a_device_steps_is_no_matter_of_a_checkpoint(package: LoadedPackage,
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_the_optimizer_takes_the_rate(name: str, package: LoadedPackage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package.train, "OPTIMIZER", name)
-    mesh = package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
-    optimizer = package.train.make_optimizer(package.model.build_model(mesh), lr=0.0625)
+def test_the_optimizer_takes_the_rate(name: str, whole_package: LoadedPackage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_package.train, "OPTIMIZER", name)
+    mesh = whole_package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
+    optimizer = whole_package.train.make_optimizer(whole_package.model.build_model(mesh), lr=0.0625)
     assert type(optimizer).__name__.lower() == name
     assert [group["lr"] for group in optimizer.param_groups] == [0.0625]
 

@@ -120,6 +120,7 @@ def test_copies_that_make_the_same_gradient_may_stay() -> None:
     assert proof.passed, proof.failure
 
 
+@pytest.mark.usefixtures("whole_packages")
 @pytest.mark.parametrize("zero", LEVELS)
 def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a step of three micro-batches, by the first of two devices."""
@@ -153,6 +154,7 @@ def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int, monke
     assert let_go["forward"] == (2 * count if zero == 3 else 0), "what forward gathered is not kept for backward"
 
 
+@pytest.mark.usefixtures("whole_packages")
 def test_weights_are_on_their_way_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """In forward and in backward the block after the one in use starts, so that alone the first of each is waited for
     as soon as it starts."""
@@ -186,6 +188,7 @@ def test_weights_are_on_their_way_before_they_are_used(monkeypatch: pytest.Monke
     assert len(late) <= 2, events
 
 
+@pytest.mark.usefixtures("whole_packages")
 def test_a_stage_gathers_before_its_input_comes_and_then_a_part_ahead() -> None:
     """Of two parts, here the halves of one model: all of the first at once, those of the second as the last block of
     the first comes into use."""

@@ -1,1 +1,1 @@
-"""The split model on its rank: `parallelize` and `shard`."""
+"""The sharded model on its rank: `parallelize` and `shard`."""

@@ -9,6 +9,7 @@ EVALUATION in model_parallel.py says so, and --eval-data is refused.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -78,10 +79,14 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
         return (staged_loss(model, mesh, inputs),)
     if BATCH_SHARES is not None:  # equal ones
         inputs = BATCH_SHARES.cut(inputs, mesh.coordinates[BATCH_SHARES.axis], mesh)
-    parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
+    own = module_of([inputs], mesh)
+    weights = contextlib.nullcontext()
+    if own.WEIGHT_BUCKETS:
+        parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
+        weights = gathered_together(mesh, parameters, own.WEIGHT_BUCKETS)
     mesh.random.training = False
     try:
-        with gathered_together(mesh, parameters, module_of([inputs], mesh).WEIGHT_BUCKETS):
+        with weights:
             result = model(*inputs)
     finally:
         mesh.random.training = True

@@ -102,20 +102,24 @@ def _row(name: str, row: Sequence[dict[str, Tensor]], length: int, dtype: torch.
 
 def check_pack() -> None:
     """UserError where this package can't take packed documents."""
-    shapes = {shape_at(name, SET) for name in INPUTS}
     if not set(MADE) & INPUTS.keys():
         why = f"the model takes none of {', '.join(MADE)}, by which it would keep the documents of a row apart"
     elif not IGNORED or not IGNORED.keys() < set(given()):
         why = "the model has no labels that can be left out of its loss"
-    elif len(shapes) > 1 or len(next(iter(shapes))) != 2 or any("int" not in own[1] for own in INPUTS.values()):
+    elif len(_shapes()) > 1 or len(min(_shapes())) != 2 or any("int" not in own[1] for own in INPUTS.values()):
         why = "the inputs are not all rows of tokens"
-    elif next(iter(shapes))[1] < LEAST:
-        why = f"rows of {next(iter(shapes))[1]} tokens hold no two documents"
+    elif min(_shapes())[1] < LEAST:
+        why = f"rows of {min(_shapes())[1]} tokens hold no two documents"
     elif reason := no_evaluation():
         why = f"documents are seen to be kept apart by a loss without training: {reason}"
     else:
         return
     raise UserError(f"--pack: {why}\n  try: batches of one document a row, with --pad")
+
+
+def _shapes() -> set[tuple[int, ...]]:
+    """Of the inputs, at the sizes that the command line fixes."""
+    return {shape_at(name, SET) for name in INPUTS}
 
 
 def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends, synthetic_batches  # noqa: F401 (for programs)
+from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends
 from dynamic_sizes import DYNAMIC_SIZES, agree, elements, module_of, step_sizes
 from elastic import end_surplus, run_fitting_plan
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
@@ -164,7 +164,10 @@ def compute_gradients(
     buckets = own.GRADIENT_BUCKETS
     sums = reducing(mesh, parameters, buckets) if last else accumulating(parameters, buckets)
     again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
-    with sums, gathered_together(mesh, parameters, own.WEIGHT_BUCKETS), again:
+    weights = contextlib.nullcontext()
+    if own.WEIGHT_BUCKETS:
+        weights = gathered_together(mesh, parameters, own.WEIGHT_BUCKETS)
+    with sums, weights, again:
         result = model(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
         scaled(outputs[0], scaler).backward()
@@ -188,12 +191,17 @@ def accumulate_gradients(
     slices = slices_of(BATCH_SHARES, micro_batches, mesh)
     shares = shares_of_labels(model, mesh, [own.inputs for own in slices])
     own, made, count = module_of(micro_batches, mesh), [], len(slices)
-    weights = own.WEIGHT_BUCKETS
     summed = reducing(mesh, parameters, own.GRADIENT_BUCKETS, count)
-    with summed, weights_of_step(mesh, parameters, [weights], count):
+    weights_of_all = contextlib.nullcontext()
+    if ZERO < 3:
+        weights_of_all = weights_of_step(mesh, parameters, [own.WEIGHT_BUCKETS], count)
+    with summed, weights_of_all:
         for (number, inputs, at), labels in zip(slices, shares, strict=True):
             again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
-            with mesh.micro_batch(number, labels, at), weights_of_micro_batch(mesh, parameters, weights), again:
+            weights = contextlib.nullcontext()
+            if ZERO == 3 and own.WEIGHT_BUCKETS:  # gathered for each micro-batch
+                weights = gathered_together(mesh, parameters, own.WEIGHT_BUCKETS)
+            with mesh.micro_batch(number, labels, at), weights, again:
                 result = model(*inputs)
                 outputs = result if isinstance(result, tuple) else (result,)
                 scaled(outputs[0] / MICRO_BATCHES, scaler).backward()
@@ -208,18 +216,10 @@ def weights_of_step(
     """Around all micro-batches: weights in shards that are gathered for all of them. `parts`: which, of each part;
     `count`: how many run here."""
     with contextlib.ExitStack() as stack:
-        if ZERO < 3:
-            after = count if ZERO == 1 else 1
-            lines = [stack.enter_context(gathered_together(mesh, parameters, own, after)) for own in parts]
-            gathered_ahead(lines, waits=STAGES > 1 and mesh.stages.index > 0)
+        after = count if ZERO == 1 else 1
+        lines = [stack.enter_context(gathered_together(mesh, parameters, own, after)) for own in parts]
+        gathered_ahead(lines, waits=STAGES > 1 and mesh.stages.index > 0)
         yield
-
-
-def weights_of_micro_batch(
-    mesh: ParallelMesh, parameters: dict[str, nn.Parameter], weights: Any
-) -> contextlib.AbstractContextManager[None]:
-    """Around one: weights in shards that are gathered for each."""
-    return gathered_together(mesh, parameters, weights) if ZERO == 3 else contextlib.nullcontext()
 
 
 def pipeline_gradients(
@@ -234,8 +234,10 @@ def pipeline_gradients(
     shares = shares_of_labels(model, mesh, micro_batches) if pipeline.counts_labels else []
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
-    weights = [WEIGHT_BUCKETS[part] for part in mesh.stages.parts]
-    with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters, weights), again:
+    weights_of_all = contextlib.nullcontext()
+    if ZERO < 3:
+        weights_of_all = weights_of_step(mesh, parameters, [WEIGHT_BUCKETS[part] for part in mesh.stages.parts])
+    with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_all, again:
         losses = pipeline.run(micro_batches, shares, scaler, step_sizes(micro_batches, mesh))
     mesh.stages.sum_shared(parameters, SHARED)
     return losses
@@ -468,8 +470,10 @@ def main() -> int:
         try:
             take_options(options)
             check_launch(options.backend)
-            own = (options.timeout, PART_STAGES, bool(HOST_TABLES), options.hccl_buffer)
-            mesh = ParallelMesh.from_environment(MESH, options.backend, *own, MESHES)
+            mesh = ParallelMesh.from_environment(
+                MESH, options.backend, options.timeout, hccl_buffers=options.hccl_buffer, host=bool(HOST_TABLES),
+                part_stages=PART_STAGES if STAGES > 1 else (), places=MESHES,
+            )  # fmt: skip
             failures.watch()
             check_nodes(mesh)
             code = run(options, mesh, stop)

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .axis import Axis, Unit
-from .float8 import linear_of, products_of
+from .float8 import Float8Products, fits, float8_linear
 from .kept_collectives import kept_result
 from .redistribution import Cut, all_gather, copy, cut_of, gather_whole, start_scatter
 
@@ -27,10 +28,11 @@ def column_parallel(
     """`F.linear(x, weight, bias)`, whose gradient for `x` is summed over `axis`: R -> R+ of `x`. With `dim` each device
     holds a part of that dim, which is gathered, and of whose gradient each gets its part: S -> R+ (`size` to
     `unit`, and `kept`, as of `all_gather`). `float8`: the products as of `float8_linear`."""
+    linear, products = (float8_linear, _float8_products) if float8 else (F.linear, _products)
     if _decided_elsewhere(x):
-        return linear_of(float8)(_moved(x, axis, dim, size, blocks, unit, kept), weight, bias)
+        return linear(_moved(x, axis, dim, size, blocks, unit, kept), weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return cast(Tensor, _kind(float8).apply(x, weight, bias, axis, cut, False, float8, kept))
+    return cast(Tensor, _kind(float8).apply(x, weight, bias, axis, cut, False, linear, products, kept))
 
 
 def shared_column_parallel(
@@ -39,11 +41,13 @@ def shared_column_parallel(
     kept: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gives, before the result, what others read of `x`: each of them adds its part to the gradient first."""
+    linear, products = (float8_linear, _float8_products) if float8 else (F.linear, _products)
     if _decided_elsewhere(x):
         whole = _moved(x, axis, dim, size, blocks, unit, kept)
-        return whole, linear_of(float8)(whole, weight, bias)
+        return whole, linear(whole, weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return cast("tuple[Tensor, Tensor]", _kind(float8).apply(x, weight, bias, axis, cut, True, float8, kept))
+    made = _kind(float8).apply(x, weight, bias, axis, cut, True, linear, products, kept)
+    return cast("tuple[Tensor, Tensor]", made)
 
 
 def _decided_elsewhere(x: Tensor) -> bool:
@@ -62,6 +66,33 @@ def _kind(float8: bool) -> type[_Linear]:
     return _Float8Linear if float8 else _Linear
 
 
+class Products:
+    """Those of a linear's backward: `gradient` (rows, outputs) of its result, `x` (rows, inputs) and `weight` (outputs,
+    inputs). The weight's gradient is in the weight's order in memory: autograd would copy one of another order."""
+
+    def __init__(self, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+        self.gradient, self.x, self.weight = gradient, x, weight
+
+    def of_input(self, others: Tensor | None = None) -> Tensor:
+        """The input's gradient, with what its other readers add."""
+        return self.gradient @ self.weight if others is None else torch.addmm(others, self.gradient, self.weight)
+
+    def of_weight(self) -> Tensor:
+        if self.weight.is_contiguous():
+            return self.gradient.t() @ self.x
+        return (self.x.t() @ self.gradient).t()
+
+
+def _products(x: Tensor, weight: Tensor) -> type[Products]:
+    """Of the backward of `F.linear`."""
+    return Products
+
+
+def _float8_products(x: Tensor, weight: Tensor) -> type[Products | Float8Products]:
+    """Of the backward of `float8_linear` at these operands."""
+    return Float8Products if fits(x, weight) else Products
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -72,13 +103,14 @@ class _Linear(torch.autograd.Function):
         axis: Axis,
         cut: Cut | None,
         shared: bool,
-        float8: bool,
+        linear: Callable[..., Tensor],
+        products: Callable[..., Any],
         kept: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
         whole = x if cut is None else _gathered(x, axis, cut, kept)
         ctx.save_for_backward(whole, weight)
-        ctx.axis, ctx.cut, ctx.products = axis, cut, products_of(float8, whole, weight)
-        result = linear_of(float8)(whole, weight, bias)
+        ctx.axis, ctx.cut, ctx.products = axis, cut, products(whole, weight)
+        result = linear(whole, weight, bias)
         return (whole.view_as(whole), result) if shared else result
 
     @staticmethod
@@ -93,7 +125,7 @@ class _Linear(torch.autograd.Function):
             del summed  # a scatter sends a copy
         of_weight = products.of_weight() if ctx.needs_input_grad[1] else None
         of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        return wait and wait(), of_weight, of_bias, None, None, None, None, None
+        return wait and wait(), of_weight, of_bias, None, None, None, None, None, None
 
 
 class _Float8Linear(_Linear):

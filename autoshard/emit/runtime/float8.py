@@ -10,7 +10,6 @@ scale of the whole tensor, whose largest element is at least the shard's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,10 +30,11 @@ def formats() -> tuple[torch.dtype, torch.dtype]:
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` in float8, where these are bfloat16 and all three dims fit the kernels."""
-    return cast(Tensor, _Float8Linear.apply(x, weight, bias)) if _fits(x, weight) else F.linear(x, weight, bias)
+    return cast(Tensor, _Float8Linear.apply(x, weight, bias)) if fits(x, weight) else F.linear(x, weight, bias)
 
 
-def _fits(x: Tensor, weight: Tensor) -> bool:
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernels take them."""
     rows = x.numel() // max(1, x.shape[-1])
     return x.dtype == torch.bfloat16 and all(n and n % UNIT == 0 for n in (rows, *weight.shape))
 
@@ -67,25 +67,8 @@ def product(left: Scaled, right: Scaled, bias: Tensor | None = None, *, fast: bo
     )  # fmt: skip
 
 
-class Products:
-    """Those of a linear's backward: `gradient` (rows, outputs) of its result, `x` (rows, inputs) and `weight` (outputs,
-    inputs). The weight's gradient is in the weight's order in memory: autograd would copy one of another order."""
-
-    def __init__(self, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
-        self.gradient, self.x, self.weight = gradient, x, weight
-
-    def of_input(self, others: Tensor | None = None) -> Tensor:
-        """The input's gradient, with what its other readers add."""
-        return self.gradient @ self.weight if others is None else torch.addmm(others, self.gradient, self.weight)
-
-    def of_weight(self) -> Tensor:
-        if self.weight.is_contiguous():
-            return self.gradient.t() @ self.x
-        return (self.x.t() @ self.gradient).t()
-
-
 class Float8Products:
-    """The same in float8."""
+    """Those of a linear's backward, as `column_parallel.Products` has them, in float8."""
 
     def __init__(self, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
         self.gradient, self.x, self.weight = scaled(gradient, gradient=True), x, weight
@@ -99,15 +82,6 @@ class Float8Products:
         if self.weight.is_contiguous():
             return product(self.gradient.t(), x)
         return product(x.t(), self.gradient).t()
-
-
-def linear_of(float8: bool) -> Callable[..., Tensor]:
-    return float8_linear if float8 else F.linear
-
-
-def products_of(float8: bool, x: Tensor, weight: Tensor) -> type[Products | Float8Products]:
-    """The backward of `linear_of(float8)` at these operands."""
-    return Float8Products if float8 and _fits(x, weight) else Products
 
 
 class _Float8Linear(torch.autograd.Function):

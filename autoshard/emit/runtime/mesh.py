@@ -67,7 +67,7 @@ class ParallelMesh:
         axes: Mapping[str, int],
         backend: str,
         timeout_seconds: float | None = None,
-        part_stages: Sequence[int] = (0,),
+        part_stages: Sequence[int] = (),
         host: bool = False,
         hccl_buffers: Mapping[str, int] | None = None,
         places: Sequence[Mapping[str, int]] = (),
@@ -75,15 +75,17 @@ class ParallelMesh:
         """Joins the processes that torchrun, or another launcher that `start_variables` knows, started. `backend` is
         gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
-        `timeout_seconds`: of a collective, None for the backend's own. `part_stages`: of each part of the model,
-        the stage; each has a mesh of these axes, or as `places` says. `host`: some of the model lies in host memory,
-        for which gloo joins the hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group, by its axes (`tp`,
-        `dp+tp`).
+        `timeout_seconds`: of a collective, None for the backend's own. `part_stages`: of each part of the model, the
+        stage, where there are several; each has a mesh of these axes, or as `places` says. `host`: some of the model
+        lies in host memory, for which gloo joins the hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group,
+        by its axes (`tp`, `dp+tp`).
         """
         take_start()
-        stages = max(part_stages) + 1
-        places = places or [axes] * stages
-        size = first_ranks(places)[-1]
+        if part_stages:
+            places = places or [axes] * (max(part_stages) + 1)
+            size = first_ranks(places)[-1]
+        else:
+            size = math.prod(axes.values())
         started = int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())
@@ -95,7 +97,7 @@ class ParallelMesh:
             options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
             if "RANK" not in os.environ:
                 options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-            if backend == "nccl" and stages == 1:
+            if backend == "nccl" and not part_stages:
                 options["device_id"] = device  # communicators are made at once, and no rank guesses its device
             own = f"cpu:gloo,{device.type}:{backend}" if host and device != HOST else backend
             dist.init_process_group(own, **options)
@@ -105,7 +107,7 @@ class ParallelMesh:
                 f'  try: init_process_group("cpu:gloo,{device.type}:{backend}"), or none before'
             )
         connect = partial(_connect_group, timeout=timeout, hccl_buffers=hccl_buffers or {})
-        if stages == 1:
+        if not part_stages:
             device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
             hosts = _host_mesh(device_mesh) if host or device == HOST else None
             return cls(axes, dist.get_rank(), connect, device, device_mesh, host_mesh=hosts)

@@ -1,1 +1,1 @@
-"""A step of the packages that `autoshard plan` writes, by the code that searches and prices plans."""
+"""Estimates packages of `autoshard plan` by the code that searches and prices plans."""

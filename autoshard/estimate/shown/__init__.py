@@ -1,1 +1,1 @@
-"""An estimate as the command prints it, and what the allocator of a device reserves for it."""
+"""The text of an estimate, and the memory that a device's allocator reserves."""

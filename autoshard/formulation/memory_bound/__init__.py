@@ -1,1 +1,1 @@
-"""The least memory that every program of a formulation needs: a bound on simulated peaks."""
+"""A lower bound on the memory of every program of a formulation."""

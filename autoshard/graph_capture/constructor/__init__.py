@@ -1,1 +1,1 @@
-"""What building the model computes: the start of each parameter and buffer, as the calls that make it."""
+"""How a constructor initialises parameters and buffers, as the calls that do it."""

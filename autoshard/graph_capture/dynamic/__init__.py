@@ -1,1 +1,1 @@
-"""Sizes that a user declares dynamic: what they are, and which numbers of a graph follow them. No torch."""
+"""Dynamic sizes that a user declares, and the numbers of a graph that depend on them. No torch."""

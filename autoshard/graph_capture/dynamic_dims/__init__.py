@@ -1,1 +1,1 @@
-"""Inputs whose dims are symbols: torch.export with them, and the traced program at given sizes."""
+"""torch.export with symbolic dims, and the traced program at given sizes."""

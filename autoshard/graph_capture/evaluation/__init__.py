@@ -1,1 +1,1 @@
-"""Whether a model in evaluation computes its forward of training, but for dropout."""
+"""Whether a model's evaluation forward differs from its training forward by more than dropout."""

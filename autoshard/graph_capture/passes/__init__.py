@@ -1,1 +1,1 @@
-"""Graph to graph: one spelling for operators that mean the same, and folds of several into one. No torch."""
+"""Passes from graph to graph: one spelling for equivalent operators, and fusions of several into one. No torch."""

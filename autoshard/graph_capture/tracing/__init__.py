@@ -1,1 +1,1 @@
-"""torch.export and what a trace can't hold: followed, answered or refused; then one functional torch graph."""
+"""Runs torch.export, handles or refuses what a trace cannot hold, and returns one functional torch graph."""

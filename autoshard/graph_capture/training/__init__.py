@@ -1,1 +1,1 @@
-"""What training adds to a forward graph: loss, gradients, tensors that autograd keeps, precision. No torch."""
+"""What training adds to a forward graph: loss, gradients, saved tensors, precision. No torch."""

@@ -1,1 +1,1 @@
-"""A plan as a drawing: SVG written by hand, that prints and stands in documents."""
+"""A plan as an SVG drawing."""

@@ -1,1 +1,1 @@
-"""What a block of layers costs in each of its splits: time and memory, measured once for a whole step."""
+"""Time and memory of a block of layers for each of its shardings, measured once for a whole step."""

@@ -1,1 +1,1 @@
-"""Meshes of places, decided for what these run."""
+"""Chooses the mesh of each place for the parts that run there."""

@@ -1,1 +1,1 @@
-"""The notation of rules, and what follows from it: factors, strategies, the layouts of operands and results."""
+"""The notation of rules and its consequences: factors, strategies, layouts of operands and results."""

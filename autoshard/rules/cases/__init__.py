@@ -1,4 +1,4 @@
-"""What proves the table: for every operator a few shapes, with dims that 2 and 3 divide and dims that they don't."""
+"""Proof cases of every operator: small shapes, with dims that 2 and 3 devices divide and dims that they do not."""
 
 from __future__ import annotations
 

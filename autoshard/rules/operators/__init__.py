@@ -1,4 +1,4 @@
-"""The table of operators, one file a kind."""
+"""The table of operators, one file per kind."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Convolutions and pooling. Where windows reach beyond a cut of height or width, a variant fetches the rows they need;
-where they don't (a patch embedding, pooling by its own stride), the blocks of the image stand alone."""
+"""Convolutions and pooling. If windows reach beyond a shard of height or width, a variant exchanges halos; otherwise (a
+patch embedding, pooling by its own stride) shards are independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors made from the shape of another. Those made from nothing (arange, zeros) are repeated on every device."""
+"""Tensors made from the shape of another. Others (arange, zeros) are made on every device."""
 
 from __future__ import annotations
 

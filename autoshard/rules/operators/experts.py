@@ -1,8 +1,8 @@
 """Mixture of experts: t tokens, e experts, f their inner size, k experts a token (capture folds a block into one).
 
-Experts cut alone: every device has all tokens and adds its experts' part. Tokens and experts cut by one axis (`t+e`):
-tokens travel to their experts and back, all-to-all. `imbalance`, of an operator that is priced and never run: how many
-more pairs of token and expert the fullest device has than one of average."""
+With only experts sharded, every device has all tokens and adds its part. With tokens and experts sharded by one
+axis (`t+e`), all-to-alls send tokens to their experts and back. `imbalance` (priced only): how many more pairs of token
+and expert the fullest device has than the average one."""
 
 from __future__ import annotations
 

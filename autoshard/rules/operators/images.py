@@ -1,4 +1,4 @@
-"""Operators on images that are no convolutions: resizing, shuffles of pixels, samples at given points, patches."""
+"""Operators on images other than convolutions: resizing, shuffles of pixels, samples at given points, patches."""
 
 from __future__ import annotations
 

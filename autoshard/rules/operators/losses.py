@@ -1,4 +1,4 @@
-"""Losses: a mean over cut rows is the local sum divided by the global count (or the labels' weights), so a variant."""
+"""Losses: a mean over sharded rows is the local sum over the global count (or the weights of labels), by a variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax and the norms: what they normalise over is whole, or cut where a variant joins the statistics."""
+"""Softmax and the norms: the normalised dims are whole, or sharded if a variant joins the statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random operators: what is drawn is a function of the global position, so each is a variant that draws its part."""
+"""Random operators: draws are a function of the global position, so each is a variant that draws its part."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recurrent layers and cells.
 
-A layer is all its steps in one operator: samples stand alone, everything else is whole. A cell is one step: its hidden
-units can be cut, each gate's block of the weights alike; every device then reads the whole last state.
+A layer is one operator over all its steps: only samples can be sharded. A cell is one step: its hidden units can be
+sharded, alike in each gate's block of the weights, and every device reads the whole last state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Views and copies that only move elements. Dims that nothing can cut are literal sizes."""
+"""Views and copies that only move elements. Dims that cannot be sharded are literal sizes."""
 
 from __future__ import annotations
 

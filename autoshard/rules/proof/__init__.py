@@ -1,1 +1,1 @@
-"""Rules are proved: shards of random inputs, run, combined and compared; rules by experiment."""
+"""Proves rules on shards of random inputs, and finds rules by experiment."""

@@ -1,1 +1,1 @@
-"""The same model at another batch or length than it was captured with."""
+"""Resizes a graph to another batch size or sequence length."""

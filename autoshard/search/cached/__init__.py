@@ -1,1 +1,1 @@
-"""What searches found of one problem, whatever level and memory limit they were for, kept between commands."""
+"""A cache of search results between commands, for any level and memory limit."""

@@ -1,1 +1,1 @@
-"""Places that are left open: the assignment of the shortest step."""
+"""Searches for places of modules that have none: the shortest step."""

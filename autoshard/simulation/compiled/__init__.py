@@ -1,1 +1,1 @@
-"""Blocks that `torch.compile` has compiled: which operators are one kernel, and its seconds."""
+"""Blocks compiled by `torch.compile`: which operators form one kernel, and its seconds."""

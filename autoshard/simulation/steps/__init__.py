@@ -1,1 +1,1 @@
-"""A whole step: its parts simulated, on stages and on places."""
+"""Simulates a whole step on stages and on places."""

@@ -1,1 +1,1 @@
-"""Every rank's tensors against the reference, and how far rounding alone moves them."""
+"""Compares every rank's tensors with the reference, and measures rounding."""

@@ -266,7 +266,7 @@ def run_lockstep(
     fn: Callable[[Any], _Result],
     timeout_seconds: float = 120.0,
     mesh_type: Callable[..., Any] = ParallelMesh,
-    stages_type: Callable[..., Any] = Stages,
+    stages_type: Callable[..., Any] | None = Stages,
     part_stages: Sequence[int] = (0,),
     places: Sequence[Mapping[str, int]] = (),
 ) -> list[_Result]:
@@ -291,6 +291,7 @@ def run_lockstep(
             try:
                 held, stage = None, bisect_right(firsts, rank) - 1
                 if len(meshes) > 1:
+                    assert stages_type is not None
                     world = hub.among(tuple(range(count)), ("world",), rank)
                     across = partial(hub.between, rank=rank, firsts=firsts)
                     held = stages_type(stage, part_stages, across, transport=world, meshes=meshes)

@@ -34,8 +34,10 @@ def _run(package: Path, job_file: Path, results: Path) -> Any:
     job = load_job(job_file)
     loaded = load_package(package)
     axes = dict(Mesh.parse(job.mesh).axes)
-    places = [dict(Mesh.parse(own).axes) for own in job.places]
-    mesh = loaded.runtime.ParallelMesh.from_environment(axes, "gloo", part_stages=job.part_stages, places=places)
+    staged: dict[str, Any] = {}
+    if max(job.part_stages):
+        staged = {"part_stages": job.part_stages, "places": [dict(Mesh.parse(own).axes) for own in job.places]}
+    mesh = loaded.runtime.ParallelMesh.from_environment(axes, "gloo", **staged)
     save_result(run_rank(loaded, mesh, job), results / f"rank{dist.get_rank()}.pt")
     return loaded.runtime
 

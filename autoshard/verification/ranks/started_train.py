@@ -55,7 +55,7 @@ def run_in_lockstep(
         package.train.run(given, mesh)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        own = package.runtime.ParallelMesh, package.runtime.Stages
+        own = package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)
         run_lockstep(axes, run, timeout_seconds, *own, part_stages, places)
 
 

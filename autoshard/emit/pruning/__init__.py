@@ -1,0 +1,1 @@
+"""What a plan does not need is left out of its package."""

@@ -1,0 +1,433 @@
+"""Fold what is known of a plan into a module: conditions that it decides, and the branches that it never takes.
+
+Partial evaluation in the sense of Jones, Gomard and Sestoft: names of known values (the constants of model_parallel.py)
+decide `if`, `and`, `or`, `... if ... else ...`, `with nullcontext()` and loops over nothing. Values that stay are not
+written in place of their names, so that a package reads as its templates do.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from autoshard.emit.pruning.source_edits import Edit, Source, blocks, parsed, walk
+
+UNKNOWN: Any = object()
+GIVEN = "what it is given"  # the result of a function that returns its first argument
+NO_CONTEXT = "contextlib.nullcontext()"
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A list, dict or tuple without anything, as it is written."""
+
+    text: str
+
+    def __len__(self) -> int:
+        return 0
+
+    def __contains__(self, _: Any) -> bool:
+        return False
+
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
+}  # fmt: skip
+_CALLS: dict[str, Callable[..., Any]] = {"bool": bool, "len": len, "max": max, "min": min}
+_MAKERS = frozenset({"dict", "list", "tuple", "zip", "len"})
+_COMPREHENSIONS = (ast.ListComp, ast.DictComp, ast.SetComp)
+_CLOSED = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Dict)
+_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Values by name in one module, by attribute anywhere, and of modules: all constants that these have."""
+
+    names: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    calls: Mapping[str, Any] = field(default_factory=dict)  # functions that return one constant, or what they are given
+
+
+def value_of(node: ast.expr | None, known: Known) -> Any:
+    """The value of an expression, or UNKNOWN."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Name(name):
+            return known.names.get(name, UNKNOWN)
+        case ast.Attribute(ast.Name(name), attribute) if name in known.modules:
+            return known.modules[name].get(attribute, UNKNOWN)
+        case ast.Attribute(_, attribute):
+            return known.attributes.get(attribute, UNKNOWN)
+        case ast.UnaryOp(ast.Not(), operand):
+            value = value_of(operand, known)
+            return value if value is UNKNOWN else not value
+        case ast.UnaryOp(ast.USub(), ast.Constant(value)) if isinstance(value, int | float):
+            return -value
+        case ast.BoolOp(kind, values):
+            return _joined(isinstance(kind, ast.And), [value_of(own, known) for own in values])
+        case ast.IfExp(test, body, other):
+            value = value_of(test, known)
+            return value if value is UNKNOWN else value_of(body if value else other, known)
+        case ast.Compare(left, [kind], [right]):
+            pair = value_of(left, known), value_of(right, known)
+            return UNKNOWN if UNKNOWN in pair else _COMPARISONS[type(kind)](*pair)
+        case ast.Tuple(items) | ast.List(items):
+            values = [value_of(own, known) for own in items]
+            empty = Empty("()" if isinstance(node, ast.Tuple) else "[]")
+            return UNKNOWN if UNKNOWN in values else tuple(values) if values else empty
+        case ast.Dict([], []):
+            return Empty("{}")
+        case ast.Call(ast.Name("getattr"), [ast.Name(name), ast.Constant(str(attribute)), default], []):
+            if name in known.modules:
+                own = known.modules[name]
+                return own[attribute] if attribute in own else value_of(default, known)
+        case ast.Call(ast.Name(name), [operand], []) if name in _CALLS:
+            value = value_of(operand, known)
+            return UNKNOWN if value is UNKNOWN or isinstance(value, int) else _CALLS[name](value)
+        case ast.Call(ast.Name(name), operands, keywords) if name in known.calls:
+            harmless = all(map(_is_harmless, [*operands, *(own.value for own in keywords)]))
+            if known.calls[name] in (GIVEN, NO_CONTEXT):
+                return UNKNOWN
+            return known.calls[name] if harmless else UNKNOWN
+    return UNKNOWN
+
+
+def _is_harmless(node: ast.expr) -> bool:
+    node = node.value if isinstance(node, ast.Starred) else node
+    return isinstance(node, ast.Name | ast.Constant | ast.Attribute) or (
+        isinstance(node, ast.List | ast.Tuple) and all(map(_is_harmless, node.elts))
+    )
+
+
+def _joined(both: bool, values: list[Any]) -> Any:
+    """Of `and` and `or`."""
+    for value in values:
+        if value is UNKNOWN:
+            return UNKNOWN
+        if bool(value) != both:
+            return value
+    return values[-1]
+
+
+def folded(text: str, known: Known) -> str:
+    """The module's text after all that is known."""
+    while True:
+        source = parsed(text)
+        edits = [*_edits(source, known)]
+        if not edits:
+            return text
+        text = source.applied(edits)
+
+
+def _edits(source: Source, known: Known) -> Iterator[Edit]:
+    for holder, block in blocks(source.nodes):
+        for place, node in enumerate(block):
+            if isinstance(node, _ENDS) and place + 1 < len(block):
+                for later in block[place + 1 :]:
+                    yield source.removed(later)
+                break
+            yield from _of_statement(source, node, holder, block, known)
+    for function, nodes in source.functions:
+        yield from _settled_locals(source, function, nodes)
+    for own in source.nodes:
+        if own in source.in_texts:
+            continue
+        if isinstance(own, ast.Call) and isinstance(own.func, ast.Name) and own.func.id in known.calls:
+            value = value_of(own, known)
+            if (
+                known.calls[own.func.id] is GIVEN
+                and own.args
+                and not own.keywords
+                and all(map(_is_harmless, own.args[1:]))
+            ):
+                text = source.segment(own.args[0])
+                yield source.replaced(own, text if isinstance(own.args[0], _CLOSED) else f"({text})")
+            elif value is not UNKNOWN and (value is None or isinstance(value, bool | Empty)):
+                yield source.replaced(own, value.text if isinstance(value, Empty) else repr(value))
+        if isinstance(own, ast.Call) and source.segment(own) == "tuple(())":
+            yield source.replaced(own, "()")
+        if isinstance(own, _COMPREHENSIONS) and _is_empty(own.generators[0].iter, known):
+            yield source.replaced(own, {ast.ListComp: "[]", ast.DictComp: "{}", ast.SetComp: "set()"}[type(own)])
+        if isinstance(own, ast.IfExp) and (value := value_of(own.test, known)) is not UNKNOWN:
+            yield _instead(source, own, own.body if value else own.orelse)
+        if isinstance(own, ast.BoolOp):
+            yield from _of_operands(source, own, known)
+        for test in _tests(own):
+            if isinstance(test, ast.BoolOp):
+                yield from _of_test(source, test, known)
+
+
+def _instead(source: Source, node: ast.expr, chosen: ast.expr) -> Edit:
+    text = source.segment(chosen)
+    return source.replaced(node, f"({text})" if "\n" in text and isinstance(chosen, ast.BoolOp | ast.IfExp) else text)
+
+
+def _of_statement(
+    source: Source, node: ast.stmt, holder: ast.AST, block: list[ast.stmt], known: Known
+) -> Iterator[Edit]:
+    alone = len(block) == 1 and not isinstance(holder, ast.Module)
+    match node:
+        case ast.If(test, body, other) if (value := value_of(test, known)) is not UNKNOWN:
+            yield _taken(source, node, body if value else other, alone)
+        case ast.Assert(test, _) if not alone and value_of(test, known) not in (UNKNOWN, False, None):
+            yield source.removed(node)
+        case ast.For(_, iterated, _, []) if not alone and _is_empty(iterated, known):
+            yield source.removed(node)
+        case ast.Expr(ast.Constant(value)) if not isinstance(value, str) and not alone and value is not ...:
+            yield source.removed(node)
+        case ast.If(test, [ast.Expr(ast.Constant(None)) | ast.Pass()], []) if not alone and _is_harmless(test):
+            yield source.removed(node)
+        case ast.With(items, body):
+            yield from _contexts(source, node, items, body, known)
+
+
+def _is_empty(iterated: ast.expr, known: Known) -> bool:
+    match iterated:
+        case ast.Call(ast.Attribute(own, "items" | "values" | "keys"), [], []) | ast.Call(ast.Name("enumerate"), [own]):
+            return isinstance(value_of(own, known), Empty)
+    return isinstance(value_of(iterated, known), Empty)
+
+
+def _taken(source: Source, node: ast.If, block: list[ast.stmt], alone: bool) -> Edit:
+    """An `if` whose branch is known."""
+    assert node.end_lineno is not None
+    first = source.lines[node.lineno - 1]
+    is_elif = source.data[source.start(node) :].startswith(b"elif")
+    start, end = source.lines[source.first_line(node)] if not is_elif else first, source.lines[node.end_lineno]
+    pad = " " * node.col_offset
+    chained = len(block) == 1 and isinstance(block[0], ast.If) and block[0].col_offset == node.col_offset
+    if is_elif:
+        if not block:
+            return Edit(start, end, "")
+        if chained:
+            return Edit(start, source.lines[block[0].lineno - 1], "")
+        body_line = source.first_line(block[0])
+        return Edit(start, end, f"{pad}else:\n" + source.data[source.lines[body_line] : _end(source, block)].decode())
+    if chained:
+        text = source.data[source.start(block[0]) : end].decode()
+        return Edit(start, end, pad + text.removeprefix("el"))
+    if not block and alone:
+        return Edit(start, end, f"{pad}pass\n")
+    return source.without(node, block, start, end)
+
+
+def _end(source: Source, block: list[ast.stmt]) -> int:
+    last = block[-1].end_lineno
+    assert last is not None
+    return source.lines[last]
+
+
+def _contexts(
+    source: Source, node: ast.With, items: list[ast.withitem], body: list[ast.stmt], known: Known
+) -> Iterator[Edit]:
+    """`with` without the contexts that do nothing."""
+    idle = {NO_CONTEXT, *(f"{name}()" for name, value in known.calls.items() if value is NO_CONTEXT)}
+    empty = [own for own in items if own.optional_vars is None and source.segment(own.context_expr) in idle]
+    if not empty:
+        return
+    if len(empty) == len(items):
+        assert node.end_lineno is not None
+        yield source.without(node, body, source.lines[node.lineno - 1], source.lines[node.end_lineno])
+        return
+    left = [own for own in items if own not in empty]
+    texts = [
+        source.segment(own.context_expr)
+        + (f" as {source.segment(own.optional_vars)}" if own.optional_vars is not None else "")
+        for own in left
+    ]
+    last = items[-1].optional_vars or items[-1].context_expr
+    yield Edit(source.start(items[0].context_expr), source.end(last), ", ".join(texts))
+
+
+def _tests(node: ast.AST) -> list[ast.expr]:
+    """Expressions of which nothing counts but whether they are true."""
+    match node:
+        case ast.If() | ast.IfExp() | ast.While() | ast.Assert():
+            return [node.test]
+        case ast.comprehension():
+            return node.ifs
+        case ast.Call(ast.Name("bool"), operands) | ast.BoolOp(_, operands) if isinstance(node, ast.Call):
+            return operands
+    return []
+
+
+def _of_operands(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:
+    """`True and x` is x, and `False or x`; `False and x` is False wherever it stands."""
+    both = isinstance(node.op, ast.And)
+    values = [value_of(own, known) for own in node.values]
+    if values[0] is not UNKNOWN:
+        if bool(values[0]) == both:
+            yield _kept(source, node, node.values[1:])
+        elif value_of(node, known) is UNKNOWN:
+            yield _instead(source, node, node.values[0])
+        return
+    for place, value in enumerate(values[1:-1], 1):
+        if value is not UNKNOWN and bool(value) == both:
+            yield _kept(source, node, [own for at, own in enumerate(node.values) if at != place])
+            return
+
+
+def _of_test(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:
+    """Where only truth counts, `x and True` is x, and `x and False` is False where x does nothing."""
+    value, both = value_of(node.values[-1], known), isinstance(node.op, ast.And)
+    if value is UNKNOWN:
+        return
+    if bool(value) == both:
+        yield _kept(source, node, node.values[:-1])
+    elif all(map(_is_harmless, node.values[:-1])):
+        yield source.replaced(node, repr(bool(value)))
+
+
+def _kept(source: Source, node: ast.BoolOp, values: list[ast.expr]) -> Edit:
+    word = " and " if isinstance(node.op, ast.And) else " or "
+    texts = [source.segment(own) for own in values]
+    wrapped = [
+        f"({text})" if isinstance(own, ast.IfExp | ast.BoolOp) else text
+        for own, text in zip(values, texts, strict=True)
+    ]
+    return source.replaced(node, texts[0] if len(values) == 1 else word.join(wrapped))
+
+
+def _settled_locals(source: Source, function: ast.FunctionDef, nodes: list[ast.AST]) -> Iterator[Edit]:
+    """Variables that are None, False, True or a context that does nothing, whatever happens; and those that nothing
+    reads any more."""
+    stores: dict[str, list[ast.Assign]] = {}
+    for _, block in blocks(nodes):
+        for node in block:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                stores.setdefault(node.targets[0].id, []).append(node)
+    if not stores:
+        return
+    counts: dict[str, int] = {}
+    loads: dict[str, list[ast.Name]] = {}
+    fixed: set[str] = set()
+    for own in nodes:
+        if isinstance(own, ast.Name) and isinstance(own.ctx, ast.Load):
+            loads.setdefault(own.id, []).append(own)
+        elif isinstance(own, ast.Name):
+            counts[own.id] = counts.get(own.id, 0) + 1
+        elif isinstance(own, ast.arg):
+            fixed.add(own.arg)
+        elif isinstance(own, ast.Nonlocal | ast.Global):
+            fixed.update(own.names)
+        elif isinstance(own, ast.JoinedStr):
+            fixed.update(inner.id for inner in walk(own) if isinstance(inner, ast.Name))
+    for name, found in stores.items():
+        node = found[0]
+        if len(found) != 1 or counts[name] != 1 or name in fixed:
+            continue
+        text = source.segment(node.value)
+        if text in ("None", "True", "False", NO_CONTEXT):
+            yield source.removed(node)
+            yield from (source.replaced(own, text) for own in loads.get(name, []))
+        elif name not in loads and _does_nothing(node.value):
+            yield source.removed(node)
+        elif name not in loads and isinstance(node.value, ast.Call):
+            yield source.replaced(node, source.segment(node.value))
+
+
+def _does_nothing(node: ast.expr) -> bool:
+    """It only makes a value."""
+    return all(
+        isinstance(own.func, ast.Name) and own.func.id in _MAKERS
+        for own in walk(node) if isinstance(own, ast.Call)
+    ) and not any(isinstance(own, ast.NamedExpr | ast.Await | ast.Yield) for own in walk(node))  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def constant_functions(text: str) -> tuple[tuple[str, Any], ...]:
+    """Functions of a module that return one constant, or their argument, and do nothing else."""
+    functions = [own for own in parsed(text).tree.body if isinstance(own, ast.FunctionDef)]
+    return tuple((own.name, value) for own in functions if (value := _constant_function(own)) is not UNKNOWN)
+
+
+def _constant_function(node: ast.FunctionDef) -> Any:
+    """What a function returns that does nothing else, or UNKNOWN."""
+    body = (
+        node.body[1:]
+        if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+        else node.body
+    )
+    if node.decorator_list or len(body) > 1 or any(isinstance(own, ast.Yield | ast.YieldFrom) for own in walk(node)):
+        return UNKNOWN
+    if not body or isinstance(body[0], ast.Pass):
+        return None
+    if isinstance(body[0], ast.Return):
+        value = None if body[0].value is None else value_of(body[0].value, Known())
+        if isinstance(body[0].value, ast.Name) and [own.arg for own in node.args.args] == [body[0].value.id]:
+            return GIVEN
+        return value if value is None or isinstance(value, bool | Empty) else UNKNOWN
+    return UNKNOWN
+
+
+def constant_attributes(texts: Iterable[str]) -> dict[str, Any]:
+    """Attributes that hold None, False or True, whoever sets them: of objects of classes without bases."""
+    values: dict[str, set[Any]] = {}
+    owned: set[str] = set()
+    for stored, of_classes in map(_attributes, texts):
+        for name, value in stored:
+            values.setdefault(name, set()).add(value)
+        owned |= of_classes
+    return {
+        name: next(iter(found))
+        for name, found in values.items()
+        if name in owned and UNKNOWN not in found and len(found) == 1
+    }
+
+
+@lru_cache(maxsize=1024)
+def _attributes(text: str) -> tuple[frozenset[tuple[str, Any]], frozenset[str]]:
+    """What a module stores in attributes, and those that its classes without bases set."""
+    source = parsed(text)
+    stored, owned = {*_stored(source.nodes)}, set[str]()
+    for node in source.tree.body:
+        if isinstance(node, ast.ClassDef):
+            declared = {name for part in node.body for name in _declared(part)}
+            stored |= {(name, UNKNOWN) for name in declared}
+            owned |= {name for name, _ in _stored(walk(node))} - declared if not node.bases else set()
+    return frozenset(stored), frozenset(owned)
+
+
+def _declared(node: ast.stmt) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name) | ast.AnnAssign(ast.Name(name)) | ast.Assign([ast.Name(name)]):
+            yield name
+
+
+def _stored(nodes: list[ast.AST]) -> Iterator[tuple[str, Any]]:
+    """Attributes and what is assigned to them, where that is None, False or True; else UNKNOWN."""
+    known: set[ast.AST] = set()
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                for part, value in _pairs(target, node.value):
+                    if isinstance(part, ast.Attribute):
+                        known.add(part)
+                        found = value_of(value, Known())
+                        yield part.attr, found if found is None or isinstance(found, bool) else UNKNOWN
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and node not in known:
+            yield node.attr, UNKNOWN
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+            match node.args:
+                case [_, ast.Constant(str(name)), _]:
+                    yield name, UNKNOWN
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    if isinstance(target, ast.Tuple):
+        same = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
+        values = value.elts if same and isinstance(value, ast.Tuple) else [None] * len(target.elts)
+        yield from zip(target.elts, values, strict=True)
+    else:
+        yield target, value

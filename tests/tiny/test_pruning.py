@@ -1,0 +1,223 @@
+"""What a plan does not need is left out of its package, and nothing else: what stays computes what all would."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from autoshard.emit.pruning.constant_folding import Known, folded
+from autoshard.emit.pruning.pruned_package import pruned
+
+FLAGS = ("MANY", "WIDE", "TABLES")
+TRAIN = '''"""A program over all flags."""
+
+from __future__ import annotations
+
+import contextlib
+
+from model_parallel import MANY, TABLES, WIDE, build
+from runtime import Box, gathered, outer, scaled
+
+SEEN: list[str] = []
+
+
+def make_scale(number: int) -> int | None:
+    return number if WIDE else None
+
+
+def main(number: int) -> list[str]:
+    scale = make_scale(number)
+    box = Box(number, TABLES if TABLES else ())
+    context = contextlib.nullcontext()
+    if MANY > 1:
+        context = gathered(SEEN)
+    with context, contextlib.nullcontext():
+        for name in TABLES:
+            SEEN.append(f"table {name}")
+        if MANY == 1 and not WIDE:
+            SEEN.append("one")
+        elif MANY == 1:
+            SEEN.append("one, wide")
+        else:
+            SEEN.append("many" if not WIDE else "many, wide")
+    SEEN.append(str(scaled(number + 1, scale) * 2))
+    SEEN.append(str(outer(number, scale=scale, names=TABLES)))
+    SEEN.append(f"{box.total()} {build(number)}")
+    if box.held is None and WIDE:
+        SEEN.append("wide")
+    return SEEN
+
+
+if __name__ == "__main__":
+    print(main(9))
+'''
+RUNTIME = '''"""What it calls."""
+
+from .box import Box
+from .numbers import gathered, outer, scaled, unused
+
+__all__ = ["Box", "gathered", "outer", "scaled", "unused"]
+'''
+NUMBERS = '''"""Numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+
+@contextlib.contextmanager
+def gathered(seen: list[str]) -> Iterator[None]:
+    seen.append("begin")
+    yield
+    seen.append("end")
+
+
+def scaled(x: int, scale: int | None) -> int:
+    return x if scale is None else x * scale
+
+
+def outer(x: int, *, scale: int | None = None, names: Sequence[str] = ()) -> tuple[int, ...]:
+    return inner(x, names, scale), len(names)
+
+
+def inner(x: int, names: Sequence[str], scale: int | None) -> int:
+    """A number. `scale`: what is added
+    where there are names. `names`: of tables."""
+    if scale is not None and names:
+        return x + scale
+    return _rooted(x) if names or scale is not None else -x
+
+
+def _rooted(x: int) -> int:
+    return math.isqrt(x)
+
+
+def unused(x: int) -> int:
+    return inner(x, ("a",), 5)
+'''
+BOX = '''"""A class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Box:
+    def __init__(self, number: int, names: Sequence[str], held: dict[str, int] | None = None) -> None:
+        self.number, self.names = number, names
+        self.held = held
+
+    def total(self) -> int:
+        if self.held is not None:
+            return len(self.held)
+        return self.number + len(self.names)
+
+    def never(self) -> int:
+        return 3
+'''
+FILES = {"train.py": TRAIN, "runtime/__init__.py": RUNTIME, "runtime/numbers.py": NUMBERS, "runtime/box.py": BOX}
+
+
+def model(many: int, wide: bool, tables: str) -> dict[str, str]:
+    text = (
+        f"MANY = {many}\nWIDE = {wide}\nTABLES: list[str] = {tables}\n\n\ndef build(x: int) -> int:\n    return 7 * x\n"
+    )
+    return {"model_parallel.py": text}
+
+
+def run(files: Mapping[str, str]) -> list[str]:
+    """Of its `main(9)`, imported from these texts."""
+    names = {name: name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files}
+    hidden = {name: sys.modules.pop(name) for name in names.values() if name in sys.modules}
+    try:
+        # Each before those that import it.
+        for file in sorted(files, key=lambda own: (own == "train.py", own == "runtime/__init__.py", own)):
+            module = ModuleType(names[file])
+            if file == "runtime/__init__.py":
+                module.__path__ = []
+                module.__package__ = "runtime"
+            elif file.startswith("runtime/"):
+                module.__package__ = "runtime"
+                sys.modules.setdefault("runtime", ModuleType("runtime")).__dict__.setdefault("__path__", [])
+            sys.modules[names[file]] = module
+            exec(compile(files[file], file, "exec"), module.__dict__)
+        result: list[str] = sys.modules["train"].__dict__["main"](9)
+        return result
+    finally:
+        for name in [*names.values(), "runtime"]:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)
+
+
+CASES = [*itertools.product((1, 4), (True, False), ("[]", "['a', 'b']"))]
+
+
+@pytest.mark.parametrize(("many", "wide", "tables"), CASES)
+def test_what_stays_computes_what_all_would(many: int, wide: bool, tables: str) -> None:
+    models = model(many, wide, tables)
+    small = pruned(FILES, models)
+    assert run(small) == run({**FILES, **models})
+    assert sum(map(len, small.values())) < sum(map(len, {**FILES, **models}.values()))
+
+
+def test_what_goes() -> None:
+    small = pruned(FILES, model(1, False, "[]"))
+    everything = "\n".join(small.values())
+    for gone in (
+        "never",
+        "unused",
+        "_rooted",
+        "isqrt",
+        "import math",
+        "gathered",
+        "make_scale",
+        "scale",
+        "WIDE",
+        "held",
+    ):
+        assert gone not in everything, gone
+    body = small["train.py"].partition("if __name__")[0]
+    assert "nullcontext" not in body and "if " not in body
+    assert "return -x" in small["runtime/numbers.py"]
+
+
+def test_a_fault_in_what_is_said_to_be_known_is_seen() -> None:
+    """The oracle above is one: with a wrong constant the program differs."""
+    models = model(4, True, "['a', 'b']")
+    small = pruned(FILES, models)
+    wrong = pruned(FILES, model(4, False, "['a', 'b']")) | model(4, True, "['a', 'b']")
+    assert run(small) != run(wrong)
+
+
+@pytest.mark.parametrize(
+    ("before", "names", "after"),
+    [
+        ("if A:\n    x()\nelse:\n    y()\n", {"A": True}, "x()\n"),
+        ("if A:\n    x()\nelif b:\n    y()\nelse:\n    z()\n", {"A": None}, "if b:\n    y()\nelse:\n    z()\n"),
+        ("if b:\n    x()\nelif A:\n    y()\nelse:\n    z()\n", {"A": 3}, "if b:\n    x()\nelse:\n    y()\n"),
+        ("if b:\n    x()\nelif A:\n    y()\nelse:\n    z()\n", {"A": 0}, "if b:\n    x()\nelse:\n    z()\n"),
+        ("def f():\n    if A > 1:\n        return 1\n    return 2\n", {"A": 2}, "def f():\n    return 1\n"),
+        ("def f():\n    if A:\n        x()\n", {"A": False}, "def f():\n    pass\n"),
+        ("x = (a or b if A else c) + 1\n", {"A": True}, "x = (a or b) + 1\n"),
+        ("if A and b and c:\n    x()\n", {"A": True}, "if b and c:\n    x()\n"),
+        ("x = b and A\n", {"A": True}, "x = b and A\n"),
+        ("if b and A:\n    x()\n", {"A": True}, "if b:\n    x()\n"),
+        ("if f() and A:\n    x()\n", {"A": False}, "if f() and A:\n    x()\n"),
+        ("with contextlib.nullcontext(), f() as g:\n    x()\n", {}, "with f() as g:\n    x()\n"),
+        ("if A:\n    x = '''a\n      b'''\n", {"A": True}, "x = '''a\n      b'''\n"),
+        ('if A:\n    x = """a\n      b"""\n', {"A": True}, 'x = """a\n      b"""\n'),
+        ("def f():\n    x = None\n    return g(x)\n", {}, "def f():\n    return g(None)\n"),
+        ("def f():\n    x = None\n    x = h()\n    return g(x)\n", {}, None),
+        ("def f():\n    x = None\n    def g():\n        nonlocal x\n        x = 1\n    return g(x)\n", {}, None),
+        ("def f(x):\n    x = None\n    return f'{x}'\n", {}, None),
+    ],
+)
+def test_conditions_that_are_known(before: str, names: dict[str, Any], after: str | None) -> None:
+    assert folded(before, Known(names)) == (before if after is None else after)
