@@ -5,7 +5,6 @@ Prints the constants with their held-out errors (ten seeded draws); `--write` wr
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -22,8 +21,10 @@ from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.transformer import TrainingRun
 from autoshard.estimate.transformer_program import build
 from autoshard.system.files import data_folder
+from benchmarks import harness
 from benchmarks import measurements as m
-from benchmarks import steps
+from benchmarks.megatron_steps import head_slope
+from benchmarks.published_rows import FITTED_WIDTH, single_rows
 
 TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0)"
 NCCL = "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB"
@@ -81,13 +82,10 @@ def layouts(data: Path, forward: Part) -> dict[str, float]:
     """How fast the two products of the backward are beside the forward's: the median over shapes of measured rate over
     predicted rate, by layout (TN forward, NN gradient of the input, NT gradient of the weight)."""
     found: dict[str, list[float]] = {"TN": [], "NN": [], "NT": []}
-    for row in m.read(data / "kernel_efficiency.csv"):
-        if row["system"] != "a100_pcie" or row["op"] != "matmul":
-            continue
-        shape = dict(part.split("=") for part in row["shape"].split(", "))
-        sizes: Rows = {key: np.array([float(shape[key])]) for key in "mnk"} | {"item_bytes": np.array([2.0])}
+    for shape, rate, _ in m.kernels(data, "matmul", "a100_pcie"):
+        sizes = m.sizes_of(shape)
         predicted = 2 * np.prod([sizes[key] for key in "mnk"]) / forward.model.seconds(forward.constants, sizes)[0]
-        found[shape["layout"]].append(float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12 / predicted)
+        found[shape["layout"]].append(rate / predicted)
     medians = {layout: float(np.median(ratios)) for layout, ratios in found.items()}
     return {"dgrad": medians["NN"] / medians["TN"], "wgrad": medians["NT"] / medians["TN"]}
 
@@ -95,7 +93,7 @@ def layouts(data: Path, forward: Part) -> dict[str, float]:
 def misaligned(data: Path) -> float:
     """The rate of products whose rows do not start at multiples of 16 bytes, beside that of others: what is left of the
     head's seconds over 50,257 words (vTrain's single-node steps at TP 1, of the narrower models) without the rest."""
-    rows, width, size = steps.single_rows(data), steps.FITTED_WIDTH, 4
+    rows, width, size = single_rows(data), FITTED_WIDTH, 4
     model = next(r.model for r in rows if (r.model.hidden, r.run.tp) == (width, 1))
 
     def predicted(share: float) -> float:
@@ -107,7 +105,7 @@ def misaligned(data: Path) -> float:
 
     aligned = predicted(1.0)
     product_seconds = predicted(0.5) - aligned  # half as fast adds them once more
-    return product_seconds / (product_seconds + steps.head_slope(rows, width, 1) - aligned)
+    return product_seconds / (product_seconds + head_slope(rows, width, 1) - aligned)
 
 
 def attention_backward(data: Path) -> float:
@@ -156,7 +154,7 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
         found.append(Entry(f"matmul.{key}", round(value, 3), kind, source))
     if device != "v100":
         where = "" if device == "a100" else "as on A100: "
-        source = f"{where}the head over 50,257 words in {steps.FITTED_WIDTH} wide models of vTrain's single-node steps"
+        source = f"{where}the head over 50,257 words in {FITTED_WIDTH} wide models of vTrain's single-node steps"
         kind = "measured" if device == "a100" else "default"
         found.append(Entry("matmul.misaligned", round(misaligned(data), 2), kind, source))
     fill = "start and end of the loop over k; between 94 and 133 fit best on four GPUs"
@@ -211,10 +209,7 @@ def _as_all_reduce(found: list[Entry]) -> list[Entry]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = harness.options(__doc__, data=True).parse_args()
     a100 = products(options.data, "a100", load_hardware(m.PROFILES["a100"]))
     for device in m.PROFILES:
         found, error = costmodel(options.data, device, a100)

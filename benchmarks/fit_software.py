@@ -8,33 +8,29 @@ puts them into costmodels/whole_steps/software.toml.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from autoshard.cluster.hardware import load_hardware
 from autoshard.system.files import data_folder
 from autoshard.whole_steps import software
-from benchmarks import cluster_steps, fsdp_steps, steps
-from benchmarks.steps import (
-    DISPATCH_SECONDS,
+from benchmarks import harness
+from benchmarks.megatron_steps import DISPATCH_SECONDS, STALL_SECONDS
+from benchmarks.published_rows import (
+    ASCEND,
     FITTED_WIDTH,
-    STALL_SECONDS,
-    Floats,
-    Row,
-    errors,
-    host_of,
-    is_fitted,
-    predict,
-    predicted,
+    FSDP_SOFTWARE,
+    GENERATIONS,
+    MEGATRON,
+    Step,
+    ascend,
+    mpt,
     single_rows,
-    with_software,
 )
+from benchmarks.steps import Floats, errors, predicted, seconds_of, with_software
 
 RATES = tuple(float(rate) for rate in np.arange(0.60, 1.001, 0.02))
 PRODUCTS = ("products",)
@@ -55,15 +51,13 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Rows of one software on one device generation, which of them are fitted to, and what: the rate of products, or
-    a host's seconds an operator and a layer."""
+    """Rows of one software on one device generation, and what is fitted to some of them: the rate of products, or a
+    host's seconds an operator and a layer."""
 
     software: str
     figures: tuple[str, ...]
     generation: str
-    rows: Sequence[Any]
-    seen: Sequence[bool]
-    predict: Callable[[Sequence[Any]], Floats]
+    rows: Sequence[Step]
 
     @property
     def grid(self) -> Iterator[tuple[float, ...]]:
@@ -75,27 +69,17 @@ def shown(figure: str, value: float) -> str:
 
 
 def fits(data: Path) -> Iterator[Fit]:
-    single = with_software(single_rows(data), "megatron")
-    host = ("dispatch", "stall")
-    yield Fit("megatron", host, "ampere", single, [is_fitted(row) for row in single], _single_node)
-    for generation, gpus in fsdp_steps.GENERATIONS.items():
-        rows = [row for row in fsdp_steps.rows(data) if row.gpu in gpus]
-        yield Fit("fsdp", PRODUCTS, generation, rows, [row.fitted for row in rows], fsdp_steps.predict)
+    yield Fit(MEGATRON, ("dispatch", "stall"), "ampere", with_software(single_rows(data), MEGATRON))
+    for generation, gpus in GENERATIONS.items():
+        yield Fit(FSDP_SOFTWARE, PRODUCTS, generation, [row for row in mpt(data) if row.workload[0] in gpus])
     for profile, generation in (("ascend-910b2", "ascend-910b"), ("ascend-910a", "ascend-910a")):
-        own = [row for row in cluster_steps.ascend() if row.hardware.name == profile]
-        seen = [cluster_steps.is_fitted(row) for row in own]
-        yield Fit("mindspeed", PRODUCTS, generation, own, seen, steps.seconds_of)
-
-
-def _single_node(rows: Sequence[Row]) -> Floats:
-    hardware = load_hardware("a100-80g-sxm")
-    return predict(rows, hardware, host_of(hardware, "megatron"))
+        yield Fit(ASCEND, PRODUCTS, generation, [row for row in ascend() if row.hardware.name == profile])
 
 
 def lines_of(fit: Fit) -> dict[str, str]:
     """The line of each figure's table."""
-    seen = np.array(fit.seen)
-    near = replace(fit, rows=[row for row, own in zip(fit.rows, fit.seen, strict=True) if own])
+    near = replace(fit, rows=[row for row in fit.rows if row.fitted])
+    seen = np.array([row.fitted for row in fit.rows])
     found = {values: errors(near.rows, _predicted(near, values)) for values in fit.grid}
     best = min(found, key=lambda values: float(np.abs(np.log1p(found[values])).mean()))
     held = float(np.abs(errors(fit.rows, _predicted(fit, best))[~seen]).mean())
@@ -116,14 +100,11 @@ def _predicted(fit: Fit, values: tuple[float, ...]) -> Floats:
         own.setdefault(figure, {})[fit.generation] = {"value": value}
     software.with_software.cache_clear()
     predicted.cache_clear()
-    return fit.predict(fit.rows)
+    return seconds_of(fit.rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = harness.options(__doc__, data=True).parse_args()
     lines: list[str] = []
     for fit in fits(options.data):
         top = f"[software.{fit.software}]"

@@ -29,12 +29,16 @@ LLAMA_8B = {
 }  # fmt: skip
 
 
-def options(doc: str | None, only: Sequence[str] | None = None, graphs: bool = False) -> argparse.ArgumentParser:
-    """--write, and where they are asked for --only NAME (repeatable) and --graphs FOLDER."""
+def options(
+    doc: str | None, only: Sequence[str] | None = None, graphs: bool = False, data: bool = False
+) -> argparse.ArgumentParser:
+    """--write, and where they are asked for --only NAME (repeatable), --graphs FOLDER and --data FOLDER."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into its page")
+    parser.add_argument("--write", action="store_true", help="put what comes out into its page or file")
     if only is not None:
         parser.add_argument("--only", choices=list(dict.fromkeys(only)), action="append")
+    if data:
+        parser.add_argument("--data", type=Path, required=True, help="the folder of measurements")
     if graphs:
         parser.add_argument("--graphs", type=Path, help="a folder that keeps captured graphs for the next run")
     return parser
@@ -122,12 +126,9 @@ def captured(folder: Path, name: str, source: str, sizes: Mapping[str, int], pre
     return path
 
 
-def in_turns(
-    steps: Mapping[str, Callable[[], object]], rounds: int, of_all: bool = False
-) -> dict[str, dict[str, float]]:
-    """Median seconds of each step in a process group, wall and processor, run in turns after three rounds that do not
-    count. `of_all`: processor seconds of all ranks together, else of this one."""
-    import torch
+def in_turns(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
+    """Median seconds of each step in a process group, wall and this rank's processor, run in turns after three rounds
+    that do not count."""
     import torch.distributed as dist
 
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
@@ -137,11 +138,8 @@ def in_turns(
             wall, processor = time.perf_counter(), time.process_time()
             step()
             taken = time.perf_counter() - wall
-            spent = torch.tensor([time.process_time() - processor], dtype=torch.float64)
-            if of_all:
-                dist.all_reduce(spent)
             if number >= WARM_UP:
-                seconds[name].append((taken, float(spent)))
+                seconds[name].append((taken, time.process_time() - processor))
     return {
         name: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
         for name, own in seconds.items()

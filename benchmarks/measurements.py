@@ -71,6 +71,19 @@ def attention(data: Path, device: str) -> Rows:
     )
 
 
+def kernels(data: Path, op: str, *systems: str) -> Iterator[tuple[dict[str, str], float, dict[str, str]]]:
+    """Shape, FLOP/s and row of each kernel of SimuMax's tables whose operator begins with `op`."""
+    for row in read(data / "kernel_efficiency.csv"):
+        if row["system"] in systems and row["op"].startswith(op):
+            shape = dict(part.split("=") for part in row["shape"].split(", "))
+            yield shape, float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12, row
+
+
+def sizes_of(shape: dict[str, str]) -> Rows:
+    """Of a product in bfloat16."""
+    return {key: np.array([float(shape[key])]) for key in "mnk"} | {"item_bytes": np.array([2.0])}
+
+
 def collectives(path: Path, device: str, hardware: Hardware, least_bytes: float = 0) -> tuple[Rows, list[str]]:
     """kind, members, bytes, bandwidth, reduced, seconds; and the name of each row's collective."""
     found = [row for row in read(path) if row["dev"] == device and float(row["size"]) >= least_bytes]

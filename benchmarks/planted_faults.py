@@ -35,7 +35,6 @@ from typing import Any
 from autoshard.text.tables import table
 from benchmarks.harness import ROOT
 from benchmarks.mutants import Mutant, mutants
-from benchmarks.near_tests import BEFORE, BY_PROCESSES, NEAR
 from docs.folders import order
 
 CODE = ROOT / "autoshard"
@@ -44,6 +43,7 @@ ROOMS = (
     "costs", "rules/algebra", "rules/operators", "rules/resize", "rules",
 )  # fmt: skip
 LISTED = Path(__file__).with_suffix(".toml")
+NEAR = tomllib.loads(Path(__file__).with_name("near_tests.toml").read_text("utf-8"))
 LIMIT_SECONDS = 600.0  # of wall time for verification, and for one file of tests: an endless loop is caught too
 EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
 ENTRIES = order()
@@ -176,7 +176,8 @@ class FirstFailure:
 def near(file: str) -> list[str]:
     """The files of tests near a file of the code, the nearest first."""
     folder = next(room for room in ROOMS if file.startswith(f"{room}/"))
-    names = (*BEFORE.get(file, ()), *NEAR[folder], *(BY_PROCESSES if folder == "emit/runtime" else ()))
+    last = NEAR["by_processes"] if folder == "emit/runtime" else ()
+    names = (*NEAR["file"].get(file, ()), *NEAR["folder"][folder], *last)
     return [f"tests/{name}" for name in names]
 
 

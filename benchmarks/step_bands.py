@@ -10,7 +10,6 @@ costmodels/whole_steps/bands.toml; docs/validation.md has the table.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,30 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import style_of
 from autoshard.system.files import data_folder
 from autoshard.whole_steps.software import priced_as
 from autoshard.whole_steps.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
-from benchmarks import bloom_steps, cluster_steps, fsdp_runs, fsdp_steps, published, recipe_steps, steps
+from benchmarks import harness, megatron_steps, published_rows
+from benchmarks.published_rows import (
+    ASCEND,
+    FSDP_SOFTWARE,
+    MEGATRON,
+    Step,
+    ascend,
+    b200,
+    fsdp_runs,
+    is_known,
+    mindspeed,
+    mpt,
+    multi_rows,
+    nvidia,
+    published,
+    single_rows,
+)
+from benchmarks.published_tables import calibrated_steps
+from benchmarks.steps import seconds_of, with_software
 
 # Half-widths of one release: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are
 # exponential), but no wider than what this share of the next errors stays within, whatever their distribution (a rank
@@ -35,7 +51,6 @@ SPREAD, SHARE = 1.8, 0.875
 FEW = 8  # steps: fewer make no band of a kind, and no width of a release of their own
 LEAST_RELEASES = 2  # of a band
 LOW = 0.80  # of the steps of a release that a band was not made from, what should lie inside
-A100, CLUSTER = "a100-80g-sxm", "a100-80g-sxm-4hdr"
 
 
 @dataclass(frozen=True)
@@ -51,92 +66,48 @@ class StepCase:
 @lru_cache(maxsize=2)
 def cases(data: Path) -> tuple[StepCase, ...]:
     """Of all tables; rows that a rate was fitted to are left out."""
-    return tuple(case for source in SOURCES for case in source(data))
+    found = []
+    for rows, host, calibrated in _groups(data):
+        for row, seconds in zip(rows, seconds_of(rows, host), strict=True):
+            style, software = style_of(row.model, row.run), priced_as(row.run.software)
+            kind = step_kind(row.hardware, style, software, row.run.devices, calibrated)
+            found.append(StepCase(kind, row.release, row.measured_seconds / float(seconds) - 1))
+    return tuple(found)
 
 
-def _case(row: steps.Row, release: str, seconds: float, hardware: Hardware, calibrated: bool = False) -> StepCase:
-    kind = step_kind(hardware, style_of(row.model, row.run), priced_as(row.run.software), row.run.devices, calibrated)
-    return StepCase(kind, release, row.measured_seconds / seconds - 1)
+def _groups(data: Path) -> Iterator[tuple[Sequence[Step], Host | None, bool]]:
+    """Rows, the host where one was fitted, and whether they are calibrated. With nothing measured there, and with the
+    numbers of their software, but for what those were fitted to."""
+    single, multi, bloom = (
+        single_rows(data),
+        multi_rows(data),
+        [row for row in published_rows.bloom(data) if not row.full],
+    )
+    draw = megatron_steps.draws_of(data)[0]
+    yield single, None, False
+    yield with_software([row for row in single if not row.fitted], MEGATRON), None, False
+    yield [single[i] for i in draw.held_out], draw.host, True
+    for rows in (multi, published("scaling"), published("selective")):
+        yield rows, None, False
+        yield with_software(rows, MEGATRON), None, False
+        if rows is multi:
+            yield rows, draw.host, True
+    yield bloom, None, False
+    yield with_software(bloom, MEGATRON), None, False
+    yield b200(data), None, False
+    yield published("megatron_core"), None, False
+    for software in (ASCEND, "kernels"):
+        yield _held_out(ascend(software), software), None, False
+        yield mindspeed(data, software), None, False
+    yield [row for row in nvidia(data) if row.run.precision == "bf16"], None, False
+    yield calibrated_steps(data, 0), None, True
+    for software in ("kernels", FSDP_SOFTWARE):
+        yield _held_out(mpt(data, software), software), None, False
+    yield [row for row in fsdp_runs() if is_known(row)], None, False
 
 
-VTRAIN, SC21, KORTHIKANTI = "Megatron-LM, vTrain's fork", "Megatron-LM 2021", "Megatron-LM 2022"
-
-
-def _cases(
-    rows: Sequence[steps.Row], hardware: Hardware, host: Host, calibrated: bool, release: str = VTRAIN
-) -> Iterator[StepCase]:
-    for row, seconds in zip(rows, steps.predict(rows, hardware, host), strict=True):
-        yield _case(row, release, float(seconds), hardware, calibrated)
-
-
-def _plain(rows: Sequence[steps.Row], hardware: Hardware, release: str = VTRAIN) -> Iterator[StepCase]:
-    """With nothing measured there; and with the host of `--software megatron`, but for what that was fitted to."""
-    yield from _cases(rows, hardware, steps.host_of(hardware), False, release)
-    own = steps.with_software(rows, "megatron")
-    yield from _cases(own, hardware, steps.host_of(hardware, "megatron"), False, release)
-
-
-def _single_node(data: Path) -> Iterator[StepCase]:
-    """vTrain's single-node steps, and those that the first calibration of the host did not see."""
-    hardware, rows = load_hardware(A100), steps.single_rows(data)
-    yield from _cases(rows, hardware, steps.host_of(hardware), False)
-    others = steps.with_software([row for row in rows if not steps.is_fitted(row)], "megatron")
-    yield from _cases(others, hardware, steps.host_of(hardware, "megatron"), False)
-    draw = steps.draws_of(data)[0]
-    yield from _cases([rows[i] for i in draw.held_out], hardware, draw.host, True)
-
-
-def _multi_node(data: Path) -> Iterator[StepCase]:
-    hardware, rows = load_hardware(CLUSTER), steps.vtrain(data / "vtrain_a100_multi_node.csv")
-    yield from _plain(rows, hardware)
-    yield from _cases(rows, hardware, steps.draws_of(data)[0].host, True)
-
-
-def _papers(data: Path) -> Iterator[StepCase]:
-    for release, rows in ((SC21, published.scaling_rows()), (KORTHIKANTI, published.selective_rows())):
-        yield from _plain([row for _, row in rows], load_hardware(A100), release)
-
-
-def _named(data: Path) -> Iterator[StepCase]:
-    bloom = [row for row, _, full in bloom_steps.bloom(data) if not full]
-    tables = [
-        ("Megatron-DeepSpeed, BLOOM", bloom),
-        ("Megatron-DeepSpeed, BLOOM", [replace(r, run=replace(r.run, software="megatron")) for r in bloom]),
-        ("Megatron-Core, SimuMax 1.2", cluster_steps.b200(data)),
-        ("Megatron-Core, its README", cluster_steps.megatron_core()),
-    ]
-    for release, rows in tables:
-        yield from _at(rows, [release] * len(rows))
-    for software in (cluster_steps.ASCEND_SOFTWARE, "kernels"):
-        own = [
-            row for row in cluster_steps.ascend(software) if software == "kernels" or not cluster_steps.is_fitted(row)
-        ]
-        yield from _at(
-            own, ["MindFormers 1.0" if r.hardware.name == "ascend-910a" else "MindSpeed-LLM 1.0.RC1" for r in own]
-        )
-        yield from _at(*zip(*recipe_steps.mindspeed(data, software), strict=True))
-    recipes = [(row, release) for row, release in recipe_steps.nvidia(data) if row.run.precision == "bf16"]
-    yield from _at(*zip(*recipes, strict=True))
-    there = [replace(r, hardware=cluster_steps.calibrated_b200(data, 0)) for r in cluster_steps.b200(data)]
-    yield from _at(there, ["Megatron-Core, SimuMax 1.2"] * len(there), calibrated=True)
-
-
-def _at(rows: Sequence[steps.NamedRow], releases: Sequence[str], calibrated: bool = False) -> Iterator[StepCase]:
-    for row, release, seconds in zip(rows, releases, steps.seconds_of(rows), strict=True):
-        yield _case(row, release, float(seconds), row.hardware, calibrated)
-
-
-def _fsdp(data: Path) -> Iterator[StepCase]:
-    for software in ("kernels", fsdp_steps.SOFTWARE):
-        rows = [r for r in fsdp_steps.rows(data, software) if software == "kernels" or not r.fitted]
-        for row, seconds in zip(rows, fsdp_steps.predict(rows), strict=True):
-            yield _case(row, "llm-foundry", float(seconds), load_hardware(fsdp_steps.PROFILES[row.gpu]))
-    for own in fsdp_runs.fsdp_runs():
-        if fsdp_runs.is_known(own):
-            yield _case(own.row, own.row.name.partition(" ")[0], own.seconds, own.row.hardware)
-
-
-SOURCES = (_single_node, _multi_node, _papers, _named, _fsdp)
+def _held_out(rows: Sequence[Step], software: str) -> list[Step]:
+    return [row for row in rows if software == "kernels" or not row.fitted]
 
 
 @dataclass(frozen=True)
@@ -282,10 +253,7 @@ TABLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = harness.options(__doc__, data=True).parse_args()
     print("\n".join(tables(options.data)))
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "bands.toml"

@@ -6,7 +6,6 @@ each table: it takes the folder and gives lines of markdown.
 
 from __future__ import annotations
 
-import argparse
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import one_product_seconds
 from autoshard.ir.mesh import Mesh
-from benchmarks import ascend_910c, cluster_steps, float8_steps, fsdp_runs, fsdp_steps, published, step_bands, steps
+from benchmarks import bloom_steps, harness, megatron_steps, published_tables, step_bands
 from benchmarks import measurements as m
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
@@ -115,15 +114,14 @@ def backward_products(data: Path) -> list[str]:
         biases = []
         for layout, (_, relative) in LAYOUTS.items():
             errors = []
-            for row in m.read(data / "kernel_efficiency.csv"):
-                if (row["system"], row["op"]) != (system, "matmul") or f"layout={layout}" not in row["shape"]:
+            for shape, measured, _ in m.kernels(data, "matmul", system):
+                if shape["layout"] != layout:
                     continue
-                shape = dict(part.split("=") for part in row["shape"].split(", "))
                 rows, columns, inner = (float(shape[key]) for key in "mnk")
                 flops, size = 2 * rows * columns * inner, 2 * (rows * inner + inner * columns + rows * columns)
                 rate = hardware.constant(f"matmul.{relative}") if relative else 1.0
                 predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
-                errors.append(predicted / (flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12)) - 1)
+                errors.append(predicted / (flops / measured) - 1)
             biases.append(f"{signed(np.array(errors))} ({len(errors)})")
         found.append([device.upper(), *biases])
     header = ("device", *(f"{name} (products)" for name, _ in LAYOUTS.values()))
@@ -214,13 +212,9 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "Collectives in a node": collectives,
     "The same GPU in another server": other_host,
     "Bandwidth from the graph of the links": link_graph,
-    **steps.TABLES,
-    **fsdp_steps.TABLES,
-    **cluster_steps.TABLES,
-    **ascend_910c.TABLES,
-    **fsdp_runs.TABLES,
-    **float8_steps.TABLES,
-    **published.TABLES,
+    **megatron_steps.TABLES,
+    **bloom_steps.TABLES,
+    **published_tables.TABLES,
     **step_bands.TABLES,
 }
 
@@ -244,12 +238,8 @@ def reflowed(lines: Sequence[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the folder of measurements")
-    parser.add_argument("--only", action="append", default=[], choices=TABLES, help="a section")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/validation.md")
-    options = parser.parse_args()
-    made = page(PAGE.read_text(encoding="utf-8"), options.data, options.only)
+    options = harness.options(__doc__, tuple(TABLES), data=True).parse_args()
+    made = page(PAGE.read_text(encoding="utf-8"), options.data, options.only or ())
     if options.write:
         PAGE.write_text(made, encoding="utf-8")
     else:

@@ -1,10 +1,10 @@
 """Large pairwise problems within a time limit: contract, bound, search, prove; the best so far when the clock is over.
 
-1. Contraction (`presolve.contracted`) leaves a core. Messages under multipliers (`dual_ascent.Ascent`) bound it, and
-   the plan of the last ones is polished (`neighbourhood_search.polished`).
+1. Contraction (`presolve.contracted`) leaves a core. Messages under multipliers (`messages.Ascent`) bound it, and
+   the plan of the last ones is polished (`narrow_search.polished`).
 2. Where the core's tight program is small: relaxation, choices pruned by reduced cost, branch and bound.
-3. Else, in turn: messages; a plan that prices follow (`narrow_search.NarrowSearch`); narrow moves, and sections of the
-   nodes, over the choices that the messages think best, as integer programs.
+3. Else, in turn: messages; a plan that prices follow (`narrow_search.NarrowSearch`); what the plans on its way differ
+   in, as an integer program; narrow moves, and sections of the nodes.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.errors import UserError
 from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers import Options, audited, solve
 from autoshard.solvers.common.clock import attempt, watched
-from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import none_fits
-from autoshard.solvers.common.result import Solution, finish, tightened
+from autoshard.solvers.common.result import OPTIMAL, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.system.process_memory import infrequent_gc
 from autoshard.units import ROUNDING
 from benchmarks.contest.asplos_format import refuse_if_short
-from benchmarks.contest.core_problem import Core, core
-from benchmarks.contest.dual_ascent import Ascent, Round
+from benchmarks.contest.core_problem import Core, core, section
+from benchmarks.contest.messages import Ascent, Round
 from benchmarks.contest.narrow_moves import NarrowMoves
-from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch
-from benchmarks.contest.neighbourhood_search import polished
-from benchmarks.contest.node_choices import cheapest
-from benchmarks.contest.reduced_problem import section
+from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch, polished
+from benchmarks.contest.node_rows import cheapest
 from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
-from benchmarks.contest.tree_moves import Forests
 
+_LARGE = 500  # nodes: below, elimination is tried at once
+_TRIAL = 0.03  # of the time, for exact elimination where contraction leaves much
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 400  # of messages, at most
 _FIRST = 20  # rounds before the first plan is polished; then of twice as many each time
-_POLISH = 30  # forests for one plan
+_POLISH = 12  # moves for one plan
 _POLISHING = 0.15  # of the time of rounds, for the plan of the last ones
 _LAST = 10  # rounds: of their plans the one to start from
 _PATIENCE = 1.5  # times the time of rounds, until a plan comes out of one that is not poor
@@ -57,47 +57,54 @@ _MIX = 0.3  # of the narrow moves, those over few choices
 _MOVES, _NODES, _MOST_MOVES = 3, 20_000, 60  # narrow ones in a row: as many as go over so many nodes, within these
 _USUAL = 0.8  # of the steps go the way that gained more in its time
 _FORGET = 0.7  # of what a way gained before
+_WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
 _THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
 _THIN_CLIMB = 100  # rounds of messages before
 _THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
 _SETTLE = 20  # sweeps
 _NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program; a plan is polished
 _SECTION = 20_000  # edge variables of one section
-_WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
 _SECTION_SECONDS = 3.0
 
 
-def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
+def contested(problem: Problem, clock: Clock) -> Solution:
+    """Exact elimination where a small part of the time is enough for it, else the search of this folder."""
+    if not worthwhile(problem):
+        try:
+            found = solve(problem, "dp", Options(clock=PartialClock(_TRIAL * clock.left, whole=clock)))
+        except UserError:
+            found = None
+        if found is not None and found.status == OPTIMAL:
+            return found
+    found = search(problem, clock)
+    return audited(problem, found.choice, found, clock.cut)
+
+
+def worthwhile(problem: Problem) -> bool:
+    """Whether contraction will make a large problem small: most of its values are fenced."""
+    if len(problem.nodes) < _LARGE:
+        return False
+    known: dict[int, bool] = {}
+    for value in problem.values:
+        if id(value.seconds) not in known:
+            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
+    return sum(known[id(value.seconds)] for value in problem.values) > len(problem.values) / 8
+
+
+def search(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
     """The best plan found within the capacity, with a lower bound.
 
     Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
     """
-    started, state = time.perf_counter(), Incumbent(problem)
-    with watched(clock):
-        attempt(search, state, clock, seed=seed)
-    if state.choice is None:
-        raise none_fits(problem, False)
-    return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
-
-
-def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
-    """Betters the plan and the bound, from the plan there is, until both meet or the clock, which is watched, is over.
-
-    Raises InfeasibleError where it is proven that no choice is allowed or none fits.
-    """
-    problem = state.problem
+    started = time.perf_counter()
     refuse_if_short(problem)
     run = _PairwiseSearch(core(problem), clock, seed)
-    run.offer(None if state.choice is None else run.core.lowered(state.choice))
-    try:
-        with infrequent_gc():
-            run.run()
-    finally:
-        if run.best is not None:
-            state.offer(run.core.lifted(run.best))
-        elif run.exhausted:
-            raise none_fits(problem, True)
-        state.raise_bound(run.value if run.exhausted else run.bound)
+    with watched(clock), infrequent_gc():
+        attempt(run.run)
+    if run.best is None:
+        raise none_fits(problem, run.exhausted)
+    choice = run.core.lifted(run.best)
+    return finish(problem, choice, run.value if run.exhausted else run.bound, "dp", started, cut=clock.cut)
 
 
 class _PairwiseSearch:
@@ -106,14 +113,12 @@ class _PairwiseSearch:
     def __init__(self, core: Core, clock: Clock, seed: int) -> None:
         self.core, self.clock = core, clock
         self.rng = np.random.default_rng(seed)
-        self.forests = Forests(core.graph)
+        self.moves = NarrowMoves(core.graph)
         self.ascent = Ascent(core)
         self.bound, self.value = -math.inf, math.inf
         self.best: Integers | None = None
         self.exhausted = False
         self.pool: list[Integers] = []
-        self.ranked: list[Integers] | None = None  # of each node the choices, first what the last messages think best
-        self.moves = NarrowMoves(self.forests, [len(own) for own in core.graph.unary])
         self.rounded = self.smallest()  # the best start of those that messages round to
         self.followed = self.stuck = False
         self.narrow = NarrowSearch(core, self.moves, self.rounded, self.ascent.multipliers, self.rng)
@@ -157,7 +162,7 @@ class _PairwiseSearch:
         self.turns()
         self.combine(self.pool[::-1])
         while not (self.clock.over or self.closed or self.best is None):
-            self.improve_both_ways()
+            self.move()
             if not math.isfinite(self.clock.limit_seconds):
                 return
 
@@ -198,7 +203,7 @@ class _PairwiseSearch:
         return over if math.isfinite(cost) else math.inf, cost
 
     def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:
-        found = polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock)
+        found = polished(self.core, self.moves, choice, multipliers, _POLISH, self.rng, clock)
         if found is not None:
             self.offer(found)
             self.pool = [*self.pool[-_POOL:], found]
@@ -224,13 +229,13 @@ class _PairwiseSearch:
 
     def _entries(self, kept: dict[int, Integers]) -> int:
         """Edge variables of a program over `kept`."""
-        around = self.forests.around
+        around = self.moves.around
         return sum(len(kept[n]) * len(kept[o]) for n in kept for o, _ in around[n] if o in kept) // 2
 
     def improve(self, kept: dict[int, Integers]) -> None:
         """The best plan anew in some nodes, over some of their choices, the others fixed."""
         assert self.best is not None
-        part = section(self.core, self.forests.around, kept, self.best)
+        part = section(self.core, self.moves.around, kept, self.best)
         clock = PartialClock(_SECTION_SECONDS, whole=self.clock)
         start = part.inside(self.best)
         everything = [np.arange(len(some)) for some in part.kept]
@@ -300,7 +305,7 @@ class _PairwiseSearch:
                 return
             value = self.value
             self.follow(PartialClock(_FOLLOW * self.clock.left, whole=self.clock))
-            self.improve_both_ways()
+            self.move()
             if not self.gains(value):
                 self.ascent.to(self.ascent.multipliers)
                 self.climb(_AGAIN, _CLIMB * self.clock.left)
@@ -349,11 +354,11 @@ class _PairwiseSearch:
             cost = self.core.cost(self.narrow.choice)
             idle, last = (idle + 1, last) if abs(cost - last) <= _SAME * abs(cost) else (0, cost)
 
-    def improve_both_ways(self) -> None:
+    def move(self) -> None:
         """Narrow moves and sections, mostly that which gained more in its time; until both were tried, and a few gain
         nothing."""
         gained = {self.narrowly: math.inf, self.section_anew: math.inf}
-        idle, self.ranked = 0, None  # messages have moved on since the last time
+        idle = 0
         while (idle < _IDLE or math.inf in gained.values()) and not (
             self.clock.over or self.closed or self.best is None
         ):
@@ -381,25 +386,24 @@ class _PairwiseSearch:
 
     def section_anew(self) -> None:
         """The best plan anew in a section of the nodes."""
-        if self.ranked is None:
-            self.ranked = [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
-        kept = self.region(self.ranked, int(self.rng.choice(_WIDTHS)))
+        assert self.best is not None
+        kept = self.region(self.best, int(self.rng.choice(_WIDTHS)))
         if kept:
             self.improve(kept)
 
-    def region(self, ranked: Sequence[Integers], width: int) -> dict[int, Integers]:
-        """Nodes around a random one, and the choices of each: the current one and the `width` best."""
-        assert self.best is not None
-        start = int(self.rng.integers(len(ranked)))
+    def region(self, best: Integers, width: int) -> dict[int, Integers]:
+        """Nodes around a random one, and the choices of each: the best plan's, and `width` that the messages think
+        best."""
+        start, costs = int(self.rng.integers(len(best))), self.ascent.beliefs()
         order, seen, kept, size = [start], {start}, dict[int, Integers](), 0
         for n in order:
-            some = np.union1d(ranked[n][:width], self.best[n : n + 1])
+            some = np.union1d(np.argsort(costs[n], kind="stable")[:width], best[n : n + 1])
             if len(some) > 1:
                 kept[n] = some
-                size += sum(len(some) * len(kept[o]) for o, _ in self.forests.around[n] if o in kept and o != n)
+                size += sum(len(some) * len(kept[o]) for o, _ in self.moves.around[n] if o in kept and o != n)
             if size > _SECTION:
                 break
-            others = [o for o, _ in self.forests.around[n] if o not in seen]
+            others = [o for o, _ in self.moves.around[n] if o not in seen]
             seen.update(others)
             order.extend(self.rng.permutation(others).tolist() if others else [])
         return kept

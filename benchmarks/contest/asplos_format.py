@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.errors import InfeasibleError, InvalidFileError
+from autoshard.errors import InvalidFileError
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
 from autoshard.solvers.common.infeasibility import least, short
 from autoshard.solvers.common.result import none_within
@@ -28,7 +28,7 @@ _NO_BYTES = ((0, 0),)
 def read(path: str | Path) -> Problem:
     """Raises InvalidFileError (a sentence that says where), InfeasibleError where the limit is below any possible use.
 
-    An edge over three or more nodes becomes an extra node, after those of the file.
+    An edge is over two different nodes, as all of the published instances are.
     """
     try:
         data = Path(path).read_bytes()
@@ -36,7 +36,7 @@ def read(path: str | Path) -> Problem:
         content = json.loads(text)["problem"]
         spans, costs, usages = (content["nodes"][key] for key in ("intervals", "costs", "usages"))
         edges, limit = content["edges"], content["usage_limit"]
-        problem = _Reader(str(path)).problem(spans, costs, usages, edges["nodes"], edges["costs"], limit)
+        problem = _Reader().problem(spans, costs, usages, edges["nodes"], edges["costs"], limit)
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         what = f"no entry {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise InvalidFileError(f"{path} is not a problem in the contest's format: {what}") from error
@@ -54,8 +54,7 @@ def refuse_if_short(problem: Problem) -> None:
 class _Reader:
     """Equal arrays become one object."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.known: dict[tuple[object, ...], Floats] = {}
         self.ranges: dict[int, Integers] = {}
 
@@ -70,16 +69,15 @@ class _Reader:
         own = [self.costs(f"node {n}", cost) for n, cost in enumerate(costs)]
         kept = [self.usage(n, usage, len(own[n])) for n, usage in enumerate(usages)]
         self.sizes = [len(cost) for cost in own]
-        self.extra: list[Node] = []
         self.values: list[Value] = []
         for e, (members, table) in enumerate(zip(pairs, tables, strict=True)):
-            self.add_edge(e, members, self.costs(f"edge {e}", table), own)
+            self.add_edge(e, members, self.costs(f"edge {e}", table))
         nodes = tuple(
             Node(f"node {n}", cost, usage, (start, stop))
             for n, (cost, usage, (start, stop)) in enumerate(zip(own, kept, times.tolist(), strict=True))
         )
         horizon = max(1, int(times.max(initial=1)))
-        return Problem((*nodes, *self.extra), tuple(self.values), float(limit), horizon)
+        return Problem(nodes, tuple(self.values), float(limit), horizon)
 
     def costs(self, what: str, entries: Any) -> Floats:
         """An array without NaN or negative entries; forbidden ones infinite."""
@@ -107,23 +105,15 @@ class _Reader:
             self.ranges[size] = np.arange(size)
         return self.ranges[size]
 
-    def add_edge(self, e: int, members: Sequence[int], table: Floats, own: list[Floats]) -> None:
+    def add_edge(self, e: int, members: Sequence[int], table: Floats) -> None:
         shape = tuple(self.sizes[n] for n in members)
         if min(members, default=0) < 0:
             raise ValueError(f"edge {e} is over node {min(members)}")
         if table.size != math.prod(shape):
             raise ValueError(f"edge {e} has {table.size} costs, expected {math.prod(shape)} for its nodes' choices")
-        distinct = sorted(set(members))
-        if len(distinct) == 2 and len(members) == 2:
-            self.connect(f"edge {e}", members[0], members[1], self.matrix(table, shape))
-            return
-        joint = _over(table.reshape(shape), members, distinct)
-        if len(distinct) == 1:
-            own[distinct[0]] = own[distinct[0]] + joint
-        elif len(distinct) == 2:
-            self.connect(f"edge {e}", distinct[0], distinct[1], joint)
-        elif distinct:
-            self.add_tuples(e, distinct, joint)
+        if len(members) != 2 or members[0] == members[1]:
+            raise ValueError(f"edge {e} is over {members}, expected two different nodes")
+        self.connect(f"edge {e}", members[0], members[1], self.matrix(table, shape))
 
     def matrix(self, table: Floats, shape: tuple[int, ...]) -> Floats:
         key = (*shape, id(table))  # tables live as long as the reader
@@ -151,22 +141,3 @@ class _Reader:
         if key not in self.known:
             self.known[key] = np.zeros(size)
         return self.known[key]
-
-    def add_tuples(self, e: int, members: list[int], joint: Floats) -> None:
-        """An extra node whose choices are the allowed tuples of choices; each member must agree with it."""
-        allowed = np.argwhere(np.isfinite(joint))
-        if not len(allowed):
-            raise InfeasibleError(f"{self.path}: edge {e} forbids everything")
-        extra = len(self.sizes)
-        self.sizes.append(len(allowed))
-        self.extra.append(Node(f"edge {e}", joint[tuple(allowed.T)], np.zeros(len(allowed))))
-        for place, n in enumerate(members):
-            agree = np.where(allowed[:, place, None] == np.arange(self.sizes[n]), 0.0, np.inf)
-            self.connect(f"edge {e}, node {n}", extra, n, agree)
-
-
-def _over(table: Floats, members: Sequence[int], distinct: Sequence[int]) -> Floats:
-    """A table over `members`, which may repeat, as one over the distinct ones in their order."""
-    index = {n: i for i, n in enumerate(distinct)}
-    letters = "".join(chr(ord("a") + index[n]) for n in members)
-    return np.asarray(np.einsum(f"{letters}->{''.join(sorted(set(letters)))}", table))

@@ -1,79 +1,239 @@
-"""The core of a large problem: what is left after contraction, with its memory, and the way back to a plan.
+"""The core of a large problem: what is left after contraction, with its memory, and the way back; and sections of it.
 
-After the first contraction it is known whose bytes never count: at no time of theirs do the largest choices together
-overflow. Such nodes that have one neighbour or none are folded away.
+A node of the core may stand for many nodes of the problem, so one of its choices uses memory over several spans. Each
+span is an *item*: a vector of bytes over the choices of its node. What every plan uses is in `base`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value, memory
-from autoshard.solvers.common.infeasibility import none_fits
-from autoshard.units import EXACT, ROUNDING
+from benchmarks.contest.node_rows import NodeCosts
 from benchmarks.contest.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
-from benchmarks.contest.reduced_problem import Inner, Items, packed
+
+_ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Item i belongs to `node[i]`, is alive at times low[i] <= t < high[i], and has `bytes[first[i] + choice]`.
+
+    `base[t]` (times,): bytes of every plan. `capacity`: for the sum. Of each entry of `bytes`: `owner`, its item, and
+    `slot`, its place when the choices of all nodes stand in one row, where those of node n end before `ends[n]`.
+    """
+
+    node: Integers
+    low: Integers
+    high: Integers
+    first: Integers
+    bytes: Floats
+    base: Floats
+    capacity: float
+    owner: Integers
+    slot: Integers
+    ends: Integers
+
+    def alive(self, choice: Integers) -> Floats:
+        """Bytes at each time, shape (times,)."""
+        return self.over_time(self.bytes[self.first + choice[self.node]])
+
+    def priced(self, unary: Floats, multipliers: Floats) -> NodeCosts:
+        """The costs of all choices, in one row, with their bytes at `multipliers` (times,) added."""
+        total = np.concatenate([[0.0], np.cumsum(multipliers)])
+        price = total[self.high] - total[self.low]
+        priced = np.bincount(self.slot, self.bytes * price[self.owner], int(self.ends[-1]) if len(self.ends) else 0)
+        return NodeCosts(unary + priced, self.ends)
+
+    def at(self, times: Integers) -> Iterator[tuple[Integers, Floats]]:
+        """For each time: the slots that use memory then, and how much."""
+        for t in times.tolist():
+            here = np.flatnonzero((self.low <= t) & (t < self.high))
+            entries = np.flatnonzero(np.isin(self.owner, here))
+            size: Floats = np.bincount(self.slot[entries], self.bytes[entries]).astype(np.float64)
+            slots = np.flatnonzero(size)
+            yield slots, size[slots]
+
+    def expected(self, weights: Floats) -> Floats:
+        """Bytes at each time where choices have `weights`, a row as long as the last of `ends`."""
+        size = np.bincount(self.owner, self.bytes * weights[self.slot], len(self.node))
+        return self.over_time(size.astype(np.float64))
+
+    def over_time(self, size: Floats) -> Floats:
+        """Bytes at each time where the items have `size`."""
+        times = len(self.base)
+        change = np.bincount(self.low, size, times + 1) - np.bincount(self.high, size, times + 1)
+        return np.asarray(self.base + np.cumsum(change)[:-1])
+
+
+class _Edges(NamedTuple):
+    """All edges in one row: edge e is over (a[e], b[e]), its entries from first[e] on, `columns[e]` in a row."""
+
+    unary: Floats
+    a: Integers
+    b: Integers
+    first: Integers
+    columns: Integers
+    entries: Floats
+
+
+def _edges(graph: PairGraph) -> _Edges:
+    distinct = {id(cost): cost for cost in graph.edges.values()}
+    sizes = np.cumsum([0, *(cost.size for cost in distinct.values())])
+    start = dict(zip(distinct, sizes.tolist(), strict=False))
+    pairs = np.array(list(graph.edges), np.int64).reshape(-1, 2)
+    return _Edges(
+        np.concatenate(graph.unary) if graph.unary else np.zeros(0),
+        pairs[:, 0],
+        pairs[:, 1],
+        np.array([start[id(cost)] for cost in graph.edges.values()], np.int64),
+        np.array([cost.shape[1] for cost in graph.edges.values()], np.int64),
+        np.concatenate([cost.reshape(-1) for cost in distinct.values()]) if distinct else np.zeros(0),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """A graph with its memory."""
+
+    graph: PairGraph
+    items: Items
+
+    @cached_property
+    def edges(self) -> _Edges:
+        return _edges(self.graph)
+
+    def priced(self, multipliers: Floats) -> NodeCosts:
+        """The costs of the choices with their bytes at `multipliers` (times,) added."""
+        return self.items.priced(self.edges.unary, multipliers)
+
+    def cost(self, choice: Integers) -> float:
+        own, ends = self.edges, self.items.ends
+        begin = np.append(0, ends)[:-1]
+        place = own.first + choice[own.a] * own.columns + choice[own.b]
+        return self.graph.constant + float(own.unary[begin + choice].sum()) + float(own.entries[place].sum())
+
+    def fits(self, choice: Integers) -> bool:
+        return bool(self.items.alive(choice).max(initial=0.0) <= self.items.capacity)
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """Some nodes of an inner problem, the others fixed: `inner` over `nodes`, with the choices `kept` of each."""
+
+    inner: Inner
+    nodes: Integers
+    kept: tuple[Integers, ...]
+
+    def inside(self, choice: Integers) -> Integers:
+        """The choices of the nodes, numbered within `kept`."""
+        return np.array([np.searchsorted(k, s) for k, s in zip(self.kept, choice[self.nodes], strict=True)], np.int64)
+
+    def outside(self, choice: Integers, picked: Integers) -> Integers:
+        """`choice` with what was picked for the nodes."""
+        result = choice.copy()
+        result[self.nodes] = [k[s] for k, s in zip(self.kept, picked.tolist(), strict=True)]
+        return result
+
+
+def section(
+    whole: Inner, around: Sequence[Sequence[tuple[int, Floats]]], kept: dict[int, Integers], choice: Integers
+) -> Section:
+    """The nodes of `kept` over those of their choices; `choice` of all others. `around`: see `narrow_moves.py`."""
+    nodes = sorted(kept)
+    place = {n: i for i, n in enumerate(nodes)}
+    unary, edges = [], {}
+    for n in nodes:
+        own = whole.graph.unary[n][kept[n]]
+        for other, cost in around[n]:
+            if other not in place:
+                own = own + cost[choice[other]][kept[n]]
+            elif n < other:
+                edges[place[n], place[other]] = np.ascontiguousarray(cost.T[np.ix_(kept[n], kept[other])])
+        unary.append(own)
+    some = np.array(nodes, np.int64)
+    return Section(
+        Inner(PairGraph(tuple(unary), edges), _part(whole, some, kept, choice)), some, tuple(kept[n] for n in nodes)
+    )
+
+
+def _part(whole: Inner, nodes: Integers, kept: dict[int, Integers], choice: Integers) -> Items:
+    items = whole.items
+    place = np.full(len(whole.graph.unary), -1)
+    place[nodes] = np.arange(len(nodes))
+    mine = np.flatnonzero(place[items.node] >= 0)
+    own = items.bytes[items.first[mine] + choice[items.node[mine]]]
+    times = len(items.base)
+    change = np.bincount(items.low[mine], own, times + 1) - np.bincount(items.high[mine], own, times + 1)
+    found = [
+        (int(place[n]), low, high, items.bytes[first + kept[n]])
+        for n, low, high, first in zip(
+            items.node[mine].tolist(), items.low[mine].tolist(), items.high[mine].tolist(), items.first[mine].tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+    base = items.alive(choice) - np.cumsum(change)[:-1]
+    return packed(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
+
+
+def packed(found: list[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers) -> Items:
+    columns = np.array([entry[:3] for entry in found], np.int64).reshape(-1, 3)
+    lengths = np.array([len(entry[3]) for entry in found], np.int64)
+    first = np.cumsum(lengths) - lengths
+    owner = np.repeat(np.arange(len(found)), lengths)
+    begin = np.append(0, ends)[columns[:, 0]]
+    return Items(
+        node=columns[:, 0],
+        low=columns[:, 1],
+        high=columns[:, 2],
+        first=first,
+        bytes=np.concatenate([entry[3] for entry in found]) if found else np.zeros(0),
+        base=base,
+        capacity=capacity,
+        owner=owner,
+        slot=np.arange(len(owner)) - first[owner] + begin[owner],
+        ends=ends,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Core(Inner):
-    """`way`: from the choices of `graph` to those of `problem`: the one of `first`, and then that of `second`."""
+    """`way`: from the choices of `graph` to those of `problem`."""
 
     way: Contracted
     problem: Problem
-    first: Contracted
-    second: Contracted
 
     def fits(self, choice: Integers) -> bool:
         """What fits the problem fits here, and nothing else: a plan that is left out is taken for none."""
         capacity = self.items.capacity
         room = capacity - float(self.items.alive(choice).max(initial=0.0))
-        if math.isinf(capacity) or abs(room) > EXACT * capacity:
+        if math.isinf(capacity) or abs(room) > _ROUNDING * capacity:
             return room > 0
         return bool(memory(self.problem, self.lifted(choice)).max(initial=0.0) <= self.problem.capacity_bytes)
 
     def lifted(self, choice: Integers) -> tuple[int, ...]:
         return self.way.lifted(choice.tolist())
 
-    def lowered(self, choice: Sequence[int]) -> Integers | None:
-        """The choices of the core that stand for a plan of the problem, or for one that is no worse; None where
-        contraction left them out."""
-        first = self.first
-        free = [np.ones(len(own), bool) for own in first.graph.unary]
-        for of, owner, s in zip(first.maps, first.owner.tolist(), choice, strict=True):
-            if owner >= 0:
-                free[owner] &= of == s
-            elif of[0] != s:
-                return None
-        if not all(some.any() for some in free):
-            return None
-        places = [np.flatnonzero(self.second.maps[n] == int(free[n].argmax())) for n in self.second.left.tolist()]
-        return np.array([int(place[0]) for place in places], np.int64) if all(map(len, places)) else None
-
 
 def core(problem: Problem) -> Core:
     """Of a problem whose values have one reader each, and no bytes. Raises InfeasibleError where a node has no allowed
-    choice, or none that fits."""
+    choice."""
     known: dict[tuple[object, ...], Floats] = {}
     pairs = [(value.producer, *value.consumers) for value in problem.values]
     try:
         costs = [_matrix(value, known) for value in problem.values]
-        first = contracted([node.seconds for node in problem.nodes], pairs, costs)
+        way = contracted([node.seconds for node in problem.nodes], pairs, costs)
     except NodeWithoutChoice as error:
         name = problem.nodes[error.node].name
         raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
-    try:
-        second = _folded(first.graph, _items(problem, first))
-    except NodeWithoutChoice:
-        raise none_fits(problem, True) from None
-    way = first.further(second)
-    return Core(way.graph, _items(problem, way), way, problem, first, second)
+    return Core(way.graph, _items(problem, way), way, problem)
 
 
 def _matrix(value: Value, known: dict[tuple[object, ...], Floats]) -> Floats:
@@ -84,21 +244,6 @@ def _matrix(value: Value, known: dict[tuple[object, ...], Floats]) -> Floats:
         assert not value.bytes.any(), f"{value.name} has bytes of its own"
         known[key] = np.ascontiguousarray(value.seconds[value.source][:, target])
     return known[key]
-
-
-def _folded(graph: PairGraph, items: Items) -> Contracted:
-    """Without the nodes whose bytes never count that have one neighbour or none."""
-    free = np.ones(len(items.ends), bool)
-    free[items.node[_counting(items)]] = False
-    return contracted(graph.unary, list(graph.edges), list(graph.edges.values()), free.tolist())
-
-
-def _counting(items: Items) -> NDArray[np.bool_]:
-    """Of all items: whether there is a time in its span at which the largest choices together overflow."""
-    most = items.over_time(np.maximum.reduceat(items.bytes, items.first)) if len(items.node) else items.base
-    before = np.append(0, np.cumsum(most > items.capacity * (1 - ROUNDING)))
-    flags: NDArray[np.bool_] = before[items.high] > before[items.low]
-    return flags
 
 
 def _items(problem: Problem, way: Contracted) -> Items:

@@ -1,31 +1,97 @@
-"""Larger moves than forests: all nodes but some hubs are chosen anew, exactly, by elimination in small tables.
+"""Large moves on a core: all nodes but some hubs are chosen again, exactly, by elimination in small tables.
 
 In strategy graphs of deep networks a few percent of the nodes, those that others read all over, are enough to leave
-the rest narrow. Which are held changes from move to move (`narrow_order.py`), so that each is free in some; and where
-few choices of each node are looked at, nearly none has to be held. Every component of what is free is a proposal by
-itself, as a tree of a forest is.
+the rest narrow. Which are held changes from move to move, so that each is free in some; and where few choices of each
+node are looked at, nearly none has to be held. Nodes go by the size of the table that they leave, the smallest first.
+Where that is above the limit, the node of most edges among those left is held: it keeps its choice. Noise on what
+counts as most makes every order another one. Every component of what is free is a proposal by itself, so that a memory
+limit can take some and leave others.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from benchmarks.contest.narrow_order import NarrowOrder, narrow_order
-from benchmarks.contest.node_choices import NodeChoices
-from benchmarks.contest.node_costs import NodeCosts
-from benchmarks.contest.tree_moves import Forests, TreeMove
+from benchmarks.contest.node_rows import GivenCosts, Lonely, NodeChoices, NodeCosts
+from benchmarks.contest.presolve import PairGraph
 
 _ENTRIES = (1e4, 1e5)  # of the largest table of a move
 _NOISE = (0.2, 0.5, 1.0, 2.0)  # on the number of edges, where it is asked which node is held
 _ORDERS = 8  # that are remembered
 _ANEW = 0.25  # of the moves have a new order
 _FREED, _FREEING = 5, 0.7  # nodes, at most, that an order holds last of all; of the orders, those with such nodes
+
+
+class Move(NamedTuple):
+    """`nodes` take `choices`: the priced cost falls by -gain (gain < 0)."""
+
+    gain: float
+    nodes: list[int]
+    choices: list[int]
+
+
+class NarrowOrder(NamedTuple):
+    """`order`: each node with those that its table is over, all later in the order. `held`: the nodes left out."""
+
+    order: list[tuple[int, tuple[int, ...]]]
+    held: frozenset[int]
+
+
+def narrow_order(
+    around: Mapping[int, Iterable[int]],
+    sizes: Sequence[int],
+    entries: float,
+    noise: float,
+    rng: np.random.Generator,
+    kept: Iterable[int] = (),
+) -> NarrowOrder:
+    """`entries`: of a table with its own node, at most. `kept`: nodes that are held last of all."""
+    limit, logs = math.log(entries), [math.log(size) for size in sizes]
+    left = {n: set(others) for n, others in around.items()}
+    rank = dict(zip(left, (noise * rng.gumbel(size=len(left))).tolist(), strict=True))
+    for n in kept:
+        rank[n] = -math.inf
+    most = sorted(left, key=lambda n: math.log1p(len(left[n])) + rank[n])
+    now = {n: logs[n] + sum(logs[o] for o in others) for n, others in left.items()}
+    heap = [(size, n) for n, size in now.items()]
+    heapq.heapify(heap)
+
+    def grow(n: int, by: float) -> None:
+        now[n] += by
+        heapq.heappush(heap, (now[n], n))
+
+    order, held = [], set[int]()
+    while heap:
+        size, n = heapq.heappop(heap)
+        if n not in left or now[n] != size:
+            continue
+        clock.check()
+        if size > limit:
+            while (hub := most.pop()) not in left:
+                pass
+            held.add(hub)
+            for o in left.pop(hub):
+                left[o].discard(hub)
+                grow(o, -logs[hub])
+            if n in left:
+                grow(n, 0.0)
+            continue
+        others = left.pop(n)
+        order.append((n, tuple(sorted(others))))
+        for o in others:
+            left[o].discard(n)
+            new = others - left[o]
+            new.discard(o)
+            left[o] |= new
+            grow(o, sum(logs[x] for x in new) - logs[n])
+    return NarrowOrder([(n, tuple(o for o in others if o not in held)) for n, others in order], frozenset(held))
 
 
 class _Factor(NamedTuple):
@@ -36,16 +102,26 @@ class _Factor(NamedTuple):
 
 
 class NarrowMoves:
-    """Over the nodes and edges of `forests`. `costs[n][o]`: (choices of n, choices of o)."""
+    """`around[n]`: (neighbour, cost (its choices, choices of n)) of every edge of n; `costs[n][o]`: (choices of n,
+    choices of o)."""
 
-    def __init__(self, forests: Forests, sizes: Sequence[int]) -> None:
-        self.lonely, self.given, self.sizes = forests.lonely, forests.given, sizes
-        self.costs = {n: {o: cost.T for o, cost in forests.around[n]} for n in forests.joined.tolist()}
+    def __init__(self, graph: PairGraph) -> None:
+        self.around: list[list[tuple[int, Floats]]] = [[] for _ in graph.unary]
+        flips: dict[int, Floats] = {}
+        for (a, b), cost in graph.edges.items():
+            if id(cost) not in flips:
+                flips[id(cost)] = np.ascontiguousarray(cost.T)
+            self.around[a].append((b, flips[id(cost)]))
+            self.around[b].append((a, cost))
+        self.sizes = sizes = [len(own) for own in graph.unary]
+        self.lonely = Lonely([n for n, others in enumerate(self.around) if not others], sizes)
+        self.given = GivenCosts(self.around, sizes)
+        self.costs = {n: {o: cost.T for o, cost in own} for n, own in enumerate(self.around) if own}
         self.orders: list[NarrowOrder] = []
 
-    def changes(self, unary: NodeCosts, choice: Integers, rng: np.random.Generator) -> list[TreeMove]:
+    def changes(self, unary: NodeCosts, choice: Integers, rng: np.random.Generator) -> list[Move]:
         """The best choices of the free nodes of an order, where they are better; the best component first."""
-        found = [TreeMove(-more, [n], [best]) for n, best, more in self.lonely.excess(unary, choice)]
+        found = [Move(-more, [n], [best]) for n, best, more in self.lonely.excess(unary, choice)]
         if self.costs:
             way = self._order(rng)
             held = np.zeros(len(self.sizes), bool)
@@ -61,7 +137,7 @@ class NarrowMoves:
         kept: NodeChoices,
         rng: np.random.Generator,
         freed: Sequence[int] = (),
-    ) -> list[TreeMove]:
+    ) -> list[Move]:
         """The same over the choices `kept` of each node, ascending, that of `choice` among them; `freed` are held last
         of all."""
         sizes, each = kept.sizes.tolist(), list(kept)
@@ -87,7 +163,7 @@ class NarrowMoves:
             for o in way.held & costs[n].keys():
                 own[n] = own[n] + costs[n][o][:, now[o]]
         found = _Elimination(costs, way, own, now).moves()
-        back = [TreeMove(m.gain, m.nodes, [int(each[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in found]
+        back = [Move(m.gain, m.nodes, [int(each[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in found]
         return sorted(back, key=lambda move: move.gain)
 
     def _order(self, rng: np.random.Generator) -> NarrowOrder:
@@ -121,7 +197,7 @@ class _Elimination:
         self.used: list[list[_Factor]] = []  # of each node of the order: what it went with, messages to it too
         self.least: dict[int, float] = {}  # of the last node of each component: the least cost of all of it
 
-    def moves(self) -> list[TreeMove]:
+    def moves(self) -> list[Move]:
         """One for each component that gets better."""
         self.run()
         picked = self.picked()
@@ -142,10 +218,10 @@ class _Elimination:
                 found += self.pieces(moved, picked) if math.isfinite(old) else [self.move(new - old, moved, picked)]
         return found
 
-    def move(self, gain: float, nodes: list[int], picked: dict[int, int]) -> TreeMove:
-        return TreeMove(gain, nodes, [picked[n] for n in nodes])
+    def move(self, gain: float, nodes: list[int], picked: dict[int, int]) -> Move:
+        return Move(gain, nodes, [picked[n] for n in nodes])
 
-    def pieces(self, moved: list[int], picked: dict[int, int]) -> list[TreeMove]:
+    def pieces(self, moved: list[int], picked: dict[int, int]) -> list[Move]:
         """Nodes that change and are not connected by others that do: each such piece is a proposal by itself."""
         left, found = set(moved), []
         while left:

@@ -2,7 +2,8 @@
 
 `follow`: a plan is bettered under prices, and the prices move towards where it overflows, as multipliers do; being
 near the best of its prices, it tells them more than what messages round to. `fit`: what overflows costs more with
-every round, until the plan fits; from then on only what fits is taken.
+every round, until the plan fits; from then on only what fits is taken. `polished`: from any plan to a
+good one that fits.
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
-from benchmarks.contest.dual_ascent import Ascent
-from benchmarks.contest.narrow_moves import NarrowMoves
-from benchmarks.contest.neighbourhood_search import within
-from benchmarks.contest.node_choices import cheapest, either
-from benchmarks.contest.node_costs import NodeCosts
-from benchmarks.contest.reduced_problem import Inner
-from benchmarks.contest.tree_moves import TreeMove
+from autoshard.solvers.common.solver_options import Clock
+from benchmarks.contest.core_problem import Inner
+from benchmarks.contest.messages import Ascent
+from benchmarks.contest.narrow_moves import Move, NarrowMoves
+from benchmarks.contest.node_rows import NodeCosts, cheapest, either
 
 _STEP, _SLOWER, _LEAST_STEP = 0.05, 10, 0.05  # of the cost, at first; rounds until it is halved; of the first step
 _RECENT = 0.5  # the weight of the plans before, in the direction
@@ -27,6 +26,8 @@ _PUSH = 0.02  # of the cost: how much the price of an overflow rises at first
 _ENOUGH = 0.8  # of an overflow: where more than that is left after a round, the next push is larger, else smaller
 _KEPT = 0.7  # of that price, where nothing overflows
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the prices, while the plan fits
+_POLISH_PUSH = 0.01  # of the typical cost: how much more expensive overflowing times get with each round of polishing
+_MOST_CHANGES = 64  # made at once in polishing, or of many a quarter
 SWEEPS = 2  # of messages at new prices, before they tell what is best
 _WIDTHS = (2, 4)  # choices of each node that messages think best
 _DOUBTED = (5, 20, 60, 200)  # nodes whose choice they think least of
@@ -53,20 +54,17 @@ class NarrowSearch:
         """A move under the prices, over few choices where an ascent tells which."""
         self.choice = self._after(self._moves(ascent))
 
-    def _moves(self, ascent: Ascent | None) -> list[TreeMove]:
+    def _moves(self, ascent: Ascent | None) -> list[Move]:
         """The best first."""
         unary = self._priced(self.prices + self.push)
         if ascent is None:
             return attempt(self.moves.changes, unary, self.choice, self.rng) or []
         return self._among_promising(ascent, unary, int(self.rng.choice(_WIDTHS))) or []
 
-    def _after(self, moves: list[TreeMove]) -> Integers:
-        choice = self.choice.copy()
-        for move in moves:
-            choice[move.nodes] = move.choices
-        return choice
+    def _after(self, moves: list[Move]) -> Integers:
+        return _after(self.choice, moves)
 
-    def _just_fitting(self, moves: list[TreeMove]) -> Integers:
+    def _just_fitting(self, moves: list[Move]) -> Integers:
         """After as few of the moves, the best first, as make the plan fit, or all of them: equal layers would all
         change at the same price."""
         everything = self._after(moves)
@@ -126,7 +124,7 @@ class NarrowSearch:
             other = others[int(self.rng.integers(len(others)))]
             self._take(alive, attempt(self.moves.mixed, unary, self.choice, either(self.choice, other), self.rng))
 
-    def _among_promising(self, ascent: Ascent, unary: NodeCosts, width: int) -> list[TreeMove] | None:
+    def _among_promising(self, ascent: Ascent, unary: NodeCosts, width: int) -> list[Move] | None:
         """A move over the choices of each node that messages think best, and its own. The nodes whose own they think
         least of are free: such a node often waits for others to change with it."""
         beliefs = ascent.beliefs()
@@ -135,7 +133,7 @@ class NarrowSearch:
         few = cheapest(beliefs, width, self.choice)
         return attempt(self.moves.mixed, unary, self.choice, few, self.rng, freed)
 
-    def _take(self, alive: Floats, moves: list[TreeMove] | None) -> None:
+    def _take(self, alive: Floats, moves: list[Move] | None) -> None:
         self.choice, _ = within(self.core, self.choice, alive, moves or [])
 
     def _priced(self, prices: Floats) -> NodeCosts:
@@ -144,3 +142,63 @@ class NarrowSearch:
     def _typical(self) -> float:
         cost = abs(self.core.cost(self.choice))
         return cost if 0 < cost < np.inf else 1.0
+
+
+def polished(
+    core: Inner,
+    moves: NarrowMoves,
+    choice: Integers,
+    multipliers: Floats,
+    rounds: int,
+    rng: np.random.Generator,
+    clock: Clock,
+) -> Integers | None:
+    """The best plan met that fits the capacity; None where there is none."""
+    cost = abs(core.cost(choice))  # infinite where the choices to begin with exclude each other
+    typical = cost if 0 < cost < np.inf else 1.0
+    alive = core.items.alive(choice)
+    push, pushes = np.zeros(len(alive)), 0
+    best, value = None, np.inf
+    for _ in range(rounds):
+        if clock.over:
+            break
+        over = np.maximum(alive - core.items.capacity, 0.0)
+        if over.any():
+            pushes += 1
+            scale = core.items.capacity or over.max()  # nothing fits into nothing, whatever the push
+            push += _POLISH_PUSH * pushes * (typical / scale) * (over / over.sum())
+            priced = core.priced(multipliers + push)
+            changes = attempt(moves.changes, priced, choice, rng)
+            for change in changes or ():
+                choice = _after(choice, [change])
+            alive = core.items.alive(choice)
+        else:
+            push *= _KEPT
+            unary = core.priced(float(rng.choice(_STRENGTHS)) * multipliers)
+            changes = attempt(moves.changes, unary, choice, rng) or []
+            choice, alive = within(core, choice, alive, changes[: max(_MOST_CHANGES, len(changes) // 4)])
+        if alive.max(initial=0.0) <= core.items.capacity and (reached := core.cost(choice)) < value:
+            best, value = choice, reached
+    return best
+
+
+def within(core: Inner, choice: Integers, alive: Floats, changes: list[Move]) -> tuple[Integers, Floats]:
+    """Makes as many of the changes, best first, as the capacity allows; `choice` fits."""
+    if not changes:
+        return choice, alive
+    new = _after(choice, changes)
+    needed = core.items.alive(new)
+    if needed.max(initial=0.0) <= core.items.capacity:
+        return new, needed
+    if len(changes) == 1:
+        return choice, alive
+    half = len(changes) // 2
+    choice, alive = within(core, choice, alive, changes[:half])
+    return within(core, choice, alive, changes[half:])
+
+
+def _after(choice: Integers, changes: list[Move]) -> Integers:
+    new = choice.copy()
+    for change in changes:
+        new[change.nodes] = change.choices
+    return new

@@ -13,15 +13,16 @@ Nodes of few edges are contracted first, so that the edges of a hub are not move
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from benchmarks.contest.matrix_store import Matrices
+from autoshard.solvers.elimination.cost_tables import digest
 
 _DEGREES = (4, 32, 1 << 60)  # of the nodes that may be contracted, pass by pass
 
@@ -52,14 +53,6 @@ class Contracted:
         """The choice of every original node."""
         return tuple(int(m[choice[o] if o >= 0 else 0]) for m, o in zip(self.maps, self.owner.tolist(), strict=True))
 
-    def further(self, then: Contracted) -> Contracted:
-        """With `then`, the contraction of `graph`, done after this one."""
-        owner = self.owner.copy()
-        owner[owner >= 0] = then.owner[owner[owner >= 0]]
-        maps = tuple(of if o < 0 else of[then.maps[o]] for of, o in zip(self.maps, self.owner.tolist(), strict=True))
-        graph = PairGraph(then.graph.unary, then.graph.edges, self.graph.constant + then.graph.constant)
-        return Contracted(graph, owner, maps, self.left[then.left])
-
 
 class _Merge(NamedTuple):
     """Node `gone` has choice `of[choice of into]`; `into` -1: it is fixed to of[0]."""
@@ -84,22 +77,79 @@ class NodeWithoutChoice(Exception):
         self.node = node
 
 
-def contracted(
-    unary: Sequence[Floats],
-    pairs: Sequence[tuple[int, int]],
-    costs: Sequence[Floats],
-    free: Sequence[bool] | None = None,
-) -> Contracted:
-    """`free`: whether nothing but costs depends on a node's choice. Raises NodeWithoutChoice where none is left."""
-    state = _Contraction(unary, [False] * len(unary) if free is None else free)
+class Matrices:
+    """Append-only, by number: equal ones are stored once, and every operation on one is done once. Rows are the choices
+    of one node, columns those of another; inf: forbidden."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Floats] = []
+        self._known: dict[object, Any] = {}
+
+    def _once(self, key: object, make: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def number(self, array: Floats) -> int:
+        def stored() -> int:
+            self.arrays.append(np.ascontiguousarray(array))
+            return len(self.arrays) - 1
+
+        return int(self._once(digest(array), stored))
+
+    def given(self, array: Floats) -> int:
+        """The number of an array that its owner keeps alive and unchanged, known by its address."""
+        return int(self._once(id(array), lambda: self.number(array)))
+
+    def flip(self, matrix: int) -> int:
+        """Its transpose."""
+        found = int(self._once(("flip", matrix), lambda: self.number(self.arrays[matrix].T)))
+        self._known.setdefault(("flip", found), matrix)
+        return found
+
+    def sum(self, a: int, b: int) -> int:
+        return int(self._once(("sum", min(a, b), max(a, b)), lambda: self.number(self.arrays[a] + self.arrays[b])))
+
+    def rows(self, matrix: int, which: Integers, key: bytes) -> int:
+        """Its rows `which`, in that order; `key` is which.tobytes()."""
+        return int(self._once((matrix, key), lambda: self.number(self.arrays[matrix][which])))
+
+    def partner(self, matrix: int) -> NDArray[np.bool_] | None:
+        """Which rows have a finite entry, as flags; None: all."""
+
+        def flags() -> NDArray[np.bool_] | None:
+            found = np.atleast_1d(np.isfinite(self.arrays[matrix]).any(axis=1))
+            return None if found.all() else found
+
+        found: NDArray[np.bool_] | None = self._once(("partner", matrix), flags)
+        return found
+
+    def decided(self, matrix: int) -> Integers | None:
+        """The one allowed row of every column; None where a column allows another number than one."""
+
+        def row() -> Integers | None:
+            finite = np.isfinite(self.arrays[matrix])
+            return finite.argmax(axis=0) if (finite.sum(axis=0) == 1).all() else None
+
+        found: Integers | None = self._once(("decided", matrix), row)
+        return found
+
+    def news(self, matrix: int) -> bool:
+        """Whether the node of its rows has something to do: a row without partner, or rows that columns decide."""
+        return self.partner(matrix) is not None or self.decided(matrix) is not None
+
+
+def contracted(unary: Sequence[Floats], pairs: Sequence[tuple[int, int]], costs: Sequence[Floats]) -> Contracted:
+    """Raises NodeWithoutChoice where none is left."""
+    state = _Contraction(unary)
     for (a, b), cost in zip(pairs, costs, strict=True):
         state.connect(a, b, state.matrices.given(cost))
     return state.run()
 
 
 class _Contraction:
-    def __init__(self, unary: Sequence[Floats], free: Sequence[bool]) -> None:
-        self.unary, self.free = list(unary), list(free)
+    def __init__(self, unary: Sequence[Floats]) -> None:
+        self.unary = list(unary)
         self.matrices = Matrices()
         self.edges: list[dict[int, int]] = [{} for _ in unary]
         self.alive = [True] * len(unary)
@@ -143,10 +193,8 @@ class _Contraction:
 
     def visit(self, n: int) -> None:
         self.narrow(n)
-        if len(self.unary[n]) == 1 or (self.free[n] and not self.edges[n]):
+        if len(self.unary[n]) == 1:
             self.fix(n)
-        elif self.free[n] and len(self.edges[n]) == 1:
-            self.fold(n)
         elif len(self.edges[n]) <= self.most:
             self.follow(n)
 
@@ -173,24 +221,13 @@ class _Contraction:
                 self.push(other)
 
     def fix(self, n: int) -> None:
-        best = int(self.unary[n].argmin())  # the only one, or nothing else depends on it
-        self.constant += float(self.unary[n][best])
+        self.constant += float(self.unary[n][0])
         for other, matrix in self.edges[n].items():
             self.unary[other] = self.unary[other] + self.matrices.arrays[matrix][0]
             del self.edges[other][n]
             self.push(other)
         self.edges[n] = {}
-        self.gone(n, -1, np.array([best]))
-
-    def fold(self, n: int) -> None:
-        """n has one neighbour, and for each choice of that takes its cheapest."""
-        ((other, matrix),) = self.edges[n].items()
-        total = self.unary[n][:, None] + self.matrices.arrays[matrix]
-        self.unary[other] = self.unary[other] + total.min(axis=0)
-        del self.edges[other][n]
-        self.edges[n] = {}
-        self.gone(n, other, total.argmin(axis=0))
-        self.push(other)
+        self.gone(n, -1, np.zeros(1, np.int64))
 
     def follow(self, n: int) -> None:
         """Contracts n into a neighbour that decides it, the one with the fewest choices, then edges."""
@@ -215,7 +252,6 @@ class _Contraction:
                 if self.matrices.news(self.edges[third][other]):
                     self.push(third)
         self.edges[n] = {}
-        self.free[other] = self.free[other] and self.free[n]
         self.gone(n, other, of)
         self.push(other)
 

@@ -26,7 +26,7 @@ from autoshard.solvers import Clock, Options, solve
 from autoshard.solvers.common.solver_options import Computing, interruptible
 from benchmarks import harness
 from benchmarks.contest import asplos_format
-from benchmarks.contest.contested import contested
+from benchmarks.contest.anytime import contested
 
 HEADER = (
     "instance",

@@ -17,8 +17,8 @@ from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
 from autoshard.solvers.linear_program.memory_constraints import LARGEST
 from autoshard.solvers.linear_program.rows import Linear, Rows, linear
 from autoshard.units import ROUNDING
+from benchmarks.contest.core_problem import Inner
 from benchmarks.contest.presolve import PairGraph
-from benchmarks.contest.reduced_problem import Inner
 
 _ROUNDS = 40  # of adding memory rows
 _WINDOWS = 24  # of the horizon: each may add its worst time in a round

@@ -21,7 +21,8 @@ from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
-from benchmarks import steps
+from benchmarks.megatron_steps import head_slope
+from benchmarks.published_rows import single_rows
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="published measurements (../shared/validation) are not here")
@@ -119,7 +120,7 @@ def test_all_reduces_of_another_server():
 
 def test_a_head_over_an_unpadded_vocabulary():
     """Of a model 2048 wide; the rate of misaligned products is from models 1024 wide."""
-    found = steps.head_slope(steps.single_rows(DATA), 2048, 1)
+    found = head_slope(single_rows(DATA), 2048, 1)
     model = Transformer(2, 2048, 16, 1024, 50257, attention="unfused", dropout=True)
     made = pieces(build(model, TrainingRun(4, 4), A100), A100)
     ends = sum(piece.forward_seconds + piece.backward_seconds for piece in (made.head, made.embedding)) / 4

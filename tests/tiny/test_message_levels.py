@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from autoshard.ir.problem import Floats, Integers
-from benchmarks.contest.node_choices import cheapest, either
-from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.messages import Messages, sweep_order
+from benchmarks.contest.node_rows import NodeCosts, cheapest, either
 from benchmarks.contest.presolve import PairGraph
-from benchmarks.contest.sweep_order import sweep_order
-from benchmarks.contest.trws_pairs import Messages
 
 pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard
 

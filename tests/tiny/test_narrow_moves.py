@@ -12,16 +12,12 @@ import pytest
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.solver_options import Clock
 from benchmarks.contest import anytime, narrow_moves, narrow_search
-from benchmarks.contest.core_problem import core
-from benchmarks.contest.dual_ascent import Ascent, Round
-from benchmarks.contest.narrow_moves import NarrowMoves
-from benchmarks.contest.narrow_order import NarrowOrder, narrow_order
+from benchmarks.contest.core_problem import Inner, core, packed
+from benchmarks.contest.messages import Ascent, Round
+from benchmarks.contest.narrow_moves import Move, NarrowMoves, NarrowOrder, narrow_order
 from benchmarks.contest.narrow_search import NarrowSearch
-from benchmarks.contest.node_choices import either
-from benchmarks.contest.node_costs import NodeCosts
+from benchmarks.contest.node_rows import NodeCosts, either
 from benchmarks.contest.presolve import PairGraph
-from benchmarks.contest.reduced_problem import Inner, packed
-from benchmarks.contest.tree_moves import Forests, TreeMove
 
 pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard
 
@@ -42,7 +38,7 @@ def cost_of(graph: PairGraph, choice: Integers | tuple[int, ...]) -> float:
     return own + sum(float(cost[choice[a], choice[b]]) for (a, b), cost in graph.edges.items())
 
 
-def after(choice: Integers, moves: list[TreeMove]) -> Integers:
+def after(choice: Integers, moves: list[Move]) -> Integers:
     new = choice.copy()
     for move in moves:
         new[move.nodes] = move.choices
@@ -51,10 +47,6 @@ def after(choice: Integers, moves: list[TreeMove]) -> Integers:
 
 def costs_of(graph: PairGraph) -> NodeCosts:
     return NodeCosts(np.concatenate(graph.unary), np.cumsum([len(own) for own in graph.unary]))
-
-
-def moves_of(graph: PairGraph) -> NarrowMoves:
-    return NarrowMoves(Forests(graph), [len(own) for own in graph.unary])
 
 
 def least(graph: PairGraph, kept: list[Integers] | None = None) -> float:
@@ -67,7 +59,7 @@ def test_where_all_tables_fit_one_move_finds_the_optimum(seed: int) -> None:
     """Six nodes of three choices have tables of 729 entries at most: none is held, whatever the order."""
     graph, rng = graph_of(seed), np.random.default_rng(seed)
     start = np.array([rng.integers(len(own)) for own in graph.unary])
-    moves = moves_of(graph).changes(costs_of(graph), start, rng)
+    moves = NarrowMoves(graph).changes(costs_of(graph), start, rng)
     new = after(start, moves)
     assert cost_of(graph, new) == pytest.approx(min(least(graph), cost_of(graph, start)))
     if np.isfinite(cost_of(graph, start)):
@@ -77,7 +69,7 @@ def test_where_all_tables_fit_one_move_finds_the_optimum(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_held_nodes_stay_and_the_others_are_best_around_them(seed: int) -> None:
     graph, rng = graph_of(seed, density=1.0, forbidden=0.0, fewest=2), np.random.default_rng(seed)
-    narrow, sizes = moves_of(graph), [len(own) for own in graph.unary]
+    narrow, sizes = NarrowMoves(graph), [len(own) for own in graph.unary]
     narrow.orders = [narrow_order(narrow.costs, sizes, 9.0, 1.0, rng)] * 8  # tables of two nodes
     held = narrow.orders[0].held
     assert held, "else this test says nothing"
@@ -95,7 +87,7 @@ def test_mixed_is_the_best_of_the_choices_kept(seed: int) -> None:
     joined: set[int] = {n for pair in graph.edges for n in pair}
     among = np.array([other[n] if n in joined else start[n] for n in range(len(start))])
     kept = [np.unique(pair) for pair in np.stack([start, among], axis=1)]
-    new = after(start, moves_of(graph).mixed(costs_of(graph), start, either(start, among), rng))
+    new = after(start, NarrowMoves(graph).mixed(costs_of(graph), start, either(start, among), rng))
     assert cost_of(graph, new) == pytest.approx(least(graph, kept))
 
 
@@ -110,7 +102,7 @@ def test_mixed_is_the_best_beside_what_has_to_be_held(seed: int, monkeypatch: py
         return ways[-1]
 
     monkeypatch.setattr(narrow_moves, "narrow_order", noted)
-    new = after(start, moves_of(graph).mixed(costs_of(graph), start, either(start, other), rng))
+    new = after(start, NarrowMoves(graph).mixed(costs_of(graph), start, either(start, other), rng))
     held = ways[0].held
     kept = [np.unique([a] if n in held else [a, b]) for n, (a, b) in enumerate(zip(start, other, strict=True))]
     assert cost_of(graph, new) == pytest.approx(least(graph, kept))
@@ -122,8 +114,8 @@ def test_every_move_is_worth_what_it_says_whatever_others_are_made(seed: int) ->
     graph, rng = graph_of(seed, nodes=8, density=0.25, forbidden=0.0), np.random.default_rng(seed)
     start = np.array([rng.integers(len(own)) for own in graph.unary])
     for moves in (
-        moves_of(graph).changes(costs_of(graph), start, rng),
-        moves_of(graph).mixed(costs_of(graph), start, either(start, np.zeros_like(start)), rng),
+        NarrowMoves(graph).changes(costs_of(graph), start, rng),
+        NarrowMoves(graph).mixed(costs_of(graph), start, either(start, np.zeros_like(start)), rng),
     ):
         for count in range(len(moves) + 1):
             for some in itertools.combinations(moves, count):
@@ -137,7 +129,7 @@ def test_nodes_that_change_apart_are_moves_of_their_own() -> None:
     same, loose = np.array([[0.0, 9.0], [9.0, 0.0]]), np.zeros((2, 2))
     worse = np.array([5.0, 0.0])
     graph = PairGraph((worse, worse, np.zeros(2), worse), {(0, 1): same, (1, 2): loose, (2, 3): loose})
-    moves = moves_of(graph).changes(costs_of(graph), np.zeros(4, np.int64), np.random.default_rng(0))
+    moves = NarrowMoves(graph).changes(costs_of(graph), np.zeros(4, np.int64), np.random.default_rng(0))
     assert [(move.gain, sorted(move.nodes)) for move in moves] == [(-10.0, [0, 1]), (-5.0, [3])]
 
 
@@ -162,7 +154,7 @@ def test_a_hub_that_messages_doubt_changes_with_all_that_read_it(seed: int, monk
     reached = []
     for doubted in (0, 1):
         monkeypatch.setattr(narrow_search, "_DOUBTED", (doubted,))
-        search = NarrowSearch(core_, moves_of(graph), start, np.zeros(1), np.random.default_rng(seed))
+        search = NarrowSearch(core_, NarrowMoves(graph), start, np.zeros(1), np.random.default_rng(seed))
         for _ in range(3):
             search.better(ascent)
         reached.append(search.choice.sum())
@@ -180,7 +172,7 @@ def test_a_plan_is_made_to_fit_by_as_few_changes_as_do(seed: int) -> None:
     dear = rng.permutation(10) / 100.0
     graph = PairGraph(tuple(np.array([1.0, 1.0 + more]) for more in dear), {(0, 1): np.zeros((2, 2))})
     core_ = whole(graph, [np.array([2.0, 1.0])] * 10, 17.0)
-    search = NarrowSearch(core_, moves_of(graph), np.zeros(10, np.int64), np.zeros(1), rng)
+    search = NarrowSearch(core_, NarrowMoves(graph), np.zeros(10, np.int64), np.zeros(1), rng)
     while not search.fits:
         search.fit()
     assert np.flatnonzero(search.choice).tolist() == sorted(np.argsort(dear)[:3].tolist())
@@ -191,7 +183,7 @@ def test_costs_given_what_is_held(seed: int) -> None:
     graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
     choice = np.array([rng.integers(len(own)) for own in graph.unary])
     held = rng.random(len(choice)) < 0.5
-    row = Forests(graph).given.row(choice, held)
+    row = NarrowMoves(graph).given.row(choice, held)
     for n, own in enumerate(NodeCosts(row, costs_of(graph).ends)):
         beside = [cost[:, choice[b]] for (a, b), cost in graph.edges.items() if a == n and held[b]]
         beside += [cost[choice[a]] for (a, b), cost in graph.edges.items() if b == n and held[a]]
@@ -286,20 +278,10 @@ def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch
     followed: list[bool] = []
     follow = anytime.NarrowSearch.follow
     monkeypatch.setattr(anytime.NarrowSearch, "follow", lambda self, by: (followed.append(True), follow(self, by)))
-    region = anytime._PairwiseSearch.region
-    ranked_now: list[bool] = []
-
-    def seen(self: anytime._PairwiseSearch, ranked: list[Integers], width: int) -> dict[int, Integers]:
-        now = [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
-        ranked_now.append(all(np.array_equal(a, b) for a, b in zip(ranked, now, strict=True)))
-        return region(self, ranked, width)
-
-    monkeypatch.setattr(anytime._PairwiseSearch, "region", seen)
     problem, plans = limited(seed)
-    found = anytime.solve(problem, Clock(), seed=seed)
+    found = anytime.search(problem, Clock(), seed=seed)
     best = min(objective(problem, plan) for plan in plans if memory(problem, plan).max() <= problem.capacity_bytes)
     assert memory(problem, found.choice).max() <= problem.capacity_bytes
     assert found.lower_bound <= best + 1e-9 <= found.objective + 2e-9
     assert found.objective <= 1.05 * best
     assert followed or found.lower_bound == found.objective
-    assert all(ranked_now), "sections are ranked by messages of before"

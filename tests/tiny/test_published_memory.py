@@ -119,4 +119,4 @@ def test_every_run_of_the_tables_fits() -> None:
     from benchmarks.published_memory import memory_of, runs
 
     own = [run for title, rows in runs(DATA) if title not in ("MPT by FSDP", "Megatron-LM on A100") for run in rows]
-    assert len(own) >= 190 and not [run[0] for run in own if not memory_of(run).fits(run[3])]
+    assert len(own) >= 190 and not [run.name for run in own if not memory_of(run).fits(run.hardware)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, InvalidFileError
@@ -20,11 +20,10 @@ from autoshard.solvers import solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.heuristics import brute_force
-from benchmarks.contest import anytime, asplos_format, tree_moves
-from benchmarks.contest.contested import contested, worthwhile
+from benchmarks.contest import anytime, asplos_format
+from benchmarks.contest.anytime import contested, worthwhile
 from benchmarks.contest.core_problem import core
-from benchmarks.contest.dual_ascent import Ascent
-from benchmarks.contest.tree_moves import Forests
+from benchmarks.contest.messages import Ascent
 from tests.looks import Looks
 from tests.random_problems import limited, random_problem
 
@@ -88,35 +87,7 @@ def test_the_example(tmp_path: Path, name: str) -> None:
     choice = (0, 0, 1, 1, 0)  # worked out by hand: 15 + 55 + 45 + 75 + 95 and the edges 30, 10, 10, 20, 60
     assert objective(problem, choice) == 285 + 130
     assert memory(problem, choice).tolist() == [0] * 3 + [10] + [35] + [55, 55] + [20] * 4 + [45] + [25] * 2 + [15]
-    assert anytime.solve(problem, Clock()).objective == brute(problem).objective  # type: ignore[union-attr]
-
-
-@given(SEEDS)
-@settings(max_examples=60, deadline=None)
-def test_edges_over_any_number_of_nodes(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, 4, 4).tolist()
-    members = [rng.integers(0, 4, int(rng.integers(1, 5))).tolist() for _ in range(4)]
-    tables = [rng.integers(0, 9, [sizes[n] for n in some]).astype(float) for some in members]
-    for table in tables:
-        table[rng.random(table.shape) < 0.2] = 1e18
-    nodes = {
-        "intervals": [[0, 1]] * 4,
-        "costs": [rng.integers(0, 5, size).tolist() for size in sizes],
-        "usages": [[0] * size for size in sizes],
-    }
-    edges = {"nodes": members, "costs": [table.reshape(-1).tolist() for table in tables]}
-    path = saved(tmp_path_factory.getbasetemp(), {"nodes": nodes, "edges": edges, "usage_limit": 1})
-    best = math.inf
-    for choice in np.ndindex(*sizes):
-        total = sum(nodes["costs"][n][s] for n, s in enumerate(choice))
-        total += sum(table[tuple(choice[n] for n in some)] for some, table in zip(members, tables, strict=True))
-        best = min(best, total)
-    try:
-        found = anytime.solve(asplos_format.read(path), Clock()).objective
-    except InfeasibleError:
-        found = math.inf
-    assert found == best if best < 1e18 else math.isinf(found)
+    assert anytime.search(problem, Clock()).objective == brute(problem).objective  # type: ignore[union-attr]
 
 
 BAD = [
@@ -129,6 +100,16 @@ BAD = [
         "edge 0 has 1 costs, expected 2",
     ),
     (changed(edges_nodes=[[0, 9], [0, 2], [1, 3], [2, 4], [3, 4]]), "index out of range"),
+    (
+        changed(edges_nodes=[[0, 1, 0], [0, 2], [1, 3], [2, 4], [3, 4]]),
+        r"edge 0 is over \[0, 1, 0\], expected two different nodes",
+    ),
+    (
+        changed(
+            edges_nodes=[[0, 0], [0, 2], [1, 3], [2, 4], [3, 4]], edges_costs=[[1], *EXAMPLE["edges"]["costs"][1:]]
+        ),
+        r"edge 0 is over \[0, 0\], expected two different nodes",
+    ),
     (changed(edges_nodes=[[0, -1], [0, 2], [1, 3], [2, 4], [3, 4]]), "edge 0 is over node -1"),
     (changed(usage_limit="much"), "usage_limit is 'much'"),
     (changed(nodes_intervals=[[-3, 7], [4, 7], [5, 12], [11, 14], [11, 15]]), "before time 0"),
@@ -190,14 +171,14 @@ def test_the_search_is_exact_on_small_problems(seed: int) -> None:
     problem = limited(fenced(seed), seed)
     expected = brute(problem)
     try:
-        found = anytime.solve(problem, Clock(), seed=seed)
+        found = anytime.search(problem, Clock(), seed=seed)
     except InfeasibleError as error:
         assert expected is None and error.proven
         return
     assert expected is not None and found.status == "optimal"
     assert math.isclose(found.objective, expected.objective, rel_tol=1e-9)
     assert found.objective == objective(problem, found.choice) and found.peak_bytes <= problem.capacity_bytes
-    assert found.choice == anytime.solve(problem, Clock(), seed=seed).choice
+    assert found.choice == anytime.search(problem, Clock(), seed=seed).choice
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -209,7 +190,7 @@ def test_a_limit_in_fractions_is_that_of_the_plan_which_fills_it(seed: int) -> N
     if best is None:
         return
     problem = replace(problem, capacity_bytes=best.peak_bytes)
-    found = anytime.solve(problem, Clock(), seed=seed)
+    found = anytime.search(problem, Clock(), seed=seed)
     assert found.status == "optimal" and math.isclose(found.objective, best.objective, rel_tol=1e-9)
 
 
@@ -223,32 +204,6 @@ def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
     climb = Ascent(core(problem))
     for _ in range(15):
         assert climb.step().bound <= expected.objective * (1 + 1e-9) + 1e-9
-
-
-@given(SEEDS)
-@settings(max_examples=150, deadline=None)
-def test_a_forest_is_solved_exactly(seed: int) -> None:
-    problem = fenced(seed)
-    try:
-        small = core(problem)
-    except InfeasibleError:
-        return
-    rng = np.random.default_rng(seed)
-    choice = np.array([int(rng.integers(len(own))) for own in small.graph.unary], np.int64)
-    before, forests = small.cost(choice), Forests(small.graph)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tree_moves, "_FORESTS", 1)  # one is remembered, and found again for other choices
-        patched.setattr(tree_moves, "_ANEW", 0.5)
-        for _ in range(4):
-            for change in forests.changes(small.priced(np.zeros(len(small.items.base))), choice, rng):
-                choice[change.nodes] = change.choices
-                after = small.cost(choice)
-                assert math.isclose(after - before, change.gain, rel_tol=1e-9, abs_tol=1e-9)
-                before = after
-    edges = len(small.graph.edges)
-    exact = brute(problem)
-    if exact is not None and edges == 0:
-        assert math.isclose(before, exact.objective, rel_tol=1e-9)
 
 
 def network(layers: int, seed: int = 0, k: int = 12) -> Problem:
@@ -294,7 +249,7 @@ def test_ctrl_c_gives_the_best_so_far() -> None:
 
     clock = Clock(timer=Pressed())
     problem = network(120)
-    found = anytime.solve(problem, clock)
+    found = anytime.search(problem, clock)
     assert clock.seconds < 20_500.0
     assert clock.stopped and found.peak_bytes <= problem.capacity_bytes
 
@@ -315,8 +270,7 @@ def test_nothing_fits_names_what_is_alive() -> None:
 @given(SEEDS, st.sampled_from([1.0, 0.1]))
 @settings(max_examples=250, deadline=None)
 def test_a_core_under_a_limit_holds_a_best_plan(seed: int, part: float) -> None:
-    """Nodes whose bytes never count are folded away; bytes in whole numbers and in fractions, of which a plan may fill
-    the limit exactly. A plan given is lowered to one that is no worse."""
+    """Bytes in whole numbers and in fractions, of which a plan may fill the limit exactly."""
     whole = limited(fenced(seed), seed)
     problem = replace(
         whole,
@@ -329,8 +283,9 @@ def test_a_core_under_a_limit_holds_a_best_plan(seed: int, part: float) -> None:
     except InfeasibleError as error:
         assert expected is None and error.proven
         return
-    best = math.inf
-    for choice in np.ndindex(*[len(own) for own in found.graph.unary]):
+    sizes, best = [len(own) for own in found.graph.unary], math.inf
+    assume(math.prod(sizes) <= 300)
+    for choice in np.ndindex(*sizes):
         picked = np.array(choice, np.int64)
         if found.fits(picked):
             best = min(best, found.cost(picked))
@@ -338,30 +293,3 @@ def test_a_core_under_a_limit_holds_a_best_plan(seed: int, part: float) -> None:
                 math.isinf(found.cost(picked))
             )
     assert math.isclose(best, math.inf if expected is None else expected.objective, rel_tol=1e-9)
-    if expected is not None:
-        lowered = found.lowered(expected.choice)
-        assert lowered is not None and found.fits(lowered)
-        assert found.cost(lowered) <= expected.objective * (1 + 1e-9)
-
-
-def test_nodes_whose_bytes_never_count_are_folded() -> None:
-    """One alone, and one beside a node that is weighed; two that are alive where memory is short stay."""
-    own = (
-        Node("late", np.array([4.0, 2.0]), np.array([0.0, 8.0]), (2, 3)),
-        Node("leaf", np.array([1.0, 0.0]), np.array([2.0, 1.0]), (2, 3)),
-        Node("weighed", np.array([7.0, 3.0]), np.array([1.0, 3.0]), (0, 2)),
-        Node("other", np.array([7.0, 4.0]), np.array([1.0, 4.0]), (0, 2)),
-    )
-    edge = Value(
-        "edge", 1, (2,), np.arange(2), (np.arange(2),), np.array([[0.0, 5.0], [3.0, 4.0]]), np.zeros(2), ((0, 0),)
-    )
-    problem = Problem(own, (edge,), capacity_bytes=10.0, horizon=3)
-    assert core(problem).way.left.tolist() == [0, 1]  # 8 + 2 fill it, 3 + 4 do not
-    problem = replace(problem, capacity_bytes=10.5)
-    found = core(problem)
-    assert [found.way.left.tolist(), found.graph.constant] == [[], 2.0 + 7.0 + 4.0]
-    problem = replace(problem, capacity_bytes=6.0, nodes=(replace(own[0], bytes=np.array([0.0, 3.0])), *own[1:]))
-    found = core(problem)
-    assert [found.way.left.tolist(), found.graph.constant] == [[2, 3], 2.0]
-    assert found.graph.unary[0].tolist() == [7.0 + 1.0, 3.0 + 4.0]
-    assert found.lifted(np.array([1, 0])) == (1, 1, 1, 0)

@@ -119,11 +119,11 @@ measured = pytest.mark.skipif(not DATA.is_dir(), reason="published measurements 
 def test_the_plans_of_one_day_are_ranked() -> None:
     """BLOOM's 181B plans with the network that was measured there: nothing is fitted to them."""
     from benchmarks import bloom_steps as own
-    from benchmarks.steps import seconds_of
+    from benchmarks.published_rows import bloom
 
-    rows = own.averaged([row for row, note, full in own.bloom(DATA) if row.workload == own.RANKED and not full])
+    rows = own.averaged([row for row in bloom(DATA) if row.workload == own.RANKED and not row.full])
     samples = np.array([row.run.batch for row in rows])
-    predicted, real = seconds_of(rows) / samples, own.measured(rows) / samples
+    predicted, real = own.seconds_of(rows) / samples, own.measured(rows) / samples
     assert len(rows) == 11
     assert np.abs(predicted / real - 1).mean() < 0.10
     assert own.correlation(real, predicted) >= 0.75
@@ -132,20 +132,19 @@ def test_the_plans_of_one_day_are_ranked() -> None:
 
 @measured
 def test_twenty_kernels_calibrate_a_b200() -> None:
-    from benchmarks import cluster_steps as own
-    from benchmarks.steps import seconds_of
+    from benchmarks import published_tables as own
 
-    rows = [replace(row, hardware=own.calibrated_b200(DATA, 0)) for row in own.b200(DATA)]
+    rows = own.calibrated_steps(DATA, 0)
     assert len(rows) == 16 and sum(row.run.cp > 1 for row in rows) == 4
-    assert np.abs(own.errors(rows, seconds_of(rows))).mean() < 0.10
+    assert np.abs(own.errors(rows)).mean() < 0.10
 
 
 @measured
 @pytest.mark.slow
 def test_fsdp_of_models_that_nothing_was_fitted_to() -> None:
-    from benchmarks import fsdp_steps as own
+    from benchmarks import published_tables as own
 
     for gpus in own.GENERATIONS.values():
-        rows = [row for row in own.rows(DATA) if row.gpu in gpus and not row.fitted]
+        rows = [row for row in own.mpt(DATA) if row.workload[0] in gpus and not row.fitted]
         assert len(rows) > 15
-        assert np.abs(own.errors(rows, own.predict(rows))).mean() < 0.08
+        assert np.abs(own.errors(rows)).mean() < 0.08

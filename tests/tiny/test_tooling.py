@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.near_tests import BEFORE, BY_PROCESSES, NEAR
 from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +30,11 @@ def test_tool_is_content(tool: str) -> None:
 
 
 def test_the_tests_near_a_planted_fault_are_there() -> None:
-    tests = {*BY_PROCESSES, *(name for names in (*NEAR.values(), *BEFORE.values()) for name in names)}
-    wanted = {*(f"tests/{name}" for name in tests), *(f"autoshard/{name}" for name in (*NEAR, *BEFORE))}
-    assert not [name for name in wanted if not (ROOT / name).exists()]
+    near = tomllib.loads((ROOT / "benchmarks" / "near_tests.toml").read_text("utf-8"))
+    code = near["folder"] | near["file"]
+    tests = {*near["by_processes"]}.union(*code.values())
+    assert not [name for name in tests if not (ROOT / "tests" / name).exists()] and tests
+    assert not [name for name in code if not (ROOT / "autoshard" / name).exists()]
 
 
 def test_no_test_depends_on_how_fast_a_machine_is() -> None:

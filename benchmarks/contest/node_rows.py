@@ -1,0 +1,142 @@
+"""What stands in one row for the choices of many nodes: costs, choices that are looked at, nodes without edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.ir.problem import Floats, Integers
+
+
+class NodeCosts:
+    """`row`: the costs of all nodes' choices; those of node n end before `ends[n]`. `costs[n]`: node n's, a view."""
+
+    def __init__(self, row: Floats, ends: Integers) -> None:
+        self.row, self.ends = row, ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, n: int) -> Floats:
+        return self.row[self.ends[n - 1] if n else 0 : self.ends[n]]
+
+    def __iter__(self) -> Iterator[Floats]:
+        return iter(np.split(self.row, self.ends[:-1]) if len(self.ends) else [])
+
+    def above_least(self) -> NodeCosts:
+        """Each less the least of its node."""
+        if not len(self.ends):
+            return self
+        begin = np.append(0, self.ends[:-1])
+        return NodeCosts(
+            self.row - np.repeat(np.minimum.reduceat(self.row, begin), np.diff(self.ends, prepend=0)), self.ends
+        )
+
+
+def first_least(costs: Floats, begin: Integers, node: Integers) -> Integers:
+    """The place of the first least cost of each node, whose costs begin at `begin` (nodes,); `node` of each cost."""
+    least = np.flatnonzero(costs == np.minimum.reduceat(costs, begin)[node])
+    first = np.flatnonzero(np.diff(node[least], prepend=-1))
+    assert len(first) == len(begin), "a node without a least cost"
+    places: Integers = least[first]
+    return places
+
+
+class NodeChoices:
+    """`row`: of each node its choices that are looked at, ascending; those of node n end before `ends[n]`."""
+
+    def __init__(self, row: Integers, ends: Integers) -> None:
+        self.row, self.ends = row, ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, n: int) -> Integers:
+        return self.row[self.ends[n - 1] if n else 0 : self.ends[n]]
+
+    def __iter__(self) -> Iterator[Integers]:
+        return iter(np.split(self.row, self.ends[:-1]) if len(self.ends) else [])
+
+    @property
+    def sizes(self) -> Integers:
+        return np.diff(self.ends, prepend=0)
+
+
+def cheapest(costs: NodeCosts, width: int, choice: Integers | None = None) -> NodeChoices:
+    """Of each node the `width` cheapest, the first of equals, and that of `choice`."""
+    sizes = np.diff(costs.ends, prepend=0)
+    begin = costs.ends - sizes
+    node = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((costs.row, node))  # stable
+    taken = np.zeros(len(node), bool)
+    taken[order[np.arange(len(node)) - begin[node] < width]] = True
+    if choice is not None:
+        taken[begin + choice] = True
+    slots = np.flatnonzero(taken)
+    return NodeChoices(slots - begin[node[slots]], np.cumsum(np.bincount(node[slots], minlength=len(sizes))))
+
+
+def either(one: Integers, other: Integers) -> NodeChoices:
+    """Of each node what two plans choose."""
+    pairs = np.sort(np.stack([one, other], axis=1), axis=1)
+    taken = np.ones(pairs.shape, bool)
+    taken[:, 1] = one != other
+    return NodeChoices(pairs[taken], np.cumsum(taken.sum(axis=1)))
+
+
+class Lonely:
+    """Nodes without edges, each decided by its own costs: `nodes`, of all those with `sizes` choices."""
+
+    def __init__(self, nodes: Sequence[int], sizes: Sequence[int]) -> None:
+        self.nodes = np.array(nodes, np.int64)
+        size = np.array(sizes, np.int64)
+        own = size[self.nodes]
+        self.first = np.append(0, np.cumsum(own))[:-1]
+        self.number = np.repeat(np.arange(len(self.nodes)), own)
+        starts = np.append(0, np.cumsum(size))[:-1][self.nodes]
+        self.slots = np.arange(own.sum()) + np.repeat(starts - self.first, own)
+
+    def least(self, unary: NodeCosts) -> float:
+        """The sum of their least costs."""
+        return float(np.minimum.reduceat(unary.row[self.slots], self.first).sum()) if len(self.nodes) else 0.0
+
+    def best(self, unary: NodeCosts) -> Integers:
+        """The first cheapest choice of each."""
+        costs = unary.row[self.slots]
+        return first_least(costs, self.first, self.number) - self.first if len(self.nodes) else np.zeros(0, np.int64)
+
+    def excess(self, unary: NodeCosts, choice: Integers) -> list[tuple[int, int, float]]:
+        """(node, its best choice, what its own costs beyond that) of those that have a better one."""
+        if not len(self.nodes):
+            return []
+        best, costs = self.best(unary), unary.row[self.slots]
+        more = costs[self.first + choice[self.nodes]] - costs[self.first + best]
+        return [(int(self.nodes[i]), int(best[i]), float(more[i])) for i in np.flatnonzero(more > 0).tolist()]
+
+
+class GivenCosts:
+    """What choices cost beside those of neighbours that keep theirs, of nodes with `sizes` choices. `around[n]`:
+    (neighbour, cost (its choices, choices of n)) of every edge of n."""
+
+    def __init__(self, around: Sequence[Sequence[tuple[int, Floats]]], sizes: Sequence[int]) -> None:
+        edges = [(n, other, cost) for n, own in enumerate(around) for other, cost in own]
+        tables = {id(cost): cost for _, _, cost in edges}
+        ends = np.append(0, np.cumsum(np.array([cost.size for cost in tables.values()], np.int64)))
+        begin = dict(zip(tables, ends.tolist(), strict=False))
+        starts = np.append(0, np.cumsum(np.array(sizes, np.int64)))
+        self.entries = np.concatenate([np.zeros(0), *(cost.reshape(-1) for cost in tables.values())])
+        self.node, self.other = (np.array([edge[i] for edge in edges], np.int64) for i in (0, 1))
+        self.first = np.array([begin[id(cost)] for *_, cost in edges], np.int64)
+        self.width, self.slot = np.diff(starts)[self.node], starts[self.node]
+        self.count = int(starts[-1])
+
+    def row(self, choice: Integers, held: NDArray[np.bool_]) -> Floats:
+        """Of all choices of all nodes, in one row: the sum over the edges to the nodes `held`; of those, 0."""
+        of = np.flatnonzero(held[self.other] & ~held[self.node])
+        width = self.width[of]
+        number = np.arange(width.sum()) - np.repeat(np.cumsum(width) - width, width)
+        place = np.repeat(self.first[of] + choice[self.other[of]] * width, width) + number
+        given = np.bincount(np.repeat(self.slot[of], width) + number, self.entries[place], self.count)
+        return given.astype(np.float64, copy=False)  # without an edge numpy counts in whole numbers
