@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -158,12 +159,10 @@ def captured(spec: str, **arguments: Any) -> Graph:
 def constants(graph: Graph, mesh: str, strategy: str = "best", **more: Any) -> dict[str, Any]:
     """What model_parallel.py says of its sizes."""
     plan = workflow.make_plan(graph, HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=strategy, **more)).plan
-    lines = emit(lower(plan, graph), plan, graph)["model_parallel.py"].splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("FREE_SIZES"))
-    last = next(i for i, line in enumerate(lines) if line.startswith("OPTIMIZER"))
-    found: dict[str, Any] = {}
-    exec("\n".join(lines[first:last]), {}, found)
-    return found
+    tree = ast.parse(emit(lower(plan, graph), plan, graph)["model_parallel.py"])
+    named = {ast.unparse(node).partition(" = ")[0].partition(":")[0]: node for node in tree.body}
+    found = {name: named[name].value for name in ("FREE_SIZES", "FIXED_SIZES")}
+    return {name: ast.literal_eval(value) for name, value in found.items()}
 
 
 def test_free_where_model_and_plan_follow_it() -> None:

@@ -125,9 +125,11 @@ def test_gradients_accumulate_as_backward_does(mesh: str) -> None:
             torch.testing.assert_close(zeroed[name], second[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("whole_packages")
 def test_gradients_are_summed_over_devices_once() -> None:
     """A second reduction changes nothing; one after another backward is refused."""
     batch = torch.randn(7, 5)
+    program_of.cache_clear()  # of packages that are not whole
     program, _ = program_of("products", "dp=3", 0)
     assert program.gradient_buckets
     with package_of("products", "dp=3", 0) as (_, package):

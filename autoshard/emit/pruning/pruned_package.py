@@ -42,6 +42,7 @@ PROGRAMS = ("train", "convert", "train_servers")
 ROOTS: dict[Name, int | None] = {
     ("runtime", "ParallelMesh"): 4, ("runtime", "leave"): 0, ("runtime", "local"): 1, ("runtime", "sharding"): 1,
     ("runtime", "assign"): 2, ("runtime", "full_value"): 4, ("runtime", "full_tensor"): 1,
+    ("runtime", "full_state_dict"): 1, ("runtime", "load_full_state_dict"): 3,
     ("runtime", "init_parameters"): 3, ("train", "train_step"): 5, ("train", "make_optimizer"): None,
     ("train", "compute_gradients"): 3, ("train", "parse_arguments"): None, ("train", "take_options"): 1,
     ("train", "run"): None, ("batches", "checked"): 2, ("batches", "synthetic_batches"): None,
@@ -67,8 +68,8 @@ OUTSIDE = {
     ("train", "make_scaler"): 2,
 }  # fmt: skip
 VARIED = frozenset({"PLAN", "DEVICES_PER_NODE"})  # constants that decide nothing, of another value in each package
-# Constants of model_parallel.py that other programs read.
-READ = frozenset({"PLAN", "MESH", "INPUTS", "LABEL_COUNTS"})
+# Constants of model_parallel.py that other programs, or people, read.
+READ = frozenset({"PLAN", "MESH", "INPUTS", "LABEL_COUNTS", "FREE_SIZES", "FIXED_SIZES"})
 
 
 def pruned(files: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
