@@ -210,7 +210,7 @@ def test_the_parameters_of_a_bucket_are_the_models_own(tmp_path: Path) -> None:
         pairs = zip(model.parameters(), small.parameters(), strict=True)
         return list(model.state_dict()), all(one is other for one, other in pairs)
 
-    for found, same in run_lockstep({"dp": 4}, names, 60.0, package.runtime.ParallelMesh, package.runtime.Stages, (0,)):
+    for found, same in run_lockstep({"dp": 4}, names, 60.0, package.runtime.ParallelMesh):
         assert same and len(found) == len({*found}) == len(made().graph.parameters)
 
 

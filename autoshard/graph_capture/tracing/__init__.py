@@ -2,5 +2,6 @@
 
 READABLE = 64  # elements of a tensor that is written out as numbers
 ONE_BY_ONE = 1 << 16  # elements that are looked at one by one
-LARGE_ELEMENTS = 1 << 22  # above it numbers are neither packed nor looked for: those that decide anything are fewer
+LARGE_ELEMENTS = 1 << 20  # above it a new tensor has no values: constructors read rates, frequencies, sizes
+PACKED_ELEMENTS = 1 << 22  # above it no pattern is looked for: a mask of 2,048 tokens
 LARGEST_ELEMENTS = 1 << 26  # of what is computed while a model is captured: a mask of 8,192 tokens

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autoshard.graph_capture.tracing import LARGE_ELEMENTS, LARGEST_ELEMENTS
+from autoshard.graph_capture.tracing import LARGEST_ELEMENTS, PACKED_ELEMENTS
 from autoshard.graph_capture.tracing.fills import op_name
 
 _POINTWISE = ("__and__", "__or__", "where", "masked_fill", "to", "clone", "contiguous")  # torch does not tag these
@@ -165,7 +165,7 @@ def _narrow(tensor: torch.Tensor, dims: set[int]) -> torch.Tensor:
 def _compress(tensor: torch.Tensor) -> torch.Tensor:
     """The same values with stride 0 along every dim on which they repeat."""
     shape = tensor.shape
-    if not 0 < tensor.numel() <= LARGE_ELEMENTS:
+    if not 0 < tensor.numel() <= PACKED_ELEMENTS:
         return tensor
     for dim in range(tensor.dim()):
         first = tensor.narrow(dim, 0, 1)
