@@ -217,6 +217,7 @@ def test_a_fault_in_what_is_said_to_be_known_is_seen() -> None:
         ("def f():\n    x = None\n    x = h()\n    return g(x)\n", {}, None),
         ("def f():\n    x = None\n    def g():\n        nonlocal x\n        x = 1\n    return g(x)\n", {}, None),
         ("def f(x):\n    x = None\n    return f'{x}'\n", {}, None),
+        ("def f(a):\n    if a:\n        x = None\n    return g(x)\n", {}, None),
     ],
 )
 def test_conditions_that_are_known(before: str, names: dict[str, Any], after: str | None) -> None:

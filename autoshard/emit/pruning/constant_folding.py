@@ -302,7 +302,7 @@ def _settled_locals(source: Source, function: ast.FunctionDef, nodes: list[ast.A
     reads any more."""
     stores: dict[str, list[ast.Assign]] = {}
     for _, block in blocks(nodes):
-        for node in block:
+        for node in block if _has_more(block) else ():
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 stores.setdefault(node.targets[0].id, []).append(node)
     if not stores:
@@ -333,6 +333,11 @@ def _settled_locals(source: Source, function: ast.FunctionDef, nodes: list[ast.A
             yield source.removed(node)
         elif name not in loads and isinstance(node.value, ast.Call):
             yield source.replaced(node, source.segment(node.value))
+
+
+def _has_more(block: list[ast.stmt]) -> bool:
+    """A block from which all assignments may go: one without statements is no Python."""
+    return any(not isinstance(node, ast.Assign) for node in block)
 
 
 def _does_nothing(node: ast.expr) -> bool:

@@ -353,7 +353,7 @@ def _without(name: str, table: ModuleTable, reached: Reached, idle: Set[str]) ->
     edits = [
         source.removed(node)
         for _, block in blocks(source.nodes)
-        if len(block) > 1
+        if not all(_is_idle(node, idle) for node in block)
         for node in block
         if _is_idle(node, idle)
     ]
