@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import autoshard.emit
 from autoshard.emit.pruning.constant_folding import Known, folded
-from autoshard.emit.pruning.pruned_package import pruned
+from autoshard.emit.pruning.module_table import ModuleDefinition, module_name, module_table
+from autoshard.emit.pruning.pruned_package import MADE_BY, OUTSIDE, PASSED_ON, ROOTS, SET, USED, pruned
+from autoshard.emit.pruning.reachable import resolved
+from autoshard.emit.pruning.source_edits import parsed
 
+EMIT = Path(autoshard.emit.__file__).parent
 FLAGS = ("MANY", "WIDE", "TABLES")
 TRAIN = '''"""A program over all flags."""
 
@@ -210,6 +217,9 @@ def test_a_fault_in_what_is_said_to_be_known_is_seen() -> None:
         ("x = b and A\n", {"A": True}, "x = b and A\n"),
         ("if b and A:\n    x()\n", {"A": True}, "if b:\n    x()\n"),
         ("if f() and A:\n    x()\n", {"A": False}, "if f() and A:\n    x()\n"),
+        ("x = not True\n", {}, "x = False\n"),
+        ("x = not A and b\n", {"A": False}, "x = b\n"),
+        ("x = -A\n", {"A": 2}, None),
         ("with contextlib.nullcontext(), f() as g:\n    x()\n", {}, "with f() as g:\n    x()\n"),
         ("if A:\n    x = '''a\n      b'''\n", {"A": True}, "x = '''a\n      b'''\n"),
         ('if A:\n    x = """a\n      b"""\n', {"A": True}, 'x = """a\n      b"""\n'),
@@ -222,3 +232,35 @@ def test_a_fault_in_what_is_said_to_be_known_is_seen() -> None:
 )
 def test_conditions_that_are_known(before: str, names: dict[str, Any], after: str | None) -> None:
     assert folded(before, Known(names)) == (before if after is None else after)
+
+
+def test_texts_of_the_model_stay() -> None:
+    """Blank lines and brackets go from code, not from what a user has written in a string."""
+    text = 'UNREAD = 1\nTEXT = """a\n\n\n\n\nb(\n    c\n)"""\n\n\ndef build(x: int) -> int:\n    return x + len(TEXT)\n'
+    files = {**FILES, "train.py": "from model_parallel import build\n\nprint(build(9))\n"}
+    after = pruned(files, {"model_parallel.py": text})["model_parallel.py"]
+    assert after == text.removeprefix("UNREAD = 1\n")
+
+
+def test_each_name_of_the_tables_is_there() -> None:
+    """What is kept for others is looked up by name: one that was renamed would be kept no longer."""
+    texts = {f"runtime/{own.relative_to(EMIT / 'runtime')}": own.read_text() for own in EMIT.glob("runtime/**/*.py")}
+    texts |= {own.name: own.read_text() for own in (EMIT / "package").glob("*.py")}
+    tables = {module_name(name): module_table(name, text) for name, text in texts.items()}
+    made = [own for key, (_, makers) in MADE_BY.items() for own in (key, *makers)]
+    methods = {
+        (module, f"{own.names[0]}.{method}")
+        for module, table in tables.items()
+        for own in table.definitions
+        for method in _methods(own)
+    }
+    for name in [*ROOTS, *made, *PASSED_ON, *OUTSIDE]:
+        assert name in methods or resolved(tables, *name) is not None, name
+    assert {name.partition(".")[2] for _, name in methods} >= USED
+    written = {own.attr for text in texts.values() for own in parsed(text).nodes if isinstance(own, ast.Attribute)}
+    assert written >= SET
+
+
+def _methods(own: ModuleDefinition) -> list[str]:
+    body = own.node.body if isinstance(own.node, ast.ClassDef) else []
+    return [node.name for node in body if isinstance(node, ast.FunctionDef)]

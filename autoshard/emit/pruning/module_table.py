@@ -129,7 +129,7 @@ def references(file: str, nodes: Sequence[ast.AST]) -> References:
             case ast.ImportFrom() | ast.Import():
                 imported.update(own for _, own in bindings(file, node))
             case ast.Call(ast.Name("cast"), [ast.Constant(str(text)), *_]):
-                names.update(own.id for own in walk(ast.parse(text, mode="eval")) if isinstance(own, ast.Name))
+                names.update(own.id for own in ast.walk(ast.parse(text, mode="eval")) if isinstance(own, ast.Name))
     simple = frozenset(names), frozenset(attributes), frozenset(strings)
     return References(*simple, frozenset(pairs), frozenset(imported))
 

@@ -6,36 +6,21 @@ reaches from the programs are left out."""
 from __future__ import annotations
 
 import ast
-import re
+import contextlib
+import gc
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from autoshard.code_text import WIDTH
-from autoshard.emit.pruning.call_sites import call_sites
 from autoshard.emit.pruning.constant_arguments import Outside, constant_edits
-from autoshard.emit.pruning.constant_folding import (
-    GIVEN,
-    NO_CONTEXT,
-    UNKNOWN,
-    Known,
-    constant_attributes,
-    constant_functions,
-    folded,
-    value_of,
-)
-from autoshard.emit.pruning.module_table import (
-    ModuleTable,
-    Name,
-    defined,
-    flat,
-    is_type_checking,
-    module_name,
-    module_table,
-)
+from autoshard.emit.pruning.constant_definitions import constant_attributes, constant_functions
+from autoshard.emit.pruning.constant_folding import GIVEN, NO_CONTEXT, UNKNOWN, Known, folded, value_of
+from autoshard.emit.pruning.model_interface import ModelInterface, model_interfaces, read_of_model
+from autoshard.emit.pruning.module_table import ModuleTable, Name, defined, module_name, module_table
 from autoshard.emit.pruning.reachable import Reached, reached_from, resolved
-from autoshard.emit.pruning.source_edits import Edit, blocks, parsed, walk
+from autoshard.emit.pruning.source_edits import blocks, parsed, walk
+from autoshard.emit.pruning.tidied_text import tidied, with_needed_imports
 
 PROGRAMS = ("train", "convert", "train_servers")
 # What README.md shows, and verification and programs of one's own call.
@@ -67,101 +52,34 @@ OUTSIDE = {
     ("runtime.mesh", "ParallelMesh.__init__"): 4, ("runtime.mesh", "ParallelMesh.from_environment"): 2,
     ("train", "make_scaler"): 2,
 }  # fmt: skip
-VARIED = frozenset({"PLAN", "DEVICES_PER_NODE"})  # constants that decide nothing, of another value in each package
 # Constants of model_parallel.py that other programs, or people, read.
 READ = frozenset({"PLAN", "MESH", "INPUTS", "LABEL_COUNTS", "FREE_SIZES", "FIXED_SIZES"})
 
 
 def pruned(files: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
     """`files`: those that are equal in every package, by name, `models` those of this model."""
-    methods = _methods(tuple(text for name, text in sorted(files.items()) if name.endswith(".py")))
-    interface = tuple(
-        _Interface(name, _constants(text), _imported(name, text), _calls(text, methods))
-        for name, text in sorted(models.items())
-    )
-    kept, read = _pruned(tuple(sorted(files.items())), interface)
-    read = read.union(*map(_read_of_models, models.values()))
-    return dict(kept) | {name: _without_constants(text, read) for name, text in models.items()}
+    with _without_collection():
+        interface = model_interfaces(files, models)
+        kept, read = _pruned(tuple(sorted(files.items())), interface)
+        read = read.union(*map(read_of_model, models.values()))
+        return dict(kept) | {name: _without_constants(text, read) for name, text in models.items()}
 
 
-@dataclass(frozen=True)
-class _Interface:
-    """What a file of the model means for others: its constants, what it imports, and its calls, as code."""
-
-    name: str
-    constants: tuple[tuple[str, Any], ...]
-    imported: tuple[Name, ...]
-    calls: str
-
-
-_Value = bool | int | str | None | tuple[Any, ...]
-
-
-@lru_cache(maxsize=256)
-def _constants(text: str) -> tuple[tuple[str, _Value], ...]:
-    """Module-level constants: short ones with their value, others as UNKNOWN."""
-    found: list[tuple[str, Any]] = []
-    for node in parsed(text).tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            names = [name for name in defined(node) if name.isupper() and name not in VARIED]
-            value = value_of(node.value, Known())
-            pairs = zip(
-                names, value if len(names) > 1 and isinstance(value, tuple) else [value] * len(names), strict=True
-            )
-            found += pairs
-    return tuple(found)
-
-
-@lru_cache(maxsize=256)
-def _imported(name: str, text: str) -> tuple[Name, ...]:
-    """What a file of the model needs of others."""
-    table = module_table(name, text)
-    inner = {
-        own
-        for references in (*(d.references for d in table.definitions), *table.effects)
-        for own in references.imported
-    }
-    return tuple(sorted({*table.imports.values(), *inner}))
-
-
-@lru_cache(maxsize=256)
-def _calls(text: str, methods: frozenset[str]) -> str:
-    """The calls of a file that may be of the package's functions or methods, each once, with no more of their arguments
-    than whether these are constants."""
-    source = parsed(text)
-    table = module_table("", text)
-    lines = set()
-    called = {node.func for node in walk(source.tree) if isinstance(node, ast.Call)}
-    for node in walk(source.tree):
-        if isinstance(node, ast.Call) and (name := _called(node.func, table, methods)):
-            given = ["*_" if isinstance(own, ast.Starred) else _word(own) for own in node.args]
-            given += [f"{own.arg}={_word(own.value)}" for own in node.keywords]
-            lines.add(f"{name}({', '.join(given)})")
-        elif isinstance(node, ast.Attribute) and node.attr in methods and node not in called:
-            lines.add(f"_.{node.attr}")
-    imports = [source.segment(own) for own in source.tree.body if isinstance(own, ast.ImportFrom)]
-    return "\n".join([*imports, *sorted(lines)]) + "\n"
-
-
-@lru_cache(maxsize=4)
-def _methods(texts: tuple[str, ...]) -> frozenset[str]:
-    """The names of all methods."""
-    return frozenset(own.name.partition(".")[2] for text in texts for own in call_sites(text).functions)
-
-
-def _called(node: ast.expr, table: ModuleTable, methods: frozenset[str]) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"_.{node.attr}" if node.attr in methods else ""
-    return node.id if isinstance(node, ast.Name) and node.id in table.imports else ""
-
-
-def _word(node: ast.expr) -> str:
-    return repr(node.value) if isinstance(node, ast.Constant) and node.value in (None, True, False) else "_"
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """No cyclic garbage collection: it would look through all trees again and again, in a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @lru_cache(maxsize=128)
 def _pruned(
-    files: tuple[tuple[str, str], ...], interface: tuple[_Interface, ...]
+    files: tuple[tuple[str, str], ...], interface: tuple[ModelInterface, ...]
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
     """The files that stay, and the constants of the model's files that they read."""
     texts = {name: text for name, text in files if name.endswith(".py")}
@@ -179,10 +97,12 @@ def _pruned(
         if texts == before:
             break
     requested = _requested(tables, reached, interface)
-    texts = {name: _with_imports(name, text, requested.get(module_name(name), set())) for name, text in texts.items()}
+    texts = {
+        name: with_needed_imports(name, text, requested.get(module_name(name), set())) for name, text in texts.items()
+    }
     kept = {name: text for name, text in files if not name.endswith(".py")}
     read = {own for module in reached.modules for own in _read(tables[module], reached, module)}
-    return tuple((kept | {name: _tidied(text) for name, text in texts.items()}).items()), frozenset(read | READ)
+    return tuple((kept | {name: tidied(text) for name, text in texts.items()}).items()), frozenset(read | READ)
 
 
 def _outside(tables: Mapping[str, ModuleTable]) -> Outside:
@@ -192,7 +112,7 @@ def _outside(tables: Mapping[str, ModuleTable]) -> Outside:
 
 
 def _reachable(
-    texts: Mapping[str, str], interface: tuple[_Interface, ...]
+    texts: Mapping[str, str], interface: tuple[ModelInterface, ...]
 ) -> tuple[dict[str, str], dict[str, ModuleTable], Reached]:
     """What can be reached, as texts and as tables."""
     tables = {module_name(name): module_table(name, text) for name, text in texts.items()}
@@ -221,7 +141,7 @@ def _read(table: ModuleTable, reached: Reached, module: str) -> Iterator[str]:
 
 
 def _folded(
-    texts: Mapping[str, str], interface: tuple[_Interface, ...], whole: Mapping[str, str], reached: Reached | None
+    texts: Mapping[str, str], interface: tuple[ModelInterface, ...], whole: Mapping[str, str], reached: Reached | None
 ) -> tuple[dict[str, str], dict[str, Known]]:
     """All conditions on the plan decided. A constant that is made of others counts where it is imported, too."""
     models = {module_name(own.name): dict(own.constants) for own in interface}
@@ -330,7 +250,7 @@ def _known(
 def _requested(
     tables: Mapping[str, ModuleTable],
     reached: Reached,
-    interface: tuple[_Interface, ...],
+    interface: tuple[ModelInterface, ...],
 ) -> dict[str, set[str]]:
     """Module -> names that others import of it though they are defined elsewhere: what `runtime` passes on."""
     found: dict[str, set[str]] = {}
@@ -376,78 +296,6 @@ def _is_idle(node: ast.stmt, idle: Set[str]) -> bool:
     return False
 
 
-def _with_imports(name: str, text: str, requested: set[str]) -> str:
-    """Only the imports that the rest of the file uses, or that others take from it."""
-    source, edits = parsed(text), []
-    table = module_table(name, text)
-    used = {*requested, "TYPE_CHECKING"}
-    for own in (*(d.references for d in table.definitions if d.names != ("__all__",)), *table.effects):
-        used |= own.names
-    for definition in table.definitions:
-        for *_, references in definition.methods:
-            used |= references.names
-    for holder in source.tree.body:
-        if is_type_checking(holder):
-            inner = [own for own in flat([holder]) if isinstance(own, ast.ImportFrom)]
-            if not any((own.asname or own.name) in used for node in inner for own in node.names):
-                edits.append(source.removed(holder))
-                used.discard("TYPE_CHECKING")
-    for node in flat(source.tree.body):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            edits += _import_edit(source, node, used)
-        elif defined(node) == ("__all__",):
-            names = [own for own in ast.literal_eval(node.value) if own in requested]  # type: ignore[attr-defined]
-            listed = "".join(f'    "{own}",\n' for own in names)
-            edits.append(source.replaced(node, f"__all__ = [\n{listed}]"))
-    return source.applied(edits)
-
-
-def _import_edit(source: Any, node: ast.Import | ast.ImportFrom, used: set[str]) -> list[Edit]:
-    if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-        return []
-    kept = [own for own in node.names if (own.asname or own.name).partition(".")[0] in used]
-    if kept == node.names:
-        return []
-    if not kept:
-        return [source.removed(node)]
-    pad = " " * node.col_offset
-    words = [own.name + (f" as {own.asname}" if own.asname else "") for own in kept]
-    head = f"from {'.' * node.level}{node.module or ''} import " if isinstance(node, ast.ImportFrom) else "import "
-    one = head + ", ".join(words)
-    if len(pad + one) > WIDTH:
-        one = f"{head}(\n" + "".join(f"{pad}    {word},\n" for word in words) + f"{pad})"
-    return [source.replaced(node, one)]
-
-
-_HUGGED = re.compile(r"^( *)(\S.*[(\[{])\n +([^\n#]*[^,\n#])\n *([)\]}](?!.*# fmt).*)$", re.MULTILINE)
-
-
-def _tidied(text: str) -> str:
-    """Blank lines and short brackets as a formatter leaves them."""
-    text = re.sub(r"\n{4,}", "\n\n\n", text)
-    text = re.sub(r"\n{3,}(?=[ \t]+\S|from |import )", "\n\n", text)
-    text = re.sub(r"^((?:from|import) .*|\))\n{3,}(?!def |class |@|#)", r"\1\n\n", text, flags=re.MULTILINE)
-    return _HUGGED.sub(_joined_lines, text).rstrip("\n") + "\n"
-
-
-def _joined_lines(found: re.Match[str]) -> str:
-    pad, head, inner, end = found.groups()
-    if end == ")" and head.endswith(("= (", "return (")):
-        tuple_ = isinstance(ast.parse(f"({inner})", mode="eval").body, ast.Tuple)
-        head, end = (head, end) if tuple_ else (head[:-1], "")
-    line = "".join((pad, head, inner, end))
-    return line if len(line) <= WIDTH else found.group()
-
-
-@lru_cache(maxsize=256)
-def _read_of_models(text: str) -> frozenset[str]:
-    """Names and attributes that a file of the model reads, its own or another's."""
-    nodes = [own for own in walk(parsed(text).tree) if isinstance(own, ast.Name | ast.Attribute)]
-    return frozenset(
-        own.id if isinstance(own, ast.Name) else own.attr for own in nodes if isinstance(own.ctx, ast.Load)
-    )
-
-
 def _without_constants(text: str, read: frozenset[str]) -> str:
     """A file of the model without the constants that nothing reads."""
     source, edits = parsed(text), []
@@ -455,4 +303,8 @@ def _without_constants(text: str, read: frozenset[str]) -> str:
         names = defined(node) if isinstance(node, ast.Assign | ast.AnnAssign) else ()
         if names and all(name.isupper() and name not in read for name in names):
             edits.append(source.removed(node))
-    return _tidied(_with_imports("", source.applied(edits), set())) if edits else text
+    if not edits:
+        return text
+    left = with_needed_imports("", source.applied(edits), set())
+    tidy = tidied(left)  # but for texts of a user's model that look like code
+    return tidy if ast.dump(ast.parse(tidy)) == ast.dump(ast.parse(left)) else left

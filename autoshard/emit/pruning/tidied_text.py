@@ -1,0 +1,73 @@
+"""The finish of a pruned file: only the imports that it uses, blank lines and short brackets as a formatter has them."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from autoshard.code_text import WIDTH
+from autoshard.emit.pruning.module_table import defined, flat, is_type_checking, module_table
+from autoshard.emit.pruning.source_edits import Edit, Source, parsed
+
+
+def with_needed_imports(name: str, text: str, requested: set[str]) -> str:
+    """Only the imports that the rest of the file uses, or that others take from it."""
+    source, edits = parsed(text), []
+    table = module_table(name, text)
+    used = {*requested, "TYPE_CHECKING"}
+    for own in (*(d.references for d in table.definitions if d.names != ("__all__",)), *table.effects):
+        used |= own.names
+    for definition in table.definitions:
+        for *_, references in definition.methods:
+            used |= references.names
+    for holder in source.tree.body:
+        if is_type_checking(holder):
+            inner = [own for own in flat([holder]) if isinstance(own, ast.ImportFrom)]
+            if not any((own.asname or own.name) in used for node in inner for own in node.names):
+                edits.append(source.removed(holder))
+                used.discard("TYPE_CHECKING")
+    for node in flat(source.tree.body):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            edits += _import_edit(source, node, used)
+        elif defined(node) == ("__all__",):
+            names = [own for own in ast.literal_eval(node.value) if own in requested]  # type: ignore[attr-defined]
+            listed = "".join(f'    "{own}",\n' for own in names)
+            edits.append(source.replaced(node, f"__all__ = [\n{listed}]"))
+    return source.applied(edits)
+
+
+def _import_edit(source: Source, node: ast.Import | ast.ImportFrom, used: set[str]) -> list[Edit]:
+    if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+        return []
+    kept = [own for own in node.names if (own.asname or own.name).partition(".")[0] in used]
+    if kept == node.names:
+        return []
+    if not kept:
+        return [source.removed(node)]
+    pad = " " * node.col_offset
+    words = [own.name + (f" as {own.asname}" if own.asname else "") for own in kept]
+    head = f"from {'.' * node.level}{node.module or ''} import " if isinstance(node, ast.ImportFrom) else "import "
+    one = head + ", ".join(words)
+    if len(pad + one) > WIDTH:
+        one = f"{head}(\n" + "".join(f"{pad}    {word},\n" for word in words) + f"{pad})"
+    return [source.replaced(node, one)]
+
+
+_HUGGED = re.compile(r"^( *)(\S.*[(\[{])\n +([^\n#]*[^,\n#])\n *([)\]}](?!.*# fmt).*)$", re.MULTILINE)
+
+
+def tidied(text: str) -> str:
+    """Blank lines and short brackets as a formatter leaves them."""
+    text = re.sub(r"\n{4,}", "\n\n\n", text)
+    text = re.sub(r"\n{3,}(?=[ \t]+\S|from |import )", "\n\n", text)
+    text = re.sub(r"^((?:from|import) .*|\))\n{3,}(?!def |class |@|#)", r"\1\n\n", text, flags=re.MULTILINE)
+    return _HUGGED.sub(_joined_lines, text).rstrip("\n") + "\n"
+
+
+def _joined_lines(found: re.Match[str]) -> str:
+    pad, head, inner, end = found.groups()
+    if end == ")" and head.endswith(("= (", "return (")):
+        tuple_ = isinstance(ast.parse(f"({inner})", mode="eval").body, ast.Tuple)
+        head, end = (head, end) if tuple_ else (head[:-1], "")
+    line = "".join((pad, head, inner, end))
+    return line if len(line) <= WIDTH else found.group()
