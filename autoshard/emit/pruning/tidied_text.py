@@ -1,4 +1,4 @@
-"""The finish of a pruned file: only the imports that it uses, blank lines and short brackets as a formatter has them."""
+"""The finish of a pruned file: the imports that it uses, blank lines and short brackets as a formatter has them."""
 
 from __future__ import annotations
 
