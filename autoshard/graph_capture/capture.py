@@ -50,12 +50,12 @@ from autoshard.graph_capture.tracing.own_gradients import resolve
 from autoshard.graph_capture.tracing.size_constants import recognise_masks
 from autoshard.graph_capture.tracing.source_lines import node_quote
 from autoshard.graph_capture.tracing.value_questions import FlagBuffers
-from autoshard.graph_capture.tracing.variables import variables_of
 from autoshard.graph_capture.training.loss import choose_loss, refuse_untrained
 from autoshard.graph_capture.training.overwritten_buffers import keep_overwritten, note_saved
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
 from autoshard.graph_capture.translate import constant_op, tensor_of, translate
+from autoshard.graph_capture.variables import variables_of
 from autoshard.ir.graph import OPTIMIZERS, SAME, Graph, Op, Parameter, Tensor
 from autoshard.ir.graph_check import check
 

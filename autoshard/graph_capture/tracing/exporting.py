@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import io
 import logging
-import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,47 +14,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import preserve_node_meta
 
-from autoshard.errors import CaptureError, UserError
+from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.capture_failures import VMAP_HINT, capture_failure, failure_reason, own_error
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.functionalise import writing_assigned_buffers
 from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.python_state import steady
-from autoshard.graph_capture.tracing.source_lines import culprit, headline, library_function, noting_calls
+from autoshard.graph_capture.tracing.source_lines import noting_calls
 from autoshard.graph_capture.tracing.value_questions import Answers, FlagBuffers
 from autoshard.graph_capture.tracing.watched_forward import noting_autocast, refuse_hooks, watching
 
-_REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
-_IN_LIBRARY = (
-    "a setting of {library} with which its code does not ask for values; or a function of your own in the place of "
-    "{function}, before the model is built: --verify compares with that"
-)
-# A loop over the experts that tokens hit, as transformers writes it: of a class with other ways, and of one without.
-_EXPERTS = (
-    'experts_implementation="batched_mm" in the configuration that the model is built from ("grouped_mm" for long '
-    "batches): it computes the same without asking which experts are hit"
-)
-_LOOP = (
-    "every expert on all tokens, weighed by 0 where it was not chosen (for e in range(number of experts): "
-    "out = out + expert(x) * weight[:, e, None]), in place of {function}, before the model is built: --verify compares "
-    "with that"
-)
-_PLAIN = (
-    "call model(*inputs) in Python, on the CPU: it must run, with a mask that hides something too (traced, a library "
-    "leaves no mask out); --debug shows where torch.export gave up"
-)
-_RETURN = "return the loss alone; give a transformers model use_cache=False"
-_VMAP = "the operators on the whole batch instead of torch.vmap"
 Exporter = Callable[[torch.nn.Module, tuple[Any, ...]], Any]  # a model and its inputs -> an ExportedProgram
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
-_REASONS = (
-    (
-        r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero|non-nested SymInt",
-        "the program depends on a tensor's value",
-    ),
-    (r"__obj_flatten__|PackedParams|quantized::", "a quantised module has no gradient and no real tensors"),
-    (r"DynamicOutputShape|nonzero|masked_select", "the shape of a result depends on a tensor's value"),
-)  # fmt: skip
 
 
 def plain_export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
@@ -82,23 +51,23 @@ def export(
         except (Exception, SystemExit) as error:
             again = _another_way(model, arguments, error)
             if again is None:
-                raise _capture_error(model, error) from error
+                raise capture_failure(model, error) from error
         try:
             with again:
                 return _watched(model, arguments, flags, by)
         except (Exception, SystemExit) as error:
-            raise _capture_error(model, error) from error
+            raise capture_failure(model, error) from error
 
 
 def _another_way(
     model: torch.nn.Module, arguments: tuple[Any, ...], error: BaseException
 ) -> contextlib.AbstractContextManager[None] | None:
     """In which a second trace may not end in `error`."""
-    if _own(error):
+    if own_error(error):
         return None
     if _register_output(model, arguments, error):
         return contextlib.nullcontext()
-    return _as_called() if isinstance(error, _PYTHON) and not _reason(error) else None
+    return _as_called() if isinstance(error, _PYTHON) and not failure_reason(error) else None
 
 
 # Of the model's own code, most likely; or of operators, on shapes that do not fit each other.
@@ -144,7 +113,7 @@ def _without_vmap(program: Any) -> Any:
     made = program.run_decompositions({})
     if made.graph_signature.buffers_to_mutate:
         changed = next(iter(made.graph_signature.buffers_to_mutate.values()))
-        raise CaptureError(f"the forward uses torch.vmap and changes the buffer {changed}", _VMAP)
+        raise CaptureError(f"the forward uses torch.vmap and changes the buffer {changed}", VMAP_HINT)
     return made
 
 
@@ -218,52 +187,3 @@ def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: 
         return False
     torch.export.register_dataclass(returned)
     return True
-
-
-def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError:
-    name, place = type(model).__name__, culprit(error)
-    if (own := _own(error)) is not None:
-        where = "" if isinstance(own, CaptureError) or not place else f"{place}: "
-        return CaptureError(f"{name} can't be captured: {where}{own.message}", own.hint)
-    text = f"{type(error).__name__}: {error}"
-    if returned := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", text):
-        return CaptureError(
-            f"{name} can't be captured: its forward returns a {returned[1]}, which is no tensor", _RETURN
-        )
-    if reason := _reason(error):
-        what = f"{reason} at {place}" if place else reason
-    else:
-        what = f"{place}: {headline(error)}" if place else headline(error)
-    return CaptureError(f"{name} can't be captured: {what}", _hint(error) if reason else _PLAIN)
-
-
-def _reason(error: BaseException) -> str:
-    """What of the program torch.export does not take; "" where it is another error."""
-    text = f"{type(error).__name__}: {error}"
-    return next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
-
-
-def _hint(error: BaseException) -> str:
-    """Where values decide, in code that the user wrote or in that of a library."""
-    function = library_function(error)
-    if (place := culprit(error)) and "expert" in place:
-        has_others = "use_experts_implementation" in function_text(function)
-        return _EXPERTS if has_others else _LOOP.format(function=function or "that loop")
-    return _IN_LIBRARY.format(library=function.partition(".")[0], function=function) if function else _REWRITE
-
-
-def function_text(function: str) -> str:
-    """The source of the class that a library's function stands in, with what decorates it; "" where there is none."""
-    place, _, owner = function.rpartition(".")[0].rpartition(".")
-    found = getattr(sys.modules.get(place), owner, None)
-    try:
-        return inspect.getsource(found) if inspect.isclass(found) else ""
-    except (OSError, TypeError):
-        return ""
-
-
-def _own(error: BaseException | None) -> UserError | None:
-    """What autoshard raised while torch ran the forward, whatever was made of it on its way."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__ or error.__context__
-    return error
