@@ -33,6 +33,7 @@ def main(folder: str, backend: str) -> None:
     sys.path.insert(0, folder)  # the compiler imports the package's modules by their names
     train, package = importlib.import_module("train"), importlib.import_module("model_parallel")
     mesh = importlib.import_module("runtime").ParallelMesh.from_environment(package.MESH, "gloo")
+    mesh.random.training = False  # eager and compiled dropout draw other masks
     model = package.build_model(mesh)
     options = argparse.Namespace(resume=None, weights=None, seed=0)
     train.prepare(model, train.make_optimizer(model), options, mesh.rank)
