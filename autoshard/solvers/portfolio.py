@@ -19,13 +19,12 @@ import time
 from dataclasses import replace
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Problem, objective
+from autoshard.ir.problem import MANY, Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
     FIRST,
     LOOSE,
-    MANY,
     ROUGHLY,
     SHARE,
     SMALL_ENTRIES,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from autoshard.graph_capture.tracing import LARGE_ELEMENTS
 from autoshard.ir.graph import Attribute, Graph, Op
@@ -316,15 +316,12 @@ def _joined(
     if not all(len(parts) == len(results) for parts in halves):
         return None
     ways = [_join(a, b, whole) for a, b, whole in zip(*halves, results, strict=True)]
-    if any(way is None for way in ways) or (added and not any(way == _SUM for way in ways)):
+    if any(way is None for way in ways) or (added and not any(way == "sum" for way in ways)):
         return None
-    return tuple(None if way == _SUM else way for way in ways)
+    return tuple(None if way == "sum" else way for way in ways)
 
 
-_SUM = -1
-
-
-def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | None:
+def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | Literal["sum"] | None:
     import torch
 
     for dim in range(whole.dim() if a.dim() == b.dim() == whole.dim() else 0):
@@ -332,7 +329,7 @@ def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | None:
         fits = all(a.shape[i] == b.shape[i] == whole.shape[i] for i in rest)
         if fits and 0 < a.shape[dim] < whole.shape[dim] == a.shape[dim] + b.shape[dim]:
             return dim if _close(torch.cat([a, b], dim), whole) else None
-    return _SUM if a.shape == b.shape == whole.shape and whole.is_floating_point() and _close(a + b, whole) else None
+    return "sum" if a.shape == b.shape == whole.shape and whole.is_floating_point() and _close(a + b, whole) else None
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -17,12 +17,11 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, objective
+from autoshard.ir.problem import MANY, Floats, Integers, Problem, objective
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
     CLOSE,
     FEW,
-    MANY,
     MOST_ROUNDS,
     ROUNDS,
     SMALL_ENTRIES,
