@@ -20,8 +20,7 @@ from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
 
 TIGHTER = 0.999  # than by proportion
-_FULL = 0.95  # of the limit: what is left is not worth another search
-NEAR = 0.03  # relative: limits that give the same plan
+NEAR = 0.03  # relative: limits that give the same plan; what is left of one is not worth another search
 
 
 def fitted(task: SearchTask) -> tuple[SearchTask, Found]:
@@ -170,7 +169,7 @@ def fitting_step(
             large.append(plan)
         else:
             fitting.append(plan)
-            if plan is first or plan.peak_within(limit_bytes) >= _FULL * limit_bytes:
+            if plan is first or plan.peak_within(limit_bytes) >= (1 - NEAR) * limit_bytes:
                 break
         high = large[-1].predicted_peak_bytes
         if fitting and high - target <= NEAR * high:
