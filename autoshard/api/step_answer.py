@@ -33,12 +33,10 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.style_plans import StylePlan, style_plans
 from autoshard.search.whole_step import predicted, with_ranks
 from autoshard.simulation.fusion_sizes import with_unused_fusion
-from autoshard.solvers.common.effort import ROUNDS
+from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
 from autoshard.units import counted
-
-WORTH = 1.02  # of the step that does not fit: what a slower one makes such searches worth
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +193,7 @@ def _fitting(
         fitting = own if fits(own.bytes, limit) else None
     if fitting is None:
         raise no_step_within(limit, min(sizes), first.plan)
-    while too_much - room > NEAR * too_much and wanted.level == SPEED and fitting.seconds > first.seconds * WORTH:
+    while too_much - room > NEAR * too_much and wanted.level == SPEED and fitting.seconds > first.seconds * (1 + LOOSE):
         middle = (room + too_much) / 2
         try:
             own = within(middle)

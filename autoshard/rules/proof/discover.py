@@ -33,7 +33,6 @@ from autoshard.units import ROUNDING
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALL = (6, 10, 14, 22, 26, 34)  # sizes to try at: 2 divides them, 3 the first alone
 WAYS = 3000  # of cutting operands, at most
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
 FORMAT = 2  # of the cache, and of what is looked for
@@ -192,9 +191,13 @@ def _remember(path: Path, content: dict[str, Any]) -> None:
 def reduced(case: OpCase) -> OpCase | None:
     """The case at small sizes, or at its own if the operator only runs there; None where it can't be tried at all."""
     sizes = sorted({size for operand in case.operands if operand for size in operand.shape if size > 1})
-    small = dict(zip(sizes, SMALL, strict=False))
-    candidates = [case] if len(small) < len(sizes) or _named(case, sizes) else [_resized(case, small), case]
+    small = dict(zip(sizes, (2 * own for own in itertools.count(3) if _is_prime(own)), strict=False))  # 3 divides one
+    candidates = [case] if _named(case, sizes) else [_resized(case, small), case]
     return next(filter(_can_be_tried, candidates), None)
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % part for part in range(2, number))
 
 
 def _can_be_tried(case: OpCase) -> bool:
