@@ -27,19 +27,16 @@ from autoshard.replay.sized_plans import Asked, Sized
 from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
-from autoshard.search.memory_fit import ROUNDS, no_step_within
+from autoshard.search.memory_fit import NEAR, TIGHTER, no_step_within
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.style_plans import StylePlan, style_plans
 from autoshard.search.whole_step import predicted, with_ranks
 from autoshard.simulation.fusion_sizes import with_unused_fusion
+from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
 from autoshard.units import counted
-
-BETWEEN = 3  # searches between what was too much room and what was enough
-WORTH = 1.02  # of the step that does not fit: what a slower one makes such searches worth
-TIGHTER = 0.999  # than by proportion
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,9 +193,7 @@ def _fitting(
         fitting = own if fits(own.bytes, limit) else None
     if fitting is None:
         raise no_step_within(limit, min(sizes), first.plan)
-    for _ in range(BETWEEN):
-        if wanted.level != SPEED or fitting.seconds <= first.seconds * WORTH:
-            break
+    while too_much - room > NEAR * too_much and wanted.level == SPEED and fitting.seconds > first.seconds * (1 + LOOSE):
         middle = (room + too_much) / 2
         try:
             own = within(middle)

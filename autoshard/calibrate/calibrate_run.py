@@ -26,7 +26,6 @@ from autoshard.errors import InvalidFileError, UsageError, UserError
 from autoshard.system.files import parse_json, read_text, write_text
 from autoshard.units import format_bandwidth, format_seconds
 
-LIMIT_SECONDS = 1200.0
 DEVICES = ("cpu", "cuda", "npu")
 
 
@@ -126,6 +125,7 @@ def measure_here(request: Request) -> dict[str, Any]:
 def measure(request: Request) -> dict[str, Any]:
     """Kernels, then collectives where there are several processes."""
     from autoshard.calibrate.measure_worker import check_device
+    from autoshard.verification.case import TIMEOUT_SECONDS
     from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 
     check_device(request.device)
@@ -135,7 +135,7 @@ def measure(request: Request) -> dict[str, Any]:
             path = str(Path(folder) / f"{what}.json")
             arguments = [what, request.device, request.dtype, path]
             try:
-                run_processes("autoshard.calibrate.measure_worker", arguments, request.processes, LIMIT_SECONDS)
+                run_processes("autoshard.calibrate.measure_worker", arguments, request.processes, TIMEOUT_SECONDS)
             except RankFailed as error:
                 raise UserError(f"measuring on {request.device} failed: {error}", "--device cpu, or --debug") from error
             found |= _read(Path(path))

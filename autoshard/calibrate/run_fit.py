@@ -21,11 +21,12 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
 from autoshard.rules.operators import VARIANTS, record
 from autoshard.simulation import simulate
+from autoshard.solvers.common.effort import ROUNDS
+from autoshard.units import ROUNDING
 
-ROUNDS, ENOUGH = 6, 0.01  # a launch that a family shares is not scaled with its rate: the rest by repetition
+ENOUGH = 0.01  # a launch that a family shares is not scaled with its rate: the rest by repetition
 MOST = 8.0  # times, of one round
 SHARES = (1e-3, 4.0)  # of a bandwidth or a rate that a constant may come to
-HALVINGS = 20
 OPTIMIZER = "memory.optimizer"
 MATMUL, ATTENTION, MEMORY, COLLECTIVE = "matmul", "attention", "memory", "collective"
 
@@ -147,7 +148,7 @@ def _with_rest(program: Program, graph: Graph, hardware: Hardware, measured: Mea
         return simulate(program, graph, made).step_seconds < measured.step_seconds
 
     low, high = 0.0, measured.step_seconds
-    for _ in range(HALVINGS if too_short(0.0) else 0):
+    while too_short(0.0) and high - low > ROUNDING * high:
         middle = (low + high) / 2
         low, high = (middle, high) if too_short(middle) else (low, middle)
     return _between(hardware, low, measured.on_device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +13,6 @@ from autoshard.cluster import topology
 from autoshard.cluster.profile_reader import Table
 from autoshard.cluster.topology import Edge, Topology
 
-NO_LIMIT = 1 << 30
 NO_GRAPH = Topology("switch", 2)
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "float4", "int8")
 
@@ -38,7 +38,7 @@ class Link:
     graph: Topology = NO_GRAPH
     rails: bool = False
     oversubscription: float = 1.0
-    reduces_from: int = NO_LIMIT
+    reduces_from: int = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _link(table: Table, inner: int) -> Link:
         graph=_graph(table, kind, max(2, devices // inner)),
         rails=_flag(table, "rails"),
         oversubscription=_oversubscription(table),
-        reduces_from=max(2, round(table.number("reduces_from"))) if table.has("reduces_from") else NO_LIMIT,
+        reduces_from=max(2, round(table.number("reduces_from"))) if table.has("reduces_from") else sys.maxsize,
     )
     table.finish()
     return found

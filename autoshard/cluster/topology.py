@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import networkx
 
 Edge = tuple[int, int, int]  # two nodes, number of links between them
-EXACT_NODES = 8  # up to here rings are packed optimally, above one after the other
 SEARCH_STEPS = 20_000
 KINDS = ("switch", "mesh", "ring", "cube-mesh", "edges")
 
@@ -157,9 +156,9 @@ def _pack(links: dict[tuple[int, int], int], size: int, closed: bool) -> int:
     degree = [sum(n for pair, n in links.items() if node in pair) for node in range(size)]
     bound = min(d // 2 for d in degree) if closed else min(*degree, sum(links.values()) // (size - 1))
     steps = [SEARCH_STEPS]
-    if size > EXACT_NODES:
-        return _pack_greedily(dict(links), size, closed, steps)
     ways = list(dict.fromkeys(_ways(links, size, closed, steps)))
+    if steps[0] < 0:  # there are more: one after the other
+        return _pack_greedily(dict(links), size, closed, [SEARCH_STEPS])
     return _best_packing(dict(links), ways, 0, bound, steps)
 
 

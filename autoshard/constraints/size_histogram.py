@@ -18,7 +18,9 @@ from autoshard.errors import InvalidFileError, UsageError
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.system.files import parse_json, read_text
 
-MOST_POINTS = 8  # each is searched and simulated by itself: a search of k points takes about k + 2 searches
+MOST_POINTS = (
+    8  # also of a curve: each is searched and simulated by itself: a search of k points takes about k + 2 searches
+)
 _EXAMPLE = '--sizes "batch=16,sequence=512:3;batch=32,sequence=128:1", or a file that `autoshard sizes` wrote'
 
 

@@ -28,7 +28,7 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
 from autoshard.ir.local_op import LocalOp, LocalTensor
-from autoshard.rules.algebra.float8_products import NARROW, casts, is_cast, joined_casts
+from autoshard.rules.algebra.float8_products import casts, is_cast, joined_casts
 from autoshard.rules.algebra.operator_record import Operator, Product, Work
 from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators import VARIANTS, record
@@ -88,7 +88,7 @@ def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple
     def size_of(made: LocalTensor) -> float:
         """Bytes of a product that makes `made` of the other two."""
         own = (*multiplied, op.results[0])
-        return float(sum(x.numel * NARROW if cast and x is not made else x.bytes for x in own))
+        return float(sum(x.numel if cast and x is not made else x.bytes for x in own))
 
     forward = one_product_seconds(hardware, dtype, flops, inner, size_of(op.results[0]), share)
     there, back = cast_passes(op)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.code_text import fresh, identifier, printable, quoted
+from autoshard.code_text import WIDTH, fresh, identifier, printable, quoted
 from autoshard.emit.code_lines import statement
 from autoshard.ir.graph import Attribute, Recipe, RecipeCall
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 '''
-_ROW = 116  # characters
+_INDENT = "    "
 _OWN = ("torch", "aten", "Tensor", "Callable", "unpacked", "INITIAL", "annotations", "float", "dict")
 
 
@@ -50,9 +50,10 @@ def _function(name: str, recipe: Recipe) -> list[str]:
 def _line(target: str, call: RecipeCall) -> list[str]:
     if call.target == "packed":
         dtype, shape, text = call.arguments
-        packed = [str(text)[i : i + _ROW] for i in range(0, len(str(text)), _ROW)]
+        wide = WIDTH - len(_INDENT)
+        packed = [str(text)[i : i + wide] for i in range(0, len(str(text)), wide)]
         head = f'    {target}unpacked({_dtype(dtype)}, {_value(shape)}, """'
-        return [head, *(f"    {row}" for row in packed), '    """)']
+        return [head, *(f"{_INDENT}{row}" for row in packed), '    """)']
     return statement(target + _expression(call), 1)
 
 

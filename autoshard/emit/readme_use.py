@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from autoshard.code_text import code_span, identifier, quoted
 from autoshard.emit.header import Header
 from autoshard.ir.program import Program
 
-NONFINITE = 7  # `runtime/nonfinite.py` has it
-STOPPED = 75  # `runtime/stop_signals.py` has it
+
+def exit_code(name: str) -> int:
+    """With which a run ends that this module of the runtime ends. It is read there, for it can't be imported without
+    torch."""
+    text = (Path(__file__).parent / "runtime" / f"{name}.py").read_text("utf-8")
+    found = re.search(r"^EXIT_\w+ = (\d+)", text, re.MULTILINE)
+    assert found is not None, name
+    return int(found[1])
 
 
 def training(program: Program, header: Header) -> str:
     """Of a package with a loss, whose train.py does it all."""
     names = ", ".join(identifier(i.name) for i in header.inputs)
     items = ", ".join(f"{quoted(i.name)}: batch.{identifier(i.name)}" for i in header.inputs)
+    nonfinite, stopped = exit_code("nonfinite"), exit_code("stop_signals")
     return f"""## Data
 
 Without `--data`, batches are synthetic. With `--data data.py:make_loader`:
@@ -47,7 +57,7 @@ torchrun ... train.py --compile                              # each block one gr
 ```
 
 A loss or gradient norm of NaN or inf ends the run before the optimizer's update, on all ranks, with exit code
-{NONFINITE} (torchrun shows it as `exitcode : {NONFINITE}`, and ends with 1 itself). `--nonfinite skip:N` leaves out
+{nonfinite} (torchrun shows it as `exitcode : {nonfinite}`, and ends with 1 itself). `--nonfinite skip:N` leaves out
 the update of up to N such steps in a row instead; their batches are used up. What holds NaN or inf is never saved: the
 last checkpoint is from before. In float16, gradients that overflow under the scale of a finite loss are no such step.
 
@@ -64,7 +74,7 @@ python convert.py --to-sharded model.safetensors checkpoint
 ```
 
 SIGTERM or SIGINT, to one rank or all, ends a run after the step that is running: a checkpoint is saved, and all ranks
-end with exit code {STOPPED}, which says "start it again, with `--resume auto`" (torchrun ends with 1 itself, and kills
+end with exit code {stopped}, which says "start it again, with `--resume auto`" (torchrun ends with 1 itself, and kills
 what has not ended after 30 s). A second signal, a second or more later, ends at once. One job writes in a folder at a
 time, and only checkpoints of one run. The rank that knows a failure reports it in a line; `--traceback` shows more.
 

@@ -18,7 +18,7 @@ from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
 from autoshard.program.module_scopes import results_of
-from autoshard.program.places.pipeline_schedule import SCHEDULES, most_in_flight
+from autoshard.program.places.pipeline_schedule import REPEATS, SCHEDULES, most_in_flight
 from autoshard.simulation.memory_curve import Span, plan_memory
 from autoshard.whole_steps.software import held_bytes
 
@@ -146,12 +146,9 @@ class InFlight:
     chunks: int
 
 
-STEADY = 4  # micro-batches a stage: with more, no more are in flight, but where all forwards come first
-
-
 def in_flight(model: Transformer, run: TrainingRun, stage: int) -> InFlight:
     """Micro-batches in flight on a stage of the run's schedule."""
-    micro_batches = run.micro_batches if run.schedule == "gpipe" else min(run.micro_batches, STEADY * run.pp)
+    micro_batches = run.micro_batches if run.schedule == "gpipe" else min(run.micro_batches, REPEATS * run.pp)
     return _in_flight(run.schedule, stage, run.pp, micro_batches, layers_of(model, run, stage))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoshard.errors import UsageError
+from autoshard.program.step_check import MOST_PASSES
 from autoshard.whole_steps.software import PACKAGES
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
@@ -32,7 +33,6 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "operators", "full")
 
 
-MOST_SLOTS = 200_000  # forward passes of one chunk in a step: half a minute to simulate
 LARGEST = {"layers": 10**6, "hidden": 10**7, "feedforward": 10**8, "vocabulary": 10**8, "sequence": 10**8}
 
 
@@ -243,9 +243,9 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         ),
         *_given_stages(model, run, chunks),
         (
-            run.micro_batches * chunks <= MOST_SLOTS,
+            run.micro_batches * chunks <= MOST_PASSES,
             f"batch {run.batch} / (micro-batch {run.micro_batch} x dp {run.dp}) is {run.micro_batches} micro-batches "
-            f"through {chunks} pipeline chunks, each of which is simulated: at most {MOST_SLOTS} together",
+            f"through {chunks} pipeline chunks, each of which is simulated: at most {MOST_PASSES} together",
         ),
         *_package(run),
         (

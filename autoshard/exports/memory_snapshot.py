@@ -14,7 +14,7 @@ from typing import Any
 from autoshard.simulation.memory_curve import MemoryPlan, Span
 from autoshard.units import MICROSECONDS
 
-ROUND_BYTES = 512
+ROUND_BYTES = 512  # to whose multiples the caching allocator rounds up
 BASE = 1 << 32
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autoshard.ir.graph import Graph
-
-_TICK_SECONDS = 1e-12  # equal layers have equal lengths: whole numbers, without rounding
+from autoshard.units import EXACT
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,9 @@ class DependencyPath:
 
 
 def longest(graph: Graph, seconds: Mapping[str, float]) -> DependencyPath:
-    """The path to the loss whose operators take longest, all with gradients; to any output where there is no loss."""
+    """The path to the loss whose operators take longest, all with gradients; to any output where there is no loss.
+
+    Equal layers have equal lengths: whole numbers of ticks (EXACT seconds), without rounding."""
     needed = _ancestors(graph)
     grows = graph.loss is not None
     best: dict[str, tuple[int, str | None, str]] = {}  # op -> (ticks, tensor that it reads, op before)
@@ -43,7 +44,7 @@ def longest(graph: Graph, seconds: Mapping[str, float]) -> DependencyPath:
             passes = made is not None and (not grows or graph.tensor(str(operand)).requires_grad)
             if made is not None and passes and best.get(made.name, come)[0] > come[0]:
                 come = (best[made.name][0], operand, made.name)
-        best[op.name] = (come[0] + 1 + round(seconds.get(op.name, 0.0) / _TICK_SECONDS), come[1], come[2])
+        best[op.name] = (come[0] + 1 + round(seconds.get(op.name, 0.0) / EXACT), come[1], come[2])
     backward = frozenset(best) if grows else frozenset()
     if graph.loss is not None and graph.loss in graph.producers:
         last = graph.producers[graph.loss].name

@@ -18,9 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.formulation.resource_tables import COMPUTE, HIDDEN, IN_ROW
-from autoshard.ir.problem import Floats
+from autoshard.ir.problem import SLAB, Floats
 
-_PIECE = 1 << 12  # entries of a row
 SLOWED = "slowed by "  # and the name of a link or axis
 
 
@@ -47,8 +46,8 @@ class SlowedRows:
         if id(found) not in self.made:
             for phase in np.split(found, 2):
                 entries = phase.reshape(len(phase), -1)
-                for low in range(0, entries.shape[1], _PIECE):
-                    self._settle(entries[:, low : low + _PIECE], slowed)
+                for low in range(0, entries.shape[1], SLAB):
+                    self._settle(entries[:, low : low + SLAB], slowed)
             self.made[id(found)] = self._left(found), found
         return self.made[id(found)][0]
 

@@ -30,11 +30,9 @@ from numpy.typing import NDArray
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.resource_tables import COMPUTE, HOST, IN_ORDER, IN_ROW, PATH, ResourceTables
 from autoshard.formulation.slowed_rows import SLOWED, SlowedRows
-from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, changed
+from autoshard.ir.problem import MANY, SLAB, Floats, Integers, Node, Problem, Value, changed
 
 LEAD = "host, then in a row"  # see host_lead.py
-_PIECE = 1 << 14  # entries
-_HUB = 4  # a value with more readers is cut off: each reader pays its part from the cheapest source
 
 
 def follows(names: Sequence[str]) -> NDArray[np.bool_]:
@@ -225,11 +223,11 @@ class _Means:
 def _mean(weights: Floats, seconds: Floats) -> Floats:
     """Most weights are 0, and tables of three axes are gigabytes: a piece at a time, which stays in the cache."""
     total, rows = np.zeros(math.prod(seconds.shape[1:])), np.flatnonzero(weights)
-    entries, own = seconds.reshape(len(seconds), -1), np.empty(min(_PIECE, len(total)))
-    for low in range(0, len(total), _PIECE):
-        piece = total[low : low + _PIECE]
+    entries, own = seconds.reshape(len(seconds), -1), np.empty(min(SLAB, len(total)))
+    for low in range(0, len(total), SLAB):
+        piece = total[low : low + SLAB]
         for row in rows:
-            piece += np.multiply(weights[row], entries[row, low : low + _PIECE], out=own[: len(piece)])
+            piece += np.multiply(weights[row], entries[row, low : low + SLAB], out=own[: len(piece)])
     return total.reshape(seconds.shape[1:])
 
 
@@ -244,7 +242,7 @@ def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER, fused
     rows = SlowedRows(tables.names, tables.slowdown)
     nodes = tuple(rows.of(tables.node(n)) for n in range(len(problem.nodes)))
     readers = tuple(
-        Reader(v, at, rows.of(tables.part(v, at)), len(value.consumers) > _HUB and not tables.on_path(v, at))
+        Reader(v, at, rows.of(tables.part(v, at)), len(value.consumers) > MANY and not tables.on_path(v, at))
         for v, value in enumerate(problem.values)
         for at in range(len(value.consumers))
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable
 
 from autoshard.ir.graph import DTYPE_BYTES, OWN_NAMESPACES, Graph, GraphFault, Op, Tensor, require
@@ -15,7 +16,7 @@ _TARGET = re.compile(rf"(?!__){_NAME}\.{_NAME}")
 _NO_OPERATORS = ("import_module.", "load_library.", "loaded_libraries.")  # what else torch.ops has: code from elsewhere
 _PLAIN = re.compile(_NAME)
 MOST_DIMS = 64  # torch's own limit
-LARGEST_BYTES = 1 << 52  # of a tensor: sums of them stay exact
+LARGEST_BYTES = round(1 / sys.float_info.epsilon)  # of a tensor: sums of them stay exact
 
 
 def check(graph: Graph) -> None:

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+MANY = 4  # readers: a value with more is a hub, and cut off: each reader pays its share from the cheapest source
+SLAB = 1 << 16  # entries that are looked at together: half a megabyte stays in the cache
 Own = TypeVar("Own", "Node", "Value")
 
 

@@ -9,15 +9,15 @@ import numpy as np
 from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.point_reassignment import reassigned_points
-from autoshard.joint.step_candidates import REPAIRS, StepCandidate, best_stages
+from autoshard.joint.step_candidates import StepCandidate, best_stages
 from autoshard.joint.step_costs import StepProblem
+from autoshard.search.memory_fit import NEAR
 from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
-from autoshard.solvers.common.effort import LOOSE
+from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.stage_partition import StageSolution
 from autoshard.solvers.stages.stage_problem import StagePlan
 
-BISECTED = 4  # times, of the room that is withheld of stages
 FAR = 0.9  # the closed form is at most this much above the simulated step
 
 
@@ -29,7 +29,7 @@ def fastest_step(
     ahead. Between what is too little and what is enough the least is then sought."""
     own, found, room = problem, solution, problem.withheld_bytes
     made: StepCandidate | None = None
-    for attempt in range(REPAIRS):
+    for attempt in range(ROUNDS):
         known = min(best, made.seconds) if made else best
         if solution is None or found is None or found.plans[0].seconds * FAR >= known:
             break
@@ -51,7 +51,7 @@ def _with_more_room(
 ) -> StepCandidate:
     """`made` or a faster one that fits: bytes withheld of the stages are bisected. What can't be simulated to less than
     `best` is not: it takes more room."""
-    for _ in range(BISECTED):
+    while (np.abs(np.asarray(enough) - too_little) > NEAR * made.problem.capacities).any():
         middle = (np.asarray(enough) + too_little) / 2
         own = replace(made.problem, withheld_bytes=middle)
         found = best_stages(own)

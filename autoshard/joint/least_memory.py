@@ -18,7 +18,6 @@ from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.config_space import RejectedConfigs
 from autoshard.joint.fitting_steps import fastest_step
 from autoshard.joint.step_candidates import (
-    REPAIRS,
     JointResult,
     StepCandidate,
     best_of_each,
@@ -29,6 +28,7 @@ from autoshard.joint.step_candidates import (
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.least_held import least_bytes
 from autoshard.solvers.stages.stage_problem import StageProblem
@@ -76,7 +76,7 @@ def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | 
     """The fastest plan that holds no more than the least of its outer choice. Where a stage holds more as it is
     simulated than there is, as much less room is taken to be there."""
     own = problem
-    for attempt in range(REPAIRS):
+    for attempt in range(ROUNDS):
         room = one_stage_bytes(own)
         if not np.isfinite(room):
             room = least_bytes(own.stage_problem, _beside(own, own.stage_problem))

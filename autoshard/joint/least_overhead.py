@@ -17,12 +17,13 @@ from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.config_space import RejectedConfigs
-from autoshard.joint.step_candidates import REPAIRS, JointResult, StepCandidate, best_of_each, least_points, none_fits
+from autoshard.joint.step_candidates import JointResult, StepCandidate, best_of_each, least_points, none_fits
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_local_search import StepLocalSearch
 from autoshard.joint.step_overhead import mean_seconds, overhead_fronts, overhead_of, with_overhead
 from autoshard.search.objectives import RATIO
 from autoshard.simulation.step_timeline import simulate_step
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
 from autoshard.solvers.stages.stage_values import solve_sum
@@ -94,7 +95,7 @@ def least_overhead(problem: StepProblem, split: BlockSplit | None) -> StepCandid
     near it that have as little the fastest. Where a stage holds more than there is, as much less room is taken to be
     there."""
     own, found = problem, list[StepCandidate]()
-    for attempt in range(REPAIRS):
+    for attempt in range(ROUNDS):
         plans = _plans(own)
         made = [_made(problem, split, plan) for plan in plans]
         found += [step for step in made if step.peak_bytes <= problem.capacity_bytes]

@@ -8,7 +8,7 @@ in the last chunks, the first ones, or in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,7 +23,6 @@ from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
 from autoshard.units import EXACT
 
 _MOST = 5_000  # ways to choose of a stage
-_ORDERS = 3  # of its chunks, to be filled with what keeps most
 
 
 def reassigned_points(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
@@ -37,7 +36,7 @@ def reassigned_points(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
     apart = any(own and own[-1] - own[0] >= len(own) for own in blocks)
     if problem.choice.stages == 1 or len(choice) < 2 or apart:
         return [plan]
-    points = [list(plan.points) for _ in range(_ORDERS)]
+    points = [list(plan.points) for _ in _ORDERS]
     costs = problem.step_costs(plan)
     for stage in range(problem.choice.stages):
         numbers = [number for number, part in enumerate(plan.parts) if part.stage == stage]
@@ -51,7 +50,7 @@ def reassigned_points(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
         seconds = np.where(fits <= problem.capacities[stage], seconds, np.inf)
         if not np.isfinite(seconds).any():
             return []
-        each = seconds.reshape(_ORDERS, -1)
+        each = seconds.reshape(len(_ORDERS), -1)
         for order, mine in enumerate(points):
             some = each[order] <= seconds.min() * (1 + EXACT)
             way = int(some.argmax()) + order * each.shape[1] if some.any() else int(seconds.argmin())
@@ -76,16 +75,22 @@ def _counts(blocks: int, points: int) -> Integers | None:
     return every
 
 
+_ORDERS: tuple[Callable[[int, int], int], ...] = (  # in which blocks fill chunks, by place in a chunk and chunk:
+    lambda place, chunk: -chunk,  # the last chunks first
+    lambda place, chunk: place,  # in turn
+    lambda place, chunk: chunk,  # the first chunks first
+)
+
+
 @lru_cache(maxsize=256)
 def _of_turns(sizes: tuple[int, ...]) -> tuple[Integers, ...]:
     """[blocks, chunk], of each order in which chunks of so many blocks may be filled: how many of the first ones are in
-    each. The last chunks first, in turn, the first chunks first."""
-    late = [(-chunk, chunk) for chunk, own in enumerate(sizes) for _ in range(own)]
-    turns = [(place, chunk) for chunk, own in enumerate(sizes) for place in range(own)]
-    early = [(chunk, chunk) for chunk, own in enumerate(sizes) for _ in range(own)]
+    each."""
+    blocks = [(place, chunk) for chunk, own in enumerate(sizes) for place in range(own)]
     found = []
-    for order in (late, turns, early):
-        chunks = np.array([chunk for _, chunk in sorted(order, key=lambda own: (own[0], -own[1]))], dtype=np.int64)
+    for order in _ORDERS:
+        ranked = sorted((order(place, chunk), -chunk) for place, chunk in blocks)
+        chunks = np.array([-chunk for _, chunk in ranked], dtype=np.int64)
         one = chunks[:, None] == np.arange(len(sizes))
         found.append(np.vstack([np.zeros((1, len(sizes)), np.int64), one.cumsum(axis=0)]))
     return tuple(found)

@@ -28,7 +28,6 @@ from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, close
 from autoshard.units import EXACT, format_bytes
 
 SIMULATED = 2  # plans of one stage problem
-REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 
 
 @dataclass(frozen=True, eq=False)

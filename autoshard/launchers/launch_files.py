@@ -14,12 +14,12 @@ import jinja2
 
 from autoshard.cluster.hardware import backend_of, parse_hardware
 from autoshard.code_text import printable, typed
+from autoshard.emit.readme_use import exit_code
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
 from autoshard.package.output_folder import check_unedited, read_file, update_package
 
 FOLDER = "launch"
-STOPPED = 75  # the exit code of a run that a signal stopped after saving; `emit/runtime/stop_signals.py` has it
 DEFAULT_OPTIONS = "--steps 1000 --save checkpoints --save-every 100 --keep 2 --resume auto"
 DEVICES = {"nccl": "cuda", "hccl": "npu", "gloo": "cpu"}
 RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910", "rocm": "amd.com/gpu"}  # names in Kubernetes
@@ -125,7 +125,8 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
         "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in here),
         "options": typed(*launch.options), "words": list(launch.options), "minutes": launch.minutes,
         "servers": bool(plan.servers.count),
-        "grace": launch.grace, "stopped": STOPPED, "image": launch.image, "python": typed(launch.python),
+        "grace": launch.grace, "stopped": exit_code("stop_signals"), "image": launch.image,
+        "python": typed(launch.python),
     }  # fmt: skip
     template = f"{LAUNCHERS[launch.on].file}.j2"
     return _templates().get_template(template).render(values)

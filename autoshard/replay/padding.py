@@ -22,7 +22,6 @@ from autoshard.program.step_check import LABEL_LOSSES
 from autoshard.rules.operators import record
 
 _PARTS = (2, 3, 5, 7)  # by which a size of the form is cut to see whether its rows are apart
-_UNITS = 60  # of a size, among which is one that one of these divides, whatever its remainder
 _MEAN = (None, 1, "mean")
 Places = Sequence[Placement | None]
 _LENGTHS = ("shape", "size", "end", "split_size")  # arguments by which a result is longer, and not another one
@@ -78,7 +77,8 @@ def _are_apart(graph: Graph, own: DynamicSize, labels: Mapping[str, int]) -> boo
     place = graph.dynamic.index(own)
     following = {name for f in graph.follows for name in f.places if any(term.powers[place] for term in f.terms)}
     for more in (0, 1):  # labels that are shifted leave one position less
-        sizes = (own.divisor * n + own.remainder for n in range(2, _UNITS))
+        units = range(2, 2 + max(_PARTS))  # as many as the largest part: each has every remainder among them
+        sizes = (own.divisor * n + own.remainder for n in units)
         size, parts = next(((size, parts) for size in sizes for parts in _PARTS if size % parts == more), (0, 1))
         if size:
             plain = replace(at_sizes(graph, sizes_of(graph) | {own.name: size}), dynamic=(), follows=())

@@ -15,9 +15,8 @@ from autoshard.ir.problem import objective
 from autoshard.search.build_plan import priced, with_parts
 from autoshard.search.objectives import SPEED, level_value
 from autoshard.solvers.common.result import without_proof
-from autoshard.units import format_seconds
+from autoshard.units import ROUNDING, format_seconds
 
-TOLERANCE = 1e-6  # of a figure: what sums in another order may differ by
 Decided = OpPlan | TensorPlan
 
 
@@ -88,7 +87,7 @@ def origin(plan: Plan) -> tuple[str, ...]:
 
 
 def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= TOLERANCE * max(abs(one), abs(other))
+    return abs(one - other) <= ROUNDING * max(abs(one), abs(other))
 
 
 # --- the choices of a plan ------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from autoshard.ir.plan import (
     StepPlan,
     TensorPlan,
 )
+from autoshard.search.cached.search_cache import HELD
 from autoshard.solvers.common.result import Solution
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from autoshard.simulation.timeline import Timeline
 
 _MOVES: WeakKeyDictionary[Formulation, dict[tuple[int, ...], tuple[RedistributionPlan, ...]]] = WeakKeyDictionary()
-_MOST_MOVES = 8  # choices of one formulation
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _moves_of(formulation: Formulation, choice: tuple[int, ...]) -> tuple[Redist
     known = _MOVES.setdefault(formulation, {})
     if choice not in known:
         known[choice] = _redistributions(formulation, choice)
-        for oldest in list(known)[:-_MOST_MOVES]:
+        for oldest in list(known)[:-HELD]:
             del known[oldest]
     return known[choice]
 

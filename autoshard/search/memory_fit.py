@@ -14,14 +14,13 @@ from autoshard.search.min_memory import least
 from autoshard.search.objectives import MEMORY, SPEED, Levelled, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.common.result import OPTIMAL, fits, within_wider
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
 
-ROUNDS = 5  # searches for a step that fits
-TIGHTER = 0.99  # than by proportion
-_FULL = 0.95  # of the limit: what is left is not worth another search
-NEAR = 0.03  # relative: limits that give the same plan
+TIGHTER = 0.999  # than by proportion
+NEAR = 0.03  # relative: limits that give the same plan; what is left of one is not worth another search
 
 
 def fitted(task: SearchTask) -> tuple[SearchTask, Found]:
@@ -85,7 +84,9 @@ def _fitted(task: SearchTask) -> Found:
             if round_:  # what was proved within a tighter limit is not said of this one
                 levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
             return Found(levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, "")))
-        target = min(target, levelled.solution.peak_bytes) * task.memory_limit_bytes / plan.predicted_peak_bytes * 0.999
+        target = (
+            min(target, levelled.solution.peak_bytes) * task.memory_limit_bytes / plan.predicted_peak_bytes * TIGHTER
+        )
     return least(task, (first,))
 
 
@@ -168,7 +169,7 @@ def fitting_step(
             large.append(plan)
         else:
             fitting.append(plan)
-            if plan is first or plan.peak_within(limit_bytes) >= _FULL * limit_bytes:
+            if plan is first or plan.peak_within(limit_bytes) >= (1 - NEAR) * limit_bytes:
                 break
         high = large[-1].predicted_peak_bytes
         if fitting and high - target <= NEAR * high:

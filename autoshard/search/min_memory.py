@@ -25,8 +25,6 @@ from autoshard.units import format_bytes
 
 RATES = (5, 0.7, 0.1, 0.02)  # of seconds for bytes, both as parts of those of a plan near the least memory
 _IN_A_ROW = 2  # programs that need more than another, after which no more are tried
-_FAR = 1.5  # times the bound: a program that needs more shows that the count says little, and more are tried
-_CLEARLY = 1.05  # times the bytes of a program: other plans of so many, as the solver counts, are not tried
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
 
@@ -115,9 +113,9 @@ def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Ite
 def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Choice], None, bool]:
     """Plans at less and less for a byte.
 
-    It says whether programs got larger: no lower rate is tried once a plan is counted at clearly more than the smallest
-    program so far needs, `smallest_bytes` to begin with, and than the least count, nor after a few programs in a row
-    that need more than another: one alone says little, those of plans that are counted alike differ by a third."""
+    It says whether programs got larger: no lower rate is tried after a few programs in a row that need more than the
+    smallest so far, `smallest_bytes` to begin with: one alone says little, those of plans that are counted alike differ
+    by a third."""
     lean, larger = lean_plans(task.formulation), 0
     sizes: dict[Choice, float] = {}  # of programs
     for rate in RATES:
@@ -126,14 +124,12 @@ def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Ch
         if choice is None:
             return False
         found = Solution(task.formulation.problem, choice, 0.0, task.solver)
-        if found.peak_bytes > _CLEARLY * max(smallest_bytes, lean.bound):
-            return True
         if choice not in sizes:
             yield f"{rate:g} % of a step for 1 % of memory", choice
             sizes[choice] = task.figures(found).predicted_peak_bytes
         larger = larger + 1 if sizes[choice] > smallest_bytes else 0
         smallest_bytes = min(smallest_bytes, sizes[choice])
-        if larger >= _IN_A_ROW and smallest_bytes <= _FAR * lean.bound:
+        if larger >= _IN_A_ROW:
             return True
     return larger > 0
 

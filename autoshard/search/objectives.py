@@ -18,6 +18,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.cost_breakdown import Split
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
+from autoshard.solvers.common.effort import CLOSE
 from autoshard.solvers.common.result import Solution, fits, peak, proved, status
 from autoshard.solvers.portfolio import FEW_CHOICES
 from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans, minimum_memory_bound
@@ -25,8 +26,6 @@ from autoshard.units import ROUNDING
 
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
-_HALVINGS = 12  # of the range between the bound on memory and the smallest peak found
-_CLOSE = 1e-4  # relative width of that range that is not worth more work
 Solver = Callable[[Problem], Solution]
 _RATIO: WeakKeyDictionary[Formulation, Problem] = WeakKeyDictionary()
 _LEAN: WeakKeyDictionary[Formulation, LowMemoryPlans] = WeakKeyDictionary()
@@ -142,9 +141,7 @@ def smallest_memory(
     cut = False
     if best is None:
         best = solver(problem)
-        for _ in range(_HALVINGS):
-            if best.peak_bytes <= low * (1 + _CLOSE):
-                break
+        while best.peak_bytes > low * (1 + CLOSE):
             if stop():
                 cut = True
                 break

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from autoshard.constraints.size_histogram import MOST_POINTS
 from autoshard.errors import InfeasibleError
 from autoshard.ir.plan import Plan
 from autoshard.search.search_task import SearchTask
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import fits
 from autoshard.solvers.relax.low_memory_plans import minimum_memory_bound
-
-POINTS = 8
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Point:
     front: bool = True
 
 
-def front(task: SearchTask, plan: Plan, points: int = POINTS) -> tuple[Point, ...]:
+def front(task: SearchTask, plan: Plan, points: int = MOST_POINTS) -> tuple[Point, ...]:
     """Plans from the fastest to the leanest, `plan` and those simulated for it among them, in order of time."""
     problem = task.formulation.problem
     found = [

@@ -26,13 +26,13 @@ from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled, level_va
 from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
 from autoshard.search.style_plans import style_choices
+from autoshard.solvers.common.effort import SHARE
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, fits, peak
 from autoshard.solvers.common.seen_plans import SeenPlans
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.styles.known_styles import STYLES, in_style
 
-SHARE = 0.5  # of the time that is left, for one solve
 Log = list[tuple[str, float]]  # (what was done, wall seconds)
 
 

@@ -18,30 +18,27 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.host_lead import with_leads
 from autoshard.formulation.step_resources import StepResources, follows, in_a_row, pair_seconds, step_resources
-from autoshard.ir.problem import Floats, Problem, objective
+from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers import solve
 from autoshard.solvers.common.clock import attempt
-from autoshard.solvers.common.effort import ROUGHLY, SOON_ENTRIES
+from autoshard.solvers.common.effort import FIRST, ROUGHLY, ROUNDS, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, mixtures
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
+from autoshard.solvers.relax.limited_search import CUTS
 from autoshard.solvers.relax.reader_shares import FORESEEN, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.restricted_start import MUCH_WORK, Near, exact_work, solve_top_k
 
-_WEIGHTS = 6  # of resources, tried for the bound
-_ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what plans occupy most
-_EACH = 2  # weights of what plans occupy most, plans whose turns of the host are resources, plans of the bound
+_EACH = (
+    2  # weights of what plans occupy most, rounds for each, plans whose turns of the host are resources, of the bound
+)
 _FAR = 0.75  # of the way to what the plans so far occupy most
-_CUTS = 12  # between two plans
-_SAME = 0.02  # weights that differ by less give the same plan
 _ADDED = (0.3, 0.6)  # the part of all costs in what is weighted, and in what is in a row
 _HOPEFUL = 1.05  # times the best estimate: a plan that is worth simulating
-_LIKELY = _HOPEFUL  # the same of the middle between what is occupied most and all costs together
-_MOST_LIKELY = 3  # plans by that
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +82,7 @@ def _climbed(
     what is `hoped` for. `used`: of the plans so far, to which it adds those that it finds."""
     allowed, kept, best = follows(resources.names), weights, 0.0
     tried: list[tuple[Floats, Choice]] = []
-    for _ in range(_WEIGHTS):
+    for _ in range(ROUNDS):
         found = least(weights)
         if found is None:
             break
@@ -125,7 +122,7 @@ class _Least:
                 return found
             del self.forms[0]
         problem = self.resources.bounding(weights)
-        return attempt(hub_relaxation.bounded, Incumbent(problem), SOON_ENTRIES, Clock())
+        return attempt(hub_relaxation.bounded, Incumbent(problem), Clock())
 
     def form(self, weights: Floats) -> Problem | None:
         """Of the first form whose tables may fit: leaving choices out takes a while, and won't do where they are far
@@ -185,21 +182,19 @@ class StepSearch:
     def first(self) -> Choice | None:
         """The plan that takes least by the estimate, of what is in a row and of what the plans so far occupy most; None
         where tables are too large, or there is no time for them."""
-        if self._next("shortest critical path", _ROUNDS[0]) is None:
+        if self._next("shortest critical path", FIRST) is None:
             return None
         for _ in range(_EACH):
-            weights = self.weights + _FAR * (heaviest(self.used, follows(self.resources.names))[0] - self.weights)
-            if np.abs(weights - self.weights).max() < _SAME:
-                break
-            self.weights = weights
-            if attempt(self._next, self._name(), _ROUNDS[2]) is None:
+            far = heaviest(self.used, follows(self.resources.names))[0]
+            self.weights = self.weights + _FAR * (far - self.weights)
+            if attempt(self._next, self._name(), _EACH) is None:
                 break
         return self.found[self._ranked()[0]][1]
 
     def others(self) -> Iterator[tuple[str, Choice]]:
         """(name, choice): the others so far that seem near the best, the least sum of costs and of a part of them, the
         best between two, and the least of the bound's weights."""
-        self._solved("minimum total cost", self.problem, _ROUNDS[1])
+        self._solved("minimum total cost", self.problem, _EACH)
         between = self._between()
         if between is not None:
             self._take("between two of them", between)
@@ -207,19 +202,14 @@ class StepSearch:
         for name, own, added in zip(
             ("weighted, with costs", "critical path, with costs"), weights, _ADDED, strict=True
         ):
-            self._solved(name, self.resources.likely(own, added), _ROUNDS[2])
+            self._solved(name, self.resources.likely(own, added), _EACH)
         yield from self._hopeful()
         yield from self._of_bound()
 
     def _hopeful(self) -> list[tuple[str, Choice]]:
-        """Those worth simulating, the shortest by the estimate first, then those by the middle between it and the sum
-        of costs, between which a step is: where axes are many, little overlaps of what may."""
+        """Those worth simulating, the shortest by the estimate first."""
         longest = [self.resources.longest(used) for used in self.used]
-        middle = [own + objective(self.problem, choice) for own, (_, choice) in zip(longest, self.found, strict=True)]
-        hopeful = [i for i in self._ranked() if longest[i] <= _HOPEFUL * min(longest)]
-        distinct = {self.found[i][1]: i for i in sorted(range(len(middle)), key=lambda i: -middle[i])}
-        likely = [i for i in reversed(distinct.values()) if middle[i] <= _LIKELY * min(middle)]
-        return [self.found[i] for i in dict.fromkeys([*hopeful, *likely[:_MOST_LIKELY]])]
+        return [self.found[i] for i in self._ranked() if longest[i] <= _HOPEFUL * min(longest)]
 
     def _ranked(self) -> list[int]:
         """Of `found`, the shortest by the estimate first."""
@@ -289,7 +279,7 @@ class StepSearch:
         first, second = (self.found[i][1] for i in ranked)
         mixed = [
             (self.resources.longest(self.resources.roughly_used(choice)), choice)
-            for _, choice in mixtures(self.problem, first, second, _CUTS)
+            for _, choice in mixtures(self.problem, first, second, CUTS)
         ]
         best = min(mixed, default=None)
         return best[1] if best is not None and best[0] < self.resources.longest(self.used[ranked[0]]) else None

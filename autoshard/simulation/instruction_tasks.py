@@ -25,8 +25,7 @@ from autoshard.simulation.memory_curve import bucket_bytes
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.stream_schedule import StreamTask
 from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Phase, axis_stream
-
-NONE = 1e-15  # seconds: an event is there, with its bytes
+from autoshard.units import EXACT
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,9 @@ class TaskPricer:
     def _joint(self, axes: tuple[str, ...], primitive: str, size: float) -> tuple[tuple[str, ...], float, str]:
         """(streams, seconds, link)"""
         over = tuple(self.mesh.index(axis) for axis in axes)
-        seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size) if self.free.isdisjoint(axes) else NONE
+        seconds = (
+            joint_seconds(self.hardware, self.mesh, over, primitive, size) if self.free.isdisjoint(axes) else EXACT
+        )
         return tuple(map(axis_stream, axes)), seconds, joint_link(self.hardware, self.mesh, over).name
 
     def buckets(self, after: int) -> list[Bucket]:

@@ -8,8 +8,7 @@ in its part of the time makes room for the next.
    messages rank first (`restricted_start.py`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
    plan above the memory capacity goes on to limited_search.py.
-3. Where no order fits: messages, fewer choices, and exact tables without the hubs (`hub_relaxation.py`), then
-   mini-buckets.
+3. Where no order fits: messages and few choices (`hub_relaxation.py`), then mini-buckets.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ import time
 from dataclasses import replace
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Problem, objective
+from autoshard.ir.problem import MANY, Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
     FIRST,
     LOOSE,
-    MANY,
     ROUGHLY,
     SHARE,
     SMALL_ENTRIES,
@@ -238,7 +236,7 @@ def _exact(state: Incumbent, budget: int, clock: Clock, work: float, unfit: set[
 def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) -> Minimum:
     """Where no exact tables fit: by messages, and where these leave a gap by mini-buckets too."""
     problem = state.problem
-    near = hub_relaxation.bounded(state, budget, clock)
+    near = hub_relaxation.bounded(state, clock)
     if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= LOOSE * abs(near.bound)):
         return near
     try:

@@ -24,10 +24,9 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Problem, Value
+from autoshard.ir.problem import SLAB, Floats, Problem, Value
 from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.clock import attempt, watched
-from autoshard.solvers.common.effort import SLAB
 from autoshard.solvers.common.infeasibility import least
 from autoshard.solvers.common.result import none_within
 from autoshard.solvers.common.solver_options import Clock, PartialClock

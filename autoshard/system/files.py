@@ -19,14 +19,13 @@ from typing import Any, NoReturn
 
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 
-LARGEST_FILE = 1 << 32  # bytes of a timeline: of a large model's step it has hundreds of megabytes
-LARGEST_JSON = 1 << 30  # bytes: graphs and plans of the largest models have tens of megabytes
 MOST_DIGITS = 100  # of a whole number
+LARGEST_FILE = 1 << 30  # bytes of a graph, a plan, a timeline: of a large model's step it has hundreds of megabytes
 LARGEST_TOML = 1 << 20  # bytes: profiles and pins are written by hand
 _ELSEWHERE = "a path in a folder that exists and that you may write to"
 
 
-def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_JSON) -> str:
+def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_FILE) -> str:
     """UTF-8 text of at most `most_bytes`. InvalidFileError: `can't read {what} {path}: …`."""
     try:
         return read_bytes(path, most_bytes).decode("utf-8").replace("\r\n", "\n")
@@ -38,7 +37,7 @@ def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_JSON) 
         raise InvalidFileError(f"can't read {what} {str(path)!r}: {error}", hint) from None
 
 
-def read_bytes(path: Path, most_bytes: int = LARGEST_JSON) -> bytes:
+def read_bytes(path: Path, most_bytes: int = LARGEST_FILE) -> bytes:
     """A regular file of at most `most_bytes`. OSError says what it is instead: opening a pipe would wait for ever."""
     check_regular(path)
     with path.open("rb") as file:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from autoshard.errors import NAMED
 from autoshard.rules.algebra.argument_rules import RuleFor
 from autoshard.rules.algebra.notation import Rule, Together
 from autoshard.rules.cases import ALL
@@ -18,7 +19,6 @@ from autoshard.rules.proof.rule_proof import one_op_graph
 PATH = Path("docs/rules.md")
 BEGIN = "<!-- the table: written by `python -m autoshard.verification.rule_page --write` -->"
 END = "<!-- the table ends -->"
-EXAMPLES = 3  # of a rule function, with different texts
 _HEAD = ("| operators | loops | remarks |", "|---|---|---|")
 INTRODUCTION = """# The rules
 
@@ -71,7 +71,7 @@ def _examples(targets: Sequence[str]) -> list[Rule]:
     """The first different texts of a rule function over the proof cases."""
     found: list[str] = []
     for case in (case for case in ALL if case.target in targets):
-        if len(found) == EXAMPLES:
+        if len(found) == NAMED:
             break
         graph = one_op_graph(case)
         text = rule_text(graph, graph.ops[0])

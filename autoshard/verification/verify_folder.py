@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.verify_request import MOST_PROCESSES, VerifyRequest
 from autoshard.emit import emit
-from autoshard.errors import CheckError, UsageError
+from autoshard.errors import NAMED, CheckError, UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.dynamic.numbers import resized
 from autoshard.graph_capture.load_model import find_callable, verify_arguments
@@ -32,7 +32,6 @@ from autoshard.verification.sizing.reduced_sizes import changed, heads_per_devic
 from autoshard.verification.sizing.shorter_axes import Counterpart, counterpart
 
 MOST_RANKS = 64  # beyond, the same plan runs on a mesh with shorter axes, and the proof says so
-MOST_SAID = 5
 OTHERS = "other sizes: --verify-with, with the remainders of the planned ones"
 THIS_MACHINE = "cpu-local"  # the profile that predicts how long full size takes here
 
@@ -150,9 +149,9 @@ def _uncovered(package: _Package, found: Counterpart, small_graph: Graph) -> Ite
     for (name, length), (_, own) in zip(plan.mesh.axes, found.plan.mesh.axes, strict=True):
         if length != own:
             yield f"{length} devices along {name}: {own} ran"
-    yield from found.lost[:MOST_SAID]
-    if len(found.lost) > MOST_SAID:
-        yield f"{len(found.lost) - MOST_SAID} more that are split otherwise than planned"
+    yield from found.lost[:NAMED]
+    if len(found.lost) > NAMED:
+        yield f"{len(found.lost) - NAMED} more that are split otherwise than planned"
     for kind in only_at_full_size((plan, graph, program), (found.plan, small_graph, found.program)):
         yield f"{kind}, used only in what was left out"
     if heads_per_device(program) != heads_per_device(found.program):

@@ -57,9 +57,8 @@ class InParts:
 def test_parts_are_those_of_the_whole(
     shape: tuple[int, ...], layout: str, split: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file that is read in parts, and of numbers that are drawn in tiles, here of 12 rows and 8 columns."""
+    """Of a file that is read in parts, and of numbers that are drawn in tiles, here of 9 columns and up to 10 rows."""
     monkeypatch.setattr(initialisation, "TILE", 96)
-    monkeypatch.setattr(initialisation, "COLUMNS", 8)
     whole = torch.randn(shape)
     drawn = shard_buffer("w", shape, "R", ParallelMesh({"all": 1}, 0, lambda *_: None, torch.device("cpu")))  # type: ignore[arg-type, return-value]
     init_parameter(drawn, ("normal", 1.0, 2.0), 5)

@@ -136,8 +136,8 @@ def constant(path: str, name: str) -> int:
 
 
 def test_exit_codes_are_those_of_the_runtime() -> None:
-    assert constant("emit/runtime/stop_signals.py", "EXIT_STOPPED") == launch_files.STOPPED == readme_use.STOPPED
-    assert constant("emit/runtime/nonfinite.py", "EXIT_CODE") == readme_use.NONFINITE
+    assert constant("emit/runtime/stop_signals.py", "EXIT_STOPPED") == readme_use.exit_code("stop_signals")
+    assert constant("emit/runtime/nonfinite.py", "EXIT_CODE") == readme_use.exit_code("nonfinite")
 
 
 @pytest.mark.parametrize(

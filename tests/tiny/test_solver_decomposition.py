@@ -20,7 +20,6 @@ from autoshard.solvers import portfolio
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.dominance import finite
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.heuristics import brute_force
@@ -229,7 +228,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value with three readers is a hub; of each node few choices are looked at first."""
     monkeypatch.setattr(hub_relaxation, "MANY", 2)
     monkeypatch.setattr(hub_relaxation, "_FEW", (2, 1))
-    monkeypatch.setattr(hub_relaxation, "CLOSE", 0.0)
 
 
 def every(problem: Problem) -> dict[tuple[int, ...], float]:
@@ -267,25 +265,14 @@ def test_marginals_of_a_chain_are_exact() -> None:
         assert marginal == pytest.approx(true, rel=1e-8)
 
 
-@given(SEEDS)
-@settings(max_examples=150, suppress_health_check=FIXTURE)
-def test_a_problem_without_its_hubs_is_a_bound(narrow: None, seed: int) -> None:
-    problem = hub_problem(seed)
-    best = optimum(problem)
-    if np.isfinite(best):
-        cut = hub_relaxation.cut_off(problem, finite(problem))
-        assert len(cut.values) == len(problem.values) - 1
-        assert optimum(cut) <= best + 1e-9
-
-
-@given(SEEDS, st.booleans(), st.sampled_from([1, 30, 10**6]))
+@given(SEEDS, st.booleans())
 @settings(max_examples=300, suppress_health_check=FIXTURE)
-def test_bounds_and_plans_around_hubs_are_true(narrow: None, seed: int, hub: bool, budget: int) -> None:
+def test_bounds_and_plans_around_hubs_are_true(narrow: None, seed: int, hub: bool) -> None:
     problem = hub_problem(seed) if hub else random_problem(seed, forbid=0.05)
     best = optimum(problem)
     found = None
     if np.isfinite(best):
-        found = hub_relaxation.bounded(Incumbent(problem), budget, Clock())
+        found = hub_relaxation.bounded(Incumbent(problem), Clock())
     if found is not None:
         assert found.bound <= best + 1e-9 * abs(best)
         assert best <= objective(problem, found.choice) + 1e-9 * abs(best)
@@ -297,7 +284,7 @@ def test_most_hubs_are_closed(narrow: None, monkeypatch: pytest.MonkeyPatch) -> 
     for seed in range(60):
         problem = hub_problem(seed, layers=6, forbid=0.0)
         best = optimum(problem)
-        found = portfolio.solve(problem, budget_entries=40)
+        found = solvers.solve(problem, "auto", Options(budget_entries=40))
         assert found.lower_bound <= best + 1e-9 and best <= found.objective + 1e-9
         closed.append(found.objective <= best * (1 + 1e-9) and found.lower_bound >= 0.97 * best)
     assert np.mean(closed) > 0.8

@@ -120,8 +120,8 @@ def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
     assert met > 50
 
 
-def test_more_plans_meet_the_memory_bound_where_other_times_have_prices_too() -> None:
-    """All of them are at it, or near; and few are much slower than the fastest there."""
+def test_more_plans_meet_the_memory_bound_where_any_that_was_met_will_do() -> None:
+    """Almost all of them are at it, the others the leanest met; and few are much slower than the fastest there."""
     exactly = roughly = near = 0
     for seed in range(200):
         problem = random_problem(seed, most_nodes=5, forbid=0.0)
@@ -130,14 +130,13 @@ def test_more_plans_meet_the_memory_bound_where_other_times_have_prices_too() ->
         choice = lean.at_bound(roughly=True)
         if choice is None:
             continue
-        assert peak(problem, choice) <= lean.bound * 1.01
         leanest = [c for c in every(problem) if peak(problem, c) <= lean.bound * (1 + 1e-9)]
         if choice not in leanest:
             assert min(column.peak for column in lean.columns) == peak(problem, choice)
             continue
         roughly += 1
         near += objective(problem, choice) <= 1.1 * min(objective(problem, c) for c in leanest) + 1e-9
-    assert roughly > 1.2 * exactly and near > 0.8 * roughly
+    assert roughly > 1.2 * exactly and roughly > 0.97 * 200 and near > 0.8 * roughly
 
 
 def peaks_in_turn(count: int) -> Problem:
@@ -150,7 +149,7 @@ def peaks_in_turn(count: int) -> Problem:
 def test_times_that_need_as_much_are_not_priced_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = LowMemoryPlans(peaks_in_turn(12))
     assert lean.bound == pytest.approx(21.0, rel=1e-9) and len(lean.columns) <= 5
-    monkeypatch.setattr(memory_columns, "_BARE_ROUNDS", 100)
+    monkeypatch.setattr(memory_columns, "CLOSE", 0.0)
     assert len(LowMemoryPlans(peaks_in_turn(12)).columns) > 10
 
 

@@ -197,7 +197,7 @@ def _checked_tensor(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str
 
 
 MARKED_BYTES = 1 << 20  # of each tensor: batches that differ, differ early
-MARKS = 1 << 23  # float32 holds twice as many exactly
+MARKS = round(1 / torch.finfo(torch.float32).eps)  # which holds twice as many exactly
 
 
 def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int = 0, ends: int = 0) -> None:

@@ -19,7 +19,6 @@ from .parameters import Sharding, assign, sharding
 from .randomness import hash_of
 
 TILE = 2**20  # numbers
-COLUMNS = 1024  # of a tile
 _DRAWN: dict[str, Callable[..., Any]] = {
     "normal": nn.init.normal_,
     "uniform": nn.init.uniform_,
@@ -41,7 +40,7 @@ def _part(own: Sharding, kind: str, numbers: Sequence[str | float], seed: int, d
     """This device's part of a random tensor, from the tiles that have some of it."""
     rows, columns, *rest = (*own.shape, 1, 1)[: max(2, len(own.shape))]
     held = [*own.held, *[torch.arange(1)] * (2 - len(own.held))]
-    wide = max(1, min(columns, COLUMNS))
+    wide = max(1, min(columns, math.isqrt(TILE)))
     high = max(1, TILE // (wide * max(1, math.prod(rest))))
     result = torch.empty([len(index) for index in held], device=device)
     for top in _starts(held[0], high):

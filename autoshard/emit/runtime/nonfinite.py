@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .mesh import ParallelMesh
 
 EXIT_CODE = 7  # of a run that this ends
-LEAST_SCALE = 2.0**-24  # of a loss in float16: what overflows below it is no matter of scale
+_FLOAT16 = torch.finfo(torch.float16)
+LEAST_SCALE = _FLOAT16.smallest_normal * _FLOAT16.eps  # of a loss: what overflows below it is no matter of scale
 
 
 class NonFinite(Exception):

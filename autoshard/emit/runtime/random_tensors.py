@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .axis import held_indices
 from .randomness import Random, Step, random_bits
 
-_ALPHA = 1.7580993408473766  # SELU's lowest value, negated
+_ALPHA = -float(nn.functional.selu(torch.tensor(-math.inf, dtype=torch.float64)))  # SELU's lowest value, negated
 
 
 def exact_values(

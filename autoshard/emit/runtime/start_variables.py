@@ -8,7 +8,6 @@ that introduces the others to each other; without one, a worker on that host doe
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import socket
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout as WAIT
 
 PORT = "29500"
-_JOIN_SECONDS = 1800.0  # torch's default for a process group: nodes may become free half an hour apart
 _LEAVE_SECONDS = 60.0  # a rank that ends well leaves within the time of one collective; killed ranks never say so
 # rank, processes, rank on this node, processes on this node; the first that are all set count
 _NAMES = (
@@ -122,14 +121,13 @@ def _join(environment: MutableMapping[str, str]) -> bool:
 
 
 def _store(host: str, port: int) -> tuple[Any, bool]:
-    """And whether this process has it: the first on that host."""
-    wait = datetime.timedelta(seconds=_JOIN_SECONDS)
+    """And whether this process has it: the first on that host. Nodes may become free half an hour apart."""
     if _is_here(host):
         try:
-            return dist.TCPStore(host, port, None, is_master=True, timeout=wait, wait_for_workers=False), True
+            return dist.TCPStore(host, port, None, is_master=True, timeout=WAIT, wait_for_workers=False), True
         except RuntimeError:  # another process has the port
             pass
-    return dist.TCPStore(host, port, None, is_master=False, timeout=wait), False
+    return dist.TCPStore(host, port, None, is_master=False, timeout=WAIT), False
 
 
 def _is_here(host: str) -> bool:

@@ -18,7 +18,7 @@ from autoshard.estimate.transformer_graph import layer, transformer_graph
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.ir.program import Collective, Program
-from autoshard.joint.blocks.block_line import block_line
+from autoshard.joint.blocks.block_line import KEPT, block_line
 from autoshard.joint.blocks.context_expert_cuts import TENSOR
 from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.program.lower import lower
@@ -27,16 +27,14 @@ from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.step_timeline import PartCosts, StepCosts
 from autoshard.simulation.steps.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 
-BUILT = 3  # layers of a part at most; beyond, each takes what the last of these does
 AHEAD = 1  # more, where layers are gathered together, a layer ahead, for each use
-PARTS = 3
 
 Layers = Mapping[str, int]  # what a layer keeps -> how many of a part's layers keep that
 
 
 def package_costs(model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware) -> StepCosts:
     """`parts`: layers of each part, in the model's order; whatever `run` says of layers and recomputation."""
-    built = min(len(parts), PARTS)
+    built = min(len(parts), KEPT)
     measured = []
     for number, layers in enumerate(parts):
         role = 0 if number == 0 else built - 1 if number == len(parts) - 1 else 1
@@ -68,7 +66,7 @@ def _of_layers(
     def measured(layers: int) -> PartMeasure:
         return _measured(_asked(model, run, layers, keep, built), hardware)[role]
 
-    most = BUILT + AHEAD * (run.zero == 3 and run.pp == 1)
+    most = KEPT + AHEAD * (run.zero == 3 and run.pp == 1)
     if 0 < count <= most:
         return measured(count)
     near, more = (most - 1, most) if count else (2, 1)

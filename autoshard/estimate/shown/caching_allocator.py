@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
+from autoshard.exports.memory_snapshot import ROUND_BYTES
+
 MIB = 2**20
-ROUND_BYTES = 512
 SMALL_BYTES, SMALL_SEGMENT_BYTES = MIB, 2 * MIB
 MIDDLE_BYTES, MIDDLE_SEGMENT_BYTES = 10 * MIB, 20 * MIB
 LARGE_MULTIPLE_BYTES = SMALL_SEGMENT_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 
@@ -94,7 +95,6 @@ def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 
 
 MOST_POINTS = 6  # two determine a number, the others must bear it out
-_TRIES = 200  # draws, of which few are new where ranges are short
 _SPAN = 997  # units above the least of what has no limit
 
 
@@ -105,17 +105,16 @@ def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POI
     """
     found = dict.fromkeys([planned, tuple(_least(own) * own.divisor + own.remainder for own in sizes)])
     draw = random.Random(0)  # the same points for the same ranges
-    for _ in range(_TRIES):
-        if len(found) >= most:
-            break
-        found.setdefault(tuple(_drawn(own, draw) for own in sizes))
+    there = math.prod(len(_range(own)) for own in sizes)
+    while len(found) < min(most, there):
+        found.setdefault(tuple(own.divisor * draw.choice(_range(own)) + own.remainder for own in sizes))
     return list(found)
 
 
-def _drawn(own: DynamicSize, draw: random.Random) -> int:
+def _range(own: DynamicSize) -> range:
+    """In units."""
     least = _least(own)
-    most = (own.most - own.remainder) // own.divisor if own.most else least + _SPAN
-    return own.divisor * draw.randint(least, most) + own.remainder
+    return range(least, (own.most - own.remainder) // own.divisor + 1 if own.most else least + _SPAN + 1)
 
 
 def _least(own: DynamicSize) -> int:

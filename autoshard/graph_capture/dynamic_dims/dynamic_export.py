@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, of_model, parse
+from autoshard.graph_capture.dynamic.numbers import MOST_POINTS
 from autoshard.graph_capture.dynamic_dims.concrete import resized
 from autoshard.graph_capture.dynamic_dims.kept_symbols import as_if_traced, keeping_symbols
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
@@ -218,11 +219,10 @@ def check_guards(dims: DynamicDims, guards: Guards) -> None:
 
 
 def _spread(sizes: list[int]) -> list[int]:
-    """A few, with both ends: of several symbols all combinations are tried."""
-    return sorted({sizes[n * (len(sizes) - 1) // _COMBINED] for n in range(_COMBINED + 1)}) if sizes else []
+    """The ends of as many parts as a range has points: of several symbols all combinations are tried."""
+    return sorted({sizes[n * (len(sizes) - 1) // MOST_POINTS] for n in range(MOST_POINTS + 1)}) if sizes else []
 
 
-_COMBINED = 6  # parts of a range whose ends are combined with those of other ranges
 _SIDES = "ranges that stay on one side; or a plan for each side"
 _MOST_CHECKED = 4096  # sizes of a range; of longer ones as many, evenly spread, with both ends
 

@@ -30,9 +30,10 @@ from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.stage_programs import stage_programs
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
-from autoshard.search.memory_fit import NEAR, ROUNDS, TIGHTER
+from autoshard.search.memory_fit import NEAR, TIGHTER
 from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.simulation.steps.program_step import simulate_plan_step
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.common.result import fits, without_proof
 from autoshard.solvers.common.solver_options import Options
 from autoshard.units import format_seconds

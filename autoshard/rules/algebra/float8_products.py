@@ -13,7 +13,7 @@ from autoshard.rules.algebra.operator_record import Product
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary
 
-FLOAT8 = "float8"  # as profiles have it, whichever of its formats
+FLOAT8 = "float8"  # as profiles have it, whichever of its formats; an element is a byte
 UNIT = 16  # the kernels take matrices whose dims are its multiples
 IN_FLOAT8 = {  # of a linear its form in float8; both hold their weights alike
     "aten.linear": "autoshard.float8_linear",
@@ -21,7 +21,6 @@ IN_FLOAT8 = {  # of a linear its form in float8; both hold their weights alike
 }
 PLAIN = {narrow: plain for plain, narrow in IN_FLOAT8.items()}
 IN_OUT = frozenset({"autoshard.linear_in_out", "autoshard.float8_linear_in_out"})  # their weights are (in, out)
-NARROW = 1  # bytes of an element in float8
 
 
 def fits(x: LocalTensor, weight: LocalTensor) -> bool:
@@ -95,7 +94,7 @@ def joined_casts(op: LocalOp, product: Product) -> Casts:
     result = op.results[0]
 
     def cast(tensor: LocalTensor, orders: int = 1) -> float:
-        return float(tensor.bytes + orders * NARROW * tensor.numel)
+        return float(tensor.bytes + orders * tensor.numel)
 
     return Casts(
         forward=(float(x.bytes), 0.0, cast(x), float(weight.bytes), 0.0, cast(weight)),
@@ -111,8 +110,8 @@ def _factors(op: LocalOp, product: Product) -> tuple[LocalTensor, LocalTensor]:
 
 
 def _scaled(x: LocalTensor) -> tuple[float, ...]:
-    return float(x.bytes), 0.0, 0.0, 2.0 * x.bytes, float(x.bytes + NARROW * x.numel)
+    return float(x.bytes), 0.0, 0.0, 2.0 * x.bytes, float(x.bytes + x.numel)
 
 
 def _turned(x: LocalTensor) -> tuple[float, ...]:
-    return (2.0 * NARROW * x.numel,)
+    return (2.0 * x.numel,)

@@ -183,7 +183,9 @@ def _class_dim(logits: LocalTensor) -> int:
 
 _SUMMED_AS_THEY_ARE = ("float32", "float64")
 COUNT_BYTES = DTYPE_BYTES["int64"]  # of labels that are not ignored
-KEPT_OF_A_ROW = 18  # bytes: column, whether it is here and counts, two weights
+KEPT_OF_A_ROW = sum(  # bytes: column, whether it is here and counts, two weights
+    DTYPE_BYTES[dtype] for dtype in ("int64", "bool", "bool", "float32", "float32")
+)
 USED_OF_A_ROW = 36
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
@@ -288,17 +290,15 @@ def localise_repeated(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def spell_slice(writer: CodeWriter, operands: Names, given: Given) -> str | None:
+    """An open end is captured as sys.maxsize."""
     dim, start, end, step = (given.get(key) for key in ("dim", "start", "end", "step"))
     if not isinstance(dim, int) or dim < -1:
         return None
     first = "" if start in (None, 0) else writer.literal(start)
-    last = "" if end is None or (isinstance(end, int) and end >= FOREVER) else writer.literal(end)
+    last = "" if end is None or (isinstance(end, int) and end >= sys.maxsize) else writer.literal(end)
     stride = "" if step in (None, 1) else f":{writer.literal(step)}"
     before = "..., " if dim == -1 else ":, " * dim
     return f"{operands[0]}[{before}{first}:{last}{stride}]"
-
-
-FOREVER = 2**63 - 1  # how an open end of a slice is captured
 
 
 OPERATORS: dict[str, Operator] = {

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from autoshard.graph_capture.tracing import LARGE_ELEMENTS
 from autoshard.ir.graph import Attribute, Graph, Op
@@ -33,7 +33,6 @@ from autoshard.units import ROUNDING
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALL = (6, 10, 14, 22, 26, 34)  # sizes to try at: 2 divides them, 3 the first alone
 WAYS = 3000  # of cutting operands, at most
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
 FORMAT = 2  # of the cache, and of what is looked for
@@ -192,9 +191,13 @@ def _remember(path: Path, content: dict[str, Any]) -> None:
 def reduced(case: OpCase) -> OpCase | None:
     """The case at small sizes, or at its own if the operator only runs there; None where it can't be tried at all."""
     sizes = sorted({size for operand in case.operands if operand for size in operand.shape if size > 1})
-    small = dict(zip(sizes, SMALL, strict=False))
-    candidates = [case] if len(small) < len(sizes) or _named(case, sizes) else [_resized(case, small), case]
+    small = dict(zip(sizes, (2 * own for own in itertools.count(3) if _is_prime(own)), strict=False))  # 3 divides one
+    candidates = [case] if _named(case, sizes) else [_resized(case, small), case]
     return next(filter(_can_be_tried, candidates), None)
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % part for part in range(2, number))
 
 
 def _can_be_tried(case: OpCase) -> bool:
@@ -316,15 +319,12 @@ def _joined(
     if not all(len(parts) == len(results) for parts in halves):
         return None
     ways = [_join(a, b, whole) for a, b, whole in zip(*halves, results, strict=True)]
-    if any(way is None for way in ways) or (added and not any(way == _SUM for way in ways)):
+    if any(way is None for way in ways) or (added and not any(way == "sum" for way in ways)):
         return None
-    return tuple(None if way == _SUM else way for way in ways)
+    return tuple(None if way == "sum" else way for way in ways)
 
 
-_SUM = -1
-
-
-def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | None:
+def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | Literal["sum"] | None:
     import torch
 
     for dim in range(whole.dim() if a.dim() == b.dim() == whole.dim() else 0):
@@ -332,7 +332,7 @@ def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | None:
         fits = all(a.shape[i] == b.shape[i] == whole.shape[i] for i in rest)
         if fits and 0 < a.shape[dim] < whole.shape[dim] == a.shape[dim] + b.shape[dim]:
             return dim if _close(torch.cat([a, b], dim), whole) else None
-    return _SUM if a.shape == b.shape == whole.shape and whole.is_floating_point() and _close(a + b, whole) else None
+    return "sum" if a.shape == b.shape == whole.shape and whole.is_floating_point() and _close(a + b, whole) else None
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -31,7 +31,6 @@ from autoshard.rules.resize.rebatch import batch_size, rebatched
 BATCH = "batch"
 LESS, MORE = 2, 64  # the batch captured, divided and multiplied
 SHORTER, LONGER = 4, 8  # the sequence
-SHORTEST = 5  # captured, of which others are asked
 Again = Callable[[int, int], Graph]  # (samples, length; 0 without sequences) -> the same model, captured with these
 
 
@@ -50,7 +49,7 @@ def _asked(graph: Graph, again: Again, more: int) -> tuple[FreeSize, ...]:
     except UserError as error:
         return (FreeSize(BATCH, error.message, 0, 0),)
     own = own_length(graph)
-    if own < SHORTEST:
+    if own <= _shorter(own):
         short = f"from sequences of {own} nothing tells what follows their length"
         return (_batch_alone(graph, again, batches), *([FreeSize(SEQUENCE, short, 0, 0)] if own else []))
     try:
@@ -92,12 +91,17 @@ def _length_alone(graph: Graph, again: Again) -> FreeSize:
     return FreeSize(SEQUENCE, "", *lengths, follows_of(slopes))
 
 
+def _shorter(own: int) -> int:
+    """Odd: what is padded to a multiple is no odd length unseen."""
+    return max(3, own // SHORTER | 1)
+
+
 def _followed(graph: Graph, again: Again, batches: tuple[int, int]) -> tuple[Slopes, tuple[int, int]]:
     """What follows the length, and from where to where it can go: captured with a shorter one and the smaller of
     `batches`, and near the longest that its tables allow with the larger, or where that is its own with another shorter
     one. UserError where the second capture tells otherwise, or anything differs."""
     own = own_length(graph)
-    shorter = max(3, own // SHORTER | 1)  # odd: what is padded to a multiple is no odd length unseen
+    shorter = _shorter(own)
     slopes = slopes_between(graph, rebatched(graph, batches[0]), again(batches[0], shorter), shorter)
     longer = longest(graph, slopes, shorter, LONGER * own)
     if longer < own:

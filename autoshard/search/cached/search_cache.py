@@ -26,8 +26,8 @@ from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.system.disk_cache import DiskCache, key_of
 
+HELD = 4  # in memory of one: formulations of a graph, plans of a formulation
 _MOST = 1000  # entries of one problem
-_FORMULATIONS = 4  # held of one graph
 
 
 def formulated(
@@ -44,7 +44,7 @@ def formulated(
     known, key = graph.once(_formulations), (mesh, hardware, all_to_all, micro_batches, on_host)
     made = known.pop(key, None) or _made(cache, graph, *key)
     known[key] = made  # used last
-    while len(known) > _FORMULATIONS:
+    while len(known) > HELD:
         del known[next(iter(known))]
     return replace(made, problem=replace(made.problem, capacity_bytes=capacity_bytes))
 

@@ -8,7 +8,6 @@ BUDGET_ENTRIES = 300_000_000  # 8 bytes each, of all tables of an exact solve to
 SOON_ENTRIES = 20_000_000  # the same, where a good plan is enough, or tables are asked for again and again
 SMALL_ENTRIES = 4_000_000  # the same, of a small part of a problem, or where every layer is another one
 WORK_PER_ENTRY = 8  # joint entries minimised per entry of the budget: the limit on time
-SLAB = 1 << 16  # entries that are looked at together: half a megabyte stays in the cache
 
 CLOSE = 1e-4  # relative gap that is not worth another round
 LOOSE = 1e-3  # the same under a memory limit: what one layer weighs
@@ -19,6 +18,5 @@ ROUNDS = 8  # of a method that gains less each time
 MOST_ROUNDS = 40  # of one that ends by itself
 FEW, SOME = 6, 16  # choices of each node that are left in small tables, and next to other methods
 WIDE = 128  # choices of a node: below, exact elimination is quick itself
-MANY = 4  # readers: a value with more is a hub, and cut off: each reader pays its share from the cheapest source
 PLANS = 12  # that are kept to begin from
 SHARE = 0.5  # of the time that is left, for one of several methods

@@ -11,6 +11,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Problem, Value, memory, objective
 from autoshard.solvers.common import clock
+from autoshard.solvers.common.effort import MOST_ROUNDS
 
 Choice = tuple[int, ...]
 _T = TypeVar("_T")
@@ -48,7 +49,7 @@ def links(problem: Problem) -> Links:
     return Links(tuple(map(tuple, produced)), tuple(map(tuple, consumed)))
 
 
-def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sweeps: int = 20) -> Choice:
+def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim) -> Choice:
     """Coordinate descent from `choice` until a sweep changes nothing, or time is over; ties stay where they are.
 
     Without a capacity a node depends on those it shares a value with: it is looked at again once one of them moves.
@@ -57,7 +58,7 @@ def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sw
     bounded = aim.penalty > 0 and not math.isinf(aim.capacity)
     alive = memory(problem, current) if bounded else np.zeros(0)
     settled = np.zeros(len(current), bool)
-    for _ in range(sweeps):
+    for _ in range(MOST_ROUNDS):
         moved = False
         for n, node in enumerate(problem.nodes):
             if len(node.seconds) < 2 or settled[n]:

@@ -14,7 +14,6 @@ from autoshard.ir.problem import Floats, Problem, Value, kept, memory
 from autoshard.solvers.common import clock
 from autoshard.solvers.common.local_search import Choice, Links, links, options
 
-_ROUNDS = 200  # peaks that are looked at
 _Span = tuple[int, int]
 
 
@@ -23,7 +22,7 @@ def repaired(problem: Problem, choice: Sequence[int]) -> Choice | None:
     current = [int(s) for s in choice]
     linked = links(problem)
     alive = memory(problem, current)
-    for _ in range(_ROUNDS):
+    for _ in range(sum(len(node.seconds) for node in problem.nodes)):  # as many peaks as there are choices
         time = int(np.argmax(alive)) if len(alive) else 0
         over = float(alive[time]) - problem.capacity_bytes if len(alive) else 0.0
         if over <= 0:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.common.effort import SLAB
+from autoshard.ir.problem import SLAB, Floats, Integers
 
 _WHOLE_BYTES = 1 << 12  # of an array: its hash is of all of it, and a larger one first by so many
 

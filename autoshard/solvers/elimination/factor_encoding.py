@@ -20,9 +20,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.ir.problem import MANY, Floats, Integers, Problem, Value
 from autoshard.solvers.common.clock import Pace
-from autoshard.solvers.common.effort import MANY
 from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store, distinct
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, span_of, unary
 

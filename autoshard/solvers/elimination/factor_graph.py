@@ -8,6 +8,7 @@ settings would be over many.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from typing import NamedTuple
 from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, TableRecipe
 
 _MOST_SETTINGS = 64  # of the gates around one variable
-_HOPELESS = 1 << 80
 
 Gates = tuple[tuple[int, int], ...]
 
@@ -63,14 +63,14 @@ class TermGraph:
         if not self.gates or not any(term.gates for term in terms):
             return self.joint(variable, terms)[0]
         if self.settings(variable, terms) > _MOST_SETTINGS:
-            return _HOPELESS
+            return sys.maxsize
         return sum(self.joint(variable, active)[0] for _, active in self.by_setting(variable, terms))
 
     def left(self, variable: int) -> int:
         """Entries of the tables that eliminating it leaves."""
         terms = [self.terms[t] for t in self.of[variable]]
         if self.settings(variable, terms) > _MOST_SETTINGS:
-            return _HOPELESS
+            return sys.maxsize
         around = [self.joint(variable, active)[1] for _, active in self.by_setting(variable, terms)]
         return sum(math.prod(self.store.counts[map_] for map_ in joined.values()) for joined in around)
 

@@ -1,8 +1,8 @@
 """How much more than another a row of a table costs at the least, over its columns: least[a, b] = min of row a - row b.
 
-All pairs of n rows over m columns take n x n x m steps. Most pairs differ in a few columns: those in which row
-a is cheapest beside the others, and a few that are the same for all. Over these alone the least is an upper bound; only
-pairs whose bound leaves it open are looked at over all columns.
+All pairs of n rows over m columns take n x n x m steps. Most pairs differ in a few columns: those in which row a is
+cheapest beside the others. Over these alone the least is an upper bound; only pairs whose bound leaves it open are
+looked at over all columns.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.common.effort import SLAB
+from autoshard.ir.problem import SLAB, Floats, Integers
 from autoshard.solvers.elimination.cost_tables import distinct
 
-_OWN, _COMMON = 4, 8  # columns by which a row differs from others: its own, and those of all rows
-_MANY = 8  # a part of all pairs: with more of them left open, all are looked at over all columns
+_OWN = 4  # columns by which a row differs from others
 
 
 class LeastExcess:
@@ -66,11 +64,6 @@ def beaten(own: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDArra
         open_ = ~(excess < 0)
         np.fill_diagonal(open_, False)
         first, second = np.nonzero(open_)
-        if len(first) * _MANY > len(own) ** 2:
-            excess = own[:, None] - own[None, :]
-            for least, row in parts:
-                excess = excess + least.whole[np.ix_(row, row)]
-            return (excess >= 0) & open_
         exact = own[first] - own[second]
         for least, row in parts:
             exact = exact + least.at(row[first], row[second])
@@ -86,21 +79,10 @@ def _distinct_columns(pay: Floats) -> Floats:
 
 
 def _of_all(pay: Floats) -> Floats:
-    """A forbidden entry of a counts as infinitely more expensive."""
-    finite = bool(np.isfinite(pay).all())
-    if pay.size and len(pay) * pay.size <= SLAB:  # at once: few calls, and each adds long rows
-        own, other = pay.T[:, :, None], pay.T[:, None, :]
-        least: Floats = (own - other if finite else _less(own, other)).min(axis=0)
-        return least
-    result = np.empty((len(pay), len(pay)))
-    if pay.size and finite:
-        piece = np.empty_like(pay)
-        for a, row in enumerate(pay):
-            np.subtract(row, pay, out=piece).min(axis=1, out=result[a])
-        return result
-    for a, row in enumerate(pay):
-        result[a] = _less(row, pay).min(axis=1, initial=np.inf)
-    return result
+    """The least of all pairs; a forbidden entry of a counts as infinitely more expensive."""
+    own, other = pay.T[:, :, None], pay.T[:, None, :]
+    least: Floats = (own - other if np.isfinite(pay).all() else _less(own, other)).min(axis=0, initial=np.inf)
+    return least
 
 
 def _of_pairs(pay: Floats, first: Integers, second: Integers) -> Floats:
@@ -123,14 +105,11 @@ def _over_few(pay: Floats) -> Floats:
     less = np.subtract if allowed.all() else _less
     mean = np.where(allowed, pay, 0.0).sum(axis=0) / np.maximum(allowed.sum(axis=0), 1)
     cheapest = np.argpartition(pay - mean, min(_OWN, columns) - 1, axis=1)[:, :_OWN]
-    common = sorted(set(np.linspace(0, columns - 1, _COMMON).astype(np.int64).tolist()))
     by_column, length = np.ascontiguousarray(pay.T), max(1, SLAB // max(1, rows))
     for low in range(0, rows, length):  # a piece stays in the cache
         some, piece = np.arange(low, min(low + length, rows)), result[low : low + length]
         for own in cheapest[some].T:
             np.minimum(piece, less(pay[some, own][:, None], by_column[own]), out=piece)
-        for column in common:
-            np.minimum(piece, less(pay[some, column][:, None], by_column[column][None, :]), out=piece)
     return result
 
 

@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.ir.problem import Floats, Integers
+from autoshard.ir.problem import SLAB, Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.common.effort import SLAB, SMALL_ENTRIES, WIDE
+from autoshard.solvers.common.effort import SMALL_ENTRIES, WIDE
 from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, TableRecipe
 from autoshard.solvers.elimination.elimination_order import Elimination
-
-_WORTH_JOINING = 4  # joint entries to one that is written: parts that make larger tables are added piece by piece
 
 
 def run(store: Store, plan: Elimination) -> float:
@@ -162,12 +160,11 @@ def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
 def _joined(parts: Sequence[TableView], shape: Sequence[int]) -> list[TableView]:
     """Parts over no more axes than another one has are added to that once, not for each joint entry."""
     left = sorted(parts, key=lambda part: part.length(shape))
-    most = min(SMALL_ENTRIES, math.prod(shape) // _WORTH_JOINING)
     joined = []
     while left:
         part, *left = left
         wider = next((i for i, other in enumerate(left) if part.axes <= other.axes), None)
-        if wider is None or left[wider].length(shape) > most:
+        if wider is None or left[wider].length(shape) > SMALL_ENTRIES:
             joined.append(part)
         else:
             left[wider] = left[wider].with_table(left[wider].array() + part.array())

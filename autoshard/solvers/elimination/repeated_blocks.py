@@ -14,9 +14,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir.problem import Integers, Problem
+from autoshard.ir.problem import MANY, Integers, Problem
 from autoshard.solvers.common import clock
-from autoshard.solvers.common.effort import MANY, ROUNDS
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.weighted_sum import Additive
 

@@ -10,8 +10,6 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Integers, Problem, Value, kept
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, unary
 
-_FEW = 0.5  # of all nodes
-
 
 @dataclass(frozen=True, eq=False)
 class Around:
@@ -36,7 +34,7 @@ def around(sum_: Additive, allowed: Sequence[Integers]) -> Around | None:
     free = {n for n, some in enumerate(allowed) if len(some) != 1}
     values = [v for v, value in enumerate(problem.values) if not free.isdisjoint((value.producer, *value.consumers))]
     nodes = sorted(free.union(*((problem.values[v].producer, *problem.values[v].consumers) for v in values)))
-    if len(nodes) > _FEW * len(problem.nodes):
+    if len(nodes) == len(problem.nodes):
         return None
     index = {node: place for place, node in enumerate(nodes)}
     moved = tuple(

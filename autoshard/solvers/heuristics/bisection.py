@@ -36,7 +36,6 @@ from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible
 
 _HALF = 32  # nodes on each side of a cut that are solved with it
-_SWEEPS = 2  # of single moves afterwards
 _PRICES = 6  # of memory that are tried
 
 
@@ -85,7 +84,7 @@ def bisected(problem: Problem, price: float, clock: Clock) -> Choice:
     rough = tuple(state.choice)
     state.mend()
     best = min((tuple(state.choice), rough), key=lambda choice: objective(pricy, choice))
-    return descend(pricy, links(pricy), best, Aim(1.0, 0.0, math.inf), sweeps=_SWEEPS)
+    return descend(pricy, links(pricy), best, Aim(1.0, 0.0, math.inf))
 
 
 def _priced(node: Node, price: float) -> Node:
@@ -200,7 +199,7 @@ class _State:
             for n, some in zip(window.nodes, allowed, strict=True)
         )
         part = replace(window, nodes=masked)
-        return descend(part, links(part), cheapest, Aim(1.0, 0.0, math.inf), sweeps=2)[: len(free)]
+        return descend(part, links(part), cheapest, Aim(1.0, 0.0, math.inf))[: len(free)]
 
     def allowed(self, n: int) -> Integers:
         if self.choice[n] >= 0:

@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.ir.problem import Floats, Integers, Problem, Value
-from autoshard.solvers.common.effort import SLAB, SMALL_ENTRIES
+from autoshard.ir.problem import SLAB, Floats, Integers, Problem, Value
+from autoshard.solvers.common.effort import SMALL_ENTRIES
 from autoshard.solvers.common.result import Solution, finish
 from autoshard.units import EXACT, format_bytes
 

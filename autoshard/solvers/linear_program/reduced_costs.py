@@ -20,9 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.effort import ROUNDS
 from autoshard.solvers.linear_program.rows import Flow, Linear
-
-_TREES = 12
 
 
 def excess(model: Linear, reduced: Floats) -> Floats:
@@ -36,7 +35,7 @@ def excess(model: Linear, reduced: Floats) -> Floats:
         near[flow.consumer].append(f)
     most = costs[: model.choices].copy()
     rng = np.random.default_rng(0)
-    for _ in range(_TREES):
+    for _ in range(ROUNDS):
         np.maximum(most, _Tree(model.flows, tables, near, rng.permutation(len(own))).least(own), out=most)
     return most
 

@@ -1,11 +1,7 @@
 """Where exact tables are too large, often because all layers read a few values, such as those of a rotary table.
 
-1. Messages (`trws_layouts.Beliefs`) bound the problem and rank its choices; that over the best few of each node gives a
-   plan.
-2. Choices that no plan better than that one has are left out, the same ones of nodes that are alike.
-3. The hubs are cut off: a reader pays its even share of the layout that it needs, from the cheapest source. That is
-   less than what is paid, and layers go on repeating. What is left is exact: a higher bound, and a plan that the hubs
-   are given back to.
+Messages (`trws_layouts.Beliefs`) bound the problem and rank its choices; that over the best few of each node gives a
+plan. Choices that no plan better than one has can be left out, the same ones of nodes that are alike.
 """
 
 from __future__ import annotations
@@ -17,12 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, objective
+from autoshard.ir.problem import MANY, Integers, Problem, objective
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
-    CLOSE,
     FEW,
-    MANY,
     MOST_ROUNDS,
     ROUNDS,
     SMALL_ENTRIES,
@@ -39,17 +33,13 @@ from autoshard.solvers.relax.trws_layouts import Beliefs
 from autoshard.units import ROUNDING
 
 _CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
-_FEWER = 0.5  # of all choices: are so many left, the whole problem is tried once more
 _FEW = (FEW, FEW // 2, FEW // 3)  # choices of each node in a first plan
 
 
-def bounded(
-    state: Incumbent, budget: int, clock: Clock, beliefs: Beliefs | None = None, loose: float = ROUNDING
-) -> Minimum | None:
-    """A good plan with a bound near it; None where the few choices that seem best exclude each other.
+def bounded(state: Incumbent, clock: Clock, beliefs: Beliefs | None = None) -> Minimum | None:
+    """A good plan with a bound; None where the few choices that seem best exclude each other.
 
-    What is found on the way is left in `state`, of the same problem. `beliefs`: of rounds before. `loose`: the relative
-    gap of messages that is worth exact tables.
+    What is found on the way is left in `state`, of the same problem. `beliefs`: of rounds before.
     """
     problem = state.problem
     beliefs = beliefs or Beliefs(additive(problem))
@@ -61,11 +51,8 @@ def bounded(
         return None
     state.offer(best)
     if state.choice is not None:
-        best = _best(problem, best, state.choice)
-    bound = beliefs.bound
-    if not (clock.over or objective(problem, best) - bound <= loose * abs(bound)):
-        best, bound = _closer(problem, beliefs, best, budget)
-    return Minimum(bound, best, False)
+        best = min(best, state.choice, key=lambda choice: objective(problem, choice))
+    return Minimum(beliefs.bound, best, False)
 
 
 def as_messages(problem: Problem, least: int) -> int:
@@ -84,48 +71,19 @@ def sketched(state: Incumbent) -> None:
     state.offer(_among(state.problem, ranking(state.problem, beliefs)))
 
 
-def _among(problem: Problem, ranked: Sequence[Integers], *known: Choice) -> Choice | None:
-    """The best plan over those of `known` and the first few choices of each node, as many as tables are small for."""
+def _among(problem: Problem, ranked: Sequence[Integers]) -> Choice | None:
+    """The best plan over the first few choices of each node, as many as tables are small for."""
     for few in _FEW:
-        keep = [np.unique([*some[:few], *also]) for some, *also in zip(ranked, *known, strict=True)]
+        keep = [np.sort(some[:few]) for some in ranked]
         part = narrowed(problem, keep)
         try:
             found = minimum_within(part, Contents(part), budget_entries=SMALL_ENTRIES)
         except InfeasibleError:
             return None
         if found is not None:
-            choice = polished(problem, _whole(keep, found.choice))
+            choice = polished(problem, tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True)))
             return choice if math.isfinite(objective(problem, choice)) else None
     return None
-
-
-def _closer(problem: Problem, beliefs: Beliefs, best: Choice, budget: int) -> tuple[Choice, float]:
-    """A choice at least as good as `best`, and a bound at least that of the messages."""
-    value = objective(problem, best)
-    kept = undercutting(problem, beliefs, best, value)
-    if sum(map(len, kept)) <= _FEWER * sum(len(node.seconds) for node in problem.nodes):
-        small = narrowed(problem, kept)
-        exact = minimum_within(small, Contents(small), budget_entries=budget)
-        if exact is not None and exact.exact:
-            return _best(problem, best, _whole(kept, exact.choice)), min(value, exact.bound)
-    if value - beliefs.bound <= CLOSE * abs(value):
-        return best, beliefs.bound
-    small = narrowed(cut_off(problem, kept), kept)
-    relaxed = minimum_within(small, Contents(small), budget_entries=budget)
-    if relaxed is None:
-        return best, beliefs.bound
-    bound = max(beliefs.bound, min(value, relaxed.bound))
-    other = polished(problem, _whole(kept, relaxed.choice))
-    mixed = _among(problem, ranking(problem, beliefs), best, other)
-    return _best(problem, best, other, *([mixed] if mixed else [])), bound
-
-
-def _whole(kept: Sequence[Integers], choice: Choice) -> Choice:
-    return tuple(int(some[s]) for some, s in zip(kept, choice, strict=True))
-
-
-def _best(problem: Problem, *choices: Choice) -> Choice:
-    return min(choices, key=lambda choice: objective(problem, choice))
 
 
 def undercutting(problem: Problem, beliefs: Beliefs, best: Choice, value: float) -> list[Integers]:
@@ -164,22 +122,3 @@ def cheap(problem: Problem) -> frozenset[int]:
 
 def _without(problem: Problem, gone: frozenset[int]) -> Problem:
     return replace(problem, values=tuple(value for v, value in enumerate(problem.values) if v not in gone))
-
-
-def cut_off(problem: Problem, kept: Sequence[Integers]) -> Problem:
-    """The problem without hubs: each reader pays an even share of its layout from the cheapest source. Its minimum is a
-    bound of the whole problem's over the choices `kept`."""
-    seconds = [node.seconds for node in problem.nodes]
-    known: dict[Hashable, Floats] = {}
-    gone = hubs(problem)
-    for v in sorted(gone):
-        value = problem.values[v]
-        sources = np.unique(value.source[kept[value.producer]])
-        least = value.seconds[sources].min(axis=0) / len(value.consumers)
-        for c, targets in zip(value.consumers, value.targets, strict=True):
-            key = (id(seconds[c]), id(targets), v)
-            if key not in known:
-                known[key] = seconds[c] + least[targets]
-            seconds[c] = known[key]
-    nodes = tuple(replace(node, seconds=own) for node, own in zip(problem.nodes, seconds, strict=True))
-    return replace(_without(problem, gone), nodes=nodes)

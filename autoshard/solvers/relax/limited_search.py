@@ -40,7 +40,7 @@ from autoshard.solvers.relax.memory_columns import PENALTY, Column, column_of, c
 from autoshard.solvers.relax.reader_shares import ReaderShares
 
 _PAIRS = 2  # plans that are mixed
-_CUTS = 96  # between two of them
+CUTS = 96  # between two of them
 
 
 def fitted(state: Incumbent, found: Minimum, budget: int) -> Floats:
@@ -152,7 +152,7 @@ class LimitedSearch:
         for first in fit:
             for second in over:
                 if second.seconds < self.state.value:
-                    mixed = mixtures(self.problem, first.choice, second.choice, _CUTS)
+                    mixed = mixtures(self.problem, first.choice, second.choice, CUTS)
                     for seconds, choice in sorted(mixed):
                         if seconds >= self.state.value:
                             break

@@ -6,15 +6,14 @@ sum_t p_t m_t(x) >= B for every plan, a plan at a rate r is the least of
     c(x) + r c_0 sum_t p_t m_t(x) / B
 
 c_0 seconds of a plan near the bound B: 1 % of its memory is worth r % of its seconds. At a rate far above what seconds
-are worth it is the fastest of those at the bound, if it meets it; where it needs more at times that p does not pay for,
-these get a price too, a higher one each time. Values that are read all over are cut off, so that layers fold, and
-chosen anew for their readers.
+are worth it is the fastest of those at the bound, if it meets it. Values that are read all over are cut off, so that
+layers fold, and chosen anew for their readers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -34,8 +33,6 @@ from autoshard.solvers.relax.restricted_start import MUCH_WORK, Near, exact_work
 from autoshard.units import ROUNDING
 
 _ABOVE_SECONDS = 1e6  # the rate of the least memory
-_RAISED = (0.0, 10.0, 1e3, 1e5)  # rates of times that have no price, where plans need more there
-_NEAR = 0.01  # relative to the bound: a peak that will do
 
 
 def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> float:
@@ -72,44 +69,34 @@ class LowMemoryPlans:
     def at_bound(self, *, roughly: bool = False) -> Choice | None:
         """A plan at the bound, the fastest of these but for what is cut off; None where none is met.
 
-        `roughly`: where that needs more than the bound at times that have no price, another one will do, or the leanest
-        so far, if it is near the bound or much work has been left out."""
-        met = self._at_bound(self._folded, _RAISED if roughly else _RAISED[:1])
+        `roughly`: where that needs more than the bound at times that have no price, the leanest so far will do."""
+        met = self._at_bound(self._folded)
         if met is None and roughly:
-            met = self._leanest()
+            return self._leanest()
         if met is None and (self.shares.cut or self.budget > SOON_ENTRIES):
-            met = self._at_bound(self._whole, _RAISED[:1])
+            met = self._at_bound(self._whole)
         return met
 
     def at_rate(self, rate: float) -> Choice | None:
         """The plan at a rate, near it where tables are large; None where they are too large, or time is over."""
         return attempt(self._folded, self._multipliers(rate)) if 0 < self.seconds < math.inf else None
 
-    def _at_bound(self, solve: Callable[[Floats], Choice | None], raised: Sequence[float]) -> Choice | None:
-        """`raised`: rates of the times at which plans need more than the bound, one after the other."""
-        if not 0 < self.seconds < math.inf:
+    def _at_bound(self, solve: Callable[[Floats], Choice | None]) -> Choice | None:
+        found = attempt(solve, self._multipliers(_ABOVE_SECONDS)) if 0 < self.seconds < math.inf else None
+        if found is None:
             return None
-        multipliers = self._multipliers(_ABOVE_SECONDS)
-        over = np.zeros(self.problem.horizon, np.bool_)
-        for rate in raised:
-            per_byte = rate * self.seconds / max(self.bound, 1.0) / max(int(over.sum()), 1)
-            found = attempt(solve, multipliers + np.where(over, per_byte, 0.0))
-            if found is None:
-                return None
-            own = column_of(self.problem, found)
-            self.columns += (own,)
-            if own.peak <= self.bound * (1 + ROUNDING):
-                self.seconds = min(self.seconds, own.seconds)
-                return found
-            over |= own.bytes > self.bound * (1 + ROUNDING)
-        return None
+        own = column_of(self.problem, found)
+        self.columns += (own,)
+        if own.peak > self.bound * (1 + ROUNDING):
+            return None
+        self.seconds = min(self.seconds, own.seconds)
+        return found
 
     def _leanest(self) -> Choice | None:
         """The fastest of those at the bound, else the one of the least peak."""
         allowed = [column for column in self.columns if column.seconds < math.inf]
         best = min(allowed, key=lambda c: (max(c.peak, self.bound * (1 + ROUNDING)), c.seconds), default=None)
-        will_do = math.inf if self.sketched else self.bound * (1 + _NEAR)
-        return best.choice if best is not None and best.peak <= will_do else None
+        return None if best is None else best.choice
 
     def _start(self) -> Choice:
         """The first plan that is allowed: of those that cost the same, nothing, the minimum is the lowest."""

@@ -14,17 +14,14 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.clock import attempt
-from autoshard.solvers.common.effort import MOST_ROUNDS
+from autoshard.solvers.common.effort import CLOSE, MOST_ROUNDS
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.units import ROUNDING
 
-CLOSED = 1e-7  # relative: a dual is converged
 PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
-_BARE_ROUNDS = 2  # before every time has a part of the prices
-_EVEN = 1e-4  # of the prices, over all times
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +94,8 @@ def memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
     Where all is paid at one time, plans that need the same there are alike, and what they need at others is any: the
     dual would ask for one time after another. A little for every time tells them apart."""
     run = _LeastPeak(problem, first, budget)
-    for _ in range(_BARE_ROUNDS):
-        if not run.round(run.master()) or run.closed:
-            return run.dual
     for _ in range(MOST_ROUNDS):
-        if not run.round(run.spread()) or run.least - run.bound <= 2 * _EVEN * run.bound:
+        if not run.round(run.spread()) or run.least - run.bound <= 2 * CLOSE * run.bound:
             break
     for _ in range(MOST_ROUNDS):
         if run.closed or not run.round(run.master()):
@@ -121,7 +115,7 @@ class _LeastPeak:
 
     @property
     def closed(self) -> bool:
-        return self.least - self.bound <= CLOSED * self.bound
+        return self.least - self.bound <= ROUNDING * self.bound
 
     @property
     def dual(self) -> Dual:
@@ -136,8 +130,9 @@ class _LeastPeak:
         return prices
 
     def spread(self) -> Floats:
-        """The prices, smoothed: every time has at least a small one."""
-        return (1 - _EVEN) * self.master() + _EVEN / self.problem.horizon
+        """The prices, smoothed: every time has at least a small one, and the bound loses no more than a gap that is not
+        worth another round."""
+        return (1 - CLOSE) * self.master() + CLOSE / self.problem.horizon
 
     def round(self, prices: Floats) -> bool:
         """The minimum at the prices, which bounds the peak; False where its plan is known, or time is over."""

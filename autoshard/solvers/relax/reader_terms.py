@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
-from autoshard.solvers.common.effort import MANY
+from autoshard.ir.problem import MANY, Floats, Integers, Problem, Value, changed
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
 
 

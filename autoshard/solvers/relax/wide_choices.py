@@ -48,21 +48,21 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, cl
     keep = [some[:SOME] for some in ranking(problem, beliefs)]
     _free(state, replace(problem, capacity_bytes=math.inf), keep)
     if state.near is None and shares.cut and math.isinf(problem.capacity_bytes):
-        _closed(state, beliefs, budget, loose, clock or Clock())
+        _closed(state, beliefs, loose, clock or Clock())
     elif state.near is None:
         climb(state, beliefs, 0.0, ROUNDS, loose)
     else:
         WideChoices(state, problem, shares, budget, loose).run(keep)
 
 
-def _closed(state: Incumbent, beliefs: Beliefs, budget: int, loose: float, clock: Clock) -> None:
+def _closed(state: Incumbent, beliefs: Beliefs, loose: float, clock: Clock) -> None:
     """Without a limit no exact tables fit next to hubs: more rounds raise the bound, and what they rank first gives
     better plans."""
     climb(state, beliefs, 0.0, ROUNDS, loose)
     if state.gap > loose:
         _free(state, state.problem, [some[:SOME] for some in ranking(state.problem, beliefs)])
         climb(state, beliefs, 0.0, MOST_ROUNDS, loose)
-    found = hub_relaxation.bounded(state, budget, clock, beliefs, loose) if state.gap > loose else None
+    found = hub_relaxation.bounded(state, clock, beliefs) if state.gap > loose else None
     if found is not None:
         state.raise_bound(found.bound)
         state.offer(found.choice)

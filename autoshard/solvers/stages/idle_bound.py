@@ -30,7 +30,6 @@ from autoshard.solvers.stages.range_costs import RangeCosts
 from autoshard.solvers.stages.stage_problem import StageProblem, point_bytes
 
 _INF = float("inf")
-_NEVER = 1e30  # seconds
 GROW = 1.25  # times the last: groups, limits that are tried
 
 
@@ -63,12 +62,13 @@ class IdleBound:
         sent = self.problem.send_seconds * self.problem.sends(stage)[0]
         best = np.full(len(numbers), _INF)
         for first, last in _held(int(self.problem.live[stage]), count):
-            seconds = np.minimum(np.maximum(seconds, self._seconds(stage, first, numbers)), _NEVER)
+            seconds = np.maximum(seconds, self._seconds(stage, first, numbers))  # infinite where so many don't fit
             if last >= count:  # all forwards may come first
                 best = np.minimum(best, count * seconds)
                 break
             started = np.maximum(later - (last - 1) * (longest + sent), 0.0)
-            ended = np.maximum(later - (last - 1) * (seconds - shortest - sent), 0.0)
+            rest = np.where(np.isfinite(seconds), seconds - shortest - sent, 0.0)
+            ended = np.maximum(later - (last - 1) * rest, 0.0)
             best = np.minimum(best, count * seconds + started + ended)
             if (count * seconds >= best).all():
                 break

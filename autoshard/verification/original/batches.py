@@ -16,7 +16,7 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.rules.operators import record
 from autoshard.verification.original.randomise import generator
 
-IGNORED = -100  # the losses' default
+IGNORED = torch.nn.CrossEntropyLoss().ignore_index
 
 
 @dataclass(frozen=True)

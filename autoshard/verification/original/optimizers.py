@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,8 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
-ROW_RATE, ROW_EPS = 5e-2, 1e-10  # of row-wise Adagrad, as parameter servers train tables
+ROW_RATE = 5e-2  # of row-wise Adagrad, as parameter servers train tables
+ROW_EPS = inspect.signature(torch.optim.Adagrad).parameters["eps"].default
 
 
 def make_optimizer(

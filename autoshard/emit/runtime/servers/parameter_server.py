@@ -6,6 +6,7 @@ of numbers that are no more, and is refused.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from .served import Served
 Rows = tuple[Tensor, Tensor]  # ids within the server's part, and a row for each
 Computed = Mapping[str, Callable[[], Tensor]]
 OPTIMIZERS: dict[str, Any] = {"adamw": AdamW, "sgd": SGD}
-EPS = 1e-10  # of row-wise Adagrad, as of torch.optim.Adagrad
+EPS = inspect.signature(torch.optim.Adagrad).parameters["eps"].default  # of row-wise Adagrad
 KEPT_SHARES = 1 << 16  # numbers of shares that were applied: of others none is on its way
 
 
