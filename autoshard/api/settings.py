@@ -24,7 +24,9 @@ from autoshard.servers.server_request import ServerRequest
 from autoshard.styles.parallel_mode import BEST, STAND_ALONE, of_mode, read_mode
 from autoshard.units import parse_quantity
 
-FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse", "sizes", "buckets")
+_APART = ("mesh", "devices", "level", "pins", "memory_limit_bytes", "time_limit_seconds", "origin", "step", "servers",
+          "cache")  # fields of a request with an argument, or an option, of another name  # fmt: skip
+FURTHER = tuple(field.name for field in dataclasses.fields(SearchRequest) if field.name not in _APART)
 SERVERS = ("parameter_servers", "workers", "asynchronous", "staleness", "table_optimizer")
 STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name not in PINNED)
 
@@ -70,18 +72,13 @@ def search_request(
             raise UsageError(f"plan has no setting {name!r}", " or ".join(near))
     own = read_mesh(mesh)
     said = {name: value for name, value in further.items() if name in STEP}
-    file = further.get("pins_file")
-    step = step_request(said, pin_texts(pins), Path(file) if file else None)
+    file = Path(further["pins_file"]) if further.get("pins_file") else None
+    step = step_request(said, pin_texts(pins), file)
     if step.open_ or (step.global_batch is not None and own is None):
         message = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
         raise UsageError(message, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
     given = {name: value for name, value in further.items() if name not in (*STEP, *SERVERS)}
-    given["servers"] = server_request(further)
-    given.pop("pins_file", None)
-    if "fuse" in given:
-        given["fuse"] = _fuse_texts(given["fuse"])
-    if "sizes" in given:
-        given["sizes"] = sizes(given["sizes"])
+    given |= {"servers": server_request(further), "pins_file": file}
     return wanted(
         own,
         devices,
@@ -90,7 +87,6 @@ def search_request(
         IN_PROGRAM,
         level=level,
         pins=pin_texts(pins),
-        pins_file=Path(file) if file else None,
         memory_limit_bytes=_quantity(memory_limit, "bytes"),
         time_limit_seconds=_quantity(time_limit, "seconds"),
         **given,
@@ -110,8 +106,10 @@ def wanted(
     strategy: str = BEST,
     **settings: Any,
 ) -> SearchRequest:
-    """The request of a program or of a command; `settings` are fields of it. UsageError where they contradict."""
-    read_fusion(settings.get("fuse", ()))
+    """The request of a program or of a command; `settings` are fields of it, those of FURTHER as a user says them.
+    UsageError where they contradict."""
+    settings |= {"fuse": _fuse_texts(settings.get("fuse", ())), "sizes": sizes(settings.get("sizes"))}
+    read_fusion(settings["fuse"])
     servers = settings.get("servers", ServerRequest())
     if servers.said and mesh is None and devices is None:
         devices = 1  # a worker

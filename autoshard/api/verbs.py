@@ -115,10 +115,9 @@ def plan(
     `mesh`: `"dp=2,tp=4"` or `{"dp": 2, "tp": 4}`, or `devices` to search for one. `pins`: `{what: how}`, or texts
     `WHAT=HOW`. `mode`: auto, semi-auto (data parallel but for pins), data-parallel or stand-alone. `memory_limit` per
     device, bytes or `"60 GiB"`; `time_limit` of the search, seconds or `"30s"`. `dataset_strategy`: how often each dim
-    of each input is cut, `((4, 1, 2, 1), (4,))`, or `"data_parallel"`; default: what the search finds. `search` are
-    further settings: strategy, solver, ilp_engine, pins_file, pareto, all_to_all, fuse; micro_batches or global_batch,
-    stages, virtual_stages, schedule, recompute. `cache`: a folder for earlier plans, the same for the same graph and
-    request, and for what searches found; default: $AUTOSHARD_CACHE, or the user's own for the latter; False: none.
+    of each input is cut, `((4, 1, 2, 1), (4,))`, or `"data_parallel"`; default: what the search finds. `search`: more
+    fields of SearchRequest, StepRequest and ServerRequest. `cache`: a folder for earlier plans, the same for the same
+    graph and request, and for what searches found; default: $AUTOSHARD_CACHE, or the user's for the latter; False: no.
 
     Under torchrun rank 0 plans and every rank gets its plan.
     """

@@ -10,11 +10,8 @@ import numpy as np
 
 from autoshard.calibrate.cost_model_file import Entry, entries_of
 from autoshard.calibrate.fitted_models import (
-    ALL_REDUCE,
-    EXCHANGE,
     GROUPS,
     MEMORY_KINDS,
-    RING,
     Attention,
     Collectives,
     MemoryModel,
@@ -26,8 +23,9 @@ from autoshard.calibrate.least_squares import DRAWS, fit, held_out_error
 from autoshard.cluster.hardware import Hardware
 from autoshard.cluster.topology import ring_share
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS
+from autoshard.redistribute import CARRIED
 
-KIND = {"all_gather": RING, "reduce_scatter": RING, "all_reduce": ALL_REDUCE, "all_to_all": EXCHANGE}
+KIND = {name: own.constants for name, own in CARRIED.items() if own.call}  # what is measured
 Table = Sequence[Mapping[str, Any]]
 
 

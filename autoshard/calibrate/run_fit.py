@@ -16,9 +16,9 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.compare.differences import Comparison, Row, compare
 from autoshard.compare.measured_step import BACKWARD, UPDATE, MeasuredStep, canonical
 from autoshard.costs.bands import family
-from autoshard.costs.collective import KINDS
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
+from autoshard.redistribute import CARRIED
 from autoshard.rules.operators import VARIANTS, record
 from autoshard.simulation import simulate
 from autoshard.solvers.common.effort import ROUNDS
@@ -89,7 +89,7 @@ def _ratios(found: Comparison, program: Program, hardware: Hardware) -> dict[str
         if own:
             _add(sums[f"{own} {phase}" if own in (MATMUL, ATTENTION) else own], row)
     for row in filter(_both, found.collectives):
-        kind = KINDS.get(row.name.partition(" ")[0])
+        kind = CARRIED.get(row.name.partition(" ")[0])
         if kind and _members(row) <= hardware.devices_per_node:
             for key in (f"{COLLECTIVE}.{kind.constants}", COLLECTIVE):
                 _add(sums[key], row)

@@ -230,23 +230,15 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         max(options.devices) if options.devices else None,
         options.mode or "auto",
         settings.step_request(
-            {name: getattr(options, name) for name in settings.STEP}, tuple(options.pin), options.pins
+            {name: getattr(options, name) for name in settings.STEP}, tuple(options.pin), options.pins_file
         ),
         settings.ON_COMMAND_LINE,
-        strategy=options.strategy,
         level=options.level,
-        solver=options.solver,
-        ilp_engine=options.ilp_engine,
         pins=tuple(options.pin),
-        pins_file=options.pins,
         memory_limit_bytes=options.memory_limit,
         time_limit_seconds=options.time_limit,
-        pareto=options.pareto,
-        all_to_all=not options.no_all_to_all,
-        fuse=tuple(options.fuse),
-        sizes=settings.sizes(options.sizes),
-        buckets=options.buckets,
         servers=settings.server_request(vars(options)),
+        **{name: getattr(options, name) for name in settings.FURTHER},
     )
 
 

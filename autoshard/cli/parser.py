@@ -112,10 +112,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", required=True, metavar="NAME", help=known)
     out = f"default {DEFAULT_OUT}/"
     parser.add_argument("-o", "--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
-    devices = (
-        "number of devices: searches for the best mesh, or checks --mesh. Several with commas (8,6,4): a plan for "
-    )
-    devices += "each, and train.py runs the one for the processes that start"
+    devices = "number of devices: searches for the best mesh, or checks --mesh. Several with commas (8,6,4): a plan "
+    devices += "for each, and train.py runs the one for the processes that start"
     parser.add_argument("--devices", type=several("--devices"), metavar="N", help=devices)
     limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
     parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
@@ -147,9 +145,8 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="W|MIN:MAX", help=workers)
     each = "apply the gradient of each micro-batch at once, not those of a step together"
     parser.add_argument("--asynchronous", action="store_true", default=None, help=each)
-    age = (
-        "with --asynchronous: the most updates between a worker's reading of parameters and its gradient's; default 2W"
-    )
+    age = "with --asynchronous: the most updates between a worker's reading of parameters and its gradient's; default "
+    age += "2W"
     parser.add_argument("--staleness", type=whole("--staleness", 0), metavar="K", help=age)
     tables = "of tables whose rows alone are read: rowwise-adagrad (default), or same as of all others"
     parser.add_argument("--table-optimizer", metavar="NAME", help=tables)
@@ -176,20 +173,14 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     counts = "micro-batches per step (gradient accumulation), each of the example inputs' batch size; default 1"
     names = "--micro-batches", "--micro-size", "--accumulate"
     parser.add_argument(*names, type=whole("--micro-batches"), metavar="M", help=counts)
-    samples = (
-        "samples per step: the example inputs' batch size times the number of micro-batches. With --devices and no "
-    )
-    samples += (
-        "--mesh, the mesh, stages, micro-batches, recomputation and ZeRO are searched together; each option below "
-    )
-    samples += "is then auto, a value, or comma-separated values"
+    samples = "samples per step: the example inputs' batch size times the number of micro-batches. With --devices and "
+    samples += "no --mesh, the mesh, stages, micro-batches, recomputation and ZeRO are searched together; each option "
+    samples += "below is then auto, a value, or comma-separated values"
     parser.add_argument("--global-batch", type=whole("--global-batch", most=MOST_PARTS), metavar="B", help=samples)
     one = "samples per replica and micro-batch"
     parser.add_argument("--micro-batch", type=_count("--micro-batch", MOST_PARTS), metavar="N", help=one)
-    shares = (
-        "on several kinds of devices, slices of a step's micro-batches per kind, or per coordinate of the first mesh "
-    )
-    shares += "axis, e.g. 12,4; or auto (default there: the shortest step); or equal"
+    shares = "on several kinds of devices, slices of a step's micro-batches per kind, or per coordinate of the first "
+    shares += "mesh axis, e.g. 12,4; or auto (default there: the shortest step); or equal"
     parser.add_argument("--batch-shares", metavar="N,N", help=shares)
     second = "degree of {} parallelism (mesh axis {}) in a search with --devices and --global-batch; default 1; auto "
     second += "tries more where {} (a slow search)"
@@ -197,10 +188,9 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     many = second.format("expert", "ep", "the model has experts")
     parser.add_argument("--context-parallel", type=_count("--context-parallel", MOST_PARTS), metavar="N", help=long)
     parser.add_argument("--expert-parallel", type=_count("--expert-parallel", MOST_PARTS), metavar="N", help=many)
-    zero = (
-        "ZeRO level over the replicas of a weight: 0 off; 1 shards weights and optimizer state, one gather a step; 2 "
-    )
-    zero += "also reduce-scatters gradients for each micro-batch; 3 also gathers weights for each micro-batch; or auto"
+    zero = "ZeRO level over the replicas of a weight: 0 off; 1 shards weights and optimizer state, one gather a step; "
+    zero += "2 also reduce-scatters gradients for each micro-batch; 3 also gathers weights for each micro-batch; or "
+    zero += "auto"
     parser.add_argument("--zero", metavar="Z", help=zero)
     parser.add_argument("--enable-parallel-optimizer", action="store_true", help="same as --zero 1 (MindSpore's name)")
     scattered = "same as --zero 2 (MindSpore's name): accumulated gradients are sharded"
@@ -219,10 +209,8 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--virtual-stages", type=_count("--virtual-stages", MOST_STAGES), metavar="V", help=parts)
     parser.add_argument("--schedule", metavar="NAME", help="pipeline schedule: gpipe, 1f1b (default) or interleaved")
     again = "activation checkpointing of each block: none (default), selective (recompute cheap operators), full, "
-    again += (
-        "communicated or selective+communicated (keep results of collectives); in a search with --global-batch also "
-    )
-    again += "comma-separated values, and tensors (decide for each result)"
+    again += "communicated or selective+communicated (keep results of collectives); in a search with --global-batch "
+    again += "also comma-separated values, and tensors (decide for each result)"
     parser.add_argument("--recompute", metavar="WHAT", help=again)
 
 
@@ -241,20 +229,18 @@ def _count(option: str, most: int) -> Callable[[str], int | str]:
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
     levels = "objective: 0 ratio (least communication and replicated computation), 1 memory, 2 speed (default)"
     parser.add_argument("--level", default="2", help=levels)
-    pin = (
-        "fix a decision; repeatable: a parameter, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None); "
-    )
-    pin += "or stage:MODULE=0"
+    pin = "fix a decision; repeatable: a parameter, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), "
+    pin += "None); or stage:MODULE=0"
     parser.add_argument("--pin", action="append", default=[], metavar="WHAT=HOW", help=pin)
-    parser.add_argument("--pins", type=path("--pins"), metavar="FILE", help="read pins from a .toml or .json file")
+    pins = "read pins from a .toml or .json file"
+    parser.add_argument("--pins", type=path("--pins"), dest="pins_file", metavar="FILE", help=pins)
     parser.add_argument("--solver", help="auto (default), dp, ilp, propagation, recursive, exhaustive")
     engine = "engine of --solver ilp: highs (default), pulp:CBC, pulp:GUROBI, …"
     parser.add_argument("--ilp-engine", metavar="ENGINE", help=engine)
-    parser.add_argument("--no-all-to-all", action="store_true", help="do not use all-to-all collectives")
-    fuse = (
-        "bucket collectives; repeatable: all_reduce, all_gather or reduce_scatter = a bucket size such as 25MiB, auto "
-    )
-    fuse += "(by the cost model) or none; all_reduce=index:10,20; or auto or none for all"
+    without = "do not use all-to-all collectives"
+    parser.add_argument("--no-all-to-all", action="store_false", dest="all_to_all", help=without)
+    fuse = "bucket collectives; repeatable: all_reduce, all_gather or reduce_scatter = a bucket size such as 25MiB, "
+    fuse += "auto (by the cost model) or none; all_reduce=index:10,20; or auto or none for all"
     parser.add_argument("--fuse", action="append", default=[], metavar="WHAT=HOW", help=fuse)
     limit = "stop the search after this CPU time, such as 30s, and use the best plan so far; Ctrl-C does the same"
     parser.add_argument("--time-limit", type=quantity("--time-limit", "seconds"), metavar="TIME", help=limit)

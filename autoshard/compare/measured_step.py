@@ -13,18 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autoshard.compare.trace_events import OPTIMIZER, TraceSpan, step_limits
+from autoshard.redistribute import CARRIED
 from autoshard.rules.operators import OPERATORS
 
 ENGINE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
-COMMUNICATION = (  # a collective by what its kernel or its work on a CPU thread is called
-    (re.compile(r"all_?reduce", re.I), "all_reduce"),
-    (re.compile(r"all_?gather", re.I), "all_gather"),
-    (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
-    (re.compile(r"all_?to_?all", re.I), "all_to_all"),
-    (re.compile(r"broadcast", re.I), "broadcast"),
-    (re.compile(r"send|recv", re.I), "send_receive"),
-)
+_TRACED = {name: re.compile(own.traced, re.I) for name, own in CARRIED.items()}
 _COLLECTIVE = re.compile(r"^(nccl|gloo:|hccl|hcom_)", re.I)
 
 
@@ -161,7 +155,7 @@ def _group(span: TraceSpan) -> int:
 
 def collective_kind(name: str) -> str:
     """`ncclDevKernel_AllReduce_Sum_f32_RING_LL` -> all_reduce."""
-    return next((kind for pattern, kind in COMMUNICATION if pattern.search(name)), "other")
+    return next((kind for kind, pattern in _TRACED.items() if pattern.search(name)), "other")
 
 
 def canonical(name: str) -> str:

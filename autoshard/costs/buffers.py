@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,7 +30,7 @@ from autoshard.ir.layout import (
 )
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, DimCut, LocalValue
-from autoshard.redistribute import BY_INDEX
+from autoshard.redistribute import BY_INDEX, COLLECTIVES
 from autoshard.rules.algebra.variant_record import Temporary
 
 MEMBERS = 16  # of a group: those looked at for the one that sends and receives most
@@ -134,15 +134,13 @@ def buffers(mesh: Mesh, step: Collective, given: LocalValue, made: LocalValue) -
 
 
 def _by_table(mesh: Mesh, name: str, step: Collective, given: LocalValue, made: LocalValue) -> float:
-    if name == "all_to_all":
+    own, cut = COLLECTIVES[name], step.joined or step.cut
+    if own.working == "swap":
         return swap(_bytes(given, mesh), _bytes(made, mesh))
-    moves, cut = _TABLE.get(name), step.joined or step.cut
-    if moves is None or cut is None:
+    if cut is None or not own.working:
         return 0.0
-    return moves(_dim(mesh, step.axes, cut, made if name == "all_gather" else given))
-
-
-_TABLE: dict[str, Callable[[ExchangedDim], float]] = {"all_gather": gather, "reduce_scatter": scatter}
+    whole, count = (made, gather) if own.working == "gather" else (given, scatter)
+    return count(_dim(mesh, step.axes, cut, whole))
 
 
 def _dim(mesh: Mesh, axes: Sequence[str], cut: DimCut, whole: LocalValue) -> ExchangedDim:

@@ -17,7 +17,6 @@ the graph of the links, see autoshard.cluster.topology; groups that run at the s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, overload
 
@@ -25,31 +24,10 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import ramp, transfer
 from autoshard.costs.links import AxisLink, Crossing, joint_link
 from autoshard.ir.mesh import Mesh
+from autoshard.redistribute import CARRIED, CollectiveKind
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-@dataclass(frozen=True)
-class CollectiveKind:
-    """How a collective uses the links: `constants` names its protocol's; `passes`: trips around a ring. `route` is the
-    pattern of the links: ring, exchange (all pairs) or send (to the next member). `relative`: the constant of its rate
-    beside the protocol's."""
-
-    constants: str
-    passes: int
-    route: str
-    relative: str = ""
-
-
-KINDS: dict[str, CollectiveKind] = {
-    "all_gather": CollectiveKind("ring", 1, "ring"),
-    "reduce_scatter": CollectiveKind("ring", 1, "ring", "scatter"),
-    "broadcast": CollectiveKind("ring", 1, "chain"),
-    "all_reduce": CollectiveKind("all_reduce", 2, "ring"),
-    "all_to_all": CollectiveKind("exchange", 1, "exchange"),
-    "send_receive": CollectiveKind("exchange", 1, "send"),
-}
 
 
 @overload
@@ -100,7 +78,7 @@ def _terms(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], name: str) -> 
 
 def link_terms(hardware: Hardware, link: AxisLink, name: str) -> Terms:
     """What `formulas.transfer` needs of a collective over `link`. A level's latency counts for each of its steps."""
-    kind = KINDS[name]
+    kind = CARRIED[name]
     key = f"collective.{kind.constants}"
     waits = [crossing.link.latency_seconds * _steps(kind, crossing) for crossing in link.crossings]
     if kind.route in ("send", "exchange"):  # all pairs at once: what crosses several levels waits for the slowest

@@ -25,19 +25,18 @@ from autoshard.program.label_counts import CLASS, labels_program
 from autoshard.program.module_tree import module_tree
 from autoshard.program.weight_buckets import paths_by_dtype
 from autoshard.program.weights import careful_casts, gathered_weights
+from autoshard.redistribute import CALLS
 from autoshard.replay.free_sizes import free_size
 from autoshard.replay.other_sizes import OtherSizes, same_code
 from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
-    "BatchShares", "Handed", "ParallelMesh", "Places", "all_gather", "all_reduce", "all_to_all", "by_size",
-    "copy", "exchange", "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted",
-    "regather", "regather_before", "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad",
-    "shard_buffer", "shard_parameter", "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss",
-    "vocabulary_parallel_embedding", "register_operators", "to_device", "to_host",
-    ALONE, SHARED,
-}) | frozenset(VARIANTS)  # fmt: skip
+    "BatchShares", "Handed", "ParallelMesh", "Places", "by_size", "float8_linear", "held_indices", "local",
+    "cast_weight", "counted", "regather_before", "recomputed", "rotate_half", "shard_buffer", "shard_parameter",
+    "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
+    "register_operators", "to_device", "to_host", ALONE, SHARED,
+}.union(CALLS, VARIANTS))  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "BUCKETS", "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS",
     "HAS_LOSS", "HOST_TABLES", "Holder", "IGNORED", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,

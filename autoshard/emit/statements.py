@@ -225,16 +225,13 @@ class Body:
         arguments = [self.text(step.operand), self.owner.axis(*step.axes)]
         if step.forward in redistribute.BY_INDEX:
             return self._by_index(step, arguments)
-        name, grad = redistribute.runtime_call(step.before[0], step.after[0])
-        if name == "all_to_all":
-            assert step.joined is not None and step.cut is not None
+        name, grad = redistribute.runtime_call(step.before[0], step.after[0], step.again, step.once)
+        if step.joined is not None and step.cut is not None:
             arguments += [str(step.joined.dim), str(step.cut.dim), *self._cut(step, step.joined, "joined_", True)]
             arguments += self._cut(step, step.cut, "cut_", False)
         elif (cut := step.joined or step.cut) is not None:
             arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
-        if name == "all_gather" and (step.again or step.once):
-            name = "regather" if step.again else "gather_once"
-        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != redistribute.GRAD_DEFAULTS[name] else []
+        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != redistribute.CALLS[name] else []
         arguments += _kept(step)
         return f"{name}({', '.join(arguments)})"
 

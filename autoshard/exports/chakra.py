@@ -10,17 +10,12 @@ from enum import IntEnum
 
 from autoshard.exports.process_groups import group_number
 from autoshard.ir.mesh import Mesh
+from autoshard.redistribute import CARRIED
 from autoshard.simulation.timeline import Event, Timeline
 from autoshard.units import MICROSECONDS
 
 VERSION = "0.0.4"
-COLLECTIVES = {
-    "all_reduce": 0,
-    "all_gather": 2,
-    "broadcast": 5,
-    "all_to_all": 6,
-    "reduce_scatter": 7,
-}  # CollectiveCommType
+COMM_TYPES = {name: own.chakra for name, own in CARRIED.items() if own.chakra is not None}
 
 
 class NodeType(IntEnum):
@@ -42,7 +37,7 @@ def execution_trace(timeline: Timeline, mesh: Mesh) -> bytes:
 
 
 def _node(number: int, event: Event, mesh: Mesh) -> bytes:
-    between = NodeType.COLLECTIVE if event.collective in COLLECTIVES else NodeType.SEND
+    between = NodeType.COLLECTIVE if event.collective in COMM_TYPES else NodeType.SEND
     kind = between if event.collective else NodeType.COMPUTE
     return b"".join(
         [
@@ -61,8 +56,8 @@ def _attributes(event: Event, mesh: Mesh) -> list[bytes]:
     """What ASTRA-sim's feeder asks for: communication by type, bytes and group; computation by its time."""
     found = [_attribute("is_cpu_op", _integer(27, 0, always=True))]
     size = int(event.bytes)
-    if event.collective in COLLECTIVES:
-        found.append(_attribute("comm_type", _integer(9, COLLECTIVES[event.collective], always=True)))
+    if event.collective in COMM_TYPES:
+        found.append(_attribute("comm_type", _integer(9, COMM_TYPES[event.collective], always=True)))
     if event.collective:
         found.append(_attribute("comm_size", _integer(9, size, always=True)))
         found.append(_attribute("pg_name", _string(29, str(group_number(mesh, event.axes)))))

@@ -13,28 +13,13 @@ from typing import Any
 from autoshard.exports.process_groups import group_of
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.mesh import Mesh
+from autoshard.redistribute import CARRIED
 from autoshard.simulation.timeline import Event, Timeline
 from autoshard.units import MICROSECONDS
 
 STEPS = 3
 HOST_THREAD = 1
 OPERATOR_SHARE = 0.8  # of the time until the next launch: what the operator's own span shows on the host
-KERNELS = {
-    "all_reduce": "ncclDevKernel_AllReduce_Sum_RING_LL",
-    "all_gather": "ncclDevKernel_AllGather_RING_LL",
-    "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_RING_LL",
-    "all_to_all": "ncclDevKernel_SendRecv",
-    "broadcast": "ncclDevKernel_Broadcast_RING_LL",
-    "send_receive": "ncclDevKernel_SendRecv",
-}
-NAMES = {
-    "all_reduce": "allreduce",
-    "all_gather": "_allgather_base",
-    "reduce_scatter": "_reduce_scatter_base",
-    "all_to_all": "all_to_allv",
-    "broadcast": "broadcast",
-    "send_receive": "send",
-}
 ELEMENT_BYTES = DTYPE_BYTES["float32"]
 
 
@@ -93,11 +78,11 @@ def _span(
 
 
 def _operator(event: Event) -> str:
-    return f"c10d::{NAMES[event.collective]}_" if event.collective else event.name
+    return f"c10d::{CARRIED[event.collective].recorded}_" if event.collective else event.name
 
 
 def _kernel(event: Event) -> str:
-    return KERNELS[event.collective] if event.collective else event.name
+    return CARRIED[event.collective].kernel if event.collective else event.name
 
 
 def _about(event: Event) -> dict[str, Any]:
@@ -110,7 +95,7 @@ def _collective(event: Event, mesh: Mesh, rank: int) -> dict[str, Any]:
     group = group_of(mesh, event.axes, rank)
     elements = int(event.bytes) // ELEMENT_BYTES
     return {
-        "Collective name": NAMES[event.collective],
+        "Collective name": CARRIED[event.collective].recorded,
         "In msg nelems": elements,
         "Out msg nelems": elements,
         "dtype": "Float",

@@ -11,9 +11,8 @@ from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import parse_placement
 from autoshard.ir.plan import Plan, RedistributionPlan, TensorPlan
 from autoshard.ir.program import Program
-from autoshard.program.collective_reasons import reason
 from autoshard.program.weight_buckets import paths_by_dtype
-from autoshard.redistribute import BY_INDEX
+from autoshard.redistribute import BY_INDEX, reason
 from autoshard.text import plan_labels
 from autoshard.text.plan_summary import move_lines
 from autoshard.units import format_bytes, format_seconds, signed_seconds

@@ -2,7 +2,7 @@
 
 A Program is SPMD: sizes are `LocalSize` expressions, never one rank's number. `instructions` is the forward in
 execution order; the backward follows by autograd, each `Collective` bringing its own
-backward (see `redistribute.table`).
+backward (see `redistribute.collective_table`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Collective:
     """One step of a redistribution, over one mesh axis or several at once: `before` -> `after`, a placement an axis.
 
     `forward` and `backward` are what it does to the value and to the gradient: an entry of the pair table, the same for
-    all its axes, or what goes by index sets (`exchange`, `gather`, `pick`, `pad`: see `redistribute.table.BY_INDEX`).
+    all its axes, or what goes by index sets (`exchange`, `gather`, `pick`, `pad`: see `redistribute.collective_table`).
 
     By the table, for a cut or a joined dim, `size` is the dim as it is *without* these axes (cut by the outer axes
     only), `blocks` the number of equal blocks that this local dim holds, each cut by chunk_bounds over the joined axes

@@ -22,7 +22,6 @@ from autoshard.ir.layout import (
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OUTPUT, PLAIN, OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
-from autoshard.program.collective_reasons import reason
 from autoshard.program.early_reductions import with_early_reductions
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.instruction_storage import communicated, run_again
@@ -32,7 +31,7 @@ from autoshard.program.short_lived import short_lived
 from autoshard.program.step_check import check_batch_shares
 from autoshard.program.weight_buckets import gathered_once, given_at, weight_buckets
 from autoshard.program.weights import weight_way, weight_ways, with_gathers
-from autoshard.redistribute import Step
+from autoshard.redistribute import Step, reason
 from autoshard.rules.algebra.strategy import Strategy
 
 

@@ -10,7 +10,7 @@ from autoshard.program.early_reductions import LINEARS, early_linears
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.module_scopes import operands_of, results_of
 from autoshard.program.weight_buckets import given_at, parameter_paths
-from autoshard.program.weights import GATHERS, weight_ways
+from autoshard.program.weights import weight_ways
 from autoshard.rules.algebra.strategy import Strategy
 
 
@@ -49,14 +49,14 @@ def _check_collective(program: Program, step: Collective, known: set[str]) -> No
     own = redistribute.step_of(step, program.mesh)
     assert operand.tensor == result.tensor, step
     assert own.applied(operand.layout) == result.layout, step
-    assert not step.again or step.forward in GATHERS, step
+    assert not step.again or redistribute.COLLECTIVES[step.forward].gathers, step
     if own.by_index:
         assert own.backward in redistribute.BY_INDEX and step.joined is None and step.cut is None, step
         return
     pairs = {(redistribute.kind(x), redistribute.kind(y)) for x, y in zip(step.before, step.after, strict=True)}
     assert len(pairs) == 1, step
     pair = pairs.pop()
-    assert (step.forward, step.backward) == (redistribute.FORWARD[pair], redistribute.BACKWARD[pair]), step
+    assert (step.forward, step.backward) == redistribute.CHANGES[pair][:2], step
     assert (step.joined is not None, step.cut is not None) == (pair[0] == "S", pair[1] == "S"), step
 
 

@@ -17,10 +17,10 @@ from autoshard.ir.plan import PlanStep
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program
 from autoshard.program.instruction_storage import facts
 from autoshard.program.module_scopes import results_of
+from autoshard.redistribute import COLLECTIVES
 from autoshard.redistribute.steps import clean_cut
 
 _FLAT = ("all_gather", "reduce_scatter")  # what weights do together
-GATHERS = ("all_gather", "exchange", "gather")  # forwards after which a device holds more than before
 
 
 def weight_steps(
@@ -115,7 +115,7 @@ def _within(module: str, path: str) -> bool:
 
 
 def _gathers(instruction: Instruction) -> bool:
-    return isinstance(instruction, Collective) and instruction.forward in GATHERS
+    return isinstance(instruction, Collective) and COLLECTIVES[instruction.forward].gathers
 
 
 def _gradient_dtype(

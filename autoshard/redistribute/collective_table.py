@@ -1,35 +1,156 @@
-"""The pair table: what a step from one placement to another does, to the value forward and to the gradient backward."""
+"""Every collective as a record, and the pair table: what a step from one placement to another does, and why.
+
+A new collective is a record of `COLLECTIVES` and a function of that name in the runtime (`emit/runtime/`); where a step
+of a redistribution takes it, also a row of `CHANGES`. Prices, buffers, emitted code and its check, the simulated step,
+reports, exports and traces read the record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoshard.ir.layout import Placement, Replicate, Shard
 
-CollectiveSeconds = Callable[[tuple[int, ...], str, float], float]  # (axes joined, one of COLLECTIVES, full bytes)
+CollectiveSeconds = Callable[[tuple[int, ...], str, float], float]  # (axes joined, one of CARRIED, full bytes)
+COPY = "copy"  # a pass over memory, without communication
 
-FORWARD: dict[tuple[str, str], str] = {
-    ("S", "S"): "all_to_all", ("S", "R"): "all_gather", ("S", "R+"): "all_gather", ("S", "P"): "zero_pad",
-    ("R", "S"): "slice", ("R", "R+"): "", ("R", "P"): "mask",
-    ("R+", "S"): "slice", ("R+", "R"): "", ("R+", "P"): "mask",
-    ("P", "S"): "reduce_scatter", ("P", "R"): "all_reduce", ("P", "R+"): "all_reduce",
-}  # fmt: skip
-BACKWARD: dict[tuple[str, str], str] = {
-    ("S", "S"): "all_to_all", ("S", "R"): "slice", ("S", "R+"): "reduce_scatter", ("S", "P"): "slice",
-    ("R", "S"): "all_gather", ("R", "R+"): "all_reduce", ("R", "P"): "",
-    ("R+", "S"): "zero_pad", ("R+", "R"): "mask", ("R+", "P"): "mask",
-    ("P", "S"): "all_gather", ("P", "R"): "", ("P", "R+"): "all_reduce",
-}  # fmt: skip
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-# The steps of several axes at once that do not go by the table but by index sets: an exchange over the devices of all
-# axes, the same by an all-gather (where all-to-all is forbidden), or what a device can do alone.
-BY_INDEX = ("exchange", "gather", "pick", "pad")
-LOCAL = frozenset({"slice", "zero_pad", "mask", "pick", "pad"})
-CUTS = frozenset({"slice", "pick"})  # read and write only what stays; the others read and write everything
+
+@dataclass(frozen=True)
+class CollectiveKind:
+    """What a step of a redistribution, an operator's variant or a stage may do with others, or alone.
+
+    Over links (see costs/collective.py): `constants` names whose constants price it, "" where no link carries it as it
+    is; `passes` are its trips around a ring; `route` is the pattern of the links: ring, chain, exchange (all pairs) or
+    send (to the next member). `relative`: the constant of its rate compared with that of `constants`.
+
+    As a step: `sent_as` is the collective that moves it, COPY or "" for nothing (None: itself). It moves `factor` times
+    the bytes of the local tensor that is `given` or `made`, the `larger` or the `smaller` of both, or of `both`; times
+    the `members` of the group, or the `partial` sums of each element. `by_index`: by index sets, over any axes at once.
+    `gathers`: a device holds more after it. `working`: how its buffers are counted, see costs/buffers.py.
+
+    In emitted code: `call` is the runtime's function, `grad` what its gradient does where the call leaves that out. Of
+    a weight, `again` is the one that gathers it again for backward, `once` that for all micro-batches of a step.
+
+    Outside: `lane` of a page's timeline; `kernel` and `recorded`, its kernel and operator in a profiler's trace;
+    `traced`, a pattern of either in a real one; `chakra`, its CollectiveCommType (None: a message to one device).
+    """
+
+    name: str
+    constants: str = ""
+    passes: int = 1
+    route: str = ""
+    relative: str = ""
+    sent_as: str | None = None
+    factor: int = 1
+    bytes_of: str = "larger"
+    times: str = ""
+    by_index: bool = False
+    gathers: bool = False
+    working: str = ""
+    call: str = ""
+    grad: str | None = None
+    again: str = ""
+    once: str = ""
+    lane: str = ""
+    kernel: str = "ncclDevKernel_SendRecv"
+    recorded: str = ""
+    traced: str = ""
+    chakra: int | None = None
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("_", "-")
+
+    @property
+    def primitive(self) -> str:
+        return self.name if self.sent_as is None else self.sent_as
+
+
+def _local(name: str, call: str, grad: str | None, cuts: bool = False, by_index: bool = False) -> CollectiveKind:
+    """`cuts`: reads and writes only what stays; the others read and write everything."""
+    factor, of = (2, "smaller") if cuts else (1, "both")
+    return CollectiveKind(name, sent_as=COPY, factor=factor, bytes_of=of, by_index=by_index, call=call, grad=grad)
+
+
+_ALL = (
+    CollectiveKind(
+        "all_reduce", "all_reduce", 2, "ring", call="all_reduce", grad="identity", lane="reductions",
+        kernel="ncclDevKernel_AllReduce_Sum_RING_LL", recorded="allreduce", traced="all_?reduce", chakra=0,
+    ),
+    CollectiveKind(
+        "all_gather", "ring", 1, "ring", gathers=True, working="gather", call="all_gather", grad="slice",
+        again="regather", once="gather_once", lane="gathers",
+        kernel="ncclDevKernel_AllGather_RING_LL", recorded="_allgather_base", traced="all_?gather", chakra=2,
+    ),
+    CollectiveKind(
+        "reduce_scatter", "ring", 1, "ring", "scatter", working="scatter", call="reduce_scatter", grad="all_gather",
+        lane="reductions", kernel="ncclDevKernel_ReduceScatter_Sum_RING_LL", recorded="_reduce_scatter_base",
+        traced="reduce_?scatter", chakra=7,
+    ),
+    CollectiveKind(
+        "all_to_all", "exchange", 1, "exchange", bytes_of="given", working="swap", call="all_to_all", lane="exchanges",
+        recorded="all_to_allv", traced="all_?to_?all", chakra=6,
+    ),
+    CollectiveKind("send_receive", "exchange", 1, "send", lane="sends", recorded="send", traced="send|recv"),
+    CollectiveKind(
+        "broadcast", "ring", 1, "chain", kernel="ncclDevKernel_Broadcast_RING_LL", recorded="broadcast",
+        traced="broadcast", lane="broadcast", chakra=5,
+    ),
+    # By the pair table alone
+    CollectiveKind("", sent_as="", factor=0, call="copy", grad="all_reduce"),
+    _local("slice", "slice_shard", "all_gather", cuts=True),
+    _local("zero_pad", "zero_pad", "slice"),
+    _local("mask", "mask", "identity"),
+    # Not by the pair table but by index sets, over several axes at once: an exchange over the devices of all axes, the
+    # same by an all-gather (where all-to-all is forbidden), or what a device can do alone
+    CollectiveKind(
+        "exchange", sent_as="all_to_all", bytes_of="made", times="partial", by_index=True, gathers=True, call="exchange"
+    ),
+    CollectiveKind("gather", sent_as="all_gather", bytes_of="given", times="members", by_index=True, gathers=True),
+    _local("pick", "", None, cuts=True, by_index=True),
+    _local("pad", "", None, by_index=True),
+)  # fmt: skip
+COLLECTIVES = {own.name: own for own in _ALL}
+CARRIED = {own.name: own for own in _ALL if own.constants}  # by links, as they are
+BY_INDEX = tuple(own.name for own in _ALL if own.by_index)
+LOCAL = frozenset(own.name for own in _ALL if own.sent_as == COPY)
+# Functions of the runtime -> what `grad` is where a call leaves it out
+CALLS = {own.call: own.grad for own in _ALL if own.call}
+CALLS |= {call: "reduce_scatter" for own in _ALL for call in (own.again, own.once) if call}
+
+
+class Change(NamedTuple):
+    """What a step does to the value and to its gradient, one of COLLECTIVES each, and why it is there, in words."""
+
+    forward: str
+    backward: str
+    why: str
+
+
+CHANGES = {pair: Change(*own) for pair, own in {
+    ("S", "S"): ("all_to_all", "all_to_all", "{consumer} is cut along dim {to}, not {dim}"),
+    ("S", "R"): ("all_gather", "slice", "{consumer} needs all of dim {dim}"),
+    ("S", "R+"): ("all_gather", "reduce_scatter",
+                  "{consumer} needs all of dim {dim}; its gradient is summed over {axis}"),
+    ("S", "P"): ("zero_pad", "slice", "{consumer} sums over {axis}: each device brings its own shard"),
+    ("R", "S"): ("slice", "all_gather", "{consumer} is cut along dim {to} over {axis}"),
+    ("R", "R+"): ("", "all_reduce", "{consumer} is cut over {axis}: the gradient of {tensor} is summed in backward"),
+    ("R", "P"): ("mask", "", "{consumer} is partial over {axis}: {tensor} is counted once"),
+    ("R+", "S"): ("slice", "zero_pad", "{consumer} is cut along dim {to} over {axis}"),
+    ("R+", "R"): ("", "mask", "{consumer} gives every device the whole gradient: it is counted once"),
+    ("R+", "P"): ("mask", "mask", "{consumer} is partial over {axis}: {tensor} is counted once"),
+    ("P", "S"): ("reduce_scatter", "all_gather", "sum the partial {tensor} over {axis}, keep one shard of dim {to}"),
+    ("P", "R"): ("all_reduce", "", "sum the partial {tensor} over {axis}"),
+    ("P", "R+"): ("all_reduce", "all_reduce", "sum the partial {tensor} over {axis}, and its gradient"),
+}.items()}  # fmt: skip
+FORWARD = {pair: own.forward for pair, own in CHANGES.items()}
+BACKWARD = {pair: own.backward for pair, own in CHANGES.items()}
 
 
 def kind(placement: Placement) -> str:
-    """`S`, `R`, `R+` or `P`: the row or column of the tables."""
+    """`S`, `R`, `R+` or `P`: the row or column of the pair table."""
     if isinstance(placement, Shard):
         return "S"
     if isinstance(placement, Replicate):
@@ -37,16 +158,29 @@ def kind(placement: Placement) -> str:
     return "P"
 
 
-# what `grad` is where a call of the runtime leaves it out
-GRAD_DEFAULTS = {
-    "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
-    "all_reduce": "identity", "copy": "all_reduce", "mask": "identity", "regather": "reduce_scatter",
-    "gather_once": "reduce_scatter",
-}  # fmt: skip
+def runtime_call(
+    before: Placement, after: Placement, again: bool = False, once: bool = False
+) -> tuple[str, str | None]:
+    """The runtime function of a step by the table, with its `grad` (None for one that has none)."""
+    change = CHANGES[kind(before), kind(after)]
+    own = COLLECTIVES[change.forward]
+    name = (again and own.again) or (once and own.once) or own.call
+    return name, None if own.grad is None else change.backward or "identity"
 
 
-def runtime_call(before: Placement, after: Placement) -> tuple[str, str | None]:
-    """The runtime function of a step by the table and its `grad` argument (None for all_to_all, which has none)."""
-    pair = kind(before), kind(after)
-    name = {"": "copy", "slice": "slice_shard"}.get(FORWARD[pair], FORWARD[pair])
-    return name, None if name == "all_to_all" else BACKWARD[pair] or "identity"
+def reason(
+    axes: Sequence[str],
+    before: Sequence[Placement],
+    after: Sequence[Placement],
+    by_index: bool,
+    tensor: str,
+    consumer: str,
+) -> str:
+    """One line for the step `before` -> `after` of `tensor` over `axes`, done for `consumer`."""
+    over = " and ".join(axes)
+    if by_index:
+        there, here = (" ".join(map(str, placements)) for placements in (after, before))
+        return f"{consumer} needs {there} over {over}, not {here}"
+    first, second = before[0], after[0]
+    dim, to = (own.dim if isinstance(own, Shard) else "" for own in (first, second))
+    return CHANGES[kind(first), kind(second)].why.format(axis=over, tensor=tensor, consumer=consumer, dim=dim, to=to)

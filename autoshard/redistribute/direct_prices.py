@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.redistribute.collective_table import COLLECTIVES
+from autoshard.redistribute.collective_table import CARRIED, COPY
 from autoshard.redistribute.direct import direct_steps, really_exchanges
 from autoshard.redistribute.steps import Message, Step, messages
 
@@ -107,11 +107,11 @@ def _terms(steps: Sequence[Step], mesh: Mesh) -> list[MessageTerm]:
         for backward, message in enumerate(messages(step, mesh)):
             if message.primitive:
                 factor = message.factor * (2 if message.of == "both" and not step.by_index else 1)
-                axes = step.axes if message.primitive in COLLECTIVES else ()
+                axes = step.axes if message.primitive in CARRIED else ()
                 of = message.of if step.by_index else side
                 terms.append(MessageTerm(bool(backward), axes, message.primitive, factor, of))
             if message.packed:
-                terms.append(MessageTerm(bool(backward), (), "copy", 1, "both"))
+                terms.append(MessageTerm(bool(backward), (), COPY, 1, "both"))
         side = "after" if step.by_index else side
     return terms
 

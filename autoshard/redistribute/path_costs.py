@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.layout import Layout, Shard
-from autoshard.redistribute.collective_table import COLLECTIVES, CUTS
+from autoshard.redistribute.collective_table import CARRIED, COLLECTIVES
 from autoshard.redistribute.direct_prices import MessageTerm, distinct, pair_codes, signatures
 from autoshard.redistribute.prices import Floats, Prices, Terms
 from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, Space, pair_table, space
@@ -29,7 +29,7 @@ SCATTER = "scatter"  # the gradients of all-gathers: those of weights go togethe
 SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket: R -> R+
 AGAIN = (GATHER, EXCHANGED)
 PARTS = (*AGAIN, SCATTER)  # of other phases: in these already
-_EXCHANGES = ("all_to_all", "all_gather")  # what an exchange sends
+_EXCHANGES = {own.primitive for own in COLLECTIVES.values() if own.by_index} & CARRIED.keys()  # what an exchange sends
 _SHORT = 1 << 15  # states that 16 bits number
 Axes = tuple[int, ...]
 Least = Callable[[Axes, str, float], float]
@@ -217,16 +217,16 @@ class _Count:
         if not action:
             return
         prices, item_bytes, axes = self.prices, self.prices.item_bytes * widening, moves.axes
-        if action in COLLECTIVES:
-            whole = (given if action == "all_to_all" else np.maximum(given, made)).tolist()
+        if action in CARRIED:
+            whole = (given if COLLECTIVES[action].bytes_of == "given" else np.maximum(given, made)).tolist()
             known = {size: prices.seconds(axes, action, size * item_bytes) for size in set(whole)}
             own = np.array([known[size] for size in whole])
         else:
-            moved = 2 * np.minimum(given, made) if action in CUTS else given + made
+            moved = 2 * np.minimum(given, made) if COLLECTIVES[action].bytes_of == "smaller" else given + made
             own = np.asarray(prices.local.seconds(np.asarray(moved * item_bytes, float)))
         seconds = own[moves.place]
         for phase in phases:
-            self.take(phase, axes if action in COLLECTIVES else (), moves.ways, seconds)
+            self.take(phase, axes if action in CARRIED else (), moves.ways, seconds)
 
     def take(self, phase: str, axes: Axes, ways: Integers, seconds: Floats) -> None:
         """A task of these seconds in each of the ways."""
@@ -286,7 +286,7 @@ def _add_term(count: _Count, term: MessageTerm, ways: Integers, seconds: Floats)
     if term.backward and back == SUM:  # beside the exchange, over other axes: R -> R+
         count.summed.reshape(-1)[ways] |= sum(1 << axis for axis in term.axes)
     phase = back if term.backward else FORWARD
-    count.take(phase, term.axes if term.primitive in COLLECTIVES else (), ways, seconds)
+    count.take(phase, term.axes if term.primitive in CARRIED else (), ways, seconds)
     if phase == FORWARD and term.primitive in _EXCHANGES:
         count.seconds[EXCHANGED, term.axes].reshape(-1)[ways] += seconds
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.mesh import Mesh
-from autoshard.redistribute.collective_table import COLLECTIVES, CUTS, LOCAL, CollectiveSeconds
+from autoshard.redistribute.collective_table import CARRIED, COLLECTIVES, CollectiveSeconds
 from autoshard.redistribute.direct import direct_steps, really_exchanges, representative_pairs
 from autoshard.redistribute.direct_prices import MessageTerm, direct_seconds, pair_codes
 from autoshard.redistribute.shortest_paths import StepGraph, shortest, step_graph
@@ -24,9 +24,10 @@ Floats = NDArray[np.float64]
 
 _HOP_SECONDS = 1e-12  # prefers fewer steps where the price is the same
 _ACTIONS = sorted({action for pair in ACTIONS for action in pair})
-_ALL_TO_ALL = _ACTIONS.index("all_to_all")
 _FORWARDS, _BACKWARDS = (np.array([_ACTIONS.index(pair[side]) for pair in ACTIONS]) for side in (0, 1))
-_LOCAL, _CUT = (np.array([action in some for action in _ACTIONS]) for some in (LOCAL, CUTS))
+_DONE = [COLLECTIVES[action] for action in _ACTIONS]
+_GIVEN, _BOTH, _CUT = (np.array([own.bytes_of == of for own in _DONE]) for of in ("given", "both", "smaller"))
+_EXCHANGES = np.array([own.route == "exchange" for own in _DONE])
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ NOMINAL = Pass(5e-6, 0.0)  # where no device is known
 class Terms:
     """A tensor of global `shape` on a mesh, and what moving it costs.
 
-    `seconds(axes, kind, full_bytes)`: axes joined, kind of COLLECTIVES, full_bytes the whole message of a group (output
+    `seconds(axes, kind, full_bytes)`: axes joined, kind of CARRIED, full_bytes the whole message of a group (output
     of an all_gather, input of a reduce_scatter, tensor of an all_reduce, local input of an all_to_all). `local`: a
     step without communication. `forward_times`: how often a forward is paid. Without `all_to_all` nothing is exchanged.
     `gradient_dtype`: that in which gradients are moved, "" for `dtype`.
@@ -100,7 +101,7 @@ class Prices:
         if not message.primitive:
             return 0.0
         size = float(message.full_bytes(*own))
-        if message.primitive not in COLLECTIVES:
+        if message.primitive not in CARRIED:
             return float(self.local.seconds(size))
         packing = float(self.local.seconds(sum(own))) if message.packed else 0.0
         return packing + self.seconds(axes, message.primitive, size)
@@ -129,10 +130,10 @@ class Prices:
         for times, widening, actions, given in ways:
             if actions is _FORWARDS or self.differentiable:
                 action = actions[pair]
-                whole = np.where(action == _ALL_TO_ALL, given, larger)
+                whole = np.where(_GIVEN[action], given, larger)
                 seconds += times * tables[widening][action, self.size_of[whole]]
                 passed = widening * np.where(_CUT[action], moved_seconds[1], moved_seconds[0])
-                seconds += times * np.where(_LOCAL[action], passed, 0.0)
+                seconds += times * np.where(_BOTH[action] | _CUT[action], passed, 0.0)
         if self.all_to_all:
             return start, stop, seconds
         possible = np.isfinite(seconds)
@@ -142,12 +143,12 @@ class Prices:
         """Seconds of each of _ACTIONS over these axes for each of the sizes that occur, so much widened."""
         table = np.zeros((len(_ACTIONS), len(self.sizes)))
         for row, action in enumerate(_ACTIONS):
-            if action in COLLECTIVES:
+            if action in CARRIED:
                 table[row] = [self.seconds(axes, action, size * widening) for size in self._sizes_bytes]
             elif action:
                 table[row] = self.local.launch_seconds
         if not self.all_to_all:
-            table[_ALL_TO_ALL] = np.inf
+            table[_EXCHANGES] = np.inf
         return table
 
     # --- the cheapest ways ---
@@ -209,7 +210,7 @@ class Prices:
     def term_seconds_once(self, term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
         """The same, paid once."""
         sizes = term.full_bytes(before, after) * (self.widening if term.backward else 1.0)
-        if term.primitive not in COLLECTIVES:
+        if term.primitive not in CARRIED:
             return self.local.seconds(sizes)
         known = {size: self.seconds(term.axes, term.primitive, size) for size in set(sizes.flat)}
         return np.array([known[size] for size in sizes.flat]).reshape(sizes.shape)

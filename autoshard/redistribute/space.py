@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, LocalSize, Placement, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.redistribute.collective_table import BACKWARD, FORWARD
+from autoshard.redistribute.collective_table import CHANGES
 from autoshard.redistribute.steps import axis_shards, clean_cut
 
 Integers = NDArray[np.int64]
@@ -54,8 +54,8 @@ class Moves:
     pair: Integers
 
 
-PAIRS = [("", ""), *FORWARD]  # ("", "") is a letter that turns from source to target
-ACTIONS = [("", ""), *((FORWARD[pair], BACKWARD[pair]) for pair in FORWARD)]
+PAIRS = [("", ""), *CHANGES]  # ("", "") is a letter that turns from source to target
+ACTIONS = [("", ""), *((change.forward, change.backward) for change in CHANGES.values())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ def pair_table(dims: int) -> Integers:
     table = np.full((codes, codes), -1, dtype=np.int64)
     for x, y in itertools.product(range(codes), repeat=2):
         pair = (_KINDS[x] if x < _FIRST_DIM else "S", _KINDS[y] if y < _FIRST_DIM else "S")
-        if x != y and pair in FORWARD:
+        if x != y and pair in CHANGES:
             table[x, y] = PAIRS.index(pair)
     return table
 

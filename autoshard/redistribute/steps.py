@@ -16,7 +16,7 @@ from autoshard.ir.intervals import Cut, runs
 from autoshard.ir.layout import AxisShard, Layout, LocalSize, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, DimCut
-from autoshard.redistribute.collective_table import BACKWARD, BY_INDEX, COLLECTIVES, CUTS, FORWARD, kind
+from autoshard.redistribute.collective_table import BY_INDEX, CARRIED, CHANGES, COLLECTIVES, kind
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def table_step(axes: Sequence[int], source: Layout, target: Layout) -> Step:
     """The step of the pair table that takes `axes` from where they are in `source` to where they are in `target`."""
     before = tuple(source.placements[a] for a in axes)
     after = tuple(target.placements[a] for a in axes)
-    pair = kind(before[0]), kind(after[0])
-    return Step(tuple(axes), before, after, FORWARD[pair], BACKWARD[pair])
+    change = CHANGES[kind(before[0]), kind(after[0])]
+    return Step(tuple(axes), before, after, change.forward, change.backward)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 
 @dataclass(frozen=True)
 class Message:
-    """`primitive`: one of COLLECTIVES, "copy" (local work) or "" (nothing).
+    """`primitive`: one of CARRIED, COPY (local work) or "" (nothing).
 
     Its full bytes, which price a collective or a pass over memory, are `factor` times those of the largest local
     tensor: of the one "before" the step, "after" it, the "larger" or the "smaller" of them, or of "both".
@@ -198,17 +198,13 @@ def messages(step: Step, mesh: Mesh) -> tuple[Message, Message]:
 
 
 def _message(step: Step, name: str, given: str, made: str, mesh: Mesh) -> Message:
-    if name == "all_to_all":
-        return Message(name, 1, given)
-    if name in COLLECTIVES:
-        return Message(name, 1, "larger")
-    if name == "exchange":
-        return Message("all_to_all", _partial_sums(step, given == "before", mesh), made, True)
-    if name == "gather":
-        return Message("all_gather", math.prod(mesh.sizes[a] for a in step.axes), given, True)
-    if name in CUTS:
-        return Message("copy", 2, "smaller")
-    return Message("copy", 1, "both") if name else Message("")
+    own = COLLECTIVES[name]
+    factor, of = own.factor, {"given": given, "made": made}.get(own.bytes_of, own.bytes_of)
+    if own.times == "members":
+        factor *= math.prod(mesh.sizes[a] for a in step.axes)
+    elif own.times == "partial":
+        factor *= _partial_sums(step, given == "before", mesh)
+    return Message(own.primitive, factor, of, own.by_index and own.primitive in CARRIED)
 
 
 def _partial_sums(step: Step, forward: bool, mesh: Mesh) -> int:

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autoshard.redistribute import CARRIED
 from autoshard.simulation.timeline import COMPUTE, Event, Timeline
 
 COMPUTED = ("forward", "backward", "recompute")
-EXPOSED = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-receive")  # and others, after these
+EXPOSED = tuple(own.words for own in CARRIED.values())  # and others, after these
 BUBBLE, OPTIMIZER, OTHER = "bubble", "optimizer", "other"
 LAST = (BUBBLE, OPTIMIZER, OTHER)
 Seconds = Mapping[str, float]
@@ -110,7 +111,7 @@ def split(events: Sequence[Event], start: float, end: float) -> dict[str, float]
     """[start, end] by what the device does: it computes, else communicates, else waits for its host."""
     own = [event for event in events if event.end_seconds > start and event.start_seconds < end]
     computed = apart(Busy(e.start_seconds, e.end_seconds, e.phase) for e in own if e.stream == COMPUTE)
-    talks = (Busy(e.start_seconds, e.end_seconds, e.collective.replace("_", "-")) for e in own if e.collective)
+    talks = (Busy(e.start_seconds, e.end_seconds, CARRIED[e.collective].words) for e in own if e.collective)
     exposed = without(apart(talks), computed)
     inside = [Busy(max(s.start, start), min(s.end, end), s.kind) for s in (*computed, *exposed)]
     inside = [span for span in inside if span.end > span.start]

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from autoshard.program.places.pipeline_schedule import Placed
+from autoshard.redistribute import CARRIED
 from autoshard.simulation.step_account import (
     BUBBLE,
     Seconds,
@@ -26,16 +27,8 @@ from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.simulation.timeline import COMPUTE, Event, Phase
 from autoshard.units import ROUNDING
 
-SENDS = "sends"
 # Of all stages on a page, in a trace a quarter, at 340 bytes each: more micro-batches are drawn by slot.
 MOST_EVENTS = 50_000
-_LANES = {
-    "all_gather": "gathers",
-    "all_reduce": "reductions",
-    "reduce_scatter": "reductions",
-    "all_to_all": "exchanges",
-    "send_receive": SENDS,
-}
 _PHASES: dict[str, Phase] = {"F": "forward", "B": "backward"}
 
 
@@ -101,7 +94,7 @@ def one_after_another(segments: Iterable[Segment]) -> Segment:
 
 def single(name: str, seconds: float, phase: Phase, collective: str = "", axes: tuple[str, ...] = ()) -> Segment:
     """One that is no operator of the program."""
-    stream = _LANES.get(collective, collective) or COMPUTE
+    stream = CARRIED[collective].lane if collective else COMPUTE
     own = Event(name, stream, 0.0, seconds, phase, 0.0, "", "", None, (), collective, axes)
     return Segment((own,) if seconds > 0 else (), seconds)
 
@@ -258,5 +251,5 @@ def _in_lanes(event: Event) -> Event:
     """Gathers, reductions and others apart, of each axis."""
     if not event.collective:
         return event
-    lane = _LANES.get(event.collective, event.collective)
+    lane = CARRIED[event.collective].lane
     return event._replace(lanes=tuple(f"{lane} {axis}" for axis in event.axes) or (lane,))

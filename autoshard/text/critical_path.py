@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoshard.errors import NAMED
 from autoshard.ir.plan import Plan
+from autoshard.redistribute import CARRIED
 from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Event, Timeline
 from autoshard.text.answer_labels import gap
 from autoshard.units import format_seconds
@@ -49,7 +50,7 @@ def _before(timeline: Timeline, place: int, ended: dict[float, list[int]]) -> in
 
 def _what(event: Event) -> str:
     if event.collective:
-        return f"{event.collective.replace('_', '-')} over {'+'.join(event.axes)}"
+        return f"{CARRIED[event.collective].words} over {'+'.join(event.axes)}"
     return _STREAMS.get(event.stream, event.stream)
 
 

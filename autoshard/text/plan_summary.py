@@ -21,7 +21,7 @@ from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Candidate, Fusion, Plan, RedistributionPlan
-from autoshard.redistribute import LOCAL
+from autoshard.redistribute import COLLECTIVES, LOCAL
 from autoshard.replay.reevaluate import resimulated
 from autoshard.servers.server_words import server_rows, server_title
 from autoshard.simulation.step_account import StepAccount, one_stage
@@ -170,7 +170,7 @@ def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
     for step in move.steps:
         for action, where in ((step.forward, ""), (step.backward, " in backward")):
             if action and action not in LOCAL and (differentiable or not where):
-                axes.setdefault(f"{action.replace('_', '-')} over {{}}{where}", []).append("+".join(step.axes))
+                axes.setdefault(f"{COLLECTIVES[action].words} over {{}}{where}", []).append("+".join(step.axes))
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
@@ -349,7 +349,7 @@ def collective_words(timeline: Timeline) -> str:
     if not found:
         return ""
     groups, streams = {axes for _, axes in found}, {axis for _, axes in found for axis in axes}
-    kinds = [f"{count.calls} {kind.replace('_', '-')} {'+'.join(axes)}" for (kind, axes), count in found.items()]
+    kinds = [f"{count.calls} {COLLECTIVES[kind].words} {'+'.join(axes)}" for (kind, axes), count in found.items()]
     many = f"{_number(len(groups), 'group')}, on {_number(len(streams), 'stream')}"
     return f"{sum(count.calls for count in found.values())} a step over {many}: {', '.join(kinds)}"
 

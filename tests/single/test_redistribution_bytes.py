@@ -90,7 +90,7 @@ def by_bytes(mesh: Mesh) -> Callable[[tuple[int, ...], str, float], float]:
 
     def seconds(axes: tuple[int, ...], kind: str, size: float) -> float:
         group = math.prod(mesh.sizes[a] for a in axes)
-        return 1e-7 + passes[kind] * size * (1 - 1 / group) * 1e-6
+        return 1e-7 + passes.get(kind, 1) * size * (1 - 1 / group) * 1e-6
 
     return seconds
 

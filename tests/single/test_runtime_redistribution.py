@@ -132,7 +132,7 @@ def test_the_direct_way_between_all_kinds(source: Layout) -> None:
 
 
 def price(axes: tuple[int, ...], primitive: str, full_bytes: float) -> float:
-    return FACTORS[primitive] * (1e-5 + full_bytes * 1e-8 / (axes[0] + 1))
+    return FACTORS.get(primitive, 1) * (1e-5 + full_bytes * 1e-8 / (axes[0] + 1))
 
 
 @settings(max_examples=150)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import axis_link, collective_seconds
-from autoshard.costs.collective import KINDS, joint_seconds
+from autoshard.costs.collective import joint_seconds
 from autoshard.costs.links import joint_link
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
+from autoshard.redistribute import CARRIED
 
 A100, ASCEND, CPU = load_hardware("a100-80g-sxm"), load_hardware("ascend-910a"), load_hardware("cpu-local")
 V100, B2, C910 = (load_hardware(name) for name in ("v100-32g-sxm2", "ascend-910b2", "ascend-910c"))
@@ -153,7 +154,7 @@ def test_mesh_larger_than_the_cluster():
         link(CPU, "dp=32", "dp")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CARRIED)
 def test_nothing_to_do_costs_nothing(kind):
     assert collective_seconds(A100, Mesh.parse("dp=1,tp=8"), 0, kind, 1e9) == 0
     assert collective_seconds(A100, Mesh.parse("dp=1,tp=8"), 1, kind, 0) == 0
@@ -183,7 +184,7 @@ def test_equal_to_a_ring_by_steps(size, full_bytes):
         assert collective_seconds(A100, mesh, 0, kind, full_bytes) == near(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CARRIED)
 def test_arrays_of_sizes_give_arrays(kind):
     sizes = np.array([0.0, 1.0, 3e4, 5e6, 1e9])
     for text in ("tp=8", "tp=24", "tp=1"):
@@ -209,7 +210,7 @@ def test_monotone_in_bytes_bandwidth_and_latency(sizes, full_bytes, factor, leve
         changed = level % len(hardware.links)
         faster = with_link(hardware, changed, bandwidth=chosen.bandwidth * factor)
         later = with_link(hardware, changed, latency_seconds=chosen.latency_seconds * factor)
-        for axis, kind in itertools.product(range(len(sizes)), KINDS):
+        for axis, kind in itertools.product(range(len(sizes)), CARRIED):
             seconds = collective_seconds(hardware, mesh, axis, kind, full_bytes)
             assert collective_seconds(hardware, mesh, axis, kind, full_bytes * factor) * slack >= seconds
             assert collective_seconds(faster, mesh, axis, kind, full_bytes) <= seconds * slack

@@ -31,7 +31,6 @@ from autoshard.ir.layout import (
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import (
     BACKWARD,
-    CUTS,
     FORWARD,
     LOCAL,
     Pass,
@@ -55,7 +54,7 @@ FACTORS = {"all_gather": 1.0, "reduce_scatter": 1.1, "all_reduce": 2.0, "all_to_
 
 
 def seconds(axes: tuple[int, ...], primitive: str, full_bytes: float) -> float:
-    return 1e-5 + FACTORS[primitive] * full_bytes / (3e7 * (axes[0] + 1))
+    return 1e-5 + FACTORS.get(primitive, 1) * full_bytes / (3e7 * (axes[0] + 1))
 
 
 def terms(
@@ -263,7 +262,7 @@ def _seconds(step: Step, before: Layout, shape: tuple[int, ...], mesh: Mesh, gra
     for name, own in zip((step.forward, step.backward), sizes_of(sizes, step, max(here, there)), strict=True):
         if name in (*LOCAL, "exchange", "gather"):  # alone, or to pack and unpack
             total += LOCAL_PASS.launch_seconds
-            total += LOCAL_PASS.seconds_per_byte * (2 * min(here, there) if name in CUTS else here + there)
+            total += LOCAL_PASS.seconds_per_byte * (2 * min(here, there) if name in ("slice", "pick") else here + there)
         if name in LOCAL:
             pass
         elif name:

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from autoshard.emit.classes import ClassWriter
 
 Effect = tuple[object, ...]
-_COLLECTIVES = frozenset({
-    "all_gather", "all_reduce", "all_to_all", "copy", "exchange", "gather_once", "mask", "reduce_scatter", "regather",
-    "slice_shard", "zero_pad",
-})  # fmt: skip
 _COLUMN_PARALLEL = (ALONE, SHARED)
 _AROUND = frozenset({"counted", "to_device"})  # what an operator makes
 
@@ -56,9 +52,7 @@ def asked(writer: ClassWriter, item: Instruction, within: frozenset[str]) -> Ite
 def _collective(step: Collective) -> Effect:
     if step.forward in redistribute.BY_INDEX:
         return "exchange", step.operand, step.axes, None, step.kept and not step.again, step.again
-    name, grad = redistribute.runtime_call(step.before[0], step.after[0])
-    if name == "all_gather" and (step.again or step.once):
-        name = "regather" if step.again else "gather_once"
+    name, grad = redistribute.runtime_call(step.before[0], step.after[0], step.again, step.once)
     return name, step.operand, step.axes, grad, step.kept, False
 
 
@@ -88,7 +82,7 @@ class Written:
                 yield name, self.value(inner.args[0]), ast.unparse(inner.args[1])
             elif name in ("to_host", "recomputed", "regather_before"):
                 yield name, self.value(inner.args[0])
-            elif name in _COLLECTIVES:
+            elif name in redistribute.CALLS:
                 yield self._moved(name, inner)
             elif name in VARIANTS or name in _COLUMN_PARALLEL:
                 yield self._varied(name, inner)
@@ -97,7 +91,7 @@ class Written:
         options = {
             own.arg: ast.literal_eval(own.value) for own in call.keywords if own.arg in ("grad", "kept", "again")
         }
-        axes, grad = self.axes.get(ast.unparse(call.args[1])), options.get("grad", redistribute.GRAD_DEFAULTS.get(name))
+        axes, grad = self.axes.get(ast.unparse(call.args[1])), options.get("grad", redistribute.CALLS[name])
         return name, self.value(call.args[0]), axes, grad, options.get("kept", False), options.get("again", False)
 
     def _varied(self, name: str, call: Any) -> Effect:
