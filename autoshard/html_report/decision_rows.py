@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     """One entry for each distinct block: name, note, rows."""
-    found, known = [], rules.candidates(graph, plan.mesh)
+    found, known = [], rules.granularities(graph, plan.mesh)
     for index, block in enumerate(plan_labels.blocks(plan, graph)):
         seconds = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows)
         times = f", {len(block.names)} times" if len(block.names) > 1 else ""
@@ -33,7 +33,7 @@ def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     return found
 
 
-def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> tuple[str, ...]:
+def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granularities) -> tuple[str, ...]:
     variant = f"\n{row.plan.variant}" if row.plan.variant else ""
     return (
         row.module,
@@ -48,7 +48,7 @@ def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candi
     )
 
 
-def _runner_up(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> str:
+def _runner_up(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granularities) -> str:
     """The next best choice in words, and what it would cost more."""
     parts = row.plan.parts
     if not parts.runner_up:

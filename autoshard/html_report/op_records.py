@@ -15,7 +15,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.ir.program import Compute, Program
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
-from autoshard.rules.candidates import candidates
+from autoshard.rules.granularities import granularities
 from autoshard.text import plan_labels
 from autoshard.text.chosen_words import chosen_words
 from autoshard.text.plan_summary import move_lines
@@ -30,7 +30,7 @@ def op_records(
     record_of: dict[str, int] = {}
     records: list[dict[str, Any]] = []
     code = _places(program, model_text, at_other_sizes(program, plan, graph) if model_text else OtherSizes())
-    known = candidates(graph, plan.mesh)
+    known = granularities(graph, plan.mesh)
     ops = iter(plan.ops)
     for block in plan_labels.blocks(plan, graph):
         first = len(records)

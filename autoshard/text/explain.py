@@ -31,7 +31,7 @@ from autoshard.ir.problem import Problem
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
-from autoshard.rules import candidates, find
+from autoshard.rules import find, granularities
 from autoshard.rules.strategy_words import plain_words
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.cached.search_cache import formulated as formulated_once
@@ -150,7 +150,7 @@ def _left_open(plan: Plan, graph: Graph, hardware: Hardware) -> str:
 
 
 def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[ExplainedChoice]:
-    known = candidates(graph, plan.mesh)
+    known = granularities(graph, plan.mesh)
     for kind, decided in decisions(plan):
         if isinstance(decided, OpPlan):
             if names is None or (kind, decided.op) in names:

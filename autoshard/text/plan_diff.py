@@ -10,7 +10,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.program.step_check import share_words
 from autoshard.replay.reevaluate import decisions, origin
-from autoshard.rules import candidates, find
+from autoshard.rules import find, granularities
 from autoshard.text import plan_labels
 from autoshard.text.explain import fold
 from autoshard.text.tables import ROWS, table, wrapped
@@ -73,7 +73,7 @@ def diff(one: Plan, graph: Graph, other: Plan, other_graph: Graph) -> Difference
 
 
 def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
-    known = candidates(graph, plan.mesh)
+    known = granularities(graph, plan.mesh)
     found = {}
     for kind, decided in decisions(plan):
         seconds = decided.parts.compute_seconds + decided.parts.communication_seconds

@@ -96,7 +96,7 @@ def without_casts(rows: tuple[BlockRow, ...], graph: Graph) -> tuple[BlockRow, .
 
 def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:
     """Each op's row with the module path of its block: up to the first number, as h.0 in h.0.attn."""
-    candidates = rules.candidates(graph, plan.mesh)
+    granularities = rules.granularities(graph, plan.mesh)
     ops = {op.name: op for op in graph.ops}
     moves: dict[str, list[RedistributionPlan]] = {}
     for move in plan.redistributions:
@@ -104,7 +104,7 @@ def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:
     rows = []
     for decided in plan.ops:
         op = ops[decided.op]
-        strategy = rules.find(graph, op, plan.mesh, candidates, decided.strategy)
+        strategy = rules.find(graph, op, plan.mesh, granularities, decided.strategy)
         owner = _block_of(op.module)
         module = op.module[len(owner) :].lstrip(".")
         served = f", {SERVED}" if plan.servers.count and strategy.host else ""

@@ -6,17 +6,17 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import explain, instance
 from autoshard.rules.algebra.strategy import Choice
-from autoshard.rules.candidates import Candidates
+from autoshard.rules.granularities import Granularities
 from autoshard.text.plan_labels import dim_words
 
 
-def unavailable_strategies(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[str]:
+def unavailable_strategies(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[str]:
     """`heads split over tp: some device would hold nothing: 12 units over 5 devices`, a line for each split and reason.
 
     Of splits over one axis, and of dims that no axis may split; combinations of axes are left out.
     """
     axes_of: dict[tuple[str, str], list[str]] = {}
-    for text, reason in explain(graph, op, mesh, candidates):
+    for text, reason in explain(graph, op, mesh, granularities):
         choice_text, _, axis = text.partition("@")
         if text == op.target:
             axes_of.setdefault(("any split", reason), [])

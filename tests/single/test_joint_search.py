@@ -38,7 +38,7 @@ from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import best_of, joint_search
 from autoshard.joint.least_memory import leanest_of
-from autoshard.joint.step_candidates import JointResult, fastest_of_each
+from autoshard.joint.solved_steps import JointResult, fastest_of_each
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower

@@ -25,7 +25,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
 from autoshard.package import package_files
-from autoshard.rules.candidates import candidates
+from autoshard.rules.granularities import granularities
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
@@ -419,10 +419,10 @@ def test_runners_up_are_in_words() -> None:
 def test_splits_that_are_not_offered_say_why() -> None:
     shape, mesh = (4, 6, 8, 5), Mesh.parse("dp=1,tp=5")
     graph, op = one_op("aten.scaled_dot_product_attention", [shape] * 3, [shape])
-    lines = unavailable_strategies(graph, op, mesh, candidates(graph, mesh))
+    lines = unavailable_strategies(graph, op, mesh, granularities(graph, mesh))
     assert "batch split over tp: some device would hold nothing: 4 units over 5 devices" in lines
     assert any(line.startswith("dim 2 of x1 split: ") for line in lines)  # keys are needed whole
     assert not any("dp" in line for line in lines)  # an axis of one device splits nothing
     assert any(line.startswith("heads split over tp: ") for line in lines)  # 6 heads leave one of 5 with nothing
     even = Mesh.parse("tp=2")
-    assert not any(" over tp" in line for line in unavailable_strategies(graph, op, even, candidates(graph, even)))
+    assert not any(" over tp" in line for line in unavailable_strategies(graph, op, even, granularities(graph, even)))
