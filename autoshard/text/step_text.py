@@ -14,7 +14,7 @@ from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.stage_problem import Part
-from autoshard.text.step_rows import HEADER, step_cells
+from autoshard.text.stage_table import STEP_HEADER, step_cells
 from autoshard.text.tables import table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds
 
@@ -42,7 +42,7 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
         *(line for message in certainty(found) for line in wrapped(message, width)),
     ]
     if found.others:
-        lines += ["", *table([HEADER, *map(step_cells, steps(found))], width)]
+        lines += ["", *table([STEP_HEADER, *map(step_cells, steps(found))], width)]
     for message in (*kept_some(found), *scaled(found), *narrower(found), *left_out(found)):
         lines += wrapped(message, width)
     return lines

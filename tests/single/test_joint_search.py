@@ -49,7 +49,7 @@ from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import StagePlan
-from autoshard.text.step_rows import step_cells
+from autoshard.text.stage_table import step_cells
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
 from tests.stage_brute_force import every_plan
