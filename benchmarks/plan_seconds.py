@@ -25,7 +25,7 @@ from autoshard.ir import graph_json, plan_json
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.simulation import simulate
-from autoshard.text.critical_path import LARGE, waits
+from autoshard.text.account_text import LARGE, waits
 from benchmarks import harness
 from benchmarks.harness import GPT2, LLAMA, LLAMA_8B, ROOT
 

@@ -63,9 +63,9 @@ def measure(graph_file: str, mesh_text: str) -> dict[str, Any]:
         return result
 
     def strategies() -> None:
-        candidates = rules.candidates(graph, mesh)
+        granularities = rules.granularities(graph, mesh)
         for op in graph.ops:
-            rules.strategies(graph, op, mesh, candidates)
+            rules.strategies(graph, op, mesh, granularities)
 
     timed("strategies", strategies)
     formulation = timed("formulate", lambda: formulate(graph, mesh, hardware, float("inf")))

@@ -18,7 +18,7 @@ from autoshard.ir.plan import KEEP_SOME, Plan, SizeStep
 from autoshard.joint.config_space import ParallelConfig
 from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
-from autoshard.joint.step_candidates import JointResult
+from autoshard.joint.solved_steps import JointResult
 from autoshard.joint.step_request_space import searched_step, with_mesh
 from autoshard.replay.command_line import dynamic_text
 from autoshard.replay.expected_step import expected_styles

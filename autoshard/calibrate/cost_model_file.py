@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoshard.cluster.profile_schema import CONSTANTS
+from autoshard.cluster.links_and_constants import CONSTANTS
 
 HEADER = """\
 # Constants of the cost formulas for {name} (the formulas are in autoshard/costs/),

@@ -301,7 +301,7 @@ def compare(options: argparse.Namespace) -> int:
     """Compare a torch.profiler trace of a real run with the prediction."""
     from autoshard.api import package_verbs, verbs
     from autoshard.calibrate import run_files
-    from autoshard.compare import compare_text
+    from autoshard.compare import differences
 
     if options.out:
         run_files.check_out(options.out)
@@ -315,9 +315,9 @@ def compare(options: argparse.Namespace) -> int:
         with step("fitting constants to the run", options.json):
             written = package_verbs.fit_run(made, measured, options.out)
     if options.json:
-        print_json(compare_text.as_dict(found) | {"calibration": run_files.as_dict(written) if written else None})
+        print_json(differences.as_dict(found) | {"calibration": run_files.as_dict(written) if written else None})
     else:
-        print(compare_text.text(found), *(["", run_files.summary(written)] if written else []), sep="\n")
+        print(differences.text(found), *(["", run_files.summary(written)] if written else []), sep="\n")
     return 0
 
 

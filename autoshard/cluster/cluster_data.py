@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoshard.cluster.profile_schema import OTHERWISE, Link, NodeHost
+from autoshard.cluster.links_and_constants import OTHERWISE, Link, NodeHost
 from autoshard.errors import UsageError
 
 SCHEMA_VERSION = 1

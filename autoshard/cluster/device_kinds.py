@@ -13,8 +13,8 @@ from itertools import accumulate, permutations
 from pathlib import Path
 
 from autoshard.cluster.cluster_data import SCHEMA_VERSION, DeviceKind, Hardware
+from autoshard.cluster.links_and_constants import Link
 from autoshard.cluster.profile_reader import Table
-from autoshard.cluster.profile_schema import Link
 from autoshard.cluster.topology import make_topology
 from autoshard.errors import UsageError
 

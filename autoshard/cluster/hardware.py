@@ -2,6 +2,7 @@
 
 `Hardware.text` is the whole profile as text (the file, then the constants it names), so that a plan can embed it and
 `parse_hardware` gives the same `Hardware` back. All figures are SI: bytes, bytes/s one way per device, seconds, FLOP/s.
+A new field of a device's description is one of `Hardware` (`cluster_data.py`), which `_hardware` here reads.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from autoshard.cluster.cluster_data import (
     precision_hint,
 )
 from autoshard.cluster.device_kinds import read_kinds, spec_kinds
-from autoshard.cluster.profile_reader import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
-from autoshard.cluster.profile_schema import (
+from autoshard.cluster.links_and_constants import (
     Link,
     NodeHost,
     read_constants,
@@ -31,6 +31,7 @@ from autoshard.cluster.profile_schema import (
     read_links,
     read_peaks,
 )
+from autoshard.cluster.profile_reader import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.system.files import LARGEST_TOML, data_folder, parse_toml, read_text

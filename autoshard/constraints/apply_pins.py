@@ -17,8 +17,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules import explain, instance
 from autoshard.rules.algebra.nesting import parts_problem
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.candidates import candidates
 from autoshard.rules.dynamic_strategies import needs_divisor
+from autoshard.rules.granularities import granularities
 from autoshard.rules.host_tables import SUMMED
 from autoshard.rules.operators import record
 from autoshard.rules.strategy_words import axis_words
@@ -222,7 +222,7 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
     if want.kind == "words":
         named = dict.fromkeys(axis_words(op, own, mesh.index(want.axis), graph) for own in site.strategies)
         return [f"over {want.axis} it offers: {', '.join(named)}"]
-    left_out = explain(graph, op, mesh, candidates(graph, mesh))
+    left_out = explain(graph, op, mesh, granularities(graph, mesh))
     wanted = {*factors, *(f"{factor}@{want.axis}" for factor in factors)}
     return [f"{name}: {reason}" for name, reason in left_out if name in wanted or name == op.target]
 
@@ -288,7 +288,7 @@ def _rule_reason(formulation: Formulation, site: Site) -> str:
     if site.kind != "op":
         return ""
     graph, mesh = formulation.graph, formulation.mesh
-    left_out = explain(graph, graph.by_op[site.name], mesh, candidates(graph, mesh))
+    left_out = explain(graph, graph.by_op[site.name], mesh, granularities(graph, mesh))
     single = [f"{name}: {reason}" for name, reason in left_out if " " not in name]
     return "; ".join(dict.fromkeys(single[:2]))
 

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.host_memory import host_of as host_of_node
 from autoshard.errors import InfeasibleError
-from autoshard.estimate.run_space import RunSpace, candidates, check_none, runs
+from autoshard.estimate.run_space import RunSpace, check_none, configurations, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, host_of
 from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
@@ -82,7 +82,7 @@ def best_runs(
             fitting.append((alone[key], number, run))
             peaks.append(memory.peak)
     if not possible:
-        check_none(space, candidates(space, hardware))
+        check_none(space, configurations(space, hardware))
     if not fitting:
         raise InfeasibleError(_none_fits(space, hardware, possible, least), "more devices, or a smaller batch or model")
     made: list[Estimate] = []

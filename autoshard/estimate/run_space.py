@@ -30,10 +30,10 @@ class RunSpace:
 def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
     """Every configuration that is possible, micro-batches ascending. Unless it is fixed, tensor
     parallelism stays in a node, and a sequence is shared where each device keeps `LEAST_TOKENS` of it."""
-    return (run for run in candidates(space, hardware) if is_possible(space.model, run))
+    return (run for run in configurations(space, hardware) if is_possible(space.model, run))
 
 
-def candidates(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
+def configurations(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
     """The same, possible or not."""
     unknown = sorted(set(space.fixed) - set(FREE))
     if unknown:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-from autoshard.exports.process_groups import group_number
+import numpy as np
+
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import CARRIED
 from autoshard.simulation.timeline import Event, Timeline
@@ -105,3 +106,16 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 def _string(field: int, value: str) -> bytes:
     return _bytes(field, value.encode())
+
+
+def group_of(mesh: Mesh, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
+    """The ranks, ascending, of the group of `rank` over the joined axes; ranks are row-major over the mesh."""
+    ranks = np.arange(mesh.size).reshape(mesh.sizes)
+    place = mesh.coordinates(rank)
+    index = tuple(slice(None) if name in axes else place[i] for i, name in enumerate(mesh.names))
+    return tuple(int(r) for r in np.sort(ranks[index].reshape(-1)))
+
+
+def group_number(mesh: Mesh, axes: tuple[str, ...]) -> int:
+    """A number that all groups over the same axes share: axes as bits."""
+    return sum(1 << mesh.index(axis) for axis in axes)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
-from autoshard.exports.chakra import execution_trace
+from autoshard.exports.chakra import execution_trace, group_number, group_of
 from autoshard.exports.kineto import profiler_trace
 from autoshard.exports.memory_snapshot import memory_snapshot
-from autoshard.exports.process_groups import group_number, group_of
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Program
 from autoshard.simulation.memory_curve import plan_memory

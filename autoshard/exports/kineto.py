@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autoshard.exports.process_groups import group_of
+from autoshard.exports.chakra import group_of
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import CARRIED

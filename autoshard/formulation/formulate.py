@@ -166,16 +166,16 @@ def _kinds(
     ops: Iterable[Op] | None = None,
 ) -> dict[str, OperatorKind]:
     """Op name -> its kind, of all operators or of `ops`. `allowed` may tell equal operators apart."""
-    candidates = rules.candidates(graph, mesh)
+    granularities = rules.granularities(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
     known: dict[object, OperatorKind] = {}
     found: dict[str, OperatorKind] = {}
     for op in graph.ops if ops is None else ops:
         same = tuple(op.operands.index(name) for name in op.operands)  # which operands are one tensor
         there = hosts.has(op)
-        key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same, there)
+        key = (id(granularities.signatures[op.name]), granularities.refinements(op), op.saved, same, there)
         if key not in offered:
-            every = rules.strategies(graph, op, mesh, candidates)
+            every = rules.strategies(graph, op, mesh, granularities)
             every += hosts.strategies(op, every) if there else ()
             usable = every if all_to_all else [s for s in every if s.variant not in EXCHANGING]
             once = len({*same}) == len(same)

@@ -13,6 +13,7 @@ from autoshard.ir.plan import Plan
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.solvers.common.result import fits
+from autoshard.text.answer_labels import MEMORY, STEP
 from autoshard.units import format_bytes, format_seconds
 
 FRAME = PlotFrame(720.0, 340.0, left=84.0, right=130.0, top=18.0, bottom=46.0)
@@ -83,7 +84,8 @@ def _marked(found: list[Alternative]) -> list[Alternative]:
 def view(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> dict[str, Any]:
     """Rows with the plot of them, and a sentence that says the same."""
     found = alternatives(plan, styles, front)
-    rows = [
+    rows = [("no.", "what it is", "kind", STEP, MEMORY, "outcome", "Pareto-optimal")]
+    rows += [
         (
             str(number),
             own.name,
@@ -103,7 +105,7 @@ def plot(found: Sequence[Alternative], plan: Plan) -> str:
     across = PlotAxis.of([own.seconds for own in found], FRAME.left, FRAME.end)
     up = PlotAxis.of([own.peak_bytes for own in found], FRAME.floor, FRAME.top, 1024.0)
     marks = [(across.at(value), format_seconds(value, 3)) for value in across.ticks()]
-    names = f"predicted step{across.note}", f"peak memory of a device{up.note}"
+    names = f"{STEP}{across.note}", f"{MEMORY}{up.note}"
     body = FRAME.panel(marks, up, format_bytes, names)
     best = [own for own in found if own.best]
     path = " L ".join(

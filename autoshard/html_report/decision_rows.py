@@ -9,12 +9,13 @@ from autoshard import rules
 from autoshard.errors import NAMED, UserError
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import parse_placement
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, RedistributionPlan, TensorPlan
 from autoshard.ir.program import Program
 from autoshard.program.weight_buckets import paths_by_dtype
 from autoshard.redistribute import BY_INDEX, reason
 from autoshard.text import plan_labels
-from autoshard.text.plan_summary import move_lines
+from autoshard.text.move_words import move_lines, moved_bytes
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -22,7 +23,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     """One entry for each distinct block: name, note, rows."""
-    found, known = [], rules.candidates(graph, plan.mesh)
+    found, known = [], rules.granularities(graph, plan.mesh)
     for index, block in enumerate(plan_labels.blocks(plan, graph)):
         seconds = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows)
         times = f", {len(block.names)} times" if len(block.names) > 1 else ""
@@ -32,14 +33,14 @@ def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     return found
 
 
-def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> tuple[str, ...]:
+def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granularities) -> tuple[str, ...]:
     variant = f"\n{row.plan.variant}" if row.plan.variant else ""
     return (
         row.module,
         row.op.target.partition(".")[2],
         row.words + variant,
         row.result,
-        "\n".join(move_lines(row.moves, graph)),
+        "\n".join(move_lines(row.moves, plan, graph)),
         format_seconds(row.plan.forward_seconds, 3),
         format_seconds(row.plan.backward_seconds, 3),
         _runner_up(row, plan, graph, known),
@@ -47,7 +48,7 @@ def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candi
     )
 
 
-def _runner_up(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> str:
+def _runner_up(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granularities) -> str:
     """The next best choice in words, and what it would cost more."""
     parts = row.plan.parts
     if not parts.runner_up:
@@ -66,12 +67,12 @@ def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:
     for block in plan_labels.blocks(plan, graph):
         for row in block.rows:
             where = f"{row.module or block.names[0]} {row.op.target.partition('.')[2]}".strip()
-            rows += [_move(move, graph, where, len(block.names)) for move in row.moves]
+            rows += [_move(move, graph, plan.mesh, where, len(block.names)) for move in row.moves]
     outside = [move for move in plan.redistributions if move.consumers[0] not in graph.by_op]
-    return rows + [_move(move, graph, f"the {move.consumers[0]}", 1) for move in outside]
+    return rows + [_move(move, graph, plan.mesh, f"the {move.consumers[0]}", 1) for move in outside]
 
 
-def _move(move: RedistributionPlan, graph: Graph, consumer: str, times: int) -> tuple[str, ...]:
+def _move(move: RedistributionPlan, graph: Graph, mesh: Mesh, consumer: str, times: int) -> tuple[str, ...]:
     paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
     name = paths.get(move.tensor, move.tensor)
     why = [
@@ -92,7 +93,7 @@ def _move(move: RedistributionPlan, graph: Graph, consumer: str, times: int) -> 
         "\n".join(map(str, move.steps)),
         "\n".join(why),
         f"{times}x",
-        format_bytes(graph.tensor(move.tensor).bytes),
+        format_bytes(moved) if (moved := moved_bytes(move, graph, mesh)) else "",
         format_seconds(move.forward_seconds, 3),
         format_seconds(move.backward_seconds, 3),
     )

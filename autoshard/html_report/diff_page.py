@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.model_flops import ideal_seconds
-from autoshard.html_report.memory_view import KINDS, bytes_by_kind
 from autoshard.html_report.picture.plan_picture import plan_svg
+from autoshard.html_report.timeline_series import KINDS, bytes_by_kind
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.simulation.step_account import StepAccount
 from autoshard.text import plan_diff
 from autoshard.text.account_text import kind_words
-from autoshard.text.answer_labels import certainty
-from autoshard.text.plan_summary import error_band
-from autoshard.units import format_bytes, format_seconds, signed_seconds
+from autoshard.text.answer_labels import MEMORY, STEP, certainty
+from autoshard.text.plan_diff import bytes_row, seconds_row
+from autoshard.text.plan_figures import error_band, peak_bytes, utilisation
+from autoshard.units import signed_seconds
 
 Row = tuple[str, str, str, str]
 SHOWN = 200
@@ -62,43 +62,30 @@ def _described(side: Side) -> str:
 
 def _figures(one: Side, other: Side) -> list[Row]:
     a, b = one.account, other.account
-    rows = [_seconds("predicted step", a.step_seconds, b.step_seconds)]
+    rows = [seconds_row(STEP, a.step_seconds, b.step_seconds)]
     bands = [str(error_band(side.plan, side.graph)) for side in (one, other)]
     rows.append(("error band", bands[0], bands[1], ""))
-    rows.append(_bytes("peak memory of a device", a.peak_bytes, b.peak_bytes))
-    shares = [_utilisation(side) for side in (one, other)]
+    rows.append(bytes_row(MEMORY, *(peak_bytes(side.plan, side.account) for side in (one, other))))
+    shares = [utilisation(side.plan, side.graph, side.account.step_seconds) for side in (one, other)]
     if all(shares):
         apart = f"{100 * (shares[1] - shares[0]):+.1f} points"
-        rows.append(("model FLOPs utilisation", f"{shares[0]:.1%}", f"{shares[1]:.1%}", apart))
+        rows.append(("MFU", f"{shares[0]:.1%}", f"{shares[1]:.1%}", apart))
     counts = [len(side.plan.redistributions) for side in (one, other)]
     rows.append(("redistributions", str(counts[0]), str(counts[1]), f"{counts[1] - counts[0]:+d}"))
     return rows
-
-
-def _utilisation(side: Side) -> float:
-    ideal = ideal_seconds(side.graph, side.hardware, side.plan.devices) * side.plan.step.micro_batches
-    return ideal / side.account.step_seconds if side.account.step_seconds else 0.0
 
 
 def _time(one: Side, other: Side) -> list[Row]:
     """The parts of the step, which add up to it, the mean of its stages."""
     a, b = one.account.mean, other.account.mean
     kinds = dict.fromkeys(kind for kind, _ in (*a.parts, *b.parts))
-    return [_seconds(kind_words(kind), a.seconds(kind), b.seconds(kind)) for kind in kinds]
+    return [seconds_row(kind_words(kind), a.seconds(kind), b.seconds(kind)) for kind in kinds]
 
 
 def _memory(one: Side, other: Side) -> list[Row]:
     a, b = (bytes_by_kind(side.program, side.graph, side.hardware) for side in (one, other))
-    return [_bytes(KINDS[kind], a[kind], b[kind]) for kind in KINDS if a[kind] or b[kind]]
+    return [bytes_row(KINDS[kind], a[kind], b[kind]) for kind in KINDS if a[kind] or b[kind]]
 
 
 def _change(own: plan_diff.ChangedDecision) -> tuple[str, str, str, str, str]:
     return own.name, f"{own.times}x", own.one, own.other, signed_seconds(own.seconds)
-
-
-def _seconds(name: str, a: float, b: float) -> Row:
-    return name, format_seconds(a), format_seconds(b), signed_seconds(b - a)
-
-
-def _bytes(name: str, a: float, b: float) -> Row:
-    return name, format_bytes(a), format_bytes(b), ("-" if b < a else "+") + format_bytes(abs(b - a))

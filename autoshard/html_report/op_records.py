@@ -5,22 +5,29 @@ Equal operators of repeated blocks share a record.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.code_text import printable
 from autoshard.emit.model_file import operator_lines
-from autoshard.html_report.other_choices import OtherChoices
+from autoshard.errors import NAMED
+from autoshard.formulation.cost_breakdown import Split, alternatives
+from autoshard.formulation.formulate import Formulation
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.ir.program import Compute, Program
 from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
-from autoshard.rules.candidates import candidates
+from autoshard.replay.reevaluate import choice_of
+from autoshard.rules.granularities import granularities
 from autoshard.text import plan_labels
-from autoshard.text.chosen_words import chosen_words
-from autoshard.text.plan_summary import move_lines
-from autoshard.text.unavailable_strategies import unavailable_strategies
-from autoshard.units import format_bytes, format_seconds
+from autoshard.text.answer_labels import chosen_words
+from autoshard.text.explain import formulated
+from autoshard.text.move_words import move_lines
+from autoshard.text.plan_labels import strategy_words, unavailable_strategies
+from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 
 def op_records(
@@ -30,14 +37,14 @@ def op_records(
     record_of: dict[str, int] = {}
     records: list[dict[str, Any]] = []
     code = _places(program, model_text, at_other_sizes(program, plan, graph) if model_text else OtherSizes())
-    known = candidates(graph, plan.mesh)
+    known = granularities(graph, plan.mesh)
     ops = iter(plan.ops)
     for block in plan_labels.blocks(plan, graph):
         first = len(records)
         for row in block.rows:
             why_not = unavailable_strategies(graph, row.op, plan.mesh, known)
             reasons = {"not": [*map(printable, why_not)], "why": printable(chosen_words(plan, row.plan))}
-            records.append({**_record(row, len(block.names), graph, others, code), **reasons})
+            records.append({**_record(row, len(block.names), plan, graph, others, code), **reasons})
         for _ in block.names:
             for position in range(len(block.rows)):
                 record_of[next(ops).op] = first + position
@@ -49,7 +56,7 @@ def op_records(
 
 
 def _record(
-    row: plan_labels.BlockRow, times: int, graph: Graph, others: OtherChoices, code: Mapping[str, str]
+    row: plan_labels.BlockRow, times: int, plan: Plan, graph: Graph, others: OtherChoices, code: Mapping[str, str]
 ) -> dict[str, Any]:
     own, rest = others.of(row.op.name)
     said = {
@@ -64,7 +71,7 @@ def _record(
         **{key: printable(words) for key, words in said.items()},
         "times": times,
         "parts": _parts(row.plan),
-        "before": [printable(line) for line in move_lines(row.moves, graph)],
+        "before": [printable(line) for line in move_lines(row.moves, plan, graph)],
         "others": [printable(str(other)) for other in own],
         "more": rest,
     }
@@ -93,3 +100,47 @@ def _places(program: Program, model_text: str, sizes: OtherSizes) -> dict[str, s
         op: f"model_parallel.py:{line}, {name}: {lines[line - 1].strip()}"
         for op, (line, name) in operator_lines(program, model_text, sizes).items()
     }
+
+
+@dataclass(frozen=True)
+class OtherChoice:
+    """A strategy in words; seconds more than the chosen one, of which `computing_seconds` are not communication."""
+
+    words: str
+    seconds: float
+    computing_seconds: float
+
+    def __str__(self) -> str:
+        talking = self.seconds - self.computing_seconds
+        named = ((self.computing_seconds, "computing"), (talking, "communication"))
+        parts = [f"{signed_seconds(own)} {name}" for own, name in named if abs(own) >= 1e-9]
+        return f"{self.words}: {signed_seconds(self.seconds)} a step ({', '.join(parts) or 'no difference'})"
+
+
+class OtherChoices:
+    """Asked by operator name; nothing where the plan's choices are not offered any more."""
+
+    def __init__(self, plan: Plan, graph: Graph, hardware: Hardware) -> None:
+        self.formulation: Formulation = formulated(plan, graph, hardware).formulation
+        choice = choice_of(plan, self.formulation)
+        self.choice = choice or ()
+        self.totals = alternatives(self.formulation.problem, self.choice) if choice is not None else []
+        self.split = Split(self.formulation)
+        self.node = {site.name: n for n, site in enumerate(self.formulation.sites) if site.kind == "op"}
+
+    def of(self, name: str) -> tuple[list[OtherChoice], int]:
+        """The best others, the cheapest first, and how many more there are."""
+        if not self.totals:
+            return [], 0
+        n = self.node[name]
+        site, chosen, totals = self.formulation.sites[n], self.choice[n], self.totals[n]
+        computing, _ = self.split.seconds(n)
+        graph, mesh = self.formulation.graph, self.formulation.mesh
+        found: dict[str, OtherChoice] = {}
+        for s in sorted(range(len(totals)), key=lambda s: (float(totals[s]), s)):
+            if s != chosen and math.isfinite(totals[s]):
+                words = strategy_words(graph.by_op[name], site.strategies[s], graph, mesh)
+                apart = float(totals[s] - totals[chosen]), float(computing[s] - computing[chosen])
+                found.setdefault(words, OtherChoice(words, *apart))
+        every = list(found.values())
+        return every[:NAMED], len(every) - len(every[:NAMED])

@@ -11,17 +11,24 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs import provenance as provenance_of
 from autoshard.html_report.alternatives_view import view
 from autoshard.html_report.decision_rows import blocks, buckets, redistributions, stored, weight_buckets
-from autoshard.html_report.headline_figures import answer, verdict
-from autoshard.html_report.memory_view import KINDS, by_kind, memory_series
-from autoshard.html_report.op_records import op_records
-from autoshard.html_report.other_choices import OtherChoices
+from autoshard.html_report.op_records import OtherChoices, op_records
 from autoshard.html_report.picture.plan_picture import about, plan_svg
 from autoshard.html_report.size_view import size_view
-from autoshard.html_report.timeline_series import LEGEND, longest, series, step_series, streams
+from autoshard.html_report.timeline_series import (
+    KINDS,
+    LEGEND,
+    by_kind,
+    longest,
+    memory_series,
+    series,
+    step_series,
+    streams,
+)
 from autoshard.html_report.whole_step_view import whole_step
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import MeshTried, Plan
+from autoshard.ir.graph_json import has_code
+from autoshard.ir.plan import Candidate, MeshTried, Plan
 from autoshard.ir.program import Program
 from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
@@ -30,16 +37,21 @@ from autoshard.search.style_plans import StylePlan
 from autoshard.servers.server_words import server_rows, server_title
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation.step_account import StepAccount
 from autoshard.simulation.step_operators import StepOperators
 from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.solvers.common.result import fits
-from autoshard.text.answer_labels import certainty, gap_words, space
-from autoshard.text.critical_path import left_open
-from autoshard.text.float8_labels import float8_words
-from autoshard.text.plan_summary import collective_words, devices_note, devices_table, purpose
-from autoshard.text.step_rows import HEADER, step_cells
-from autoshard.units import format_bytes, format_seconds
+from autoshard.text.account_text import breakdown, left_open, stage_breakdown
+from autoshard.text.answer_labels import MEMORY, STEP, certainty
+from autoshard.text.move_words import collective_words
+from autoshard.text.plan_figures import CERTIFICATE, PlanFigure, baselines, certificate, figures
+from autoshard.text.plan_labels import float8_words
+from autoshard.text.plan_summary import devices_note, devices_table, purpose
+from autoshard.text.stage_table import STEP_HEADER, step_cells
+from autoshard.units import counted, format_bytes, format_seconds
 
+SIZES = "Sizes are of the largest buffer on one device, times of one redistribution."
+FIGURES = ("data parallel", "FSDP", "Megatron")  # the styles that stand among the figures; the others in a sentence
 NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
 
 
@@ -74,7 +86,7 @@ def page(
         "precision": plan.precision,
         "optimizer": purpose(plan, graph),
         "verification": verdict(verification, plan.model),
-        **answer(plan, graph, hardware, step.account, styles),
+        **_answer(plan, graph, hardware, step.account, styles),
         "picture": plan_svg(plan, graph, hardware),
         "picture_text": about(plan, graph, hardware),
         "warnings": [
@@ -91,6 +103,23 @@ def page(
         **_chosen(plan, graph, program, timeline),
         **_certificate(plan, timeline),
         **view(plan, styles, front),
+    }
+
+
+def _answer(
+    plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount, styles: Sequence[StylePlan]
+) -> dict[str, Any]:
+    """The figures, what is gained over styles that people know, how sure the optimum is, and where the step goes."""
+    nodes = counted(len(hardware.nodes(plan.devices)), "node")
+    devices = PlanFigure("devices", str(plan.devices), f"{plan.where} of {hardware.name}, {nodes}")
+    compared = list(zip(baselines(plan, styles), styles, strict=True))
+    return {
+        "figures": [*figures(plan, graph, account), devices],
+        "gains": [own for own in compared if own[1].name in FIGURES],
+        "more_gains": [own for own in compared if own[1].name not in FIGURES],
+        "certainty": certainty(plan),
+        "parts": breakdown(account),
+        "stage_parts": stage_breakdown(account) if len(account.stages) > 1 else [],
     }
 
 
@@ -154,8 +183,8 @@ def _chosen(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> d
         "blocks": blocks(plan, graph),
         "stored": stored(plan, graph),
         "redistributions": redistributions(plan, graph),
-        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are of whole tensors, times of one.",
-        "collective_text": f"Collectives: {collective_words(timeline)}." if collective_words(timeline) else "",
+        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. {SIZES}",
+        "collective_text": f"Collectives: {words}." if (words := collective_words(timeline)) else "",
         "buckets": buckets(program),
         "weight_buckets": weight_buckets(program),
     }
@@ -169,23 +198,13 @@ LEVELS = (
 
 
 def _certificate(plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    certificate = plan.certificate
-    difference = plan.predicted_seconds - certificate.objective_seconds
+    difference = plan.predicted_seconds - plan.certificate.objective_seconds
     what = "A micro-batch, on average," if plan.step.micro_batches > 1 else "The simulated step"
     text = f"{certainty(plan)} {what} is {format_seconds(abs(difference))}"
     text += f" {'longer' if difference >= 0 else 'shorter'} than the sum of all costs, in which nothing overlaps."
     if words := left_open(plan, timeline):
         text += f" Left open: {words}."
-    show = format_bytes if plan.search.level == 1 else format_seconds
-    row = (
-        certificate.solver,
-        certificate.status + space(plan),
-        format_seconds(certificate.objective_seconds),
-        show(certificate.level_objective),
-        show(certificate.level_bound) if certificate.level_bound > 0 else "none",
-        gap_words(plan),
-    )
-    return {"certificate": row, "certificate_text": text, **_search(plan)}
+    return {"certificate": [CERTIFICATE, certificate(plan)], "certificate_text": text, **_search(plan)}
 
 
 def _search(plan: Plan) -> dict[str, Any]:
@@ -193,20 +212,28 @@ def _search(plan: Plan) -> dict[str, Any]:
     asked = LEVELS[plan.search.level]
     if plan.search.pins:
         asked += f"; pinned: {', '.join(plan.search.pins)}"
-    candidates: list[tuple[str, ...]] = [
-        (
-            c.name,
-            c.outcome,
-            format_seconds(c.objective_seconds),
-            format_seconds(c.predicted_seconds),
-            format_bytes(c.predicted_peak_bytes),
-        )
-        for c in plan.search.candidates
-    ]
-    meshes = [_mesh(m) for m in plan.search.meshes]
-    if plan.step.is_whole:  # of a micro-batch on one stage: their memory is not that of any device
-        candidates, meshes = [row[:-1] for row in candidates], [row[:-1] for row in meshes]
-    return {"asked": f"Asked for: {asked}.", "candidates": candidates, "meshes": meshes, "searched": _steps(plan)}
+    simulated = ("simulated",) if plan.step.is_whole else (STEP, MEMORY)  # of a micro-batch: no device's memory
+    rows = [(own.name, own.outcome, own.objective_seconds, own) for own in plan.search.candidates]
+    meshes = [(str(own.mesh), own.outcome, own.bound_seconds, own) for own in plan.search.meshes]
+    return {
+        "asked": f"Asked for: {asked}.",
+        "of": ", of each a micro-batch on one stage" * (plan.step.is_whole and not plan.servers.count),
+        "candidates": _tried(("how it was found", "outcome", "sum of costs", *simulated), rows),
+        "meshes": _tried(("mesh", "outcome", "computing alone takes", *simulated), meshes),
+        "searched": _steps(plan),
+    }
+
+
+def _tried(
+    head: tuple[str, ...], rows: Sequence[tuple[str, str, float, Candidate | MeshTried]]
+) -> list[tuple[str, ...]]:
+    """Under the head a row for each; cells are empty where nothing was simulated, or no bound is known."""
+    found = [head]
+    for name, outcome, seconds, own in rows:
+        made = (own.predicted_seconds, own.predicted_peak_bytes) if own.predicted_seconds > 0 else None
+        cells = (format_seconds(made[0]), format_bytes(made[1])) if made else ("", "")
+        found.append((name, outcome, format_seconds(seconds) if seconds else "", *cells)[: len(head)])
+    return found
 
 
 def _steps(plan: Plan) -> dict[str, Any] | None:
@@ -214,14 +241,7 @@ def _steps(plan: Plan) -> dict[str, Any] | None:
     if not plan.search.steps:
         return None
     rows = [step_cells(own) for own in plan.search.steps]
-    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "notes": sentences(plan.search.step_messages)}
-
-
-def _mesh(tried: MeshTried) -> tuple[str, ...]:
-    made = tried.predicted_seconds > 0
-    step = format_seconds(tried.predicted_seconds) if made else ""
-    bound = format_seconds(tried.bound_seconds) if tried.bound_seconds else ""
-    return str(tried.mesh), tried.outcome, bound, step, format_bytes(tried.predicted_peak_bytes) if made else ""
+    return {"rows": [(*STEP_HEADER[:-1], "outcome"), *rows], "notes": sentences(plan.search.step_messages)}
 
 
 def not_modelled(hardware: Hardware) -> str:
@@ -270,3 +290,31 @@ def provenance(plan: Plan, graph: Graph) -> list[tuple[str, str]]:
     """Hashes and versions: with these, the same command gives this page again."""
     rows = [("plan", plan_json.plan_hash(plan, graph)), ("graph", plan.graph_hash)]
     return rows + [(name, version) for name, version in plan.versions]
+
+
+def verdict(verification: Mapping[str, Any] | None, model: str) -> dict[str, str]:
+    """The strip under the title: verified, failed, or not verified, and how to."""
+    if verification is None:
+        text = (
+            "Run autoshard verify on its folder." if has_code(model) else f"{model} has no code: plan from the model."
+        )
+        return {"state": "unknown", "title": "Not verified.", "text": text}
+    passed = bool(verification.get("passed"))
+    title = "Verified." if passed else "Verification failed."
+    if not passed:
+        return {"state": "failed", "title": title, "text": str(verification.get("failure", ""))}
+    return {"state": "passed", "title": title, "text": _proof_words(verification)}
+
+
+def _proof_words(verification: Mapping[str, Any]) -> str:
+    """How it was verified, the largest error, at which reduced sizes or on which shorter mesh, what was left out."""
+    errors = [kind["largest"] for kind in verification["errors"].values() if kind["tensors"]]
+    how = {"gloo": "gloo processes", "lockstep": "devices in lock-step"}[verification["backend"]]
+    text = f"{verification['ranks']} {how}, float64, {verification['steps']} steps:"
+    text += f" largest relative error {max(errors):.1e}."
+    reduced = ", ".join(f"{item['argument']} {item['verified']}" for item in verification["reduced"])
+    text += f" At reduced sizes: {reduced}." if reduced else ""
+    mesh, planned = verification.get("mesh"), verification.get("planned_mesh")
+    text += f" On {mesh}, which stands for {planned}." if mesh != planned else ""
+    unverified = "; ".join(verification.get("unverified", ()))
+    return text + (f" Not verified: {unverified}." if unverified else "")

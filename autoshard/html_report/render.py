@@ -19,18 +19,8 @@ from autoshard.simulation.steps.program_step import AccountedStep, accounted_ste
 from autoshard.system.files import data_folder
 
 TABLE_SCRIPTS = ("tables.js",)
-SCRIPTS = (
-    *(
-        "units.js",
-        "timeline_data.js",
-        "timeline_view.js",
-        "timeline_input.js",
-        "memory_view.js",
-        "stages_view.js",
-        "main.js",
-    ),
-    *TABLE_SCRIPTS,
-)
+DRAWING = "units timeline_data timeline_view timeline_input memory_view stages_view main"
+SCRIPTS = (*(f"{name}.js" for name in DRAWING.split()), *TABLE_SCRIPTS)
 
 
 def render(

@@ -16,6 +16,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.replay.resize import reapply
 from autoshard.search.whole_step import predicted
+from autoshard.text.answer_labels import STEP
 from autoshard.text.size_table import size_table, size_words
 from autoshard.units import format_bytes, format_seconds
 
@@ -66,7 +67,7 @@ def _plot(own: DynamicSize, rows: Sequence[Row], plan: Plan) -> str:
     across = PlotAxis.of([float(size) for size, *_ in rows], FRAME.left, FRAME.end)
     up = PlotAxis.of([seconds for _, seconds, _ in rows], floor - BARS, FRAME.top)
     marks = [(across.at(size), str(size)) for size, *_ in rows]
-    aside = f"predicted step{up.note}; bars: share of steps" if plan.search.sizes else "predicted step"
+    aside = f"{STEP}{up.note}; bars: share of steps" if plan.search.sizes else STEP
     body = FRAME.panel(marks, up, format_seconds, (f"{own.name}{across.note}", aside))
     body += _bars(own, plan, across, floor)
     line = " L ".join(f"{svg.number(across.at(size))} {svg.number(up.at(seconds))}" for size, seconds, _ in rows)

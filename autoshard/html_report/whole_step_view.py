@@ -11,7 +11,7 @@ from autoshard.ir.plan import Plan
 from autoshard.program.step_check import share_words
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.simulation.steps.program_step import AccountedStep
-from autoshard.text.stage_table import part_words, stage_rows
+from autoshard.text.stage_table import HEADER, part_words, stage_rows
 from autoshard.units import counted
 
 
@@ -29,7 +29,7 @@ def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] 
         "text": text,
         "picture": stages_svg(timeline),
         "about": about_step(timeline),
-        "rows": stage_rows(plan, graph, timeline),
+        "rows": [(timeline.costs.word, *HEADER[1:]), *stage_rows(plan, graph, timeline)],
         "data": slots(timeline, [part_words(plan, graph, number)[0] for number in range(len(timeline.costs.parts))]),
     }
 

@@ -9,7 +9,7 @@ import numpy as np
 from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.point_reassignment import reassigned_points
-from autoshard.joint.step_candidates import StepCandidate, best_stages
+from autoshard.joint.solved_steps import SolvedStep, best_stages
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.memory_fit import NEAR
 from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
@@ -23,19 +23,19 @@ FAR = 0.9  # the closed form is at most this much above the simulated step
 
 def fastest_step(
     problem: StepProblem, split: BlockSplit | None, solution: StageSolution | None, best: float
-) -> StepCandidate | None:
+) -> SolvedStep | None:
     """The fastest of its plans that fits as it is simulated. Where none does as fast as it was solved, a stage is given
     as much less room as it needs more: several chunks of a stage keep more than their mean while one of them runs
     ahead. Between what is too little and what is enough the least is then sought."""
     own, found, room = problem, solution, problem.withheld_bytes
-    made: StepCandidate | None = None
+    made: SolvedStep | None = None
     for attempt in range(ROUNDS):
         known = min(best, made.seconds) if made else best
         if solution is None or found is None or found.plans[0].seconds * FAR >= known:
             break
         fastest, first = _fastest_fitting(problem, found)
         if fastest is not None and (made is None or fastest[1].step_seconds < made.seconds):
-            made = StepCandidate(problem, split, fastest[0], solution, fastest[1])
+            made = SolvedStep(problem, split, fastest[0], solution, fastest[1])
         over = np.maximum(np.array(first.peak_bytes) - problem.capacities, 0.0)
         solved = found.plans[0].seconds * (1 + LOOSE) if over.any() else np.inf
         if made is not None and fastest is not None and fastest[0].seconds <= solved:
@@ -46,9 +46,7 @@ def fastest_step(
     return made
 
 
-def _with_more_room(
-    made: StepCandidate, enough: float | Floats, too_little: float | Floats, best: float
-) -> StepCandidate:
+def _with_more_room(made: SolvedStep, enough: float | Floats, too_little: float | Floats, best: float) -> SolvedStep:
     """`made` or a faster one that fits: bytes withheld of the stages are bisected. What can't be simulated to less than
     `best` is not: it takes more room."""
     while (np.abs(np.asarray(enough) - too_little) > NEAR * made.problem.capacities).any():

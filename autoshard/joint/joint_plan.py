@@ -21,7 +21,7 @@ from autoshard.ir.plan import KEEP_ALL, KEEPS, BlockPolicy, Plan, StagePart, Ste
 from autoshard.joint.blocks.block_line import shortened
 from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.joint.blocks.stage_axes import REPLICAS
-from autoshard.joint.step_candidates import JointResult, StepCandidate
+from autoshard.joint.solved_steps import JointResult, SolvedStep
 from autoshard.rules.resize.captured_batch import followed_numbers
 from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
@@ -116,7 +116,7 @@ def _joint_plan(
     return graph, _certified(predicted(replace(made, search=search), graph), best)
 
 
-def _certified(plan: Plan, best: StepCandidate) -> Plan:
+def _certified(plan: Plan, best: SolvedStep) -> Plan:
     """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
     own = {RATIO: best.rest_seconds, MEMORY: plan.step_peak_bytes}
     objective = own.get(plan.search.level, plan.predicted_seconds)
@@ -128,14 +128,14 @@ def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
     into plans while the blocks' costs say that they are better than the best program so far that fits, and while none
     fits those that would, if their programs held as much more than their blocks say. What level 0 minimises is of
     blocks alone."""
-    made: list[tuple[StepCandidate, Graph, Plan]] = []
+    made: list[tuple[SolvedStep, Graph, Plan]] = []
     left = [found.best, *found.others]
 
-    def by_program(own: StepCandidate) -> tuple[float, float]:
+    def by_program(own: SolvedStep) -> tuple[float, float]:
         both = own.program_seconds, own.program_bytes
         return {RATIO: (own.rest_seconds, own.program_seconds), MEMORY: both[::-1]}.get(found.level, both)
 
-    def fit(own: StepCandidate) -> bool:
+    def fit(own: SolvedStep) -> bool:
         return fits(own.program_bytes, found.room_bytes)
 
     for own in left[:MOST_PLANS]:
@@ -159,14 +159,14 @@ def step_seconds(plan: Plan) -> float:
     return plan.step.predicted_seconds or plan.predicted_seconds
 
 
-def _parts(best: StepCandidate, found: JointResult) -> tuple[StagePart, ...]:
+def _parts(best: SolvedStep, found: JointResult) -> tuple[StagePart, ...]:
     if best.problem.choice.stages == 1:
         return ()
     blocks, ops = found.line.blocks, found.line.graph.ops
     return tuple(StagePart(part.stage, part.chunk, ops[blocks[part.first].first].name) for part in best.plan.parts)
 
 
-def _kept(best: StepCandidate, found: JointResult) -> tuple[BlockPolicy, ...]:
+def _kept(best: SolvedStep, found: JointResult) -> tuple[BlockPolicy, ...]:
     """What is kept of each block; of a module that occurs several times, the least that is kept anywhere."""
     problem, keeps = best.problem, dict[str, str]()
     for k, point in enumerate(best.plan.points):

@@ -31,7 +31,7 @@ from autoshard.joint.fitting_steps import FAR, fastest_step
 from autoshard.joint.front_store import FrontStore, FrontStores, SplitCosts, measured_replicas
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.least_overhead import least_overhead_of
-from autoshard.joint.step_candidates import JointResult, StepCandidate, best_stages, fastest_of_each, none_fits
+from autoshard.joint.solved_steps import JointResult, SolvedStep, best_stages, fastest_of_each, none_fits
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_local_search import as_solved, nearby_steps
 from autoshard.program.step_check import not_again
@@ -236,9 +236,9 @@ def best_of(
 ) -> JointResult:
     """Best first: what is left when the bound passes the best simulated step can't be better. Not `bounded`: without
     the bound on any order."""
-    search = _BestFirst([_Candidate(problem, split) for problem, split in problems], list(later))
-    found: list[StepCandidate] = []
-    unfit: list[StepCandidate] = []
+    search = _BestFirst([_BoundedStep(problem, split) for problem, split in problems], list(later))
+    found: list[SolvedStep] = []
+    unfit: list[SolvedStep] = []
     for own in search.hopeful():
         made = fastest_step(own.problem, own.split, own.solution, search.best)
         if made is not None:
@@ -250,22 +250,22 @@ def best_of(
     found = nearby_steps(found, unfit)
     search.best = min((own.seconds for own in found), default=np.inf)
     if not found:
-        raise none_fits([own.problem for own in search.candidates])
+        raise none_fits([own.problem for own in search.bounded])
     left = sum(len(own.choices) for own in search.later)
     found = fastest_of_each(found)
-    solved = [own for own in search.candidates if own.solved]
+    solved = [own for own in search.bounded if own.solved]
     solutions = [own.solution for own in solved if own.solution is not None]
     model = min(solution.plans[0].seconds for solution in solutions)
-    model_bound = min(own.form_least for own in search.candidates)
+    model_bound = min(own.form_least for own in search.bounded)
     model_bound = min([model_bound, *(own.least_seconds for own in search.later)])  # a form is no less than a step
     bound = search.bound() if bounded else 0.0
     return JointResult(
         found[0], tuple(found[1 : count + 1]), line, bound, float(model), float(min(model, model_bound)),
-        len(search.candidates) + left, len(solved), len(solutions), fronts, tuple(log.reasons.items()),
+        len(search.bounded) + left, len(solved), len(solutions), fronts, tuple(log.reasons.items()),
     )  # fmt: skip
 
 
-class _Candidate:
+class _BoundedStep:
     """A problem with the bounds on it, each made when it is asked for."""
 
     def __init__(self, problem: StepProblem, split: BlockSplit | None) -> None:
@@ -305,16 +305,16 @@ class _Candidate:
 
 
 class _BestFirst:
-    """Candidates in the order of their bounds: the memory of stages is looked at where the bound without it does not
+    """Steps in the order of their bounds: the memory of stages is looked at where the bound without it does not
     say enough, and a problem is solved where that does not. `best`: seconds of the fastest step so far."""
 
-    def __init__(self, candidates: list[_Candidate], later: list[Later]) -> None:
-        self.candidates, self.later = candidates, later
+    def __init__(self, bounded: list[_BoundedStep], later: list[Later]) -> None:
+        self.bounded, self.later = bounded, later
         self.best = np.inf
 
-    def hopeful(self) -> Iterator[_Candidate]:
-        """Candidates whose simulated step may be below the best so far."""
-        heap = [(own.any_order_least, number) for number, own in enumerate(self.candidates)]
+    def hopeful(self) -> Iterator[_BoundedStep]:
+        """Steps whose simulation may be below the best so far."""
+        heap = [(own.any_order_least, number) for number, own in enumerate(self.bounded)]
         heapify(heap)
         while True:
             if not heap or heap[0][0] >= self.best:
@@ -322,34 +322,34 @@ class _BestFirst:
                 if not made:
                     return
                 for number in made:
-                    heappush(heap, (self.candidates[number].any_order_least, number))
+                    heappush(heap, (self.bounded[number].any_order_least, number))
                 continue
             _, number = heappop(heap)
-            own = self.candidates[number]
+            own = self.bounded[number]
             if not own.roomed:
                 heappush(heap, (max(own.room.step_seconds, own.form_room.form_seconds * FAR), number))
             elif own.solution is not None and own.solution.plans[0].seconds * FAR < self.best:
                 yield own
 
     def _made_later(self) -> range:
-        """Candidates of the mesh of which the step may be shortest, if it may be shorter than the best."""
+        """Steps of the mesh of which the step may be shortest, if it may be shorter than the best."""
         least = min(self.later, key=lambda own: own.least_seconds, default=None)
         if least is None or least.least_seconds >= self.best:
             return range(0)
         self.later.remove(least)
-        first = len(self.candidates)
-        self.candidates += [_Candidate(*problem) for problem in least.problems()]
-        return range(first, len(self.candidates))
+        first = len(self.bounded)
+        self.bounded += [_BoundedStep(*problem) for problem in least.problems()]
+        return range(first, len(self.bounded))
 
     def bound(self) -> float:
         """Below the step of every plan in any order. The least bounds are made exact first; those that are left to
         be made are above the best."""
         least = self.best
-        heap = [(own.any_order_least, number) for number, own in enumerate(self.candidates)]
+        heap = [(own.any_order_least, number) for number, own in enumerate(self.bounded)]
         heapify(heap)
         while heap and heap[0][0] < least:
             _, number = heappop(heap)
-            own = self.candidates[number]
+            own = self.bounded[number]
             if not own.roomed:
                 heappush(heap, (own.room.step_seconds, number))
             else:

@@ -17,9 +17,9 @@ from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.config_space import RejectedConfigs
 from autoshard.joint.fitting_steps import fastest_step
-from autoshard.joint.step_candidates import (
+from autoshard.joint.solved_steps import (
     JointResult,
-    StepCandidate,
+    SolvedStep,
     best_of_each,
     best_stages,
     none_fits,
@@ -44,14 +44,14 @@ def leanest_of(
     tell: Callable[[str], None],
 ) -> JointResult:
     """InfeasibleError where none fits."""
-    candidates = list(problems)
-    heap = [(_share(problem), number, False) for number, (problem, _) in enumerate(candidates)]
+    every = list(problems)
+    heap = [(_share(problem), number, False) for number, (problem, _) in enumerate(every)]
     heapify(heap)
-    found: list[StepCandidate] = []
+    found: list[SolvedStep] = []
     least, bound, solved = np.inf, np.inf, 0
-    while heap and heap[0][0] <= min(least, candidates[heap[0][1]][0].capacity_bytes) * (1 + ROUNDING):
+    while heap and heap[0][0] <= min(least, every[heap[0][1]][0].capacity_bytes) * (1 + ROUNDING):
         own, number, exact = heappop(heap)
-        problem, split = candidates[number]
+        problem, split = every[number]
         if not exact:
             least_held = least_bytes(problem.bounding, _beside(problem, problem.bounding))
             heappush(heap, (max(least_held, problem.one_stage_least_bytes), number, True))
@@ -64,15 +64,15 @@ def leanest_of(
             least = min(least, made.peak_bytes)
             tell(f"{problem.choice}: {format_bytes(made.peak_bytes)}")
     if not found:
-        raise none_fits([problem for problem, _ in candidates])
+        raise none_fits([problem for problem, _ in every])
     ranked = best_of_each(found, lambda own: (own.peak_bytes, own.seconds))
     return JointResult(
-        ranked[0], tuple(ranked[1 : count + 1]), line, 0.0, ranked[0].plan.seconds, 0.0, len(candidates), solved,
+        ranked[0], tuple(ranked[1 : count + 1]), line, 0.0, ranked[0].plan.seconds, 0.0, len(every), solved,
         len(found), fronts, tuple(log.reasons.items()), MEMORY, float(min(bound, ranked[0].peak_bytes)),
     )  # fmt: skip
 
 
-def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | None:
+def _leanest(problem: StepProblem, split: BlockSplit | None) -> SolvedStep | None:
     """The fastest plan that holds no more than the least of its outer choice. Where a stage holds more as it is
     simulated than there is, as much less room is taken to be there."""
     own = problem
@@ -88,7 +88,7 @@ def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | 
             return None
         steps = [simulate_step(problem.step_costs(plan)) for plan in solution.plans]
         pairs = zip(solution.plans, steps, strict=True)
-        made = [StepCandidate(problem, split, plan, solution, step) for plan, step in pairs]
+        made = [SolvedStep(problem, split, plan, solution, step) for plan, step in pairs]
         fitting = [step for step in made if fits(step.peak_bytes, problem.capacity_bytes)]
         if fitting:
             return min(fitting, key=lambda step: (step.peak_bytes, step.seconds))

@@ -17,7 +17,7 @@ from autoshard.ir.problem import Floats
 from autoshard.joint.blocks.block_line import BlockLine
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.config_space import RejectedConfigs
-from autoshard.joint.step_candidates import JointResult, StepCandidate, best_of_each, least_points, none_fits
+from autoshard.joint.solved_steps import JointResult, SolvedStep, best_of_each, least_points, none_fits
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_local_search import StepLocalSearch
 from autoshard.joint.step_overhead import mean_seconds, overhead_fronts, overhead_of, with_overhead
@@ -41,14 +41,14 @@ def least_overhead_of(
     tell: Callable[[str], None],
 ) -> JointResult:
     """InfeasibleError where none fits."""
-    candidates = list(problems)
-    heap = [(_fastest(problem), number, False) for number, (problem, _) in enumerate(candidates)]
+    every = list(problems)
+    heap = [(_fastest(problem), number, False) for number, (problem, _) in enumerate(every)]
     heapify(heap)
-    found: list[StepCandidate] = []
+    found: list[SolvedStep] = []
     least, bound, solved = np.inf, np.inf, 0
     while heap and heap[0][0] <= least * (1 + ROUNDING):
         own, number, exact = heappop(heap)
-        problem, split = candidates[number]
+        problem, split = every[number]
         if not exact:
             heappush(heap, (max(own, overhead_bound(problem)), number, True))
             continue
@@ -62,10 +62,10 @@ def least_overhead_of(
             least = min(least, made.rest_seconds)
             tell(f"{problem.choice}: {format_seconds(made.rest_seconds)}")
     if not found:
-        raise none_fits([problem for problem, _ in candidates])
+        raise none_fits([problem for problem, _ in every])
     ranked = best_of_each(found, lambda own: (own.rest_seconds, own.seconds))
     return JointResult(
-        ranked[0], tuple(ranked[1 : count + 1]), line, 0.0, ranked[0].plan.seconds, 0.0, len(candidates), solved,
+        ranked[0], tuple(ranked[1 : count + 1]), line, 0.0, ranked[0].plan.seconds, 0.0, len(every), solved,
         len(found), fronts, tuple(log.reasons.items()), RATIO, 0.0, float(min(bound, ranked[0].rest_seconds)),
     )  # fmt: skip
 
@@ -90,11 +90,11 @@ def overhead_bound(problem: StepProblem) -> float:
     return max(mean_seconds(problem, own[0]), exact) * (1 - ROUNDING)
 
 
-def least_overhead(problem: StepProblem, split: BlockSplit | None) -> StepCandidate | None:
+def least_overhead(problem: StepProblem, split: BlockSplit | None) -> SolvedStep | None:
     """The least of an outer choice that fits as it is simulated, of those that its count of memory finds, and of plans
     near it that have as little the fastest. Where a stage holds more than there is, as much less room is taken to be
     there."""
-    own, found = problem, list[StepCandidate]()
+    own, found = problem, list[SolvedStep]()
     for attempt in range(ROUNDS):
         plans = _plans(own)
         made = [_made(problem, split, plan) for plan in plans]
@@ -149,7 +149,7 @@ def _one_stage(problem: StepProblem, points: tuple[int, ...]) -> StagePlan:
     return StagePlan(parts, points, closed_form(problem.stage_problem, parts, points))
 
 
-def _made(problem: StepProblem, split: BlockSplit | None, plan: StagePlan) -> StepCandidate:
+def _made(problem: StepProblem, split: BlockSplit | None, plan: StagePlan) -> SolvedStep:
     timed = replace(plan, seconds=closed_form(problem.stage_problem, plan.parts, plan.points))
     solution = StageSolution(problem.stage_problem, (timed,), 0.0)
-    return StepCandidate(problem, split, timed, solution, simulate_step(problem.step_costs(timed)))
+    return SolvedStep(problem, split, timed, solution, simulate_step(problem.step_costs(timed)))

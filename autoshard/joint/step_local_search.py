@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.point_reassignment import reassigned_points
-from autoshard.joint.step_candidates import StepCandidate
+from autoshard.joint.solved_steps import SolvedStep
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
 from autoshard.solvers.stages.counted_points import undominated
@@ -29,10 +29,10 @@ EFFORT = 1_500_000  # slots that may be simulated, a block's costs counted as so
 _OF_BLOCK = 20
 
 
-def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> StepCandidate:
+def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> SolvedStep:
     """The best plan of a solution, whether it fits as it is simulated or not."""
     plan = solution.plans[0]
-    return StepCandidate(problem, split, plan, solution, simulate_step(problem.step_costs(plan)))
+    return SolvedStep(problem, split, plan, solution, simulate_step(problem.step_costs(plan)))
 
 
 class StepLocalSearch:
@@ -43,7 +43,7 @@ class StepLocalSearch:
     ) -> None:
         self.left, self.allowed = effort, allowed
 
-    def fastest(self, found: StepCandidate) -> StepCandidate:
+    def fastest(self, found: SolvedStep) -> SolvedStep:
         """A step that fits and is faster than `found`, or fits where that does not; else `found`."""
         problem = found.problem
         own, timeline = found.plan, found.timeline
@@ -152,7 +152,7 @@ def _other_points(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[int, 
                 points[block], points[other] = points[other], points[block]
 
 
-def nearby_steps(found: list[StepCandidate], unfit: list[StepCandidate]) -> list[StepCandidate]:
+def nearby_steps(found: list[SolvedStep], unfit: list[SolvedStep]) -> list[SolvedStep]:
     """`found` with faster ones near them in their place, and of `unfit` what fits near them. The fastest are looked at
     first."""
     search, best = StepLocalSearch(), min((own.seconds for own in found), default=np.inf)

@@ -19,7 +19,7 @@ from autoshard.joint.blocks.context_expert_cuts import expert_count, longest_tok
 from autoshard.joint.config_space import ConfigSpace, read_choices
 from autoshard.joint.front_store import FrontStores
 from autoshard.joint.joint_search import joint_search
-from autoshard.joint.step_candidates import JointResult
+from autoshard.joint.solved_steps import JointResult
 from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest

@@ -315,12 +315,12 @@ def _with_kept(program: Program, graph: Graph) -> Program:
 
 def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:
     """Op name -> the strategy that the plan names. Raises UsageError where an op doesn't offer it."""
-    candidates = rules.candidates(graph, plan.mesh)
+    granularities = rules.granularities(graph, plan.mesh)
     known = graph.once(_known_strategies).setdefault(plan.mesh, {})
 
     def chosen(op: str, text: str) -> Strategy:
         if (op, text) not in known:
-            asked = graph, graph.by_op[op], plan.mesh, candidates, text
+            asked = graph, graph.by_op[op], plan.mesh, granularities, text
             known[op, text] = rules.named(*asked) or rules.find(*asked)
         return known[op, text]
 

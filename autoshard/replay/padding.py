@@ -120,7 +120,7 @@ class _Walk:
         self, graph: Graph, dims: Mapping[str, int], mesh: Mesh, following: set[str], labels: Mapping[str, int]
     ) -> None:
         self.graph, self.mesh, self.following, self.labels = graph, mesh, following, dict(labels)
-        self.known = rules.candidates(graph, mesh)
+        self.known = rules.granularities(graph, mesh)
         self.placed: dict[str, Placement] = {name: Shard(dim) for name, dim in dims.items()}
 
     def reaches_the_loss(self) -> bool:

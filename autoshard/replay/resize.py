@@ -147,7 +147,7 @@ def keyed_ops(graph: Graph) -> dict[Key, Op]:
 
 
 def _strategies(plan: Plan, full: Graph, reduced: Graph, mesh: Mesh) -> dict[str, Strategy]:
-    candidates, full_candidates = rules.candidates(reduced, mesh), rules.candidates(full, plan.mesh)
+    granularities, full_granularities = rules.granularities(reduced, mesh), rules.granularities(full, plan.mesh)
     decided = {op.op: op.strategy for op in plan.ops}
     full_ops = keyed_ops(full)
     strategies = {}
@@ -158,8 +158,8 @@ def _strategies(plan: Plan, full: Graph, reduced: Graph, mesh: Mesh) -> dict[str
                 "reduce sizes only (layers, sequence, vocabulary), not the structure of a layer",
             )
         name = full_ops[key].name
-        text = rules.carry(decided[name], full_candidates.refinements(full_ops[key]), candidates.refinements(op))
-        strategies[op.name] = rules.find(reduced, op, mesh, candidates, text)
+        text = rules.carry(decided[name], full_granularities.refinements(full_ops[key]), granularities.refinements(op))
+        strategies[op.name] = rules.find(reduced, op, mesh, granularities, text)
     return strategies
 
 

@@ -3,8 +3,8 @@
 from autoshard.rules.algebra.instance import Instance, TensorFacts, bind
 from autoshard.rules.algebra.notation import Dim, Rule, RuleError, Term
 from autoshard.rules.algebra.strategy import Choice, Strategy
-from autoshard.rules.candidates import Candidates, candidates
 from autoshard.rules.enumerate import carry, explain, find, named, offered, strategies
+from autoshard.rules.granularities import Granularities, granularities
 from autoshard.rules.host_tables import host_problem, host_strategies, host_tables
 from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import has_rule, instance
@@ -12,9 +12,9 @@ from autoshard.rules.operators import OPERATORS
 
 __all__ = [
     "OPERATORS",
-    "Candidates",
     "Choice",
     "Dim",
+    "Granularities",
     "Instance",
     "LocalCall",
     "Rule",
@@ -23,10 +23,10 @@ __all__ = [
     "TensorFacts",
     "Term",
     "bind",
-    "candidates",
     "carry",
     "explain",
     "find",
+    "granularities",
     "has_rule",
     "host_problem",
     "host_strategies",

@@ -14,21 +14,21 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.derive import Placements, choices, differentiable, placements, resolve, sizes_problem
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.strategy import Choice, Strategy
-from autoshard.rules.candidates import Candidates, Refinements
-from autoshard.rules.candidates import candidates as candidates_of
 from autoshard.rules.dynamic_strategies import holds, probes, problem
+from autoshard.rules.granularities import Granularities, Refinements
+from autoshard.rules.granularities import granularities as granularities_of
 from autoshard.rules.host_tables import on_host
 from autoshard.rules.operator_table import instance
 
 REPEAT = Choice("repeat")
 
 
-def strategies(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> tuple[Strategy, ...]:
+def strategies(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> tuple[Strategy, ...]:
     """Every combination of choices over the axes that the rule, the sizes and the layouts allow, plainest first.
 
     Of those with the same layouts and variant only the first is kept.
     """
-    every = derive(instance(graph, op), candidates.refinements(op), mesh)
+    every = derive(instance(graph, op), granularities.refinements(op), mesh)
     return _at_all_sizes(graph, op, mesh, every) if graph.dynamic else every
 
 
@@ -45,29 +45,29 @@ def _at_all_sizes(graph: Graph, op: Op, mesh: Mesh, every: tuple[Strategy, ...])
 
 def refinements(graph: Graph, mesh: Mesh, name: str) -> Refinements:
     """Of an operator, in which its factors may be cut."""
-    return candidates_of(graph, mesh).by_op.get(name, ())
+    return granularities_of(graph, mesh).by_op.get(name, ())
 
 
-def find(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) -> Strategy:
+def find(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities, text: str) -> Strategy:
     """The strategy that prints as `text`, or means the same; raises UsageError that lists those there are."""
-    bound, refined = instance(graph, op), candidates.refinements(op)
+    bound, refined = instance(graph, op), granularities.refinements(op)
     by_text = _by_text(bound, refined, mesh)
     plain = text.removesuffix(f" {HOST}")
     found = by_text.get(plain) or _equivalent(bound, refined, mesh, plain)
     if found is not None and plain != text:
         found = on_host(graph, op, found)
     if found is None:
-        reasons = dict(explain(graph, op, mesh, candidates))
+        reasons = dict(explain(graph, op, mesh, granularities))
         why = f" ({reasons[text]})" if text in reasons else ""
         message = f"{op.name} ({op.target}) has no strategy {text!r} on {mesh}{why}"
         raise UsageError(message, f"one of: {'; '.join(by_text)}")
     return found
 
 
-def named(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) -> Strategy | None:
+def named(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities, text: str) -> Strategy | None:
     """The strategy that prints as `text`, without the others; None where none does, or a part of it is in the memory of
     the host. Of several that mean the same, `find` gives the one that is offered."""
-    return _named(instance(graph, op), candidates.refinements(op), mesh, text)
+    return _named(instance(graph, op), granularities.refinements(op), mesh, text)
 
 
 @cache
@@ -135,10 +135,10 @@ def _meaning(strategy: Strategy) -> tuple[object, ...]:
     return strategy.operands, strategy.results, strategy.variant
 
 
-def explain(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tuple[str, str]]:
+def explain(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[tuple[str, str]]:
     """(choice text, reason) of what is left out: single choices as `n@tp`, combinations of possible ones as `n n/3`."""
     bound = instance(graph, op)
-    refined = candidates.refinements(op)
+    refined = granularities.refinements(op)
     reasons = [(factor, "the operator needs all of it") for factor in bound.rule.whole]
     if not bound.known:
         reasons.append((op.target, "there is no rule for this operator: every axis repeats it"))
@@ -151,14 +151,14 @@ def explain(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tu
         reason = sizes_problem(bound, chosen, mesh.sizes)
         if reason:
             reasons.append((" ".join(map(str, chosen)), reason))
-    return [*reasons, *_dynamic_reasons(graph, op, mesh, candidates)]
+    return [*reasons, *_dynamic_reasons(graph, op, mesh, granularities)]
 
 
-def _dynamic_reasons(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tuple[str, str]]:
+def _dynamic_reasons(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[tuple[str, str]]:
     """The same of what does not hold at every dynamic size; of a single choice on one axis as `n@tp`, too."""
     if not graph.dynamic:
         return []
-    every = derive(instance(graph, op), candidates.refinements(op), mesh)
+    every = derive(instance(graph, op), granularities.refinements(op), mesh)
     kept = {str(own) for own in _at_all_sizes(graph, op, mesh, every)}
     found = []
     for own in every:
@@ -264,7 +264,7 @@ def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
     return bound.rule.variant if not own or any(choice.factor in own for choice in chosen) else ""
 
 
-def offered(graph: Graph, mesh: Mesh, candidates: Candidates) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:
+def offered(graph: Graph, mesh: Mesh, granularities: Granularities) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:
     """Every op with its strategies, in execution order."""
     for op in graph.ops:
-        yield op, strategies(graph, op, mesh, candidates)
+        yield op, strategies(graph, op, mesh, granularities)

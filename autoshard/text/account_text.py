@@ -1,10 +1,15 @@
-"""Where a whole step goes, as tables: one row a part, or with stages one row a stage. They add up to the step."""
+"""Where a step goes: its parts, which add up to it, and what it waits for, one task beginning as another ends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autoshard.errors import NAMED
+from autoshard.ir.plan import Plan
+from autoshard.redistribute import CARRIED
 from autoshard.simulation.step_account import BUBBLE, COMPUTED, OPTIMIZER, OTHER, StageAccount, StepAccount
+from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Event, Timeline
+from autoshard.text.answer_labels import STEP, gap
 from autoshard.units import format_bytes, format_seconds
 
 EXPOSED = "exposed communication"
@@ -21,13 +26,12 @@ def parts(account: StepAccount) -> list[tuple[str, float]]:
     return [(kind_words(kind), seconds) for kind, seconds in account.mean.parts]
 
 
-def breakdown_rows(account: StepAccount) -> list[tuple[str, str, str]]:
-    """`time breakdown`, of the mean stage where there are several."""
-    mean = f" (mean of {len(account.stages)} stages)" if len(account.stages) > 1 else ""
-    step = account.step_seconds or 1.0
-    rows = [(format_seconds(seconds), f"{seconds / step:5.1%}  {name}") for name, seconds in parts(account)]
-    rows.append((format_seconds(account.step_seconds), f"{1:5.0%}  predicted step{mean}"))
-    return [("time breakdown" if n == 0 else "", *row) for n, row in enumerate(rows)]
+def breakdown(account: StepAccount) -> list[tuple[str, str, str]]:
+    """(part of the step, seconds, share), of the mean stage where there are several; they add up to the last, the
+    step."""
+    step = account.step_seconds
+    rows = [*parts(account), (STEP, step)]
+    return [(what, format_seconds(own), f"{own / step:.1%}" if step else "") for what, own in rows]
 
 
 def stage_breakdown(account: StepAccount) -> list[tuple[str, ...]]:
@@ -48,3 +52,70 @@ def _cells(stage: StageAccount, columns: Sequence[str]) -> list[str]:
 
 def _seconds(stage: StageAccount, name: str) -> float:
     return stage.exposed_seconds if name == EXPOSED else stage.seconds(name)
+
+
+HOST = "the host"
+LARGE = 0.05  # a gap that asks for a reason
+_STREAMS = {COMPUTE: "computing", HOST_MEMORY: "look-ups on the host", HOST_LINK: "the link to the host"}
+
+
+def critical_seconds(timeline: Timeline) -> dict[str, float]:
+    """What -> seconds of the step, the longest first; together they are the step.
+
+    Back from the event that ends last: each began when what it waited for had ended, or its stream was free; else when
+    the host had issued it, which had issued what was before since a look-up held it up, or the step began.
+    """
+    ended: dict[float, list[int]] = {}
+    for n, own in enumerate(timeline.events):
+        ended.setdefault(own.end_seconds, []).append(n)
+    found: dict[str, float] = {}
+    every = range(len(timeline.events))
+    place: int | None = max(every, key=lambda n: timeline.events[n].end_seconds) if every else None
+    while place is not None:
+        event = timeline.events[place]
+        found[_what(event)] = found.get(_what(event), 0.0) + event.duration_seconds
+        place = _before(timeline, place, ended)
+        if place is None or timeline.events[place].end_seconds < event.start_seconds:
+            until = 0.0 if place is None else timeline.events[place].end_seconds
+            found[HOST] = found.get(HOST, 0.0) + event.start_seconds - until
+    longest = sorted(found.items(), key=lambda row: (-row[1], row[0]))
+    return {what: seconds for what, seconds in longest if seconds > 0}
+
+
+def _before(timeline: Timeline, place: int, ended: dict[float, list[int]]) -> int | None:
+    """The event for which this one began no sooner: None for the host alone."""
+    event = timeline.events[place]
+    there = [n for n in ended.get(event.start_seconds, ()) if n < place]
+    waited = [n for n in there if n in event.waits] or there
+    if waited or event.start_seconds == 0:
+        return waited[-1] if waited else None
+    held = [n for n, own in enumerate(timeline.events[:place]) if own.stream == HOST_MEMORY]
+    return held[-1] if held and timeline.events[held[-1]].end_seconds < event.start_seconds else None
+
+
+def _what(event: Event) -> str:
+    if event.collective:
+        return f"{CARRIED[event.collective].words} over {'+'.join(event.axes)}"
+    return _STREAMS.get(event.stream, event.stream)
+
+
+def waits(timeline: Timeline) -> str:
+    """`computing 4.6 ms, the host 3.8 ms and 2 more`: together the step."""
+    parts = [f"{what} {format_seconds(own, 3)}" for what, own in critical_seconds(timeline).items()]
+    rest = len(parts) - NAMED
+    named = [*parts[:NAMED], *([f"{rest} more"] if rest > 0 else [])]
+    return ", ".join(named[:-1]) + f" and {named[-1]}" if len(named) > 1 else "".join(named)
+
+
+def left_open(plan: Plan, timeline: Timeline) -> str:
+    """What a large gap of the step is made of, "" where there is none.
+
+    `critical path of the step: computing 4.6 ms, the host 3.8 ms, …; the bound …`
+    """
+    share = gap(plan)
+    if plan.search.level != 2 or plan.step.micro_batches > 1 or share is None or share < LARGE:
+        return ""
+    return (
+        f"critical path of the step: {waits(timeline)}; the bound considers one bottleneck at a time in forward and in "
+        "backward (host, longest dependency path, or one link), the step meets several"
+    )

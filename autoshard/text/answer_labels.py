@@ -1,18 +1,19 @@
-"""The answer in a few words: what is gained over known styles, and how sure it is that nothing better exists."""
+"""The answer in a few words: what is gained over known styles, how sure it is, and why a plan has what it has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import Candidate, OpPlan, Plan
 from autoshard.replay.command_line import style_of
+from autoshard.search import objectives
 from autoshard.solvers.common.result import fits
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import counted, format_bytes, format_seconds, signed_seconds
 
 if TYPE_CHECKING:
     from autoshard.search.style_plans import StylePlan
 
+STEP, MEMORY = "predicted step", "memory per device"  # what these are called wherever they are shown
 CLOSED = 5e-5  # a gap that is smaller is none, as shown
 
 
@@ -87,12 +88,8 @@ def _simulated(plan: Plan) -> str:
     )
 
 
-def gains(plan: Plan, styles: Iterable[StylePlan]) -> list[tuple[StylePlan, str]]:
-    """Each style with `1.16x faster`, `1.02x slower`, that it does not fit, or why there is none."""
-    return [(style, _gain(plan, style)) for style in styles]
-
-
-def _gain(plan: Plan, style: StylePlan) -> str:
+def gain_words(plan: Plan, style: StylePlan) -> str:
+    """`1.16x faster`, `1.02x slower`, that it does not fit, or why there is none."""
     if style.predicted_seconds <= 0 or plan.judged_seconds <= 0:
         return style.reason or "not simulated"
     ratio = style.predicted_seconds / plan.judged_seconds
@@ -100,3 +97,53 @@ def _gain(plan: Plan, style: StylePlan) -> str:
     words = "as fast" if abs(ratio - 1) < 0.005 else words
     there = fits(style.predicted_peak_bytes, plan.capacity_bytes)
     return words if there else f"{words}; it does not fit"
+
+
+BY_LEVEL = {
+    objectives.RATIO: "has the least communication and replicated work",
+    objectives.MEMORY: "needs the least memory",
+}
+CHOSEN, TOO_LARGE = "chosen", "too large"
+
+
+def chosen_words(plan: Plan, op: OpPlan) -> str:
+    """One or two sentences."""
+    by = op.decided_by
+    if by.startswith("pin"):
+        return "It is pinned."
+    if by.startswith("propagated"):
+        return "It follows from the pins by propagation."
+    if style := style_of(op):
+        return f"--strategy {style} has it so."
+    return plan_words(plan)
+
+
+def plan_words(plan: Plan) -> str:
+    """Why this plan was chosen, of those that the search simulated."""
+    search = plan.search
+    if search.steps:
+        others = len(search.steps) - 1
+        rest = f"of {counted(len(search.steps), 'whole step')} that were found" if others else "the one that was found"
+        return f"The search chose its whole step, {rest}."
+    chosen = next((own for own in search.candidates if own.outcome == CHOSEN), None)
+    if chosen is None:
+        return "No search is recorded for this plan."
+    fitting = [own for own in search.candidates if own.outcome != TOO_LARGE]
+    large = len(search.candidates) - len(fitting)
+    fit = f"; {counted(large, 'other')} did not fit the memory" if large else ""
+    what = "its simulated micro-batch" if plan.step.is_whole else "its simulated step"
+    if len(fitting) == 1:
+        return f"Its plan is the one that was simulated{' and fits' if large else ''} ({chosen.name}){fit}."
+    if search.level in BY_LEVEL:
+        return f"Of {len(fitting)} simulated plans its plan {BY_LEVEL[search.level]}{fit}."
+    taken = f"{what}, {format_seconds(chosen.predicted_seconds)}, is the shortest of {len(fitting)} that were simulated"
+    return f"Its plan was chosen as {taken}{_by_sum(chosen, fitting)}{fit}."
+
+
+def _by_sum(chosen: Candidate, fitting: list[Candidate]) -> str:
+    """Whether its sum of costs is the least of these, too."""
+    least = min(fitting, key=lambda own: own.objective_seconds)
+    apart = chosen.objective_seconds - least.objective_seconds
+    if apart <= 1e-9 * chosen.objective_seconds:
+        return ", and so is its sum of costs"
+    return f"; its sum of costs is {signed_seconds(apart)} from that of another ({least.name})"

@@ -31,7 +31,7 @@ from autoshard.ir.problem import Problem
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
-from autoshard.rules import candidates, find
+from autoshard.rules import find, granularities
 from autoshard.rules.strategy_words import plain_words
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.cached.search_cache import formulated as formulated_once
@@ -42,10 +42,10 @@ from autoshard.simulation.steps.server_step import served_hardware, worker_progr
 from autoshard.solvers.common.result import Solution
 from autoshard.styles.known_styles import STYLES, in_style
 from autoshard.text import plan_labels
-from autoshard.text.answer_labels import gap
-from autoshard.text.critical_path import LARGE, left_open
-from autoshard.text.plan_summary import certificate_rows
-from autoshard.text.step_rows import HEADER, step_cells
+from autoshard.text.account_text import LARGE, left_open
+from autoshard.text.answer_labels import MEMORY, STEP, gap
+from autoshard.text.plan_figures import certificate_rows
+from autoshard.text.stage_table import STEP_HEADER, step_cells
 from autoshard.text.tables import ROWS, table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
@@ -150,20 +150,26 @@ def _left_open(plan: Plan, graph: Graph, hardware: Hardware) -> str:
 
 
 def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[ExplainedChoice]:
-    known = candidates(graph, plan.mesh)
+    for (kind, key), name, words, decided in named_decisions(plan, graph):
+        if names is None or (kind, key) in names:
+            is_op = isinstance(decided, OpPlan)
+            own = f"{name} ({key})" if is_op and names is not None else name
+            notation = decided.strategy if isinstance(decided, OpPlan) else decided.layout
+            yield ExplainedChoice(own, f"{words} [{notation}]", decided.parts, decided.decided_by)
+
+
+def named_decisions(plan: Plan, graph: Graph) -> Iterable[tuple[tuple[str, str], str, str, Decided]]:
+    """(kind, key), name and what is decided in words, of every decision. Keys are names of operators and tensors."""
+    known = granularities(graph, plan.mesh)
     for kind, decided in decisions(plan):
         if isinstance(decided, OpPlan):
-            if names is None or (kind, decided.op) in names:
-                op = graph.by_op[decided.op]
-                strategy = find(graph, op, plan.mesh, known, decided.strategy)
-                name = f"{op.module} {op.target.partition('.')[2]}".strip() + ("" if names is None else f" ({op.name})")
-                words_of = plan_labels.strategy_words(op, strategy, graph, plan.mesh)
-                yield ExplainedChoice(name, f"{words_of} [{decided.strategy}]", decided.parts, decided.decided_by)
-        elif names is None or (kind, decided.name) in names:
-            words_of = plan_labels.placement_words(decided.layout, plan.mesh)
-            yield ExplainedChoice(
-                f"{kind} {decided.path}", f"{words_of} [{decided.layout}]", decided.parts, decided.decided_by
-            )
+            op = graph.by_op[decided.op]
+            strategy = find(graph, op, plan.mesh, known, decided.strategy)
+            words = plan_labels.strategy_words(op, strategy, graph, plan.mesh)
+            yield (kind, op.name), f"{op.module} {op.target.partition('.')[2]}".strip(), words, decided
+        else:
+            words = plan_labels.placement_words(decided.layout, plan.mesh)
+            yield (kind, decided.name), f"{kind} {decided.path}", words, decided
 
 
 def fold(name: str) -> str:
@@ -301,12 +307,12 @@ def text(explained: Explained, width: int | None = None) -> str:
     """The table of cost parts, and the answer to "why not"; `width`: columns of the terminal, None for any."""
     plan = explained.plan
     simulated = (_step_name(plan), f"{format_seconds(plan.predicted_seconds)} (simulated)")
-    whole = [("predicted step", format_seconds(plan.step_seconds))] if plan.step.is_whole else []
+    whole = [(STEP, format_seconds(plan.step_seconds))] if plan.step.is_whole else []
     result = [*_costs(explained, width), "", *table([*certificate_rows(plan), simulated, *whole], width)]
     if explained.left_open:
         result += _fitted(f"left open: {explained.left_open}", width)
     if plan.search.steps:
-        result += ["", "whole steps:", *table([HEADER, *map(step_cells, plan.search.steps)], width)]
+        result += ["", "whole steps:", *table([STEP_HEADER, *map(step_cells, plan.search.steps)], width)]
         result += [line for message in plan.search.step_messages for line in _fitted(message, width)]
     if explained.why_not:
         result += ["", *_why_lines(plan, explained.why_not, width)]
@@ -366,7 +372,7 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
         ("  objective", f"{format_seconds(why.objective_seconds)}, {_more(apart, plan.certificate.objective_seconds)}"),
         (f"  {_step_name(plan)}", f"{format_seconds(why.predicted_seconds)}, {_more(step, plan.predicted_seconds)}"),
         (
-            "  memory per device",
+            f"  {MEMORY}",
             f"{format_bytes(why.predicted_peak_bytes)}, was {format_bytes(plan.predicted_peak_bytes)}",
         ),
     ]
@@ -380,7 +386,7 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
 
 def _step_name(plan: Plan) -> str:
     """What the search minimised the seconds of."""
-    return "micro-batch, average" if plan.step.is_whole else "predicted step"
+    return "micro-batch, average" if plan.step.is_whole else STEP
 
 
 def _more(seconds: float, whole: float) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.program.step_check import share_words
-from autoshard.replay.reevaluate import decisions, origin
-from autoshard.rules import candidates, find
-from autoshard.text import plan_labels
-from autoshard.text.explain import fold
+from autoshard.replay.reevaluate import origin
+from autoshard.text.answer_labels import MEMORY, STEP
+from autoshard.text.explain import fold, named_decisions
 from autoshard.text.tables import ROWS, table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds, signed_seconds
 
@@ -73,18 +72,10 @@ def diff(one: Plan, graph: Graph, other: Plan, other_graph: Graph) -> Difference
 
 
 def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
-    known = candidates(graph, plan.mesh)
     found = {}
-    for kind, decided in decisions(plan):
+    for (kind, key), name, words, decided in named_decisions(plan, graph):
         seconds = decided.parts.compute_seconds + decided.parts.communication_seconds
-        if isinstance(decided, OpPlan):
-            op = graph.by_op[decided.op]
-            said = plan_labels.strategy_words(op, find(graph, op, plan.mesh, known, decided.strategy), graph, plan.mesh)
-            name = f"{op.module} {op.target.partition('.')[2]}".strip()
-            found[kind, op.name] = _Decision(name, said, seconds)
-        else:
-            said = plan_labels.placement_words(decided.layout, plan.mesh)
-            found[kind, decided.path] = _Decision(f"{kind} {decided.path}", said, seconds)
+        found[kind, key if isinstance(decided, OpPlan) else decided.path] = _Decision(name, words, seconds)
     return found
 
 
@@ -124,20 +115,23 @@ def rest(found: Difference) -> tuple[float, float]:
     return total - sum(change.seconds for change in found.changes), total
 
 
-def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
-    def seconds(name: str, a: float, b: float) -> Sequence[str]:
-        return name, format_seconds(a), format_seconds(b), signed_seconds(b - a)
+def seconds_row(name: str, a: float, b: float) -> tuple[str, str, str, str]:
+    return name, format_seconds(a), format_seconds(b), signed_seconds(b - a)
 
-    size = other.step_peak_bytes - one.step_peak_bytes
-    sizes = map(format_bytes, (one.step_peak_bytes, other.step_peak_bytes))
+
+def bytes_row(name: str, a: float, b: float) -> tuple[str, str, str, str]:
+    return name, format_bytes(a), format_bytes(b), ("-" if b < a else "+") + format_bytes(abs(b - a))
+
+
+def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
     return [
         ("mesh", str(one.mesh), str(other.mesh), ""),
         ("hardware", one.hardware, other.hardware, ""),
         ("level", str(one.search.level), str(other.search.level), ""),
         ("step", _step_words(one), _step_words(other), ""),
-        seconds("predicted step", one.step_seconds, other.step_seconds),
-        seconds("objective", one.certificate.objective_seconds, other.certificate.objective_seconds),
-        ("memory per device", *sizes, ("-" if size < 0 else "+") + format_bytes(abs(size))),
+        seconds_row(STEP, one.step_seconds, other.step_seconds),
+        seconds_row("objective", one.certificate.objective_seconds, other.certificate.objective_seconds),
+        bytes_row(MEMORY, one.step_peak_bytes, other.step_peak_bytes),
     ]
 
 

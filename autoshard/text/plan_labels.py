@@ -1,19 +1,27 @@
-"""A plan in a reader's words: what each strategy does, and rows grouped into distinct blocks with repeats folded."""
+"""A plan in a reader's words: what each strategy does, why others are not offered, and rows in distinct blocks."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from autoshard import rules
+from autoshard.graph_capture.training.float8_layers import kept_in_bfloat16
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import Layout, Partial, Replicate, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan, TensorPlan
-from autoshard.rules.algebra.strategy import Strategy
+from autoshard.program.lower import chosen_strategies
+from autoshard.rules import explain, instance
+from autoshard.rules.algebra.float8_products import PLAIN, UNIT, runs_in_bfloat16
+from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.rules.granularities import Granularities
 from autoshard.rules.operators import record
 from autoshard.rules.strategy_words import axis_words, is_batch
 
+T = TypeVar("T")
 SERVED = "rows on the parameter servers"
 _NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
@@ -50,13 +58,19 @@ class Block:
 def blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
     """The ops in execution order, cut where the block changes, equal neighbours folded. Made once for a plan: each part
     of a report asks."""
-    known = plan.once(_known_blocks)
-    if id(graph) not in known:
-        known[id(graph)] = graph, _blocks(plan, graph)
-    return known[id(graph)][1]
+    return known_of(_blocks, plan, graph)
 
 
-def _known_blocks(plan: Plan) -> dict[int, tuple[Graph, tuple[Block, ...]]]:
+def known_of(make: Callable[[Plan, Graph], T], plan: Plan, graph: Graph) -> T:
+    """What `make` gives, made once for a plan and its graph."""
+    known = plan.once(_known)
+    key = make.__qualname__, id(graph)
+    if key not in known:
+        known[key] = graph, make(plan, graph)
+    return cast(T, known[key][1])
+
+
+def _known(plan: Plan) -> dict[tuple[str, int], tuple[Graph, Any]]:
     """By address of the graph, which is kept so that no other one gets it."""
     return {}
 
@@ -96,7 +110,7 @@ def without_casts(rows: tuple[BlockRow, ...], graph: Graph) -> tuple[BlockRow, .
 
 def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:
     """Each op's row with the module path of its block: up to the first number, as h.0 in h.0.attn."""
-    candidates = rules.candidates(graph, plan.mesh)
+    granularities = rules.granularities(graph, plan.mesh)
     ops = {op.name: op for op in graph.ops}
     moves: dict[str, list[RedistributionPlan]] = {}
     for move in plan.redistributions:
@@ -104,7 +118,7 @@ def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:
     rows = []
     for decided in plan.ops:
         op = ops[decided.op]
-        strategy = rules.find(graph, op, plan.mesh, candidates, decided.strategy)
+        strategy = rules.find(graph, op, plan.mesh, granularities, decided.strategy)
         owner = _block_of(op.module)
         module = op.module[len(owner) :].lstrip(".")
         served = f", {SERVED}" if plan.servers.count and strategy.host else ""
@@ -179,3 +193,73 @@ def _placement(placement: Shard | Replicate | Partial) -> str:
     if isinstance(placement, Shard):
         return f"dim {placement.dim} cut" + (f" in each of {placement.blocks} blocks" if placement.blocks > 1 else "")
     return "copied" if isinstance(placement, Replicate) else "a partial sum"
+
+
+SHARDS = f"a shard has rows or a dim that are no multiple of {UNIT}"
+NAMED_LAYERS = 2
+
+
+def float8_words(plan: Plan, graph: Graph) -> str:
+    """`12 of 13 linear layers; in bfloat16 lm_head (no other layer follows: …)`; "" in other precisions."""
+    if plan.precision != "fp8-mixed":
+        return ""
+    marked = [op for op in graph.ops if op.target in PLAIN]
+    chosen = chosen_strategies(plan, graph)
+    uneven = [op for op in marked if runs_in_bfloat16(graph, op, chosen[op.name], plan.mesh)]
+    kept = [*kept_in_bfloat16(graph), *((op, SHARDS) for op in uneven)]
+    reasons: dict[str, list[str]] = {}
+    for op, reason in kept:
+        reasons.setdefault(reason, []).append(op.module or op.name)
+    words = f"{len(marked) - len(uneven)} of {len(marked) + len(kept) - len(uneven)} linear layers"
+    message = "; ".join(f"{_named_layers(names)} ({reason})" for reason, names in reasons.items())
+    words += f"; in bfloat16 {message}" if message else ""
+    return f"{words}; no kernel in float8 was measured: the profile's peak, at the efficiency of bfloat16's"
+
+
+def _named_layers(names: list[str]) -> str:
+    """The first, and how many more."""
+    rest = len(names) - NAMED_LAYERS
+    return ", ".join(names[:NAMED_LAYERS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def unavailable_strategies(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[str]:
+    """`heads split over tp: some device would hold nothing: 12 units over 5 devices`, a line for each split and reason.
+
+    Of splits over one axis, and of dims that no axis may split; combinations of axes are left out.
+    """
+    axes_of: dict[tuple[str, str], list[str]] = {}
+    for text, reason in explain(graph, op, mesh, granularities):
+        choice_text, _, axis = text.partition("@")
+        if text == op.target:
+            axes_of.setdefault(("any split", reason), [])
+        elif " " in text or (axis and mesh.axis_size(axis) == 1):
+            continue
+        else:
+            choice = Choice.parse(choice_text)
+            if choice.kind == "factor":
+                words = _factor_words(graph, op, choice.factor) + _refined(choice)
+                axes = axes_of.setdefault((words, reason.removeprefix(f"{choice.factor}: ")), [])
+                axes += [axis] if axis and axis not in axes else []
+    return [
+        f"{words} over {' or '.join(axes)}: {reason}" if axes else f"{words}: {reason}"
+        for (words, reason), axes in axes_of.items()
+    ]
+
+
+def _refined(choice: Choice) -> str:
+    if isinstance(choice.unit, tuple):
+        return f" in parts of {', '.join(map(str, choice.unit))}"
+    blocks = f" in each of {choice.blocks} blocks" if choice.blocks > 1 else ""
+    return blocks + (f" in units of {choice.unit}" if choice.unit > 1 else "")
+
+
+def _factor_words(graph: Graph, op: Op, factor: str) -> str:
+    """What a reader calls a split of the factor: by the first operand or result that has it."""
+    rule = instance(graph, op).rule
+    terms = [*zip(op.operands, rule.operands, strict=False), *zip(op.results, rule.results, strict=False)]
+    for position, (name, term) in enumerate(terms):
+        for dim, part in enumerate(term.dims if term is not None and name is not None else ()):
+            if factor in part.factors:
+                assert name is not None
+                return dim_words(op, position, dim, name, graph)
+    return f"split of {factor}"

@@ -5,37 +5,32 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoshard.cluster.hardware import PRECISION_DTYPES, backend_of, parse_hardware
+from autoshard.cluster.hardware import backend_of, parse_hardware
 from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.host_offers import plan_host_bytes
-from autoshard.costs.bands import Band, family
-from autoshard.costs.model_flops import ideal_seconds
 from autoshard.errors import NAMED
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import has_code
-from autoshard.ir.plan import Candidate, Fusion, Plan, RedistributionPlan
-from autoshard.redistribute import COLLECTIVES, LOCAL
+from autoshard.ir.plan import Candidate, Fusion, Plan
 from autoshard.replay.reevaluate import resimulated
 from autoshard.servers.server_words import server_rows, server_title
 from autoshard.simulation.step_account import StepAccount, one_stage
 from autoshard.text import plan_labels
-from autoshard.text.account_text import breakdown_rows, parts, stage_breakdown
-from autoshard.text.answer_labels import certainty, gains, gap, gap_words, space
-from autoshard.text.critical_path import left_open, waits
-from autoshard.text.float8_labels import float8_words
-from autoshard.text.size_table import expected_rows, open_sizes, size_table, step_name
+from autoshard.text.account_text import breakdown, left_open, parts, stage_breakdown, waits
+from autoshard.text.answer_labels import MEMORY, STEP, certainty, gap
+from autoshard.text.move_words import collective_counts, collective_words, collectives, group_words, move_lines
+from autoshard.text.plan_figures import HOST_MEMORY, baselines, certificate_rows, error_band, figures
+from autoshard.text.plan_labels import float8_words
+from autoshard.text.size_table import expected_rows, open_sizes, size_table
 from autoshard.text.stage_table import HEADER, short_rows
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
-from autoshard.whole_steps.software import KERNELS
-from autoshard.whole_steps.step_bands import step_kind, whole_step_band
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
@@ -81,36 +76,18 @@ def summary(
 
 def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, timeline: Timeline | None) -> list[str]:
     """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
-    seconds, peak = plan.step_seconds, plan.step_peak_bytes
-    rows = [*expected_rows(plan), (step_name(graph), f"{format_seconds(seconds)} {error_band(plan, graph)}")]
-    memory = format_bytes(peak)
-    if math.isfinite(room := plan.step_capacity_bytes):
-        memory += f" of {format_bytes(room)} ({peak / room:.1%})"
-    rows.append(("memory per device", memory))
-    rows += server_rows(plan) or [("host memory", words) for words in host_words(plan, graph)]
-    ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.devices) * plan.step.micro_batches
-    if ideal and seconds:
-        rows.append(("MFU", f"{ideal / seconds:.1%} of the devices' peak FLOP/s"))
+    found = [own for own in figures(plan, graph) if own.label != HOST_MEMORY or not plan.servers.count]
+    (step, memory, *others), servers = ((own.label, own.words) for own in found), server_rows(plan)
+    rows = [*expected_rows(plan), step, memory, *servers, *others]
     rows += [("in float8", words)] if (words := float8_words(plan, graph)) else []
-    for index, (style, words) in enumerate(gains(plan, styles)):
-        step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
-        rows.append(("vs. baselines" if index == 0 else "", f"{style.name}{step}: {words}"))
+    compared = [f"{own.label}{f' ({own.note})' * bool(own.note)}: {own.value}" for own in baselines(plan, styles)]
+    rows += zip(["vs. baselines", *[""] * len(compared)], compared, strict=False)
     if plan.servers.count:  # the search was of a worker's program alone, which has no choices
         return table(rows, width)
     rows.append(("optimality", certainty(plan)))
     if timeline is not None and (words := left_open(plan, timeline)):
         rows.append(("left open", words))
     return table(rows, width)
-
-
-def host_words(plan: Plan, graph: Graph) -> list[str]:
-    """What lies in the memory of the hosts, where anything does."""
-    tables = [tensor.path for tensor in plan.parameters if tensor.layout.host]
-    if not tables:
-        return []
-    size = format_bytes(plan_host_bytes(plan, graph))
-    named = tables[0] if len(tables) == 1 else f"{len(tables)} tables, {tables[0]} the first,"
-    return [f"{size} a device: {named} with what trains {'it' if len(tables) == 1 else 'them'}"]
 
 
 def purpose(plan: Plan, graph: Graph) -> str:
@@ -125,58 +102,28 @@ def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     rows: list[Sequence[str]] = [("module", "operator", "strategy / collectives")]
     for block in plan_labels.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
-        shown = [row for row in plan_labels.without_casts(block.rows, graph) if is_shown(row, graph, total)]
+        shown = [row for row in plan_labels.without_casts(block.rows, graph) if is_shown(row, plan, graph, total)]
         rows += [(block.title, "", "")] if shown else []
         for row in shown:
             rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words))
-            rows += [(f"      {move}", "", "") for move in move_lines(row.moves, graph)]
+            rows += [(f"      {move}", "", "") for move in move_lines(row.moves, plan, graph)]
     return table(rows, width)
 
 
-def is_shown(row: plan_labels.BlockRow, graph: Graph, block_total: float) -> bool:
+def is_shown(row: plan_labels.BlockRow, plan: Plan, graph: Graph, block_total: float) -> bool:
     """Whether a summary names the op: it uses a weight, costs something, or something is communicated for it."""
     uses_weight = any(operand in graph.weights for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
-    return uses_weight or costly or any(map(collectives, row.moves))
-
-
-def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
-    """What is communicated, a line each: `x: all-reduce over tp, 3 MiB, 22 us`; nothing for slices, masks and pads.
-
-    Parameters of one op that move alike share a line. Sizes are of whole tensors, seconds forward and backward.
-    """
-    stored = {parameter.tensor: parameter.path for parameter in graph.parameters}
-    paths = {name: stored[parameter] for name, parameter in graph.weights.items()}
-    groups: dict[tuple[str, str], list[RedistributionPlan]] = {}
-    for move in moves:
-        done = collectives(move, graph.loss is not None and graph.tensor(move.tensor).requires_grad)
-        if done:
-            groups.setdefault(("" if move.tensor in paths else move.tensor, done), []).append(move)
-    lines = []
-    for (_, done), group in groups.items():
-        names = ", ".join(paths.get(move.tensor, move.tensor).rpartition(".")[2] for move in group)
-        size = format_bytes(sum(graph.tensor(move.tensor).bytes for move in group), 3)
-        seconds = format_seconds(sum(move.forward_seconds + move.backward_seconds for move in group), 3)
-        lines.append(f"{names}: {done}, {size}, {seconds}")
-    return lines
-
-
-def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
-    """`all-reduce over tp and dp`, `all-gather over tp in backward`; empty where every step is local.
-
-    A value that is not `differentiable` has no backward.
-    """
-    axes: dict[str, list[str]] = {}
-    for step in move.steps:
-        for action, where in ((step.forward, ""), (step.backward, " in backward")):
-            if action and action not in LOCAL and (differentiable or not where):
-                axes.setdefault(f"{COLLECTIVES[action].words} over {{}}{where}", []).append("+".join(step.axes))
-    return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
+    return uses_weight or costly or any(collectives(move, plan, graph) for move in row.moves)
 
 
 def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: AccountedStep | None, width: int) -> list[str]:
     """Where the step goes, in rows that add up to it, and what else was simulated."""
-    rows = breakdown_rows(step.account) if step is not None else []
+    rows = list[tuple[str, str, str]]()
+    if step is not None:
+        mean = f" (mean of {len(step.account.stages)} stages)" * (len(step.account.stages) > 1)
+        rows = [("", seconds, f"{share:>5}  {what}") for what, seconds, share in breakdown(step.account)]
+        rows[0], rows[-1] = ("time breakdown", *rows[0][1:]), ("", rows[-1][1], f"{'100%':>5}  {STEP}{mean}")
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
     names, what = ["other candidates", *[""] * len(others)], ", its micro-batch" * plan.step.is_whole
     for name, (seconds, words) in zip(names, map(candidate_words, others), strict=False):
@@ -186,25 +133,13 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: Accounte
     asked += [] if plan.servers.count else certificate_rows(plan)
     asked += [("pinned", ", ".join(plan.search.pins))] if plan.search.pins else []
     asked += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
-    if timeline is not None and (words := collective_words(timeline)):
-        asked.append(("collectives", words.replace(" a step ", " a micro-batch ", plan.step.is_whole)))
+    if timeline is not None and (words := collective_words(timeline, "micro-batch" if plan.step.is_whole else "step")):
+        asked.append(("collectives", words))
     if plan.search.cut_short:
         asked.append(
             ("cut short", "search stopped early; this is the best plan so far. Raise --time-limit to continue.")
         )
     return [*table(rows, width), "", *table([*asked, ("plan", plan_json.plan_hash(plan, graph))], width)]
-
-
-def error_band(plan: Plan, graph: Graph) -> Band:
-    """How sure the predicted step is. No step of an emitted package was ever measured on such devices: it says so."""
-    seconds: dict[str, float] = {}
-    for op in plan.ops:
-        kind = family(graph.by_op[op.op].target)
-        seconds[kind] = seconds.get(kind, 0.0) + op.forward_seconds + op.backward_seconds
-    seconds["collective"] = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
-    dtype = PRECISION_DTYPES[plan.precision][0]
-    hardware = parse_hardware(plan.hardware_text)
-    return whole_step_band(hardware, seconds, dtype, step_kind(hardware, "autoshard", KERNELS, plan.mesh.size))
 
 
 def candidate_words(candidate: Candidate) -> tuple[str, str]:
@@ -213,24 +148,9 @@ def candidate_words(candidate: Candidate) -> tuple[str, str]:
     return format_seconds(candidate.predicted_seconds), candidate.name + too_large
 
 
-def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What was minimised, its bound and the gap between them; and the sum of costs, in which nothing overlaps."""
-    certificate, level = plan.certificate, plan.search.level
-    objective = format_seconds(certificate.objective_seconds)
-    how = f"({certificate.solver}, {certificate.status}{space(plan)})"
-    show = format_bytes if level == 1 else format_seconds
-    step = "average micro-batch on one stage" if plan.step.micro_batches > 1 else "simulated step"
-    name = ("communication and replicated work", "least memory as the solver counts", step)[level]
-    found, least = show(certificate.level_objective), show(certificate.level_bound)
-    none = "no lower bound of it alone: its step was searched as a whole" if plan.search.steps else "no lower bound"
-    known = none if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
-    text = f"{name} {found}, {known} {how}"
-    return [("sum of costs", f"{objective} (no overlap)"), (f"level {level}", text)]
-
-
 def mesh_table(plan: Plan, width: int = WIDTH) -> list[str]:
     """The meshes tried, the best first."""
-    rows: list[Sequence[str]] = [("mesh", "predicted step", "memory per device", "")]
+    rows: list[Sequence[str]] = [("mesh", STEP, MEMORY, "")]
     for tried in plan.search.meshes[:NAMED]:
         made = tried.predicted_seconds > 0
         step = format_seconds(tried.predicted_seconds) if made else ""
@@ -243,7 +163,7 @@ def mesh_table(plan: Plan, width: int = WIDTH) -> list[str]:
 
 def front_table(points: Sequence[Point]) -> list[str]:
     """The front of time against memory: each row is faster than the next, and larger."""
-    rows: list[Sequence[str]] = [("time against memory", "memory per device", "objective", "")]
+    rows: list[Sequence[str]] = [("time against memory", MEMORY, "objective", "")]
     for point in points:
         if point.front:
             figures = (format_seconds(point.predicted_seconds), format_bytes(point.predicted_peak_bytes))
@@ -328,10 +248,9 @@ def timeline_summary(
         share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
         rows.append((f"  {stream}", format_seconds(seconds), share))
     found = collective_counts(timeline)
-    groups, streams = ({axes for _, axes in found}, {axis for _, axes in found for axis in axes})
     if found:
         total = sum(count.calls for count in found.values())
-        rows.append(("collectives", str(total), f"groups: {len(groups)}, streams of communication: {len(streams)}"))
+        rows.append(("collectives", str(total), f"over {group_words(found)}"))
     for (kind, axes), count in found.items():
         sizes = "one size" if count.sizes == 1 else f"{count.sizes} sizes"
         rows.append((f"  {kind} {'+'.join(axes)}", str(count.calls), f"{sizes}, {format_bytes(count.bytes)} in all"))
@@ -343,44 +262,11 @@ def timeline_summary(
     return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
 
 
-def collective_words(timeline: Timeline) -> str:
-    """`52 a step over 2 groups, on 2 streams: 48 all-reduce tp, 4 all-reduce dp`; "" without any."""
-    found = collective_counts(timeline)
-    if not found:
-        return ""
-    groups, streams = {axes for _, axes in found}, {axis for _, axes in found for axis in axes}
-    kinds = [f"{count.calls} {COLLECTIVES[kind].words} {'+'.join(axes)}" for (kind, axes), count in found.items()]
-    many = f"{_number(len(groups), 'group')}, on {_number(len(streams), 'stream')}"
-    return f"{sum(count.calls for count in found.values())} a step over {many}: {', '.join(kinds)}"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def fusion_words(fusion: Fusion) -> str:
     """`all_reduce=auto (buckets of 3 MiB)`."""
     size = f" (buckets of {format_bytes(fusion.bucket_bytes, 3)})" * (fusion.mode == "auto" and fusion.bucket_bytes > 0)
     text = f"{fusion.collective}={format_bytes(fusion.bucket_bytes)}" if fusion.mode == "size" else fusion_text(fusion)
     return text + size
-
-
-@dataclass(frozen=True)
-class CollectiveCount:
-    """Collectives of a kind over one group, in a step: how many, of how many sizes, and their bytes on one device."""
-
-    calls: int
-    sizes: int
-    bytes: float
-
-
-def collective_counts(timeline: Timeline) -> dict[tuple[str, tuple[str, ...]], CollectiveCount]:
-    """(kind, axes of the group) -> their count, in the order of the first."""
-    found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
-    for event in timeline.events:
-        if event.collective:
-            found.setdefault((event.collective, event.axes), []).append(event.bytes)
-    return {key: CollectiveCount(len(own), len(set(own)), sum(own)) for key, own in found.items()}
 
 
 def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph, step: AccountedStep | None = None) -> dict[str, Any]:

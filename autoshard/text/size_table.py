@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from autoshard.graph_capture.dynamic.graph_numbers import sizes_of, words
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
+from autoshard.text.answer_labels import STEP
 from autoshard.units import format_seconds
 
 
 def step_name(graph: Graph) -> str:
     """What the predicted step is of."""
-    return "step, largest sizes" if graph.dynamic else "predicted step"
+    return "step, largest sizes" if graph.dynamic else STEP
 
 
 def expected_rows(plan: Plan) -> list[tuple[str, str]]:

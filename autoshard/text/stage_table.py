@@ -6,10 +6,10 @@ from itertools import accumulate
 
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import Plan, StepTried
 from autoshard.program.weight_buckets import block_of
 from autoshard.simulation.step_timeline import StepTimeline
-from autoshard.units import format_seconds
+from autoshard.units import format_bytes, format_seconds
 
 HEADER = ("stage", "has", "recompute", "a forward", "a backward")
 KEPT = {
@@ -78,3 +78,20 @@ def _again(plan: Plan, blocks: set[str]) -> str:
     kept = [keep for module, keep in plan.step.keeps.items() if module in blocks]
     keeps = {KEPT.get(keep, "all but some products and attention") for keep in kept}
     return ", ".join(sorted(keeps)) or "nothing"
+
+
+STEP_HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "recompute", "estimated", "simulated", "memory", "")
+
+
+def step_cells(own: StepTried) -> tuple[str, ...]:
+    """Cells under STEP_HEADER."""
+    stages = f"{own.stages} x {own.virtual_stages}" if own.virtual_stages > 1 else str(own.stages)
+    stages += " (gpipe)" if own.schedule == "gpipe" else ""
+    second = [f"{name}={size}" for name, size in (("cp", own.context), ("ep", own.expert)) if size > 1]
+    return (
+        stages, str(own.replicas), ", ".join([str(own.tensor), *second]),
+        f"{own.micro_batches} of {own.micro_batch}", str(own.zero),
+        own.again, format_seconds(own.blocks_seconds),
+        format_seconds(own.program_seconds) if own.program_seconds else "",
+        format_bytes(own.peak_bytes), own.outcome,
+    )  # fmt: skip

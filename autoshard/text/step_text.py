@@ -9,12 +9,12 @@ from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE, TENSORS
 from autoshard.ir.plan import KEEP_ALL, KEEP_SOME, StepTried, kept_results
-from autoshard.joint.step_candidates import JointResult, StepCandidate
+from autoshard.joint.solved_steps import JointResult, SolvedStep
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.stage_problem import Part
-from autoshard.text.step_rows import HEADER, step_cells
+from autoshard.text.stage_table import STEP_HEADER, step_cells
 from autoshard.text.tables import table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds
 
@@ -42,7 +42,7 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
         *(line for message in certainty(found) for line in wrapped(message, width)),
     ]
     if found.others:
-        lines += ["", *table([HEADER, *map(step_cells, steps(found))], width)]
+        lines += ["", *table([STEP_HEADER, *map(step_cells, steps(found))], width)]
     for message in (*kept_some(found), *scaled(found), *narrower(found), *left_out(found)):
         lines += wrapped(message, width)
     return lines
@@ -132,7 +132,7 @@ def _ways(found: JointResult) -> str:
     return ", ".join((f"{first} is kept", *others[:-1], *(f"or {last}" for last in others[-1:])))
 
 
-def taken(own: StepCandidate) -> float:
+def taken(own: SolvedStep) -> float:
     """Predicted seconds: of its program, where there is one."""
     return own.program_seconds or own.seconds
 
@@ -145,7 +145,7 @@ def _below(found: JointResult) -> str:
     return f"; its program is predicted to take {less:.1%} less than its blocks, which the bound does not speak of"
 
 
-def again(found: StepCandidate, parts: list[Part]) -> str:
+def again(found: SolvedStep, parts: list[Part]) -> str:
     """`full 3, selective 9` of these parts' blocks; "nothing"."""
     problem = found.problem
     keeps = [problem.keeps[problem.kinds[k]][found.plan.points[k]] for p in parts for k in range(p.first, p.stop)]
@@ -153,14 +153,14 @@ def again(found: StepCandidate, parts: list[Part]) -> str:
     return ", ".join(f"{word} {count}" for word, count in sorted(counts.items())) or "nothing"
 
 
-def _tried(own: StepCandidate, found: JointResult) -> StepTried:
+def _tried(own: SolvedStep, found: JointResult) -> StepTried:
     size, again_ = own.program_bytes or own.peak_bytes, again(own, list(own.plan.parts))
     why = why_not(own, found.best, found.level, found.room_bytes)
     return StepTried(**vars(own.problem.choice), again=again_, outcome=why, blocks_seconds=own.seconds,
                      program_seconds=own.program_seconds, peak_bytes=size)  # fmt: skip
 
 
-def why_not(own: StepCandidate, best: StepCandidate, level: int = SPEED, room_bytes: float = inf) -> str:
+def why_not(own: SolvedStep, best: SolvedStep, level: int = SPEED, room_bytes: float = inf) -> str:
     """Like is compared with like: programs, else the costs of blocks. `room_bytes`: of a device."""
     if own is best:
         return "chosen"
@@ -208,7 +208,7 @@ def _bounds(found: JointResult) -> dict[str, Any]:
     }
 
 
-def _found(result: JointResult, own: StepCandidate) -> dict[str, Any]:
+def _found(result: JointResult, own: SolvedStep) -> dict[str, Any]:
     problem, blocks = own.problem, result.line.blocks
     return {
         **vars(problem.choice),

@@ -14,8 +14,8 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import OPERATORS, LocalCall, Strategy, instance, localise
-from autoshard.rules.candidates import Refinements
 from autoshard.rules.cases import ALL
+from autoshard.rules.granularities import Refinements
 from autoshard.rules.proof.case_words import case_id
 from autoshard.rules.proof.operator_call import plain
 from autoshard.rules.proof.rule_proof import OpCase, Run, Verdict, offered_by, one_op_graph, verdict

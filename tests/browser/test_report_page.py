@@ -324,7 +324,7 @@ def test_tables_sort_and_filter(chromium: Any, html: str, tmp_path: Path) -> Non
             for (const text of ["9 us", "1.2 ms", "3 s", "850 ns"]) { const line = body.rows[0].cloneNode(true);
               line.removeAttribute("id"); line.cells[3].textContent = text; body.append(line); } }"""
         )
-        button = table.locator("th button", has_text="simulated step")
+        button = table.locator("th button", has_text="predicted step")
         button.click()
         rows = table.evaluate(values)
         assert rows.index("850 ns") < rows.index("9 us") < rows.index("1.2 ms") < rows.index("3 s")

@@ -24,7 +24,7 @@ from autoshard.joint.context_expert_axes import second_axes, shared_experts
 from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import joint_search
-from autoshard.joint.step_candidates import JointResult
+from autoshard.joint.solved_steps import JointResult
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.search.build_plan import Origin

@@ -163,14 +163,14 @@ def test_a_number_of_the_planned_size_is_seen() -> None:
 def test_only_what_divides_every_size_is_offered() -> None:
     graph, mesh = graph_of("words", "batch=4..32/4,sequence=8..64/8"), Mesh.parse("dp=8")
     op = next(op for op in graph.ops if op.target == "aten.embedding")
-    known = rules.candidates(graph, mesh)
+    known = rules.granularities(graph, mesh)
     offered = {str(own) for own in rules.strategies(graph, op, mesh, known)}
     reasons = dict(rules.explain(graph, op, mesh, known))
     message = "batch is only known to be a multiple of 4; 8 shards need a divisor of 8"
     assert any(reason == message for reason in reasons.values()), reasons
     assert not offered & {choice for choice, reason in reasons.items() if reason == message}
     plain = capture(spec("words"), {"batch": 32, "length": 64})
-    every = {str(own) for own in rules.strategies(plain, plain.by_op[op.name], mesh, rules.candidates(plain, mesh))}
+    every = {str(own) for own in rules.strategies(plain, plain.by_op[op.name], mesh, rules.granularities(plain, mesh))}
     assert offered < every
     with pytest.raises(UserError, match="only known to be a multiple of 4"):
         search(graph, HARDWARE, SearchRequest(mesh, pins=("input:ids=Shard(0)@dp", f"op:{op.name}=((1, 1), (8, 1))")))
@@ -179,12 +179,12 @@ def test_only_what_divides_every_size_is_offered() -> None:
 def test_what_is_offered_holds_at_every_size() -> None:
     """By brute force: at each allowed size each strategy is offered, in the same layouts."""
     graph, mesh = graph_of("words", "batch=2..8/2,sequence=2..8/2"), Mesh.parse("dp=2,tp=2")
-    known = rules.candidates(graph, mesh)
+    known = rules.granularities(graph, mesh)
     for batch in (2, 4, 6, 8):
         for length in (2, 4, 6, 8):
             at = resized(graph, {"batch": batch, "sequence": length})
             plain = capture(spec("words"), {"batch": batch, "length": length})
-            there = rules.candidates(plain, mesh)
+            there = rules.granularities(plain, mesh)
             for op in graph.ops:
                 own = {str(s): (s.operands, s.results) for s in rules.strategies(graph, op, mesh, known)}
                 every = rules.strategies(plain, plain.by_op[op.name], mesh, there)

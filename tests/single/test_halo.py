@@ -20,7 +20,7 @@ from autoshard.emit.runtime.halo import chunk, fetch_rows, plan
 from autoshard.ir.graph import Op
 from autoshard.ir.layout import AxisShard, Layout, LocalSize
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import Strategy, candidates, explain, strategies
+from autoshard.rules import Strategy, explain, granularities, strategies
 from autoshard.rules.proof.case_words import case, floats
 from autoshard.rules.proof.rule_proof import one_op_graph
 from autoshard.verification.ranks.lockstep import run_lockstep
@@ -169,7 +169,7 @@ def test_a_transposed_convolution_fetches_only_what_adds_to_its_rows() -> None:
 def test_a_cut_that_leaves_a_device_without_rows_is_left_out_with_its_reason(one: object, left_out: str) -> None:
     graph = one_op_graph(one)  # type: ignore[arg-type]
     mesh = Mesh.parse("tp=4")
-    known = candidates(graph, mesh)
+    known = granularities(graph, mesh)
     reasons = dict(explain(graph, graph.ops[0], mesh, known))
     assert "some device would hold nothing" in reasons[left_out]
     assert "y0" not in {str(s) for s in strategies(graph, graph.ops[0], mesh, known)}
@@ -178,7 +178,7 @@ def test_a_cut_that_leaves_a_device_without_rows_is_left_out_with_its_reason(one
 def test_a_patch_embedding_is_cut_without_any_variant() -> None:
     graph = one_op_graph(case("aten.conv2d", floats((2, 3, 16, 8), (4, 3, 4, 4), (4,)), stride=(4, 4), padding=(0, 0)))
     mesh = Mesh.parse("tp=2")
-    offered = {str(s): s for s in strategies(graph, graph.ops[0], mesh, candidates(graph, mesh))}
+    offered = {str(s): s for s in strategies(graph, graph.ops[0], mesh, granularities(graph, mesh))}
     assert offered["y0"].variant == "" and str(offered["y0"].operands[0]) == "S2"
 
 

@@ -38,7 +38,7 @@ from autoshard.joint.front_store import FrontStore, measured_replicas
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import best_of, joint_search
 from autoshard.joint.least_memory import leanest_of
-from autoshard.joint.step_candidates import JointResult, fastest_of_each
+from autoshard.joint.solved_steps import JointResult, fastest_of_each
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
@@ -49,7 +49,7 @@ from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import StagePlan
-from autoshard.text.step_rows import step_cells
+from autoshard.text.stage_table import step_cells
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
 from tests.stage_brute_force import every_plan

@@ -9,7 +9,7 @@ import pytest
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import candidates, has_rule, instance, offered
+from autoshard.rules import granularities, has_rule, instance, offered
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, prove
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -42,7 +42,7 @@ def test_every_operator_has_a_rule_and_strategies(name: str, precision: str) -> 
     graph = graph_of(name, precision)
     mesh = Mesh.parse("dp=2,tp=2")
     assert [op.target for op in graph.ops if not has_rule(graph, op)] == []
-    for op, strategies in offered(graph, mesh, candidates(graph, mesh)):
+    for op, strategies in offered(graph, mesh, granularities(graph, mesh)):
         texts = [str(strategy) for strategy in strategies]
         assert "= =" in texts
         assert len(texts) == len(set(texts)), op.name
@@ -52,7 +52,7 @@ def test_every_operator_has_a_rule_and_strategies(name: str, precision: str) -> 
 def test_every_strategy_of_the_models_is_right(name: str) -> None:
     graph = graph_of(name)
     mesh = Mesh.parse("dp=2,tp=2")
-    found = candidates(graph, mesh)
+    found = granularities(graph, mesh)
     seen = set()
     for op in graph.ops:
         key = (str(instance(graph, op)), found.refinements(op))

@@ -15,10 +15,10 @@ from autoshard.rules import OPERATORS, find, has_rule, strategies
 from autoshard.rules import enumerate as enumerate_room
 from autoshard.rules.algebra import derive as derive_room
 from autoshard.rules.algebra import nesting
-from autoshard.rules.candidates import Candidates
 from autoshard.rules.cases import ALL
 from autoshard.rules.cases.creation import RANDOM
 from autoshard.rules.cases.layers import DROPOUT
+from autoshard.rules.granularities import Granularities
 from autoshard.rules.proof.case_words import case, case_id, floats, integers
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, one_op_graph, prove, verdict
 from autoshard.verification.rule_table import UNPROVED, prove_case
@@ -48,7 +48,7 @@ def test_every_case_but_a_few_can_be_cut() -> None:
             continue
         graph = one_op_graph(one)
         assert has_rule(graph, graph.ops[0]), case_id(one)
-        offered = strategies(graph, graph.ops[0], Mesh.parse("tp=2"), Candidates({}))
+        offered = strategies(graph, graph.ops[0], Mesh.parse("tp=2"), Granularities({}))
         if not any(choice.kind == "factor" for strategy in offered for choice in strategy.choices):
             repeated.append(case_id(one))
     assert repeated == NOT_CUT
@@ -108,7 +108,7 @@ def test_a_wrong_gradient_alone_is_caught() -> None:
     """A weight under a batch axis has a partial gradient: called whole, the forward is right all the same."""
     one = case("aten.linear", floats((4, 6), (7, 6), (7,)))
     graph = one_op_graph(one)
-    good = find(graph, graph.ops[0], Mesh.parse("tp=2"), Candidates({}), "i0")
+    good = find(graph, graph.ops[0], Mesh.parse("tp=2"), Granularities({}), "i0")
     bad = replace(good, operands=(good.operands[0], Layout.parse("R"), good.operands[2]))
     assert not verdict(one, graph, good, Mesh.parse("tp=2")).failure
     assert "gradient of operand 1" in verdict(one, graph, bad, Mesh.parse("tp=2")).failure

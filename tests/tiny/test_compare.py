@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.compare.compare_text import as_dict, text
-from autoshard.compare.differences import Comparison, compare
+from autoshard.compare.differences import Comparison, as_dict, compare, text
 from autoshard.compare.measured_step import MeasuredStep, canonical, collective_kind, measured_step
 from autoshard.compare.trace_events import read_trace
 from autoshard.errors import InvalidFileError

@@ -11,11 +11,10 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
-from autoshard.exports.chakra import execution_trace
+from autoshard.exports.chakra import execution_trace, group_of
 from autoshard.exports.export_files import export
 from autoshard.exports.kineto import STEPS, profiler_trace
 from autoshard.exports.memory_snapshot import memory_snapshot
-from autoshard.exports.process_groups import group_of
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import plan_memory

@@ -26,8 +26,9 @@ from autoshard.search.select_plan import search
 from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import bucket_bytes
 from autoshard.simulation.timeline import Event, Timeline
-from autoshard.text.critical_path import waits
-from autoshard.text.plan_summary import CollectiveCount, collective_counts, collective_words, summary
+from autoshard.text.account_text import waits
+from autoshard.text.move_words import CollectiveCount, collective_counts, collective_words
+from autoshard.text.plan_summary import summary
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 
@@ -183,18 +184,18 @@ def test_all_at_once_and_a_plan_of_before() -> None:
 # --- how many collectives a simulated step has, over how many groups, of how many sizes ---
 
 
-def event(kind: str, axes: tuple[str, ...], size: float) -> Event:
-    return Event("e", "communication x" if kind else "compute", 0.0, 1.0, "forward", size, "", "", None, (), kind, axes)
+def event(kind: str, axes: tuple[str, ...], size: float, at: int | None = 0) -> Event:
+    return Event("e", "communication x" if kind else "", 0.0, 1.0, "forward", size, "", "", at, (), kind, axes)
 
 
 def test_equal_kinds_over_one_group_are_counted_together() -> None:
     events = (
         event("all_reduce", ("tp",), 8.0), event("", (), 100.0), event("all_reduce", ("tp",), 8.0),
-        event("all_reduce", ("tp",), 4.0), event("all_gather", ("tp",), 8.0), event("all_reduce", ("dp", "tp"), 8.0),
+        event("all_reduce", ("tp",), 4), event("all_gather", ("tp",), 8), event("all_reduce", ("dp", "tp"), 8, None),
     )  # fmt: skip
     timeline = Timeline(events, 6.0, (), (), 0.0, 0.0, (), 0.0)
     assert collective_counts(timeline) == {
         ("all_reduce", ("tp",)): CollectiveCount(3, 2, 20.0),
         ("all_gather", ("tp",)): CollectiveCount(1, 1, 8.0),
-        ("all_reduce", ("dp", "tp")): CollectiveCount(1, 1, 8.0),
+        ("all_reduce", ("dp", "tp")): CollectiveCount(1, 1, 8.0, 1),
     }

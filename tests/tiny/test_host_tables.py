@@ -75,7 +75,7 @@ def test_layouts_and_strategies_say_it_and_read_back() -> None:
     assert layout.host and str(layout) == "S0 R host" and layout != Layout.parse("S0 R")
     assert layout.replace(1, layout.placements[0]).host
     graph, mesh = model(), Mesh.parse("dp=2")
-    known = rules.candidates(graph, mesh)
+    known = rules.granularities(graph, mesh)
     found = rules.find(graph, graph.ops[0], mesh, known, "vocabulary host")
     assert str(found) == "vocabulary host" and found.host and str(found.operands[0]) == "S0 host"
     with pytest.raises(UsageError, match=r"e0 .*never summed over devices"):
@@ -84,7 +84,7 @@ def test_layouts_and_strategies_say_it_and_read_back() -> None:
 
 def test_a_look_up_takes_the_link_and_a_share_of_host_memory() -> None:
     graph, mesh = model(), Mesh.parse("dp=1")
-    strategy = rules.find(graph, graph.ops[0], mesh, rules.candidates(graph, mesh), "= host")
+    strategy = rules.find(graph, graph.ops[0], mesh, rules.granularities(graph, mesh), "= host")
     forward, backward = costs.op_seconds(A100, mesh, graph, graph.ops[0], strategy)
     ids, rows, link, memory = BATCH * 8, BATCH * WIDTH * 4, 31.5e9 * 0.8, 409.6e9 * 0.5 / 8  # of 8 devices a node
     assert forward == pytest.approx(2 * 10e-6 + (ids + rows) / link + (2 * rows + ids) / memory)

@@ -19,7 +19,7 @@ from autoshard.search.search_task import prepare
 from autoshard.search.select_plan import best, search
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.text.answer_labels import certainty
-from autoshard.text.plan_summary import certificate_rows
+from autoshard.text.plan_figures import certificate_rows
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")

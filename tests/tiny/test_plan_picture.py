@@ -17,7 +17,7 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
 from autoshard.text import plan_labels
-from autoshard.text.plan_summary import collectives
+from autoshard.text.move_words import collectives, moved_bytes, weight_paths
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built
 
@@ -41,12 +41,25 @@ def test_every_collective_of_a_distinct_block_is_drawn(seed: int | None) -> None
     talks = " ".join(" ".join(words) for words in said_of)
     said = " ".join("".join(node.itertext()) for node in drawn(made).iter(f"{NAMESPACE}text"))
     for move in made.plan.redistributions:
-        words = collectives(move, made.graph.tensor(move.tensor).requires_grad)
+        words = collectives(move, made.plan, made.graph)
         if words and move.consumers[0] in made.graph.by_op:
             assert words.partition(" over")[0] in talks
             assert words.partition(" over")[0].split()[0] in said
     assert sum(flow.times for flow in found) >= 4 or any("…" in flow.title for flow in found)
     assert "dp: groups of 2 over NVLink" in said and "tp: groups of 2 over NVLink" in said
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_bytes_and_buckets_of_moves_are_those_of_the_simulated_step(seed: int | None) -> None:
+    made = built(mlp_graph(4, 64, 128), seed=seed)
+    graph = made.graph
+    moves = {move: collectives(move, made.plan, graph) for move in made.plan.redistributions}
+    paths = weight_paths(graph)
+    bucketed = {path for bucket in made.program.gradient_buckets for path in bucket.parameters}
+    assert {paths[move.tensor] for move, words in moves.items() if "in gradient buckets" in words} == bucketed
+    alone = [move for move, words in moves.items() if words and move.tensor not in paths]
+    sizes = {own.bytes for own in made.timeline.events if own.collective}
+    assert {moved_bytes(move, graph, made.plan.mesh) for move in alone} <= sizes
 
 
 def test_edges_join_boxes_that_are_there() -> None:

@@ -15,17 +15,14 @@ from autoshard.emit.model_file import operator_lines
 from autoshard.errors import UsageError
 from autoshard.html_report import render
 from autoshard.html_report.decision_rows import blocks
-from autoshard.html_report.headline_figures import step_parts, verdict
-from autoshard.html_report.memory_view import KINDS, by_kind, memory_series
-from autoshard.html_report.op_records import op_records
-from autoshard.html_report.other_choices import OtherChoices
-from autoshard.html_report.page import not_modelled
-from autoshard.html_report.timeline_series import TICK_SECONDS, series, streams
+from autoshard.html_report.op_records import OtherChoices, op_records
+from autoshard.html_report.page import not_modelled, verdict
+from autoshard.html_report.timeline_series import KINDS, TICK_SECONDS, by_kind, memory_series, series, streams
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
 from autoshard.package import package_files
-from autoshard.rules.candidates import candidates
+from autoshard.rules.granularities import granularities
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
@@ -35,10 +32,10 @@ from autoshard.simulation import Event, Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.step_account import one_stage
 from autoshard.solvers.common.solver_options import Clock
-from autoshard.text.answer_labels import certainty, gains
-from autoshard.text.critical_path import HOST, critical_seconds, left_open
+from autoshard.text.account_text import HOST, breakdown, critical_seconds, left_open
+from autoshard.text.answer_labels import certainty, gain_words
+from autoshard.text.plan_labels import unavailable_strategies
 from autoshard.text.plan_summary import summary, timeline_summary
-from autoshard.text.unavailable_strategies import unavailable_strategies
 from tests.graphs import mlp_graph
 from tests.rule_graphs import one_op
 
@@ -228,14 +225,7 @@ def test_other_choices_cost_what_the_search_says() -> None:
 def test_what_a_reader_must_find() -> None:
     made = built()
     text = " ".join(checked(package_files.report_text(made, VERIFIED)).text)
-    for needed in (
-        "mlp.py:build",
-        "dp=2,tp=2",
-        "Predicted step",
-        "Model FLOPs utilisation",
-        "The answer",
-        "lower bound",
-    ):
+    for needed in ("mlp.py:build", "dp=2,tp=2", "Predicted step", "MFU", "The answer", "lower bound"):
         assert needed in text
     assert "Verified." in text and "4 gloo processes, float64, 3 steps: largest relative error 3.0e-15" in text
     assert "At reduced sizes: n_layer 2" in text
@@ -299,7 +289,7 @@ def test_memory_by_kind_adds_up() -> None:
 def test_the_parts_of_a_step_add_up_to_it() -> None:
     """Overlapping streams do not: what is shown beside the step does."""
     timeline = built(seed=2).timeline
-    *parts, whole = step_parts(one_stage(timeline))
+    *parts, whole = breakdown(one_stage(timeline))
     shares = [float(share.rstrip("%")) for _, _, share in parts]
     assert whole[2] == "100.0%" and sum(shares) == pytest.approx(100, abs=0.16)
     assert 0 < shares[1] < 100
@@ -315,8 +305,8 @@ def test_styles_stand_in_the_answer() -> None:
     assert [style.name for style in styles if style.reason] == ["Megatron-SP"]  # nothing stands between its layers
     assert styles[0].predicted_peak_bytes > styles[1].predicted_peak_bytes
     text = " ".join(checked(package_files.report_text(made, package_files.Beside(styles))).text)
-    for style, words in gains(made.plan, styles):
-        assert ("" if style.reason else "vs. ") + style.name in text and words in text
+    for style in styles:
+        assert ("" if style.reason else "vs. ") + style.name in text and gain_words(made.plan, style) in text
     assert from_json(json.loads(as_json(styles))) == styles
     with pytest.raises(ValueError, match="no list of styles"):
         from_json({"styles": [{"name": "x"}]})
@@ -326,8 +316,7 @@ def test_a_style_that_cannot_be_says_why() -> None:
     """Four samples on eight devices; a weight of one layer that the last axis of three cannot split."""
     made = built(mlp_graph(2, 4, 8), "dp=8")
     styles = style_plans(made.plan, made.graph, made.hardware)
-    for style, words in gains(made.plan, styles):
-        assert style.predicted_seconds > 0 or words == style.reason != ""
+    assert all(own.predicted_seconds > 0 or gain_words(made.plan, own) == own.reason != "" for own in styles)
     stopped = Clock(0.0)
     assert {s.reason for s in style_plans(made.plan, made.graph, made.hardware, stopped)} == {
         "not simulated: the search was out of time"
@@ -419,10 +408,10 @@ def test_runners_up_are_in_words() -> None:
 def test_splits_that_are_not_offered_say_why() -> None:
     shape, mesh = (4, 6, 8, 5), Mesh.parse("dp=1,tp=5")
     graph, op = one_op("aten.scaled_dot_product_attention", [shape] * 3, [shape])
-    lines = unavailable_strategies(graph, op, mesh, candidates(graph, mesh))
+    lines = unavailable_strategies(graph, op, mesh, granularities(graph, mesh))
     assert "batch split over tp: some device would hold nothing: 4 units over 5 devices" in lines
     assert any(line.startswith("dim 2 of x1 split: ") for line in lines)  # keys are needed whole
     assert not any("dp" in line for line in lines)  # an axis of one device splits nothing
     assert any(line.startswith("heads split over tp: ") for line in lines)  # 6 heads leave one of 5 with nothing
     even = Mesh.parse("tp=2")
-    assert not any(" over tp" in line for line in unavailable_strategies(graph, op, even, candidates(graph, even)))
+    assert not any(" over tp" in line for line in unavailable_strategies(graph, op, even, granularities(graph, even)))

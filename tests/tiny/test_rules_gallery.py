@@ -9,7 +9,7 @@ import pytest
 
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import candidates, instance, strategies
+from autoshard.rules import granularities, instance, strategies
 from tests.rule_graphs import one_op
 
 GALLERY: list[tuple[tuple[Graph, Op], str, str, str]] = [
@@ -98,4 +98,4 @@ def test_rule_and_strategies(built: tuple[Graph, Op], rule: str, by_two: str, by
     assert str(instance(graph, op)) == rule
     for text, expected in (("tp=2", by_two), ("tp=3", by_three)):
         mesh = Mesh.parse(text)
-        assert "; ".join(str(s) for s in strategies(graph, op, mesh, candidates(graph, mesh))) == expected
+        assert "; ".join(str(s) for s in strategies(graph, op, mesh, granularities(graph, mesh))) == expected

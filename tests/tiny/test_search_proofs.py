@@ -31,7 +31,7 @@ from autoshard.solvers import solve
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, Solution, fits
 from autoshard.solvers.common.solver_options import Clock, Computing, Options
 from autoshard.solvers.relax.low_memory_plans import LowMemoryPlans, minimum_memory_bound
-from autoshard.text.plan_summary import certificate_rows
+from autoshard.text.plan_figures import certificate_rows
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 from tests.looks import Looks

@@ -18,7 +18,7 @@ from autoshard.joint.config_space import ParallelConfig, RejectedConfigs
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.point_reassignment import reassigned_points
-from autoshard.joint.step_candidates import JointResult, StepCandidate
+from autoshard.joint.solved_steps import JointResult, SolvedStep
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_local_search import StepLocalSearch
 from autoshard.program.places.pipeline_schedule import interleaved, most_in_flight, receive_buffers
@@ -275,7 +275,7 @@ def test_near_a_plan_of_one_stage_are_faster_ones() -> None:
     assert solution is not None
     every = [(simulate_step(free.step_costs(plan)), plan) for plan in every_plan(free.stage_problem)]
     slowest, plan = max(every, key=lambda own: own[0].step_seconds)
-    made = StepLocalSearch().fastest(StepCandidate(free, None, plan, solution, slowest))
+    made = StepLocalSearch().fastest(SolvedStep(free, None, plan, solution, slowest))
     assert made.seconds == pytest.approx(min(own.step_seconds for own, _ in every))
 
 

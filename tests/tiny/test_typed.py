@@ -24,7 +24,7 @@ from autoshard.emit.code_lines import docstring
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.mesh import Mesh
 from autoshard.joint.config_space import ParallelConfig
-from autoshard.joint.step_candidates import _untried
+from autoshard.joint.solved_steps import _untried
 from autoshard.replay.command_line import command
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search

@@ -30,10 +30,9 @@ from autoshard.search.objectives import MEMORY, RATIO
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text import plan_diff, plan_labels
-from autoshard.text.answer_labels import gap_words
-from autoshard.text.chosen_words import chosen_words
-from autoshard.text.chosen_words import plan_words as reasons
-from autoshard.text.float8_labels import float8_words
+from autoshard.text.answer_labels import chosen_words, gap_words
+from autoshard.text.answer_labels import plan_words as reasons
+from autoshard.text.plan_labels import float8_words
 from autoshard.text.plan_summary import summary
 from autoshard.text.tables import table, wrapped
 from autoshard.verification.coverage import plan_kinds

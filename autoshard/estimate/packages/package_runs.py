@@ -32,7 +32,7 @@ from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs
 from autoshard.joint.front_store import measured_replicas
 from autoshard.joint.joint_search import best_of
-from autoshard.joint.step_candidates import StepCandidate
+from autoshard.joint.solved_steps import SolvedStep
 from autoshard.joint.step_costs import StepProblem
 from autoshard.system.process_memory import infrequent_gc
 from autoshard.whole_steps.software import PACKAGES
@@ -139,7 +139,7 @@ def _problems(
             yield problem_of(space.model, choice, store, offered, hardware, room)
 
 
-def _estimate(space: RunSpace, step: StepCandidate, hardware: Hardware) -> Estimate:
+def _estimate(space: RunSpace, step: SolvedStep, hardware: Hardware) -> Estimate:
     """By the programs of its parts, which may take a few percent more than the costs of blocks say."""
     problem, plan, model = step.problem, step.plan, space.model
     kinds, parts = line_of(model), []

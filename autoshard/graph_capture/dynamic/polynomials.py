@@ -25,14 +25,14 @@ def polynomial_of(values: Sequence[int], points: Sequence[Point]) -> Polynomial 
     count = len(points[0])
     if len(set(values)) == 1:
         return {(0,) * count: Fraction(values[0])}
-    for powers in _candidates(count):
+    for powers in _bases(count):
         made = _solved(powers, values, points)
         if made is not None:
             return made
     return _solved(list(product((0, 1), repeat=count)), values, points) if 2**count < len(points) else None
 
 
-def _candidates(count: int) -> Iterator[tuple[Powers, ...]]:
+def _bases(count: int) -> Iterator[tuple[Powers, ...]]:
     """One product of sizes, then two, of low degree first."""
     known = (own for own in product(range(MOST_POWER + 1), repeat=count) if rank(own) <= MOST_DEGREE)
     every = sorted(known, key=lambda own: (rank(own), own))

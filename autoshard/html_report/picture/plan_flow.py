@@ -16,8 +16,8 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.plan import Plan, RedistributionPlan
 from autoshard.rules.operators import constants
 from autoshard.text import plan_labels
-from autoshard.text.plan_summary import collectives, is_shown, move_lines
-from autoshard.units import format_bytes, format_seconds
+from autoshard.text.move_words import collectives, move_cost, move_lines, weight_paths
+from autoshard.text.plan_summary import is_shown
 
 Kind = Literal["op", "join", "move", "input", "output"]
 _QUIET = frozenset(
@@ -118,8 +118,8 @@ class _FlowOfBlock:
             sources = self._sources(row.op.operands)
             if self.short and self._goes_on(row, sources, moves):
                 self._passes(row.op, sources)
-            elif is_shown(row, graph, total) or len(sources) > 1:
-                self._box(row, moves, shown=is_shown(row, graph, total))
+            elif is_shown(row, self.plan, graph, total) or len(sources) > 1:
+                self._box(row, moves, shown=is_shown(row, self.plan, graph, total))
             else:
                 self._passes(row.op, sources)
         self._outputs()
@@ -136,7 +136,7 @@ class _FlowOfBlock:
         if before is None or (before.kind, before.words) != ("op", row.words) or row.plan.variant:
             return False
         own = (moves.get((row.op.name, name)) for name in row.op.operands if name and name not in self.graph.weights)
-        return not any(move and self._words(move) for move in own)
+        return not any(move and collectives(move, self.plan, self.graph) for move in own)
 
     def _carries(self, name: str) -> bool:
         """Whether a value is on the way from input to output: what no gradient flows through steers only."""
@@ -180,7 +180,7 @@ class _FlowOfBlock:
             move = moves.get((op.name, name))
             if name in graph.weights:
                 weights[name] = self.stored[graph.weights[name]]
-            elif move is not None and self._words(move):
+            elif move is not None and collectives(move, self.plan, self.graph):
                 incoming[self._move(move)] = None
             elif self._carries(name) or (name in graph.inputs and not self._sources(op.operands)):
                 incoming |= dict.fromkeys(self.behind.get(name) or (self._input(name),))
@@ -203,22 +203,19 @@ class _FlowOfBlock:
         if not layouts:
             return ()
         tensors = sorted(layouts, key=lambda name: -self.graph.tensor(name).numel)
-        paths = {p.tensor: p.path.rpartition(".")[2] for p in self.graph.parameters}
-        names = ", ".join(paths[self.graph.weights[name]] for name in tensors)
+        paths = weight_paths(self.graph)
+        names = ", ".join(paths[name].rpartition(".")[2] for name in tensors)
         own = [move for move in row.moves if move.tensor in self.graph.weights]
         largest = self.graph.tensor(tensors[0])
-        return (TensorShards(names, largest.shape, layouts[tensors[0]], tuple(move_lines(own, self.graph))),)
-
-    def _words(self, move: RedistributionPlan) -> str:
-        return collectives(move, self.graph.loss is not None and self.graph.tensor(move.tensor).requires_grad)
+        return (TensorShards(names, largest.shape, layouts[tensors[0]], tuple(move_lines(own, self.plan, self.graph))),)
 
     def _move(self, move: RedistributionPlan) -> str:
         key = f"move {move.tensor} {move.target}"
         if key not in self.boxes:
             for source in self.behind.get(move.tensor) or (self._input(move.tensor),):
                 self.edges[source, key] = None
-            what, _, back = self._words(move).partition(", ")
-            cost = f"{back}, {_cost(move, self.graph)}" if back else _cost(move, self.graph)
+            what, _, back = collectives(move, self.plan, self.graph).partition(", ")
+            cost = ", ".join(filter(None, (back, move_cost([move], self.graph, self.plan.mesh))))
             shards = TensorShards("", self.graph.tensor(move.tensor).shape, move.target)
             self.boxes[key] = FlowBox(key, "move", what=what, words=cost, tensors=(shards,))
         return key
@@ -247,8 +244,3 @@ def _moves(plan: Plan, rows: Iterable[plan_labels.BlockRow]) -> dict[tuple[str, 
     return {
         (consumer, move.tensor): move for move in plan.redistributions for consumer in move.consumers if consumer in own
     }
-
-
-def _cost(move: RedistributionPlan, graph: Graph) -> str:
-    size = format_bytes(graph.tensor(move.tensor).bytes, 3)
-    return f"{size}, {format_seconds(move.forward_seconds + move.backward_seconds, 3)}"

@@ -6,6 +6,7 @@ from autoshard.html_report.picture.plot_axis import PlotAxis, PlotFrame
 from autoshard.html_report.picture.svg import SIZES, document, line, number, path, rect, text
 from autoshard.program.places.pipeline_schedule import Placed
 from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.text.answer_labels import MEMORY, STEP
 from autoshard.units import counted, format_bytes, format_seconds
 
 FRAME = PlotFrame(980.0, 900.0, left=78.0, right=150.0, top=52.0, bottom=30.0)  # rows get lower to stay within it
@@ -32,7 +33,7 @@ def stages_svg(timeline: StepTimeline) -> str:
         body += _tail(timeline, stage, y, bar, scale)
     costs = timeline.costs
     title = f"{timeline.stages} {costs.word}s, {costs.micro_batches} micro-batches, {costs.schedule}"
-    about = f"predicted step of {format_seconds(timeline.step_seconds)}; each row is a stage, time goes to the right"
+    about = f"{STEP} of {format_seconds(timeline.step_seconds)}; each row is a stage, time goes to the right"
     return document(FRAME.width, bottom + FRAME.bottom, title, about, body, "stages")
 
 
@@ -55,12 +56,12 @@ def _key(timeline: StepTimeline) -> list[str]:
     costs = timeline.costs
     chunks = f", {costs.chunks} parts a {costs.word}" if costs.chunks > 1 else ""
     head = f"{timeline.stages} {costs.word}s, {costs.micro_batches} micro-batches, {costs.schedule}{chunks}: "
-    head += f"predicted step {format_seconds(timeline.step_seconds)}"
+    head += f"{STEP} {format_seconds(timeline.step_seconds)}"
     found = [text(8, 18, head, class_="head")]
     for place, (name, ink) in enumerate((("forward", "ink0"), ("backward", "ink1"), ("once a step", "ink2"))):
         x = 8 + 110.0 * place
         found += [rect(x, 27, 12, 10, class_=ink), text(x + 17, 36, name, class_="small")]
-    found.append(text(FRAME.end + 8, 36, "peak memory, busy", class_="small soft"))
+    found.append(text(FRAME.end + 8, 36, f"{MEMORY}, busy", class_="small soft"))
     return found
 
 

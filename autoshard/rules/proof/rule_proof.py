@@ -20,8 +20,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.instance import bind
 from autoshard.rules.algebra.notation import Rule
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.candidates import Candidates, Refinements, candidates
 from autoshard.rules.enumerate import derive, find, strategies
+from autoshard.rules.granularities import Granularities, Refinements, granularities
 from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import facts_of
 from autoshard.rules.operators import is_random
@@ -134,7 +134,7 @@ def offered_by(graph: Graph, mesh: Mesh, rule: str = "", refined: Refinements = 
     """What the case's one operator is offered, by the table or by `rule`."""
     op = graph.ops[0]
     if not rule:
-        given = Candidates({op.name: refined}) if refined else candidates(graph, mesh)
+        given = Granularities({op.name: refined}) if refined else granularities(graph, mesh)
         return strategies(graph, op, mesh, given)
     operands = [None if name is None else facts_of(graph.tensor(name)) for name in op.operands]
     results = [facts_of(graph.tensor(name)) for name in op.results]
@@ -218,7 +218,7 @@ class _Proof:
         leaves = self.whole
         if is_random(self.op):
             assert run_variant is not None
-            repeat = find(self.graph, self.op, self.mesh, Candidates({}), " ".join("=" for _ in self.mesh.axes))
+            repeat = find(self.graph, self.op, self.mesh, Granularities({}), " ".join("=" for _ in self.mesh.axes))
             results = _listed(run_variant(None, localise(self.graph, self.op, repeat, self.mesh), leaves))
         else:
             results = _listed(call(self.op.target, leaves, dict(self.op.attributes)))

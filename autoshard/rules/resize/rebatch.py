@@ -21,7 +21,7 @@ from autoshard.rules.algebra.argument_rules import Local, NoRule
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.notation import RuleError
 from autoshard.rules.algebra.strategy import Choice, Strategy
-from autoshard.rules.candidates import Signature, signature_of, touching
+from autoshard.rules.granularities import Signature, signature_of, touching
 from autoshard.rules.operator_table import bound, instance, rule_text
 from autoshard.rules.operators import record
 from autoshard.rules.resize.captured_length import at_another_batch

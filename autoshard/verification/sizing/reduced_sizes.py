@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard import costs
 from autoshard.cluster.hardware import Hardware
-from autoshard.cluster.profile_schema import DTYPES
+from autoshard.cluster.links_and_constants import DTYPES
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.mesh import Mesh

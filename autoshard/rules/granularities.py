@@ -32,7 +32,7 @@ PLAIN = (1, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class Granularities:
     """Op name -> its factors' (blocks, unit) other than the plain (1, 1), and the op's `Signature`."""
 
     by_op: dict[str, Refinements]
@@ -59,20 +59,20 @@ class Signature:
 _Proposal = tuple[str, int, int, int]  # cut dim `dim` of `tensor` in `blocks` blocks, in multiples of `unit`
 
 
-def candidates(graph: Graph, mesh: Mesh) -> Candidates:
+def granularities(graph: Graph, mesh: Mesh) -> Granularities:
     """The fixed point. Only what differs from the plain cut, for some set of axes of this mesh, is kept."""
     known = graph.once(_known)
     if mesh not in known:
-        known[mesh] = _candidates(graph, mesh)
+        known[mesh] = _granularities(graph, mesh)
     return known[mesh]
 
 
-def _known(graph: Graph) -> dict[Mesh, Candidates]:
+def _known(graph: Graph) -> dict[Mesh, Granularities]:
     """Of each mesh that was asked for."""
     return {}
 
 
-def _candidates(graph: Graph, mesh: Mesh) -> Candidates:
+def _granularities(graph: Graph, mesh: Mesh) -> Granularities:
     sizes = tuple(size for size in mesh.sizes if size > 1)
     signatures = _signatures(graph)
     touched = touching(graph)
@@ -103,7 +103,7 @@ def _candidates(graph: Graph, mesh: Mesh) -> Candidates:
                     own.append(refinement)
                     queue.extend(_spread(op, signature, factor, refinement))
     by_op = {op.name: _listed(op, signatures[op.name], kept, _parts(graph, op, sizes)) for op in graph.ops}
-    return Candidates(by_op, signatures)
+    return Granularities(by_op, signatures)
 
 
 def _listed(

@@ -1,4 +1,4 @@
-"""The parts of a profile: its peaks, its links, and the constants of the cost formulas."""
+"""Tables of a profile but `[device]`, which `hardware.py` reads: links, the host of a node, peaks, cost constants."""
 
 from __future__ import annotations
 

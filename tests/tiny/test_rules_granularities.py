@@ -1,4 +1,4 @@
-"""Candidates and strategies on GPT-2: the fused projection, uneven heads, what is left out, what runs on a shard."""
+"""Granularities and strategies on GPT-2: the fused projection, uneven heads, what is left out, what runs on a shard."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import (
     Strategy,
-    candidates,
     carry,
     explain,
     find,
+    granularities,
     localise,
     named,
     offered,
@@ -38,7 +38,7 @@ def op_named(graph: Graph, name: str) -> Op:
 
 
 def chosen(graph: Graph, mesh: Mesh, texts: dict[str, str]) -> dict[str, Strategy]:
-    found = candidates(graph, mesh)
+    found = granularities(graph, mesh)
     return {name: find(graph, op_named(graph, name), mesh, found, text) for name, text in texts.items()}
 
 
@@ -100,9 +100,9 @@ def test_vocabulary_parallel_ends() -> None:
     assert dict(local.attributes) == {"size": 50257, "ignore_index": -100, "label_smoothing": 0.0}
 
 
-def test_candidates_are_few_and_the_same_every_time() -> None:
+def test_granularities_are_few_and_the_same_every_time() -> None:
     mesh = Mesh.parse("a=2,b=2,c=2")
-    first, second = (candidates(gpt(2), mesh).by_op for _ in range(2))
+    first, second = (granularities(gpt(2), mesh).by_op for _ in range(2))
     assert first == second
     assert all(len(refinements) <= 3 for own in first.values() for _, refinements in own)
     assert first["0.qkv"] == first["1.qkv"]
@@ -111,10 +111,10 @@ def test_candidates_are_few_and_the_same_every_time() -> None:
 
 def test_a_graph_is_asked_once_for_each_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, mesh = gpt(2), Mesh.parse("a=2,b=2")
-    first = candidates(graph, mesh)
+    first = granularities(graph, mesh)
     monkeypatch.setattr(operator_table, "_instance", lambda graph, op: pytest.fail("bound again"))
-    assert candidates(graph, Mesh.parse("a=2,b=2")) is first
-    other = candidates(graph, Mesh.parse("a=2,b=3"))  # the bound rules serve every mesh
+    assert granularities(graph, Mesh.parse("a=2,b=2")) is first
+    other = granularities(graph, Mesh.parse("a=2,b=3"))  # the bound rules serve every mesh
     assert other is not first and other.by_op != first.by_op
     op = op_named(graph, "0.qkv")
     assert operator_table.instance(graph, op) is first.signatures["0.qkv"].instance
@@ -140,7 +140,7 @@ def test_twelve_layers_on_three_axes_take_seconds() -> None:
         calls[0] += event == "call"
 
     sys.setprofile(count)
-    total = sum(len(own) for _, own in offered(graph, mesh, candidates(graph, mesh)))
+    total = sum(len(own) for _, own in offered(graph, mesh, granularities(graph, mesh)))
     sys.setprofile(None)
     assert total > 10_000
     assert calls[0] < MOST_CALLS
@@ -148,26 +148,26 @@ def test_twelve_layers_on_three_axes_take_seconds() -> None:
 
 def test_strategies_are_distinct_in_meaning() -> None:
     graph, mesh = gpt(), Mesh.parse("dp=2,tp=3")
-    for _, own in offered(graph, mesh, candidates(graph, mesh)):
+    for _, own in offered(graph, mesh, granularities(graph, mesh)):
         meanings = {(s.operands, s.results, s.variant) for s in own}
         assert len(meanings) == len(own) == len({str(s) for s in own})
 
 
 def test_an_axis_of_size_one_only_repeats() -> None:
     graph, op = one_op("aten.relu", [(4, 6)], [(4, 6)])
-    texts = [str(s) for s in strategies(graph, op, Mesh.parse("a=1,b=2"), candidates(graph, Mesh.parse("a=1,b=2")))]
+    texts = [str(s) for s in strategies(graph, op, Mesh.parse("a=1,b=2"), granularities(graph, Mesh.parse("a=1,b=2")))]
     assert texts == ["= i0", "= i1", "= =", "= +"]
 
 
 def test_what_depends_on_no_input_is_repeated() -> None:
     graph, op = one_op("aten.arange", [], [(16,)], start=0, end=16)
-    assert [str(s) for s in strategies(graph, op, Mesh.parse("a=2"), candidates(graph, Mesh.parse("a=2")))] == ["="]
+    assert [str(s) for s in strategies(graph, op, Mesh.parse("a=2"), granularities(graph, Mesh.parse("a=2")))] == ["="]
 
 
 def test_what_has_no_rule_is_repeated_and_explained() -> None:
     graph, op = one_op("aten.fft_fft", [(4, 6)], [(4, 6)])
     mesh = Mesh.parse("tp=2")
-    found = candidates(graph, mesh)
+    found = granularities(graph, mesh)
     assert [str(s) for s in strategies(graph, op, mesh, found)] == ["=", "+"]
     assert ("aten.fft_fft", "there is no rule for this operator: every axis repeats it") in explain(
         graph, op, mesh, found
@@ -176,7 +176,7 @@ def test_what_has_no_rule_is_repeated_and_explained() -> None:
 
 def test_what_is_left_out_has_a_reason() -> None:
     graph, mesh = gpt(), Mesh.parse("tp=8")
-    reasons = dict(explain(graph, op_named(graph, "0.attention"), mesh, candidates(graph, mesh)))
+    reasons = dict(explain(graph, op_named(graph, "0.attention"), mesh, granularities(graph, mesh)))
     assert reasons["t"] == "the operator needs all of it"
     assert "some device would hold nothing: 12 units over 8 devices" in reasons["h@tp"]
     assert "nothing: 4 units over 8" in reasons["b@tp"]
@@ -186,13 +186,13 @@ def test_an_unknown_strategy_lists_those_there_are() -> None:
     graph, op = one_op("aten.relu", [(4, 6)], [(4, 6)])
     mesh = Mesh.parse("tp=2")
     with pytest.raises(UsageError) as error:
-        find(graph, op, mesh, candidates(graph, mesh), "n")
+        find(graph, op, mesh, granularities(graph, mesh), "n")
     assert "i0; i1; =; +" in str(error.value)
 
 
 def test_a_strategy_is_found_by_another_name_of_the_same_layouts() -> None:
     graph, mesh = gpt(), Mesh.parse("tp=2")
-    found = candidates(graph, mesh)
+    found = granularities(graph, mesh)
     qkv = op_named(graph, "0.qkv")
     assert find(graph, qkv, mesh, found, "n/3*64") is find(graph, qkv, mesh, found, "n/3")
 
@@ -201,7 +201,7 @@ def test_a_strategy_is_found_by_another_name_of_the_same_layouts() -> None:
 def test_a_strategy_by_its_name_is_the_one_that_is_offered(text: str) -> None:
     """Whatever is asked for by itself; what no axis can do, and what is no strategy, is none."""
     graph, mesh = gpt(), Mesh.parse(text)
-    found = candidates(graph, mesh)
+    found = granularities(graph, mesh)
     for op, own in offered(graph, mesh, found):
         for strategy in own:
             assert named(graph, op, mesh, found, str(strategy)) == strategy
@@ -218,7 +218,7 @@ def test_a_strategy_by_its_name_is_the_one_that_is_offered(text: str) -> None:
 def test_carried_to_other_sizes() -> None:
     full, small, mesh = gpt(), gpt(width=96), Mesh.parse("a=2,b=2,c=2")
     name = op_named(full, "0.qkv")
-    refinements = candidates(full, mesh).refinements(name), candidates(small, mesh).refinements(name)
+    refinements = granularities(full, mesh).refinements(name), granularities(small, mesh).refinements(name)
     assert carry("n/3*64 n/3*64 n/3*64", *refinements) == "n/3*8 n/3*8 n/3*8"
     assert carry("i0 = n/3", *refinements) == "i0 = n/3"
 
@@ -252,6 +252,6 @@ def test_sizes_on_a_shard() -> None:
 def test_dims_of_no_elements_have_no_blocks(target: str, operands: Any, results: Any, attributes: Any) -> None:
     graph, op = one_op(target, operands, results, **attributes)
     mesh = Mesh.parse("tp=2,dp=2")
-    found = candidates(graph, mesh)
+    found = granularities(graph, mesh)
     assert all(blocks and unit for _, own in found.refinements(op) for blocks, unit in own)
     assert strategies(graph, op, mesh, found)

@@ -31,7 +31,7 @@ SIMULATED = 2  # plans of one stage problem
 
 
 @dataclass(frozen=True, eq=False)
-class StepCandidate:
+class SolvedStep:
     """A plan of one outer choice and split, simulated by the costs of its blocks. `solution` has its bounds. Of one
     that was made a plan, `program_seconds` and `program_bytes` are of its program; 0 of others."""
 
@@ -70,8 +70,8 @@ class JointResult:
     `pins`: that all plans keep.
     """
 
-    best: StepCandidate
-    others: tuple[StepCandidate, ...]
+    best: SolvedStep
+    others: tuple[SolvedStep, ...]
     line: BlockLine
     bound_seconds: float
     model_seconds: float
@@ -113,18 +113,18 @@ class JointResult:
         return self.model_seconds / self.model_bound - 1
 
 
-Rank = Callable[[StepCandidate], tuple[float, float]]
+Rank = Callable[[SolvedStep], tuple[float, float]]
 
 
-def best_of_each(found: Iterable[StepCandidate], rank: Rank) -> list[StepCandidate]:
+def best_of_each(found: Iterable[SolvedStep], rank: Rank) -> list[SolvedStep]:
     """The best split of every outer choice, the best choice first."""
-    each: dict[ParallelConfig, StepCandidate] = {}
+    each: dict[ParallelConfig, SolvedStep] = {}
     for own in sorted(found, key=rank):
         each.setdefault(own.problem.choice, own)
     return list(each.values())
 
 
-def fastest_of_each(found: Iterable[StepCandidate]) -> list[StepCandidate]:
+def fastest_of_each(found: Iterable[SolvedStep]) -> list[SolvedStep]:
     """The best split of every outer choice, the fastest choice first; of equal ones the leaner."""
     return best_of_each(found, lambda own: (own.seconds, own.peak_bytes))
 
