@@ -132,7 +132,7 @@ def test_more_plans_meet_the_memory_bound_where_any_that_was_met_will_do() -> No
             continue
         leanest = [c for c in every(problem) if peak(problem, c) <= lean.bound * (1 + 1e-9)]
         if choice not in leanest:
-            assert min(column.peak for column in lean.columns) == peak(problem, choice)
+            assert min(column.peak for column in lean.columns) == peak(problem, choice) <= 1.2 * lean.bound
             continue
         roughly += 1
         near += objective(problem, choice) <= 1.1 * min(objective(problem, c) for c in leanest) + 1e-9
