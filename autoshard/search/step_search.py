@@ -264,12 +264,12 @@ class StepSearch:
         self.used.append(self.resources.roughly_used(choice))
 
     def _name(self) -> str:
-        """`least of forward: host, backward: in a row`, the heaviest resource of each phase."""
+        """`weighted, most on host forward, sequence backward`: the heaviest resource of each phase."""
         count = len(self.resources.names)
         forward, backward = (
             self.resources.names[int(part.argmax())] for part in (self.weights[:count], self.weights[count:])
         )
-        return f"weighted, most on {forward} forward, {backward} backward"
+        return f"weighted, most on {forward}" + (f" forward, {backward} backward" if backward != forward else "")
 
     def _between(self) -> Choice | None:
         """The best by the estimate of those that follow one plan up to a place and another after it."""
