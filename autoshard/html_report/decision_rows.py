@@ -15,7 +15,7 @@ from autoshard.ir.program import Program
 from autoshard.program.weight_buckets import paths_by_dtype
 from autoshard.redistribute import BY_INDEX, reason
 from autoshard.text import plan_labels
-from autoshard.text.move_words import move_lines, moved_bytes
+from autoshard.text.collective_lines import move_lines, moved_bytes
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -24,8 +24,8 @@ from autoshard.replay.reevaluate import choice_of
 from autoshard.rules.granularities import granularities
 from autoshard.text import plan_labels
 from autoshard.text.answer_labels import chosen_words
+from autoshard.text.collective_lines import move_lines
 from autoshard.text.explain import formulated
-from autoshard.text.move_words import move_lines
 from autoshard.text.plan_labels import strategy_words, unavailable_strategies
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 

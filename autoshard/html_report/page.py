@@ -43,7 +43,7 @@ from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.solvers.common.result import fits
 from autoshard.text.account_text import breakdown, left_open, stage_breakdown
 from autoshard.text.answer_labels import MEMORY, STEP, certainty
-from autoshard.text.move_words import collective_words
+from autoshard.text.collective_lines import collective_words
 from autoshard.text.plan_figures import CERTIFICATE, PlanFigure, baselines, certificate, figures
 from autoshard.text.plan_labels import float8_words
 from autoshard.text.plan_summary import devices_note, devices_table, purpose

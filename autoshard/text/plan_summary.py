@@ -24,7 +24,7 @@ from autoshard.simulation.step_account import StepAccount, one_stage
 from autoshard.text import plan_labels
 from autoshard.text.account_text import breakdown, left_open, parts, stage_breakdown, waits
 from autoshard.text.answer_labels import MEMORY, STEP, certainty, gap
-from autoshard.text.move_words import collective_counts, collective_words, collectives, group_words, move_lines
+from autoshard.text.collective_lines import collective_counts, collective_words, collectives, group_words, move_lines
 from autoshard.text.plan_figures import HOST_MEMORY, baselines, certificate_rows, error_band, figures
 from autoshard.text.plan_labels import float8_words
 from autoshard.text.size_table import expected_rows, open_sizes, size_table

@@ -242,7 +242,7 @@ ESTIMATES = [
     *(
         Row(f"{E} --{name} '{value}'", 2, says)
         for name, value, says in (
-            ("batch", "99999999", "at most 200000 together"),
+            ("batch", "99999999", "at most 100000 together"),
             ("batch", "0", "--batch '0': expected a whole number"),
             ("batch", "x", "--batch 'x': expected a whole number"),
             ("batch", "1e3", "--batch '1e3'"),

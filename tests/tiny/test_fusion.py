@@ -27,7 +27,7 @@ from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import bucket_bytes
 from autoshard.simulation.timeline import Event, Timeline
 from autoshard.text.account_text import waits
-from autoshard.text.move_words import CollectiveCount, collective_counts, collective_words
+from autoshard.text.collective_lines import CollectiveCount, collective_counts, collective_words
 from autoshard.text.plan_summary import summary
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph

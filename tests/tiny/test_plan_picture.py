@@ -17,7 +17,7 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
 from autoshard.text import plan_labels
-from autoshard.text.move_words import collectives, moved_bytes, weight_paths
+from autoshard.text.collective_lines import collectives, moved_bytes, weight_paths
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built
 

@@ -14,8 +14,9 @@ import pytest
 
 import autoshard.emit
 from autoshard.emit.pruning.constant_folding import Known, folded
+from autoshard.emit.pruning.kept_names import MADE_BY, OUTSIDE, PASSED_ON, ROOTS, SET, USED
 from autoshard.emit.pruning.module_table import ModuleDefinition, module_name, module_table
-from autoshard.emit.pruning.pruned_package import MADE_BY, OUTSIDE, PASSED_ON, ROOTS, SET, USED, pruned
+from autoshard.emit.pruning.pruned_package import pruned
 from autoshard.emit.pruning.reachable import resolved
 from autoshard.emit.pruning.source_edits import parsed
 
@@ -216,6 +217,8 @@ def test_a_fault_in_what_is_said_to_be_known_is_seen() -> None:
         ("if A and b and c:\n    x()\n", {"A": True}, "if b and c:\n    x()\n"),
         ("x = b and A\n", {"A": True}, "x = b and A\n"),
         ("if b and A:\n    x()\n", {"A": True}, "if b:\n    x()\n"),
+        ("if b and (c or not A):\n    x()\n", {"A": False}, "if b:\n    x()\n"),
+        ("if b and (f() or not A):\n    x()\n", {"A": False}, "if b and (f() or True):\n    x()\n"),
         ("if f() and A:\n    x()\n", {"A": False}, "if f() and A:\n    x()\n"),
         ("x = not True\n", {}, "x = False\n"),
         ("x = not A and b\n", {"A": False}, "x = b\n"),

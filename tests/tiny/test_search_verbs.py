@@ -21,7 +21,7 @@ from autoshard.search import memory_fit, search_task
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import SearchTask
 from autoshard.search.select_plan import search
-from autoshard.text import explain, move_words, plan_diff
+from autoshard.text import collective_lines, explain, plan_diff
 from tests.graphs import mlp_graph
 
 
@@ -193,7 +193,7 @@ def test_inputs_have_no_backward(graph_file: Path, tmp_path: Path, capsys: pytes
         for move in plan.redistributions:
             if move.tensor in graph.inputs and any(step.backward for step in move.steps):
                 told += 1
-                assert not any("backward" in line for line in move_words.move_lines([move], plan, graph))
+                assert not any("backward" in line for line in collective_lines.move_lines([move], plan, graph))
     assert told > 0
 
 

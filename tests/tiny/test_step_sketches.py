@@ -12,6 +12,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import objective
 from autoshard.search import step_search
 from autoshard.search.step_search import StepSearch
+from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.heuristics.random_plans import random_choice
 from autoshard.solvers.relax.restricted_start import Near
 from tests.graphs import mlp_graph
@@ -69,8 +70,18 @@ def test_a_part_of_all_costs_is_added_to_what_is_weighted(mesh: str) -> None:
         assert both == pytest.approx(0.7 * row + 0.3 * objective(formulation.problem, choice))
 
 
-def test_plans_of_what_is_occupied_most_and_a_part_of_all_costs_are_found() -> None:
-    search = StepSearch(made("dp=2,tp=8", *SIZES[1]))
+def test_plans_between_what_is_occupied_most_and_all_costs_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is hoped of the estimate alone, as with many axes, of which little overlaps."""
+    monkeypatch.setattr(step_search, "_HOPEFUL", 0.0)
+    formulation = made("dp=2,tp=8", *SIZES[1])
+    search = StepSearch(formulation)
     assert search.first() is not None
     others = [choice for _, choice in search.others()]
-    assert others and {"weighted, with costs", "critical path, with costs"} <= {name for name, _ in search.found}
+
+    def middle(choice: Choice) -> float:
+        longest = search.resources.longest(search.resources.roughly_used(choice))
+        return longest + objective(formulation.problem, choice)
+
+    known = {choice: middle(choice) for _, choice in search.found}
+    assert known[others[0]] == min(known.values()) and len(others) == len(set(others)) <= 3
+    assert {"weighted, with costs", "critical path, with costs"} <= {name for name, _ in search.found}

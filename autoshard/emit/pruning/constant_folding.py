@@ -163,8 +163,8 @@ def _edits(source: Source, known: Known) -> Iterator[Edit]:
         if isinstance(own, ast.BoolOp):
             yield from _of_operands(source, own, known)
         for test in _tests(own):
-            if isinstance(test, ast.BoolOp):
-                yield from _of_test(source, test, known)
+            for part in _joined_parts(test):
+                yield from _of_test(source, part, known)
 
 
 def _instead(source: Source, node: ast.expr, chosen: ast.expr) -> Edit:
@@ -259,6 +259,14 @@ def _tests(node: ast.AST) -> list[ast.expr]:
         case ast.Call(ast.Name("bool"), operands) | ast.BoolOp(_, operands) if isinstance(node, ast.Call):
             return operands
     return []
+
+
+def _joined_parts(node: ast.expr) -> Iterator[ast.BoolOp]:
+    """`a and (b or c)` and what is joined within it."""
+    if isinstance(node, ast.BoolOp):
+        yield node
+        for own in node.values:
+            yield from _joined_parts(own)
 
 
 def _of_operands(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:

@@ -16,7 +16,7 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.plan import Plan, RedistributionPlan
 from autoshard.rules.operators import constants
 from autoshard.text import plan_labels
-from autoshard.text.move_words import collectives, move_cost, move_lines, weight_paths
+from autoshard.text.collective_lines import collectives, move_cost, move_lines, weight_paths
 from autoshard.text.plan_summary import is_shown
 
 Kind = Literal["op", "join", "move", "input", "output"]

@@ -1,4 +1,4 @@
-"""What a plan communicates, in words: before an operator, and in all of a simulated step."""
+"""Lines about collectives, in the console and the report: those before an operator, and those of a simulated step."""
 
 from __future__ import annotations
 
