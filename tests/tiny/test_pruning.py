@@ -219,6 +219,7 @@ def test_a_fault_in_what_is_said_to_be_known_is_seen() -> None:
         ("if b and A:\n    x()\n", {"A": True}, "if b:\n    x()\n"),
         ("if b and (c or not A):\n    x()\n", {"A": False}, "if b:\n    x()\n"),
         ("if b and (f() or not A):\n    x()\n", {"A": False}, "if b and (f() or True):\n    x()\n"),
+        ("if b.c == 1 and not A:\n    x()\nelse:\n    y()\n", {"A": True}, "y()\n"),
         ("if f() and A:\n    x()\n", {"A": False}, "if f() and A:\n    x()\n"),
         ("x = not True\n", {}, "x = False\n"),
         ("x = not A and b\n", {"A": False}, "x = b\n"),

@@ -101,10 +101,14 @@ def value_of(node: ast.expr | None, known: Known) -> Any:
 
 
 def _is_harmless(node: ast.expr) -> bool:
-    node = node.value if isinstance(node, ast.Starred) else node
-    return isinstance(node, ast.Name | ast.Constant | ast.Attribute) or (
-        isinstance(node, ast.List | ast.Tuple) and all(map(_is_harmless, node.elts))
-    )
+    match node:
+        case ast.Name() | ast.Constant() | ast.Attribute():
+            return True
+        case ast.List(parts) | ast.Tuple(parts) | ast.BoolOp(_, parts) | ast.Compare(_, _, parts):
+            return all(map(_is_harmless, [node.left, *parts] if isinstance(node, ast.Compare) else parts))
+        case ast.Starred(part) | ast.UnaryOp(_, part):
+            return _is_harmless(part)
+    return False
 
 
 def _joined(both: bool, values: list[Any]) -> Any:
