@@ -41,18 +41,19 @@ def weight_paths(graph: Graph) -> dict[str, str]:
 
 
 def bucketed_axes(plan: Plan, graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Path of a parameter -> the axes over which its gradient is reduced in a bucket."""
+    """Tensor of a weight, or a cast of it -> the axes over which its gradient is reduced in a bucket."""
     return known_of(_bucketed_axes, plan, graph)
 
 
 def _bucketed_axes(plan: Plan, graph: Graph) -> dict[str, tuple[str, ...]]:
-    return {path: bucket.axes for bucket in lower(plan, graph).gradient_buckets for path in bucket.parameters}
+    axes = {path: bucket.axes for bucket in lower(plan, graph).gradient_buckets for path in bucket.parameters}
+    return {tensor: axes[path] for tensor, path in weight_paths(graph).items() if path in axes}
 
 
 def collectives(move: RedistributionPlan, plan: Plan, graph: Graph) -> str:
     """`all-reduce over tp and dp`, `all-gather over tp in backward`; empty where every step is local."""
     differentiable = graph.loss is not None and graph.tensor(move.tensor).requires_grad
-    bucketed = bucketed_axes(plan, graph).get(weight_paths(graph).get(move.tensor, ""), ())
+    bucketed = bucketed_axes(plan, graph).get(move.tensor, ())
     axes: dict[str, list[str]] = {}
     for step in move.steps:
         later = [axis for axis in step.axes if axis in bucketed and not step.forward]

@@ -1,7 +1,7 @@
 """How much more than another a row of a table costs at the least, over its columns: least[a, b] = min of row a - row b.
 
 All pairs of n rows over m columns take n x n x m steps. Most pairs differ in a few columns: those in which row a is
-cheapest beside the others. Over these alone the least is an upper bound; only pairs whose bound leaves it open are
+cheapest next to the others. Over these alone the least is an upper bound; only pairs whose bound leaves it open are
 looked at over all columns.
 """
 

@@ -7,7 +7,7 @@ sum_t p_t m_t(x) >= B for every plan, a plan at a rate r is the least of
 
 c_0 seconds of a plan near the bound B: 1 % of its memory is worth r % of its seconds. At a rate far above what seconds
 are worth it is the fastest of those at the bound, if it meets it. Values that are read all over are cut off, so that
-layers fold, and chosen anew for their readers.
+layers fold, and chosen again for their readers.
 """
 
 from __future__ import annotations
