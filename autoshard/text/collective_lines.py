@@ -57,10 +57,9 @@ def collectives(move: RedistributionPlan, plan: Plan, graph: Graph) -> str:
     axes: dict[str, list[str]] = {}
     for step in move.steps:
         later = [axis for axis in step.axes if axis in bucketed and not step.forward]
-        now = [axis for axis in step.axes if axis not in later]
         for action, where, own in (
-            (step.forward, "", step.axes), (step.backward, " in backward", now),
-            (step.backward, " in gradient buckets", later),
+            (step.forward, "", step.axes), (step.backward, " in gradient buckets", later),
+            (step.backward, " in backward", [axis for axis in step.axes if axis not in later]),
         ):  # fmt: skip
             if action and action not in LOCAL and own and (differentiable or not where):
                 axes.setdefault(f"{COLLECTIVES[action].words} over {{}}{where}", []).append("+".join(own))
