@@ -108,6 +108,6 @@ def format_flop_rate(value: float, digits: int = 4) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 micro-batch`, `2 micro-batches`: a noun whose plural takes s, or es behind ch."""
-    ending = "es" if noun.endswith("ch") else "s"
+    """`1 micro-batch`, `2 micro-batches`: a noun whose plural takes s, or es after ch and ss."""
+    ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{count} {noun}{ending if count != 1 else ''}"

@@ -39,7 +39,7 @@ class Faults:
             places = [(*self.place(key).rpartition(":")[::2], key, message) for key, message in self.found]
             places.sort(key=lambda place: (place[0], int(place[1])))
             lines = [f"{file}:{line}: {key or 'the file'}: {message}" for file, line, key, message in places]
-            more = f"{len(lines)} faults:\n  " if len(lines) > 1 else ""
+            more = f"{len(lines)} errors:\n  " if len(lines) > 1 else ""
             raise InvalidFileError(more + "\n  ".join(lines), PROFILE_HINT)
 
 

@@ -80,7 +80,7 @@ def impossible(wanted: Sequence[Counts | None], mesh: Mesh) -> str:
     for cut in wanted:
         for count in cut or ():
             if count not in possible:
-                return f"a cut of {count} is no product of the axes of {mesh}: {', '.join(map(str, possible))}"
+                return f"{count} shards are no product of axis sizes of {mesh}: {', '.join(map(str, possible))}"
         if cut and math.prod(cut) > mesh.size:
             return f"{cut} needs {math.prod(cut)} devices, {mesh} has {mesh.size}"
     return ""
@@ -106,7 +106,7 @@ def problem(wanted: Sequence[Counts | None], bound: Instance, mesh: Mesh) -> str
 
 def _unequal(factor: str, one: tuple[int, int, int], other: tuple[int, int, int]) -> str:
     places = " and ".join(f"dim {dim} of operand {position}" for _, position, dim in (one, other))
-    return f"{places} are one loop ({factor}) and must be cut equally, got {one[0]} and {other[0]}"
+    return f"{places} are one loop ({factor}) and must be sharded equally, got {one[0]} and {other[0]}"
 
 
 def _too_many(loops: dict[str, int], mesh: Mesh) -> str:
@@ -127,5 +127,5 @@ def result_problem(wanted: Counts, results: Sequence[Layout], mesh: Mesh) -> str
     for dim, count in enumerate(wanted):
         if count not in allowed[dim]:
             possible = " or ".join(map(str, sorted(allowed[dim])))
-            return f"dim {dim} of the result can be cut {possible} times after these cuts, not {count}"
+            return f"dim {dim} of the result can be sharded {possible} times after these shards, not {count}"
     return ""

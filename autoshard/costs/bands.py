@@ -18,7 +18,7 @@ from autoshard.rules.algebra.operator_record import Product, Work
 from autoshard.rules.operators import record
 
 NAMES = {
-    "matmul": "products",
+    "matmul": "matmuls",
     "attention": "attention",
     "memory": "other operators",
     "collective": "collectives",

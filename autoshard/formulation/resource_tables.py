@@ -46,7 +46,7 @@ from autoshard.redistribute.path_costs import (
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.algebra.variant_record import Call
 
-COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "sequence", "host"
+COMPUTE, PATH, IN_ROW, HOST = "computation", "critical path", "serial execution", "host"
 HIDDEN = "hidden by "  # and the name of a link: no resource, but what `slowed_rows` takes off
 _FIXED = (COMPUTE, PATH, IN_ROW, HOST)
 IN_ORDER = True  # the program waits for each collective but those of weights; with others it is to be False

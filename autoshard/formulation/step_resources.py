@@ -32,7 +32,7 @@ from autoshard.formulation.resource_tables import COMPUTE, HOST, IN_ORDER, IN_RO
 from autoshard.formulation.slowed_rows import SLOWED, SlowedRows
 from autoshard.ir.problem import MANY, SLAB, Floats, Integers, Node, Problem, Value, changed
 
-LEAD = "host, then in a row"  # see host_lead.py
+LEAD = "host, then serial execution"  # see host_lead.py
 
 
 def follows(names: Sequence[str]) -> NDArray[np.bool_]:

@@ -371,7 +371,7 @@ class _Stored:
             if is_fake(value):
                 raise CaptureError(f"the forward uses a tensor that was made out of sight{_first_use(node)}", _UNSEEN)
             if (owner := self._owner(value)) is not None:
-                what = f"the forward uses the parameter {owner} by another way than its module{_first_use(node)}"
+                what = f"the forward reaches the parameter {owner} other than through its module{_first_use(node)}"
                 raise CaptureError(what, "reach it through its module: a list of parameters is an nn.ParameterList")
             if value.requires_grad:
                 what = f"the forward uses a tensor with a gradient that is no parameter of a module{_first_use(node)}"

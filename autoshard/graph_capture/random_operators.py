@@ -17,7 +17,8 @@ def refuse_random(graph: Graph) -> Graph:
     for op in graph.ops:
         if _draws(op):
             place = op.source or op.module or op.name
-            raise CaptureError(f"{op.target} draws random numbers that replicas can't draw alike, at {place}", _HINT)
+            what = f"{op.target} draws random numbers that replicas can't draw identically, at {place}"
+            raise CaptureError(what, _HINT)
     return graph
 
 

@@ -201,7 +201,7 @@ def _not_some(
     offered = {kind for problem, _ in problems for kind, keeps in enumerate(problem.keeps) if _has_some(keeps)}
     for kind in sorted(named - offered) if KEEP_SOME in space.keeps else ():
         block = next(block for block in line.blocks if block.kind == kind)
-        message = "it is not called by itself, or has other products than those of several linear layers and attention"
+        message = "it is not called by itself, or has other matmuls than those of several linear layers and attention"
         yield f"results of {block.module}, kept one by one: {message}"
 
 

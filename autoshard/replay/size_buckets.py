@@ -55,11 +55,11 @@ def bucket_words(plan: Plan, expected: float, alone: float) -> str:
         return f"no buckets: none make the expected step {LEAST_GAIN:.0%} shorter than one plan for all sizes does"
     listed = "; ".join(f"{_most(own)} ({_changed(own, plan)} of {len(plan.ops)} operators)" for own in plan.buckets)
     gain = f"expected step {format_seconds(expected)}, of one plan for all sizes {format_seconds(alone)}"
-    return f"steps with strategies of their own: {listed}; {gain}"
+    return f"buckets with their own strategies: {listed}; {gain}"
 
 
 def _most(bucket: SizeBucket) -> str:
-    return " and ".join(f"{name} to {size}" for name, size in bucket.most)
+    return " and ".join(f"{name} up to {size}" for name, size in bucket.most)
 
 
 def _changed(bucket: SizeBucket, plan: Plan) -> int:

@@ -59,7 +59,8 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
             break
     counted = f"; as the solver counts, {refused.message}" if refused else ""
     needs = f"the program of the smallest plan found needs {format_bytes(smallest)}"
-    raise InfeasibleError(f"no plan was found whose program fits, which is not proven: {needs}{counted}", proven=False)
+    none = "no plan was found whose program fits (that none exists is not proven)"
+    raise InfeasibleError(f"{none}: {needs}{counted}", proven=False)
 
 
 def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:

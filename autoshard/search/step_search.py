@@ -194,13 +194,13 @@ class StepSearch:
     def others(self) -> Iterator[tuple[str, Choice]]:
         """(name, choice): the others so far that seem near the best, the least sum of costs and of a part of them, the
         best between two, and the least of the bound's weights."""
-        self._solved("minimum total cost", self.problem, _EACH)
+        self._solved("minimum sum of costs", self.problem, _EACH)
         between = self._between()
         if between is not None:
             self._take("between two of them", between)
         weights = self.weights, in_a_row(self.resources)
         for name, own, added in zip(
-            ("weighted, with costs", "critical path, with costs"), weights, _ADDED, strict=True
+            ("weighted bottlenecks and costs", "critical path and costs"), weights, _ADDED, strict=True
         ):
             self._solved(name, self.resources.likely(own, added), _EACH)
         yield from self._hopeful()
@@ -269,12 +269,13 @@ class StepSearch:
         self.used.append(self.resources.roughly_used(choice))
 
     def _name(self) -> str:
-        """`weighted, most on host forward, sequence backward`: the heaviest resource of each phase."""
+        """`weighted bottlenecks, most on host forward, sequence backward`: the heaviest resource of each phase."""
         count = len(self.resources.names)
         forward, backward = (
             self.resources.names[int(part.argmax())] for part in (self.weights[:count], self.weights[count:])
         )
-        return f"weighted, most on {forward}" + (f" forward, {backward} backward" if backward != forward else "")
+        most = forward if backward == forward else f"{forward} forward, {backward} backward"
+        return f"weighted bottlenecks, most on {most}"
 
     def _between(self) -> Choice | None:
         """The best by the estimate of those that follow one plan up to a place and another after it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoshard.costs.device_bytes import activation_bytes
@@ -18,26 +18,32 @@ from autoshard.units import counted, format_bytes, format_seconds
 
 
 def move_lines(moves: Sequence[RedistributionPlan], plan: Plan, graph: Graph) -> list[str]:
-    """What is communicated, a line each: `x: all-reduce over tp, 3 MiB, 22 us`; nothing for slices, masks and pads.
+    """What is communicated, a line each: `input add_2: all-reduce over tp, 3 MiB, 22 us`; not slices, masks and pads.
 
-    Parameters of one op that move alike share a line.
+    Parameters and buffers of one op that move alike share a line.
     """
-    paths = weight_paths(graph)
+    paths = stored_paths(graph)
     groups: dict[tuple[str, str], list[RedistributionPlan]] = {}
     for move in moves:
         if done := collectives(move, plan, graph):
             groups.setdefault(("" if move.tensor in paths else move.tensor, done), []).append(move)
     lines = []
     for (_, done), group in groups.items():
-        names = ", ".join(paths.get(move.tensor, move.tensor).rpartition(".")[2] for move in group)
+        names = ", ".join(_moved(move.tensor, paths, graph) for move in group)
         lines.append(f"{names}: {done}, {move_cost(group, graph, plan.mesh)}")
     return lines
 
 
-def weight_paths(graph: Graph) -> dict[str, str]:
-    """Tensor of a weight, or a cast of it -> the path of its parameter."""
-    stored = {parameter.tensor: parameter.path for parameter in graph.parameters}
-    return {name: stored[parameter] for name, parameter in graph.weights.items()}
+def _moved(tensor: str, paths: Mapping[str, str], graph: Graph) -> str:
+    """`weight`; the model's own name of its input; `input add_2`, what another operator computed."""
+    known = paths.get(tensor, tensor if tensor in graph.inputs else "")
+    return known.rpartition(".")[2] or f"input {tensor}"
+
+
+def stored_paths(graph: Graph) -> dict[str, str]:
+    """Tensor of a parameter or buffer, or a cast of a parameter -> its path in the state dict."""
+    stored = {own.tensor: own.path for own in (*graph.parameters, *graph.buffers)}
+    return stored | {name: stored[parameter] for name, parameter in graph.weights.items()}
 
 
 def bucketed_axes(plan: Plan, graph: Graph) -> dict[str, tuple[str, ...]]:
@@ -47,7 +53,7 @@ def bucketed_axes(plan: Plan, graph: Graph) -> dict[str, tuple[str, ...]]:
 
 def _bucketed_axes(plan: Plan, graph: Graph) -> dict[str, tuple[str, ...]]:
     axes = {path: bucket.axes for bucket in lower(plan, graph).gradient_buckets for path in bucket.parameters}
-    return {tensor: axes[path] for tensor, path in weight_paths(graph).items() if path in axes}
+    return {tensor: axes[path] for tensor, path in stored_paths(graph).items() if path in axes}
 
 
 def collectives(move: RedistributionPlan, plan: Plan, graph: Graph) -> str:

@@ -12,6 +12,7 @@ from autoshard.costs.bands import Band, family
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
+from autoshard.search.objectives import NAMES
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation.step_account import StepAccount
 from autoshard.text.answer_labels import MEMORY, gain_words, gap, gap_words, space
@@ -58,7 +59,7 @@ def figures(plan: Plan, graph: Graph, account: StepAccount | None = None) -> lis
         found.append(PlanFigure(MEMORY, format_bytes(peak), about="no limit was set"))
     if tables := [tensor.path for tensor in plan.parameters if tensor.layout.host]:
         named = tables[0] if len(tables) == 1 else f"{len(tables)} tables, {tables[0]} the first,"
-        note = f"a device: {named} with what trains {'it' if len(tables) == 1 else 'them'}"
+        note = f"per device: {named} with gradient and optimizer state"
         about = f"{note}; {format_bytes(hardware.host_memory_bytes)} of its host are for a device"
         found.append(PlanFigure(HOST_MEMORY, format_bytes(plan_host_bytes(plan, graph)), note, about))
     if used := utilisation(plan, graph, step):
@@ -122,5 +123,6 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     name = ("communication and replicated work", "least memory as the solver counts", step)[plan.search.level]
     none = "no lower bound of it alone: its step was searched as a whole" if plan.search.steps else "no lower bound"
     known = none if gap(plan) is None else f"lower bound {bound}, gap {share}"
-    text = f"{name} {minimised}, {known} ({solver}, {status})"
-    return [("sum of costs", f"{costs} (no overlap)"), (f"level {plan.search.level}", text)]
+    text = f"{name} {minimised}, {known} (solver {solver}, {status})"
+    level = f"level {plan.search.level} ({NAMES[plan.search.level]})"
+    return [("sum of costs", f"{costs} (no overlap)"), (level, text)]

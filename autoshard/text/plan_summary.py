@@ -62,7 +62,7 @@ def summary(
     lines += ["", *_answer(plan, graph, styles, width, timeline), ""]
     lines += [*table(size_table(plan), width), ""] if plan.search.sizes else []
     if step is not None and step.timeline is not None and (plan.step.parts or plan.step.recompute):
-        lines += [*table([HEADER, *short_rows(plan, graph, step.timeline)], width), ""]
+        lines += [*table([(plan.step.word, *HEADER[1:]), *short_rows(plan, graph, step.timeline)], width), ""]
     if step is not None and len(step.account.stages) > 1:
         lines += [*table(stage_breakdown(step.account), width), ""]
     lines += [*_block_table(plan, graph, width), ""]
@@ -139,7 +139,7 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: Accounte
         asked.append(
             ("cut short", "search stopped early; this is the best plan so far. Raise --time-limit to continue.")
         )
-    return [*table(rows, width), "", *table([*asked, ("plan", plan_json.plan_hash(plan, graph))], width)]
+    return [*table(rows, width), "", *table([*asked, ("plan hash", plan_json.plan_hash(plan, graph))], width)]
 
 
 def candidate_words(candidate: Candidate) -> tuple[str, str]:
@@ -172,7 +172,7 @@ def front_table(points: Sequence[Point]) -> list[str]:
     return table(rows)
 
 
-DEVICES_HEADER = ("devices", "mesh", "micro-batches", "step", "memory", "against the first")
+DEVICES_HEADER = ("devices", "mesh", "micro-batches", "step", "memory", "step vs. first")
 
 
 def devices_table(plans: Sequence[Plan]) -> list[Sequence[str]]:
@@ -186,8 +186,8 @@ def devices_note(plans: Sequence[Plan]) -> str:
     if len(counts) == 1:
         return ""
     return (
-        f"steps have {' or '.join(map(str, counts))} micro-batches: the loss is the mean over them, so one that is a "
-        "sum over samples, and batch norm, compute something else in each"
+        f"steps have {' or '.join(map(str, counts))} micro-batches: the loss is the mean over them, so a loss that is "
+        "a sum over samples, and batch norm, give other results with each number"
     )
 
 

@@ -11,12 +11,12 @@ from autoshard.program.weight_buckets import block_of
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.units import format_bytes, format_seconds
 
-HEADER = ("stage", "has", "recompute", "a forward", "a backward")
+HEADER = ("stage", "modules", "recompute", "forward", "backward")
 KEPT = {
-    "expensive": "all but products and attention",
+    "expensive": "all but matmuls and attention",
     "input": "all",
     "communicated": "all but collectives",
-    "expensive+communicated": "all but products, attention and collectives",
+    "expensive+communicated": "all but matmuls, attention and collectives",
 }
 
 
@@ -76,7 +76,7 @@ def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
 
 def _again(plan: Plan, blocks: set[str]) -> str:
     kept = [keep for module, keep in plan.step.keeps.items() if module in blocks]
-    keeps = {KEPT.get(keep, "all but some products and attention") for keep in kept}
+    keeps = {KEPT.get(keep, "all but some matmuls and attention") for keep in kept}
     return ", ".join(sorted(keeps)) or "nothing"
 
 

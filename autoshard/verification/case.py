@@ -220,7 +220,7 @@ def check_folder(
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
     errors = [*compare_stages(program, case.reference, results, case.noise), *own]
-    crash = f"train.py, started as it will run: {failed}" if failed and not first_failure(errors) else ""
+    crash = f"train.py, run as a user starts it: {failed}" if failed and not first_failure(errors) else ""
     message = started_train.words(options, backend, proof.ranks, program.precision) if starts and not failed else ""
     return replace(
         proof, kinds=summarise(errors), first_failure=first_failure(errors), crash=crash, started=message,

@@ -32,14 +32,15 @@ every operand, result and gradient (notation: `autoshard/rules/algebra/notation.
 - *sum*: the result lacks these factors, and sharding one makes it a partial sum;
 - *whole*: these factors cannot be sharded;
 - *partial in* `0+1`: partial sums in operands 0 and 1 together give a partial sum; in `0, 1`: in either alone;
-- *variant*: this function of the runtime replaces the operator if an axis is on its factors (or always). It joins its
-  `joined` factors by collectives of its own. A choice like `ring` (s+t) shards several factors at once, `heads` (g*r)
-  their product.
+- *variant*: this function of the runtime replaces the operator if an axis is on its factors (or always). *joined*: over
+  these factors its own collectives combine the shards, so that the result is whole on every device. Named choices, such
+  as `ring` (s+t), shard several factors by one axis; `heads` (g*r) shards the dims that are the product `(g r)`;
+- `-` is an absent operand, `()` a scalar.
 
 Where a rule depends on arguments, up to three examples are shown. `autoshard prove` runs every operator with every
 strategy, forward and backward. An operator that is not listed gets a rule by experiment at capture
 (`autoshard/rules/proof/discover.py`): it is proved, kept with the graph and marked `discovered` in plans. If no
-experiment succeeds, every device repeats the operator, and a warning names it.
+experiment succeeds, every device runs the operator whole, and a warning names it.
 """
 
 

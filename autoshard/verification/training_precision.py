@@ -77,7 +77,7 @@ def run_own(
     except Exception as error:  # the model's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{type(error).__name__}: {reason}".removesuffix(": ")
-        return f"one step in {graph.precision} as it will run: the original fails in it ({what})"
+        return f"one step in {graph.precision}: the original fails in it ({what})"
     finally:
         module.zero_grad(set_to_none=True)
         _hold(module, state, {})

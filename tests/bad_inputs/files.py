@@ -333,7 +333,7 @@ PROFILES = [
     *(
         Row("profiles mine.toml", 5, says, text(PROFILE, content), repr(content[:9]))
         for content, says in (
-            ("", "faults"),
+            ("", "errors"),
             ("x", "is not TOML"),
             ("a = " + DEEP, "nested too deep"),
             ("a = 1\na = 2", "is not TOML"),

@@ -238,7 +238,7 @@ def test_weights_that_the_model_has_not_are_noted(packages: Packages, tmp_path: 
     state = torch.load(packages.weights, weights_only=True)
     torch.save(state | {"score.weight": torch.ones(2, 48)}, tmp_path / "more.pt")
     done = one_process(packages, "--steps", 1, "--weights", tmp_path / "more.pt")
-    assert f"note: --weights {tmp_path}/more.pt: ignored 1 that the model has not: score.weight\n" in done.stdout
+    assert f"note: --weights {tmp_path}/more.pt: ignored 1 that the model does not have: score.weight\n" in done.stdout
     assert "ignored" not in one_process(packages, "--steps", 1, "--weights", packages.weights).stdout
 
 

@@ -226,7 +226,7 @@ REFUSED = {
     "a view of a parameter": ("self.w = self.a.weight.data", f"h = F.linear(x, self.w)\n{END}", "",
         "the attribute w is a view of the parameter a.weight", "the parameter itself"),
     "parameters in a list": ("self.ws = [self.a.weight]", f"h = F.linear(x, self.ws[0])\n{END}", "h = F.linear",
-        "uses the parameter a.weight by another way", "nn.ParameterList"),
+        "reaches the parameter a.weight other than", "nn.ParameterList"),
     "an assignment to .data": ("", f"h = self.a(x)\nh.data = h.data * 2\n{END}", "h.data = h.data * 2",
         "the forward assigns to .data", "x.detach()"),
     "a parameter changed": ("", f"self.a.weight.data.clamp_(-1, 1)\nh = self.a(x)\n{END}", "",
@@ -277,7 +277,7 @@ REFUSED = {
     "a loss a sample": ("", "return {'loss': self.b(self.a(x)).square().mean(-1)}", "",
         "the loss is float32 of shape (4,), not a single number", "its mean"),
     "a loss of nothing": ("self.requires_grad_(False)", "return {'loss': self.b(self.a(x)).mean()}", "mine.py:",
-        "no parameter that is trained has a part in the loss", "requires_grad"),
+        "no trainable parameter contributes to the loss", "requires_grad"),
 }  # fmt: skip
 
 

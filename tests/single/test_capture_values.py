@@ -302,5 +302,5 @@ def test_a_loss_of_trained_tensors_without_elements_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat((self.a(x), self.empty)).square().mean()
 
-    with pytest.raises(CaptureError, match="no parameter that is trained has a part in the loss, but tensors without"):
+    with pytest.raises(CaptureError, match="no trainable parameter contributes to the loss, but tensors without"):
         capture_model(Model(), (torch.randn(4, 5),))

@@ -127,7 +127,7 @@ def test_numbers_of_the_planned_batch_alone_fix_it(tmp_path: Path, capsys: pytes
     assert main(asked) == 0, capsys.readouterr().err
     text = (tmp_path / "package" / "model_parallel.py").read_text()
     assert re.search(r"^FREE_SIZES.* = \{\}$", text, re.MULTILINE)
-    assert "something else of 1 samples, as planned, than of the 2 captured" in " ".join(text.replace('"', "").split())
+    assert "different for 1 samples, as planned, than for the 2 captured" in " ".join(text.replace('"', "").split())
 
 
 def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:

@@ -81,7 +81,7 @@ def test_the_models_own_code_asks_for_it() -> None:
     [
         ({"primitive_target": "cpu"}, "primitive_target 'cpu': expected 'CPU', 'GPU', 'Ascend'"),
         ({"in_strategy": ((1, 1), (2, 1)), "primitive_target": "CPU"}, "never summed over devices"),
-        ({"in_strategy": ((4, 1), (1, 1)), "primitive_target": "CPU"}, "no product of the axes"),
+        ({"in_strategy": ((4, 1), (1, 1)), "primitive_target": "CPU"}, "no product of axis sizes"),
     ],
 )
 def test_rejected_with_its_reason(target: dict[str, Any], words: str) -> None:

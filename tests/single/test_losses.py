@@ -19,6 +19,7 @@ from autoshard.program.lower import lower
 from autoshard.rules import Strategy
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
+from autoshard.text.collective_lines import move_lines
 from autoshard.verification.case import check_files, make_case
 from tests.forced import check
 from tests.label_models import LOSSES as LABEL_LOSSES
@@ -87,3 +88,16 @@ def test_what_a_cross_entropy_keeps_is_said(shape: tuple[int, ...]) -> None:
     given = (LocalTensor(shape, "bfloat16", True), LocalTensor(tuple(labels.shape), "int64", False))
     said = kept(Mesh.parse("dp=2"), op, "parallel_cross_entropy", given, (Layout.parse("S0"),) * 2, given[:1])
     assert said.extra_bytes == sum(found) - torch.float32.itemsize
+
+
+def test_a_buffer_that_is_communicated_is_named_by_its_path() -> None:
+    graph = capture(spec("weighted"), {"classes": 8})
+    [buffer] = graph.buffers
+    found = 0
+    for seed in range(1, 9):
+        plan = random_plan(graph, Mesh.parse("tp=2"), load_hardware("cpu-local"), seed)
+        for move in plan.redistributions:
+            if move.tensor == buffer.tensor and (lines := move_lines([move], plan, graph)):
+                assert lines[0].startswith("weights: ")
+                found += 1
+    assert found

@@ -87,11 +87,11 @@ def test_what_is_wrong_with_a_strategy_in_the_code_is_told_with_its_line() -> No
 @pytest.mark.parametrize(
     ("strategies", "mesh", "words"),
     [
-        ({"in_strategy": ((2, 4), (2, 1))}, "a=2,b=4", "must be cut equally, got 4 and 2"),  # D4
+        ({"in_strategy": ((2, 4), (2, 1))}, "a=2,b=4", "must be sharded equally, got 4 and 2"),  # D4
         ({"in_strategy": ((4, 2), (2, 4))}, "a=2,b=4", "it needs 32 devices"),  # X5
         ({"in_strategy": ((8, 1), (1, 1), (1,))}, "a=2,b=4", "operand 2 is absent"),  # X7
         ({"in_strategy": ((0, 1), (1, 1))}, "a=2,b=4", "at least once, got 0"),  # X9
-        ({"in_strategy": ((3, 1), (1, 1))}, "a=2,b=4", "a cut of 3 is no product of the axes"),  # X3
+        ({"in_strategy": ((3, 1), (1, 1))}, "a=2,b=4", "3 shards are no product of axis sizes"),  # X3
         ({"in_strategy": ((2, 4), (4, 1)), "out_strategy": ((4, 1),)}, "a=2,b=4", "2 or 8 times .*, not 4"),  # X1
         ({"in_strategy": ((8,), (1, 1))}, "a=2,b=4", "has 2 dims"),
         ({"in_strategy": 4}, "a=2,b=4", "expected a tuple"),
@@ -146,14 +146,14 @@ class Pairs(nn.Module):
         (Pairs(), (BATCHED, BATCHED), {"pins": ["op:matmul=((2,1,1,1),(1,1,1,4))"], "training": False},
          "dim 0 of operand 0 and dim 0 of .* are one loop .* got 2 and 1", "((2, 1, 1, 1), (2, 1, 1, 4))"),  # X11
         (nn.ReLU(), W, {"dataset_strategy": ((3, 1),), "training": False},
-         "a cut of 3 is no product of the axes of a=2,b=4: 1, 2, 4, 8", "((4, 1),) or ((2, 1),)"),  # X17
+         "3 shards are no product of axis sizes of a=2,b=4: 1, 2, 4, 8", "((4, 1),) or ((2, 1),)"),  # X17
         (nn.ReLU(), W, {"dataset_strategy": ((8, 1), (8,)), "training": False}, "2 entries, but there are 1", ""),
         (nn.ReLU(), W, {"dataset_strategy": ((8,),), "training": False}, r"has 2 dims .*, but \(8,\) cuts 1", ""),
         (nn.ReLU(), W, {}, "no parameter that is trained", "training=False"),
         (PAIR, W, TWO | {"stages": 16, "micro_batches": 16}, "3 operators can't be cut into 16 parts", ""),  # X21
         (PAIR, W, TWO | {"devices": 10}, "mesh a=4 has 4 devices on each of 2 stages, but devices=10", ""),  # X21
         (PAIR, W, TWO | {"pins": ["stage:0=1", "stage:1=0"]}, "a stage may not decrease along", ""),  # X23
-        (PAIR, W, TWO | {"pins": ["0=((8, 1), (1, 1))"]}, "a cut of 8 is no product of the axes", "((4, 1), "),  # X25
+        (PAIR, W, TWO | {"pins": ["0=((8, 1), (1, 1))"]}, "8 shards are no product of axis sizes", "((4, 1), "),  # X25
         (PAIR, W, TWO | {"micro_batches": 1}, "1 micro-batch for 2 stages", ""),  # F3
         (PAIR, W, {"stages": "auto"}, "a program has a fixed step", "--global-batch"),
         (PAIR, W, {"mode": "semi_auto_paralel"}, "unknown mode 'semi_auto_paralel'", "semi-auto"),

@@ -161,7 +161,7 @@ def choosy(precision: str) -> Proof:
 def test_a_step_that_the_original_can_not_do_is_said_to_be_unverified() -> None:
     proof = choosy("bf16-mixed")
     assert proof.passed, proof.failure
-    said = "one step in bf16-mixed as it will run: the original fails in it (AssertionError: not in bfloat16)"
+    said = "one step in bf16-mixed: the original fails in it (AssertionError: not in bfloat16)"
     said += "; nor was train.py started"
     assert proof.as_dict()["unverified"] == [said]
     assert f"  not verified: {said}" in proof.summary().splitlines()

@@ -61,8 +61,8 @@ FAULTS = {
 def test_it_is_started_and_said_so() -> None:
     case, program, files = made()
     proof = check_files(case, program, files, own_precision=True)
-    assert proof.passed and proof.as_dict()["started"].startswith("started as it will run: 2 steps"), proof.failure
-    assert "train.py   started as it will run: 2 steps of synthetic batches, in fp32, 2 devices" in proof.summary()
+    assert proof.passed and proof.as_dict()["started"].startswith("run as a user starts it: 2 steps"), proof.failure
+    assert "train.py   run as a user starts it: 2 steps on synthetic batches, in fp32, 2 devices" in proof.summary()
 
 
 @pytest.mark.parametrize("backend", ["lockstep", slow("gloo")])
@@ -76,7 +76,7 @@ def test_a_train_py_that_dies(fault: str, backend: str) -> None:
         pytest.skip("processes once")
     proof = check_files(case, program, faulty, backend, timeout_seconds=HANGS, own_precision=True)
     assert not proof.passed and "NOT verified" in proof.summary() and "started" not in proof.summary()
-    assert proof.failure.startswith("verification failed: train.py, started as it will run: rank "), proof.failure
+    assert proof.failure.startswith("verification failed: train.py, run as a user starts it: rank "), proof.failure
     if "one rank" in fault:
         assert "rank 1: AssertionError: planted" in proof.failure
 

@@ -377,7 +377,7 @@ def test_what_the_models_own_code_says_is_kept() -> None:
         ("*.mlp.c_fc=Shard(1)@dp", "offers no strategy with .* on dp=2,tp=2", "nearest offered: Shard(0)@dp"),
         ("nothing=Shard(1)@dp", "no parameter, input, operator or module is called 'nothing'", ""),
         ("transformer.wte.weight=host", "in the memory of hosts are not offered", "--mesh"),
-        ("*.mlp.c_fc=((3, 1, 1), None, None)", "a cut of 3 is no product of the axes", "nearest offered"),
+        ("*.mlp.c_fc=((3, 1, 1), None, None)", "3 shards are no product of axis sizes", "nearest offered"),
     ],
 )  # fmt: skip
 def test_what_no_mesh_can_keep_is_refused_with_its_reason(pin: str, words: str, hint: str) -> None:

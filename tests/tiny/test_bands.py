@@ -57,11 +57,11 @@ def test_another_dtype_than_was_fitted_is_less_sure():
     assert own.error < 0.1 and own.kind == "measured"
     assert other.error == 0.2 and other.kind == "datasheet"
     assert step_band(A100, {"collective": 1.0}, "float32") == step_band(A100, {"collective": 1.0})
-    assert "products ±9% (measured, bfloat16)" in provenance(A100)
+    assert "matmuls ±9% (measured, bfloat16)" in provenance(A100)
 
 
 def test_what_nobody_measured_says_so():
-    assert provenance(ASCEND).startswith("uncalibrated, nothing was fitted to this device: products ±35%")
+    assert provenance(ASCEND).startswith("uncalibrated, nothing was fitted to this device: matmuls ±35%")
     assert str(step_band(ASCEND, {"matmul": 1.0})) == "±35% (uncalibrated, datasheet figures)"
     assert "uncalibrated" not in provenance(A100)
 

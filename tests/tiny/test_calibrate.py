@@ -219,7 +219,7 @@ def test_the_command_writes_a_profile_that_loads(tmp_path, capsys):
     assert hardware.constant("error.matmul") < 0.03
     assert replace(hardware, name="", text="").links == replace(CPU, name="", text="").links
     out = capsys.readouterr().out
-    assert "products" in out and f"--hardware {tmp_path / 'mine.toml'}" in out
+    assert "matmuls" in out and f"--hardware {tmp_path / 'mine.toml'}" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["measured.json", "mine-costs.toml", "mine.toml"]
     assert request(tmp_path, "--out", str(tmp_path / "mine.toml")) == 2
     assert "exists already" in capsys.readouterr().err

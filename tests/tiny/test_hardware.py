@@ -159,7 +159,7 @@ def test_all_faults_are_told_at_once():
     text = a100_text().replace('"80 GiB"', '"80"').replace("devices = 4480", "devices = 12")
     text = text.replace("launch_overhead", "launch_overhed").replace('costmodel = "nvidia-a100"', 'costmodel = "x"')
     lines = fault(text).splitlines()
-    assert lines[0] == "4 faults:"
+    assert lines[0] == "4 errors:"
     assert [line.split(": ")[1] for line in lines[1:]] == [
         "costmodel", "device.memory", "device.launch_overhed", "links[1].devices",
     ]  # fmt: skip

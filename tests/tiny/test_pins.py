@@ -108,15 +108,18 @@ def test_an_out_strategy_is_how_the_consumers_take_the_result() -> None:
 
 
 REFUSED = [
-    ("product=((2, 4), (4, 1)) -> ((4, 1),)", "dim 0 of the result can be cut 2 or 8 times after these cuts, not 4"),
-    ("product=((3, 1), (1, 1))", "a cut of 3 is no product of the axes of dp=2,tp=4: 1, 2, 4, 8"),
+    (
+        "product=((2, 4), (4, 1)) -> ((4, 1),)",
+        "of the result can be sharded 2 or 8 times after these shards, not 4",
+    ),
+    ("product=((3, 1), (1, 1))", "3 shards are no product of axis sizes of dp=2,tp=4: 1, 2, 4, 8"),
     ("product=((4, 2), (2, 4))", "it needs 32 devices (m 4 x k 2 x n 4), dp=2,tp=4 has 8"),
     ("product=((8, 1),)", "cuts of 1, but there are 2 tensors: x, w"),
     ("product=((0, 1), (1, 1))", "a cut must be at least 1, got 0"),
-    ("batched=((2, 1, 1, 1), (1, 1, 1, 4))", "are one loop (i0) and must be cut equally, got 2 and 1"),
+    ("batched=((2, 1, 1, 1), (1, 1, 1, 4))", "are one loop (i0) and must be sharded equally, got 2 and 1"),
     ("product=((2, 4), (2, 1))", "dim 1 of operand 0 and dim 0 of operand 1 are one loop (k)"),
     ("product=((2,), (1, 1))", "x has 2 dims [64, 64], but (2,) cuts 1"),
-    ("x=((3, 1),)", "a cut of 3 is no product"),
+    ("x=((3, 1),)", "3 shards are no product"),
     ("x=((8, 8),)", "(8, 8) needs 64 devices"),
     ("product=Shard(2)@tp", "it has 2 dims"),
     ("product=Shard(0)@xp", "unknown mesh axis 'xp'"),

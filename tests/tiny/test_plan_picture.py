@@ -17,7 +17,7 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
 from autoshard.text import plan_labels
-from autoshard.text.collective_lines import collectives, moved_bytes, weight_paths
+from autoshard.text.collective_lines import collectives, moved_bytes, stored_paths
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built
 
@@ -54,7 +54,7 @@ def test_bytes_and_buckets_of_moves_are_those_of_the_simulated_step(seed: int | 
     made = built(mlp_graph(4, 64, 128), seed=seed)
     graph = made.graph
     moves = {move: collectives(move, made.plan, graph) for move in made.plan.redistributions}
-    paths = weight_paths(graph)
+    paths = stored_paths(graph)
     bucketed = {path for bucket in made.program.gradient_buckets for path in bucket.parameters}
     assert {paths[move.tensor] for move, words in moves.items() if "in gradient buckets" in words} == bucketed
     alone = [move for move, words in moves.items() if words and move.tensor not in paths]

@@ -379,7 +379,7 @@ def test_the_printed_plan_lists_its_stages(tmp_path: Path, capsys: pytest.Captur
     ]
     assert main([*asked, "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
-    rows = told[told.index("stage  has") :].splitlines()
-    assert "a backward" in rows[0] and any(row.startswith("0      the start") for row in rows)
+    rows = told[told.index("stage  modules") :].splitlines()
+    assert "backward" in rows[0] and any(row.startswith("0      the start") for row in rows)
     assert any(row.startswith("1 ") for row in rows)
-    assert told.index("bubble") > told.index("stage  has") and "one stage: all below" not in told
+    assert told.index("bubble") > told.index("stage  modules") and "one stage: all below" not in told

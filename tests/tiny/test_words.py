@@ -147,12 +147,12 @@ def test_each_way_of_choosing_has_its_own_sentence() -> None:
 def test_a_simulated_plan_is_not_said_to_have_the_least_sum() -> None:
     plan = made()
     by_simulation = with_candidates(
-        plan, ("weighted", "chosen", 2.0, 1.0), ("minimum total cost", "not better", 1.5, 1.2)
+        plan, ("weighted", "chosen", 2.0, 1.0), ("minimum sum of costs", "not better", 1.5, 1.2)
     )
     words = reasons(by_simulation)
     assert "its simulated step, 1 s, is the shortest of 2 that were simulated" in words
-    assert "its sum of costs is +500 ms from that of another (minimum total cost)" in words
-    by_sum = with_candidates(plan, ("minimum total cost", "chosen", 1.5, 1.0), ("weighted", "not better", 2.0, 1.2))
+    assert "its sum of costs is +500 ms from that of another (minimum sum of costs)" in words
+    by_sum = with_candidates(plan, ("minimum sum of costs", "chosen", 1.5, 1.0), ("weighted", "not better", 2.0, 1.2))
     assert "and so is its sum of costs" in reasons(by_sum)
     limited = with_candidates(plan, ("weighted", "too large", 1.0, 0.5), ("within the limit", "chosen", 2.0, 1.0))
     assert "the one that was simulated and fits (within the limit); 1 other did not fit" in reasons(limited)

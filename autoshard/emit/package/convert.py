@@ -195,7 +195,7 @@ def main() -> int:
         if options.to_sharded:
             ignored = to_sharded(*options.to_sharded)
             if ignored:
-                print(f"ignored {len(ignored)} names that the model has not: {', '.join(ignored[:5])}")
+                print(f"ignored {len(ignored)} names that the model does not have: {', '.join(ignored[:5])}")
         else:
             folder, target = options.to_original
             to_original(folder, target)

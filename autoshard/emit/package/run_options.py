@@ -46,7 +46,7 @@ def _add_run(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help=timeout)
     buffer = "MB that HCCL takes twice for each group over these axes; of others HCCL_BUFFSIZE, or 200"
     parser.add_argument("--hccl-buffer", metavar="AXIS=MB,...", help=f"{buffer}. Such as tp=400,dp+tp=50")
-    precision = "of float32 products: high is TF32 (on Ascend HF32) where the device has it"
+    precision = "of float32 matmuls: high is TF32 (on Ascend HF32) where the device has it"
     parser.add_argument("--matmul-precision", choices=("highest", "high", "medium"), default="highest", help=precision)
     compiled = "each block whole, by torch.compile's inductor or another backend of it"
     parser.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND", help=compiled)

@@ -106,7 +106,7 @@ def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> Mapping[st
 
 
 def note_ignored(model: nn.Module, weights: Mapping[str, Any], weights_path: str) -> None:
-    """Names in the file that the model has not: a head that is not in the plan, or weights of another model."""
+    """Names in the file that the model does not have: a head that is not in the plan, or weights of another model."""
     held = [sharding(tensor) for tensor in (*model.parameters(), *model.buffers())]
     ignored = weights.keys() - INITIAL.keys() - {name for own in held for name in (own.name, *own.ties)}
     if ignored and STAGES > 1:
@@ -115,7 +115,8 @@ def note_ignored(model: nn.Module, weights: Mapping[str, Any], weights_path: str
         ignored -= {name for own, *_ in shardings().values() for name in (own.name, *own.ties)}
     if ignored:
         shown = ", ".join(sorted(ignored)[:3]) + (", ..." if len(ignored) > 3 else "")
-        print(f"note: --weights {weights_path}: ignored {len(ignored)} that the model has not: {shown}", flush=True)
+        what = f"ignored {len(ignored)} that the model does not have: {shown}"
+        print(f"note: --weights {weights_path}: {what}", flush=True)
 
 
 def prepare(

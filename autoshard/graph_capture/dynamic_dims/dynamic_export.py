@@ -215,7 +215,7 @@ def check_guards(dims: DynamicDims, guards: Guards) -> None:
                 where = f" at {line}" if line else ""
                 listed = ", ".join(f"{name} {size}" for name, size in at.items())
                 message = f"{' and '.join(known)} can't be dynamic over the whole range: with {listed} the model takes"
-                raise CaptureError(f"{message} another way{where}", _SIDES)
+                raise CaptureError(f"{message} another branch{where}", _SIDES)
 
 
 def _spread(sizes: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ _NAMES = ("['loss']", ".loss")
 _SUM = "return one loss: their sum as `loss` (in a dict or a dataclass), the others after .detach()"
 _MEAN = "return its mean (or sum): one number"
 
-_UNTRAINED = "no parameter that is trained has a part in the loss"
+_UNTRAINED = "no trainable parameter contributes to the loss"
 _TRAINED = "parameters with requires_grad, and a loss that is computed from them; or --eval (training=False)"
 
 

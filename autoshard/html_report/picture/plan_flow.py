@@ -16,7 +16,7 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.plan import Plan, RedistributionPlan
 from autoshard.rules.operators import constants
 from autoshard.text import plan_labels
-from autoshard.text.collective_lines import collectives, move_cost, move_lines, weight_paths
+from autoshard.text.collective_lines import collectives, move_cost, move_lines, stored_paths
 from autoshard.text.plan_summary import is_shown
 
 Kind = Literal["op", "join", "move", "input", "output"]
@@ -156,7 +156,7 @@ class _FlowOfBlock:
     def _input(self, name: str) -> str:
         key = f"in {name}"
         made = self.graph.producers.get(name)
-        module = made.module if made else name
+        module = made.module if made else stored_paths(self.graph).get(name, name)
         self.boxes.setdefault(key, FlowBox(key, "input", name=f"from {module or (made.name if made else name)}"))
         return key
 
@@ -203,7 +203,7 @@ class _FlowOfBlock:
         if not layouts:
             return ()
         tensors = sorted(layouts, key=lambda name: -self.graph.tensor(name).numel)
-        paths = weight_paths(self.graph)
+        paths = stored_paths(self.graph)
         names = ", ".join(paths[name].rpartition(".")[2] for name in tensors)
         own = [move for move in row.moves if move.tensor in self.graph.weights]
         largest = self.graph.tensor(tensors[0])

@@ -1,8 +1,9 @@
-"""Mixture of experts: t tokens, e experts, f their inner size, k experts a token (capture folds a block into one).
+"""Mixture of experts: t tokens, e experts, f their inner size, k experts a token (capture folds a block into this
+operator).
 
 With only experts sharded, every device has all tokens and adds its part. With tokens and experts sharded by one
-axis (`t+e`), all-to-alls send tokens to their experts and back. `imbalance` (priced only): how many more pairs of token
-and expert the fullest device has than the average one."""
+axis (`t+e`), all-to-alls send tokens to their experts and back. `imbalance` (priced only): the pairs of token and
+expert on the fullest device, over the average."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recurrent layers and cells.
 
 A layer is one operator over all its steps: only samples can be sharded. A cell is one step: its hidden units can be
-sharded, alike in each gate's block of the weights, and every device reads the whole last state.
+sharded, alike in each gate's block of the weights, and every device reads the whole previous state.
 """
 
 from __future__ import annotations

@@ -108,5 +108,5 @@ def _kind(op: Op) -> str:
 
 
 def _other_model(own: int, samples: int, reason: str) -> UsageError:
-    what = f"the model computes something else of {samples} samples, as planned, than of the {own} captured: {reason}"
-    return UsageError(what, f"capture it with {samples} samples, or another --micro-batch")
+    what = f"the model computes something different for {samples} samples, as planned, than for the {own} captured"
+    return UsageError(f"{what}: {reason}", f"capture it with {samples} samples, or another --micro-batch")

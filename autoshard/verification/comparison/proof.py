@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from autoshard.units import counted
 from autoshard.verification.comparison.error_measure import OWN, THRESHOLD, Error, Worst
 
 
@@ -88,10 +89,12 @@ def _worst_dict(kind: Worst) -> dict[str, Any]:
 def proof_text(proof: Proof) -> str:
     """A short table: a line a kind, then what was not verified."""
     verdict = "verified" if proof.passed else "NOT verified"
-    how = {"gloo": f"{proof.ranks} gloo processes", "lockstep": f"{proof.ranks} devices in lock-step"}[proof.backend]
+    how = counted(proof.ranks, "gloo process" if proof.backend == "gloo" else "device")
+    how += " in lock-step" * (proof.backend == "lockstep")
     stands = f" (which stands for {proof.planned_mesh})" if proof.planned_mesh else ""
     lines = [
-        f"{verdict} on {proof.mesh}{stands}: {how}, float64, {proof.steps} steps ({proof.clipped_steps} clipped), "
+        f"{verdict} on {proof.mesh}{stands}: {how}, float64, {proof.steps} steps "
+        f"({proof.clipped_steps} with clipped gradients), "
         f"{proof.seconds:.1f} s"
     ]
     width = max(len(kind.worst.name) for kind in proof.kinds if kind.worst) if any(k.worst for k in proof.kinds) else 0
@@ -101,7 +104,7 @@ def proof_text(proof: Proof) -> str:
             text = kind.worst.problem or f"{kind.worst.error:.1e}"
             if kind.kind == OWN and not kind.failed:
                 lines.append(
-                    f"  {kind.kind:<10} {kind.count:>6} tensors of a step as it will run, in dtype and value  ok"
+                    f"  {kind.kind:<10} {kind.count:>6} tensors of a step in the plan's precision: dtypes, values  ok"
                 )
                 continue
             where = f"{kind.worst.name:<{width}}  rank {kind.worst.rank}  step {kind.worst.step}"
@@ -115,7 +118,7 @@ def proof_text(proof: Proof) -> str:
         lines.append(f"  at reduced sizes: {sizes}")
     if proof.reduced or proof.planned_mesh:
         what = " and ".join(["size"] * bool(proof.reduced) + ["number of devices"] * bool(proof.planned_mesh))
-        lines.append(f"  the files in the folder are what the same plan emits at the full {what}, which did not run")
+        lines.append(f"  the package itself, the same plan at the full {what}, was not run")
     lines += [f"  with {note}" for note in proof.notes]
     lines += [f"  not verified: {what}" for what in proof.unverified]
     return "\n".join(lines)

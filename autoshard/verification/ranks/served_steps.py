@@ -21,7 +21,7 @@ def served_notes(folder: Path) -> tuple[str, ...]:
         return ()
     asynchronous = "STALENESS = None" not in file.read_text(encoding="utf-8")
     order = ", and as one step: its order of asynchronous updates is any" if asynchronous else ""
-    return (f"servers and workers ran in one process, without Ray{order}",)
+    return (f"servers and workers in one process, without Ray{order}",)
 
 
 def run_served(package: LoadedPackage, job: Job) -> RankResult:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoshard.units import counted
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from autoshard.verification.ranks.rank_processes import SECOND_PORT
@@ -61,6 +62,6 @@ def run_in_lockstep(
 
 def words(options: Sequence[str], backend: str, ranks: int, precision: str) -> str:
     """What ran."""
-    where = f"{ranks} gloo processes" if backend == "gloo" else f"{ranks} devices in lock-step"
-    what = "the model is built" if "--dry-run" in options else f"{STEPS} steps of synthetic batches"
-    return f"started as it will run: {what}, in {precision}, {where}"
+    where = counted(ranks, "gloo process") if backend == "gloo" else f"{counted(ranks, 'device')} in lock-step"
+    what = "the model is built" if "--dry-run" in options else f"{STEPS} steps on synthetic batches"
+    return f"run as a user starts it: {what}, in {precision}, {where}"
