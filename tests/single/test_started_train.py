@@ -61,8 +61,8 @@ FAULTS = {
 def test_it_is_started_and_said_so() -> None:
     case, program, files = made()
     proof = check_files(case, program, files, own_precision=True)
-    assert proof.passed and proof.as_dict()["started"].startswith("started as it will run: 2 steps"), proof.failure
-    assert "train.py   started as it will run: 2 steps of synthetic batches, in fp32, 2 devices" in proof.summary()
+    assert proof.passed and proof.as_dict()["started"].startswith("started as it will run: 3 steps"), proof.failure
+    assert "train.py   started as it will run: 3 steps of synthetic batches, in fp32, 2 devices" in proof.summary()
 
 
 @pytest.mark.parametrize("backend", ["lockstep", slow("gloo")])

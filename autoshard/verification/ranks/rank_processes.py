@@ -15,12 +15,11 @@ from typing import IO, Any
 
 from torch.distributed import TCPStore
 
+from autoshard.emit.runtime.failures import PATIENCE_SECONDS, POLL_SECONDS
 from autoshard.system.guard import guarded
 
 _RANK = re.compile(r"^(?:\[rank\d+\]: ?)+")  # before each line of a traceback, once there is a process group
 SECOND_PORT = "AUTOSHARD_SECOND_PORT"  # of another store, for a second process group
-POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 2.0  # how long the other ranks get to end by themselves after one failed
 
 
 class RankFailed(RuntimeError):
