@@ -15,6 +15,7 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _TARGET = re.compile(rf"(?!__){_NAME}\.{_NAME}")
 _NO_OPERATORS = ("import_module.", "load_library.", "loaded_libraries.")  # what else torch.ops has: code from elsewhere
 _PLAIN = re.compile(_NAME)
+MOST_DIMS = 64  # torch's own limit
 LARGEST_BYTES = round(1 / sys.float_info.epsilon)  # of a tensor: sums of them stay exact
 
 
@@ -45,6 +46,7 @@ def check(graph: Graph) -> None:
 def _check_tensor(tensor: Tensor) -> None:
     require(tensor.dtype in DTYPE_BYTES, f"tensor {tensor.name} has the unknown dtype {tensor.dtype!r}")
     require(all(size >= 0 for size in tensor.shape), f"tensor {tensor.name} has a negative size in {tensor.shape}")
+    require(len(tensor.shape) <= MOST_DIMS, f"tensor {tensor.name} has {len(tensor.shape)} dims, at most {MOST_DIMS}")
     require(tensor.bytes <= LARGEST_BYTES, f"tensor {tensor.name} of shape {tensor.shape} is larger than 4 PiB")
     floating = "float" in tensor.dtype
     require(
