@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NAMED = 3  # names, pins or numbers that a message lists
+ROWS = 20  # of a long table that are shown
 
 
 class UserError(Exception):

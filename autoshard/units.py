@@ -15,10 +15,10 @@ _QUANTITY = re.compile(r"^\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]
 _NUMBER = re.compile(r"^\s*[0-9.]*[1-9][0-9.]*\s*$")  # above zero
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}
-MICROSECONDS = 1e6  # of a second
 ROUNDING = 1e-9  # relative: sums of the same numbers in another order are within it
 EXACT = 1e-12  # relative, of the same sum; in seconds or bytes what rounding may leave of zero
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+MICROSECONDS = 1 / _SECONDS["us"]  # of a second
 
 
 def _prefixed(unit: str, prefixes: dict[str, float]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from autoshard.ir import graph_json, plan_json
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.simulation import simulate
-from autoshard.text.account_text import LARGE, waits
+from autoshard.text.account_text import COUNTS, waits
 from benchmarks import harness
 from benchmarks.harness import GPT2, LLAMA, LLAMA_8B, ROOT
 
@@ -86,7 +86,7 @@ def line(folder: Path, traced: float, start: float, asked: Sequence[str], row: R
     gap, bar = 1 - bound / step, "" if limit is None else f"{limit:.1f}"
     seconds = [*(f"{own:.1f}" for own in (traced, plan, extra)), bar]
     cells = [name, mesh.replace(",", " "), *seconds, f"{step:.2f}", f"{bound:.2f}"]
-    return harness.cells(*cells, f"{gap:.1%}", reason(found, out / "graph.json") if gap > LARGE else "")
+    return harness.cells(*cells, f"{gap:.1%}", reason(found, out / "graph.json") if gap > COUNTS else "")
 
 
 def reason(plan: Plan, path: Path) -> str:

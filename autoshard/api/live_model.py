@@ -26,12 +26,11 @@ from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.dynamic_dims.concrete import with_sizes
 from autoshard.graph_capture.load_model import find_callable
 from autoshard.graph_capture.plain_attributes import keep_tensors
+from autoshard.graph_capture.tracing import LARGEST_ELEMENTS
 from autoshard.graph_capture.tracing.own_gradients import kept_answers
 from autoshard.ir.graph import Graph
 from autoshard.rules.resize.asked_sizes import LESS, LONGER, MORE, with_free_sizes
 from autoshard.rules.resize.captured_length import own_length
-
-LARGEST_BYTES = 1 << 28  # of the inputs that another batch is tried with, where they have values
 
 
 def live_model(
@@ -66,10 +65,10 @@ def captured_again(live: LiveModel, graph: Graph) -> Graph:
         other = LiveModel(live.module, copy.copy(live.call), with_sizes(live.tensors, samples, length))
         return captured(other, graph.precision, graph.optimizer, graph.training)
 
-    held = sum(x.numel() * x.element_size() for x in live.tensors if not x.is_meta)
+    held = sum(x.numel() for x in live.tensors if not x.is_meta)  # of these elements another batch is made, too
     held *= LONGER if own_length(graph) else 1
     with kept_answers():
-        return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_BYTES // max(1, held))))
+        return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_ELEMENTS // max(1, held))))
 
 
 def same_tensors(model: nn.Module) -> nn.Module:

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from autoshard.api.called_model import LiveModel
 from autoshard.api.live_model import on_cpu
 from autoshard.api.planned import PlannedModel
-from autoshard.constraints.verify_request import MOST_PROCESSES
+from autoshard.constraints.verify_request import MOST_PROCESSES, MOST_RANKS
 from autoshard.emit import emit
 from autoshard.ir.plan import Plan
 from autoshard.verification.case import Backend, case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.sizing.dynamic_steps import size_words, step_sizes
 from autoshard.verification.sizing.shorter_axes import counterpart
-from autoshard.verification.verify_folder import MOST_RANKS, by_rows
+from autoshard.verification.verify_folder import by_rows
 
 
 def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:

@@ -12,8 +12,6 @@ from typing import Any
 from autoshard.errors import UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, parse
 
-_SEED = 0
-
 
 def read(loader: str, texts: Sequence[str], most: int) -> list[dict[str, Any]]:
     """A row for each combination of sizes among its first `most` batches, with their number as `weight`; a size that is
@@ -25,7 +23,7 @@ def read(loader: str, texts: Sequence[str], most: int) -> list[dict[str, Any]]:
         raise UsageError("--dynamic: no sizes", "--dynamic batch=8..512/8")
     function = find_callable(loader)
     taken = inspect.signature(function).parameters
-    batches = function(**{name: value for name, value in {"seed": _SEED, "rank": 0}.items() if name in taken})
+    batches = function(**{name: value for name, value in dict.fromkeys(("seed", "rank"), 0).items() if name in taken})
     counts: Counter[tuple[int, ...]] = Counter()
     places: list[tuple[int, int]] = []
     for batch in islice(batches, most):

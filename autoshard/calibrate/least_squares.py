@@ -11,7 +11,6 @@ from autoshard.calibrate.fitted_models import Model, Rows
 
 NOISE = 0.06  # relative spread of a measurement around the formula, against which the widths of constants are weighed
 DRAWS = 10
-HELD_OUT = 0.3  # of the rows, in each draw of `held_out_error`
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ def cross_validate(
 
 
 def held_out_error(model: Model, rows: Rows) -> float:
-    """The mean absolute relative error on rows drawn by chance that were held out."""
+    """The mean absolute relative error on rows that were held out, in each draw a like part of them by chance."""
     count = len(rows["seconds"])
 
     def chosen(generator: np.random.Generator) -> np.ndarray:
-        return np.isin(np.arange(count), generator.permutation(count)[: max(1, round(HELD_OUT * count))])
+        return np.isin(np.arange(count), generator.permutation(count)[: -(-count // DRAWS)])
 
     return float(np.abs(cross_validate(model, rows, chosen)[1]).mean())

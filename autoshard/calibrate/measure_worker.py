@@ -35,8 +35,8 @@ from autoshard.emit.runtime.axis import GroupTransport
 from autoshard.errors import UsageError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
-SAMPLE_SECONDS, SAMPLES = 0.15, 25
-ROUNDS, ROUND_SAMPLES = 12, 5  # of each collective
+SAMPLE_SECONDS = 0.15
+ROUNDS = 60  # of each collective
 EVERY_SIZE = {"members": 1, "nodes": 2}  # between nodes two figures are fitted, in a node a score
 UNDISTURBED, UNDISTURBED_COLLECTIVE = 0.25, 0.05  # of the samples
 SHORTEST_SECONDS = 1e-3  # of one sample: shorter kernels are run several times
@@ -91,7 +91,7 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     once = min(once, _sample(run, device, 1))
     repeats = max(1, int(SHORTEST_SECONDS / max(once, 1e-7)))
     samples: list[float] = []
-    while len(samples) < 3 or (sum(samples) * repeats < SAMPLE_SECONDS and len(samples) < SAMPLES):
+    while len(samples) < 3 or sum(samples) * repeats < SAMPLE_SECONDS:
         samples.append(_sample(run, device, repeats))
     return undisturbed(samples)
 
@@ -290,9 +290,8 @@ def in_rounds(runs: Sequence[Callable[[], object]], transport: GroupTransport, d
     samples: list[list[float]] = [[] for _ in runs]
     for _ in range(ROUNDS):
         for own, run in zip(samples, runs, strict=True):
-            for _ in range(ROUND_SAMPLES):
-                transport.barrier()
-                own.append(_sample(run, device, 1))
+            transport.barrier()
+            own.append(_sample(run, device, 1))
     return [undisturbed(own, UNDISTURBED_COLLECTIVE) for own in samples]
 
 

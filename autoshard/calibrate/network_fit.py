@@ -21,8 +21,8 @@ from autoshard.costs.formulas import transfer
 from autoshard.costs.links import AxisLink, Crossing, joint_link
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
+from autoshard.units import EXACT
 
-LEAST_LATENCY_SECONDS = 1e-9
 Table = Sequence[Mapping[str, Any]]
 
 
@@ -62,7 +62,7 @@ class Network:
     @property
     def free(self) -> tuple[Free, ...]:
         link = self.hardware.links[self.level]
-        latency = max(link.latency_seconds, LEAST_LATENCY_SECONDS)
+        latency = max(link.latency_seconds, EXACT)
         return (Free("latency", latency, 2.0), Free("bandwidth", link.bandwidth * link.efficiency, 2.0))
 
     def seconds(self, constants: Mapping[str, float], rows: Rows) -> np.ndarray:

@@ -24,8 +24,6 @@ from autoshard.simulation import simulate
 from autoshard.solvers.common.effort import ROUNDS
 from autoshard.units import ROUNDING
 
-ENOUGH = 0.01  # a launch that a family shares is not scaled with its rate: the rest by repetition
-MOST = 8.0  # times, of one round
 SHARES = (1e-3, 4.0)  # of a bandwidth or a rate that a constant may come to
 OPTIMIZER = "memory.optimizer"
 MATMUL, ATTENTION, MEMORY, COLLECTIVE = "matmul", "attention", "memory", "collective"
@@ -51,10 +49,10 @@ def run_fit(program: Program, graph: Graph, hardware: Hardware, measured: Measur
     before = _compared(program, graph, hardware, measured)
     found = before
     first: dict[str, float] = {}
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS):  # a launch that a family shares is not scaled with its rate: the rest by repetition
         ratios = _ratios(found, program, hardware)
         first = first or ratios
-        if all(abs(ratio - 1) < ENOUGH for ratio in ratios.values()):
+        if all(abs(ratio - 1) < ROUNDING for ratio in ratios.values()):
             break
         own = _scaled(own, ratios)
         found = _compared(program, graph, own, measured)
@@ -93,7 +91,7 @@ def _ratios(found: Comparison, program: Program, hardware: Hardware) -> dict[str
         if kind and _members(row) <= hardware.devices_per_node:
             for key in (f"{COLLECTIVE}.{kind.constants}", COLLECTIVE):
                 _add(sums[key], row)
-    return {key: min(max(real / own, 1 / MOST), MOST) for key, (own, real) in sums.items()}
+    return {key: real / own for key, (own, real) in sums.items()}
 
 
 def _add(sums: list[float], row: Row) -> None:

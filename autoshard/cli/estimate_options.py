@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autoshard.cli.option_values import MOST_PARTS, MOST_ROWS, factor, path, quantity, whole
+from autoshard.cli.option_values import factor, path, quantity, whole
 from autoshard.errors import UsageError
 from autoshard.estimate.run_space import FREE, RunSpace
 from autoshard.estimate.transformer import (
@@ -83,10 +83,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", action="store_true", help=text)
     search = "search all configurations of --devices; degrees that are given stay fixed"
     parser.add_argument("--search", action="store_true", help=search)
-    parser.add_argument(
-        "--devices", type=whole("--devices", most=MOST_PARTS), metavar="N", help="number of devices for --search"
-    )
-    read = whole("--top", most=MOST_ROWS)
+    parser.add_argument("--devices", type=whole("--devices"), metavar="N", help="number of devices for --search")
+    read = whole("--top")
     parser.add_argument(
         "--top", type=read, default=10, metavar="N", help="how many results --search prints; default 10"
     )

@@ -10,9 +10,7 @@ from autoshard.errors import UsageError
 from autoshard.system.files import MOST_DIGITS
 from autoshard.units import parse_quantity
 
-LARGEST = 10**12  # of a whole number
-MOST_PARTS = 10_000_000  # devices, samples
-MOST_ROWS = 1000  # seeds, rows of a table
+LARGEST = 1 << 24  # of a whole number: devices, samples, tokens of a sequence
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 _DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1},}}")
 _DECIMAL = re.compile(r"[0-9]{1,30}([.][0-9]{1,30})?")

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoshard import __version__
-from autoshard.cli.option_values import MOST_PARTS, MOST_ROWS, module, path, quantity, several, whole
+from autoshard.cli.option_values import LARGEST, module, path, quantity, several, whole
 from autoshard.constraints.size_histogram import MOST_POINTS
 from autoshard.errors import UsageError
 
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
-MOST_STAGES = 4096
 EXIT_CODES = "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not captured, 5 invalid file, 6 check failed."
 
 
@@ -176,9 +175,9 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     samples = "samples per step: the example inputs' batch size times the number of micro-batches. With --devices and "
     samples += "no --mesh, the mesh, stages, micro-batches, recomputation and ZeRO are searched together; each option "
     samples += "below is then auto, a value, or comma-separated values"
-    parser.add_argument("--global-batch", type=whole("--global-batch", most=MOST_PARTS), metavar="B", help=samples)
+    parser.add_argument("--global-batch", type=whole("--global-batch"), metavar="B", help=samples)
     one = "samples per replica and micro-batch"
-    parser.add_argument("--micro-batch", type=_count("--micro-batch", MOST_PARTS), metavar="N", help=one)
+    parser.add_argument("--micro-batch", type=_count("--micro-batch"), metavar="N", help=one)
     shares = "on several kinds of devices, slices of a step's micro-batches per kind, or per coordinate of the first "
     shares += "mesh axis, e.g. 12,4; or auto (default there: the shortest step); or equal"
     parser.add_argument("--batch-shares", metavar="N,N", help=shares)
@@ -186,8 +185,8 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     second += "tries more where {} (a slow search)"
     long = second.format("context", "cp", "sequences are long")
     many = second.format("expert", "ep", "the model has experts")
-    parser.add_argument("--context-parallel", type=_count("--context-parallel", MOST_PARTS), metavar="N", help=long)
-    parser.add_argument("--expert-parallel", type=_count("--expert-parallel", MOST_PARTS), metavar="N", help=many)
+    parser.add_argument("--context-parallel", type=_count("--context-parallel"), metavar="N", help=long)
+    parser.add_argument("--expert-parallel", type=_count("--expert-parallel"), metavar="N", help=many)
     zero = "ZeRO level over the replicas of a weight: 0 off; 1 shards weights and optimizer state, one gather a step; "
     zero += "2 also reduce-scatters gradients for each micro-batch; 3 also gathers weights for each micro-batch; or "
     zero += "auto"
@@ -199,14 +198,14 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     read = whole("--parallel-optimizer-threshold", 0)
     parser.add_argument("--parallel-optimizer-threshold", type=read, metavar="KB", help=small)
     stages = "pipeline stages; each has its own devices, with the mesh --mesh; default 1"
-    parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages", MOST_STAGES), metavar="S", help=stages)
+    parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages"), metavar="S", help=stages)
     place = "auto: which of --stages places runs what is not placed, by the shortest step; none: place() of the model "
     place += "has no effect"
     parser.add_argument("--place", metavar="HOW", help=place)
     mesh = "the mesh of one place, e.g. 1:dp=2,tp=2; repeatable; other places have the mesh --mesh"
     parser.add_argument("--place-mesh", action="append", default=[], metavar="PLACE:MESH", help=mesh)
     parts = "model chunks per stage, for the interleaved schedule; default 1"
-    parser.add_argument("--virtual-stages", type=_count("--virtual-stages", MOST_STAGES), metavar="V", help=parts)
+    parser.add_argument("--virtual-stages", type=_count("--virtual-stages"), metavar="V", help=parts)
     parser.add_argument("--schedule", metavar="NAME", help="pipeline schedule: gpipe, 1f1b (default) or interleaved")
     again = "activation checkpointing of each block: none (default), selective (recompute cheap operators), full, "
     again += "communicated or selective+communicated (keep results of collectives); in a search with --global-batch "
@@ -214,7 +213,7 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recompute", metavar="WHAT", help=again)
 
 
-def _count(option: str, most: int) -> Callable[[str], int | str]:
+def _count(option: str, most: int = LARGEST) -> Callable[[str], int | str]:
     """A number, auto, or several numbers with commas."""
     read = whole(option, most=most)
 
@@ -328,7 +327,7 @@ def _add_prove(parser: argparse.ArgumentParser) -> None:
     several = "mesh to prove on; repeatable; default tp=2, tp=3 and dp=2,tp=2"
     parser.add_argument("--mesh", action="append", default=[], help=several)
     seeds = "random inputs per strategy; default 1"
-    parser.add_argument("--seeds", type=whole("--seeds", most=MOST_ROWS), default=1, metavar="N", help=seeds)
+    parser.add_argument("--seeds", type=whole("--seeds"), default=1, metavar="N", help=seeds)
 
 
 def _add_pairs(parser: argparse.ArgumentParser, option: str, dest: str, text: str) -> None:

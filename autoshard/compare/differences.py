@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.compare.measured_step import UPDATE, MeasuredStep, canonical
+from autoshard.errors import ROWS
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
 from autoshard.simulation.timeline import COMPUTE, Event, Timeline
-from autoshard.text.tables import ROWS
+from autoshard.text.tables import WIDTH
 from autoshard.units import format_seconds, signed_seconds
 
 
@@ -109,9 +110,6 @@ def _name(event: Event, program: Program, graph: Graph) -> str:
     return canonical(graph.by_op[instruction.op].target) if isinstance(instruction, Compute) else "redistribute"
 
 
-WIDTH = 34
-
-
 def text(found: Comparison) -> str:
     """Tables of at most 80 columns; the largest difference first."""
     where = "kernels of a device" if found.on_device else "operators of a CPU"
@@ -150,7 +148,9 @@ def _left(rows: Sequence[Row]) -> list[str]:
 
 
 def _line(name: str, *cells: str) -> str:
-    return f"  {name[:WIDTH]:<{WIDTH}}" + "".join(f"{cell:>14}" for cell in cells)
+    figures = "".join(f"{cell:>14}" for cell in cells)
+    room = WIDTH - len(figures) - 2
+    return f"  {name[:room]:<{room}}{figures}"
 
 
 def _shown(seconds: float | None) -> str:

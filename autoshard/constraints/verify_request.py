@@ -9,6 +9,8 @@ from typing import Literal
 from autoshard.errors import UsageError
 
 Backend = Literal["gloo", "lockstep"]
+MOST_RANKS = 64  # that run here: beyond, the same plan runs on a mesh with shorter axes, and the proof says so
+MOST_BYTES = 4 * 2**30  # that they hold together
 MOST_PROCESSES = 16  # beyond, all ranks run in lock-step in one process, and the proof says so
 
 

@@ -23,7 +23,7 @@ NAMES = {
     "memory": "other operators",
     "collective": "collectives",
 }
-COUNTS = 0.05  # of a step: a family with less does not decide where its figures come from
+COUNTS = 0.05  # of a whole: what has less decides nothing and is not named
 OTHER_DTYPE_ERROR = 0.2  # constants of other devices gave 12 to 21 % on A100 to B200
 _BY_DTYPE = ("matmul", "attention")
 _ORDER = ("measured", "datasheet", "default")

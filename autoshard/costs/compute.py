@@ -28,7 +28,7 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
 from autoshard.ir.local_op import LocalOp, LocalTensor
-from autoshard.rules.algebra.float8_products import casts, is_cast, joined_casts
+from autoshard.rules.algebra.float8_products import UNIT, casts, is_cast, joined_casts
 from autoshard.rules.algebra.operator_record import Operator, Product, Work
 from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators import VARIANTS, record
@@ -135,9 +135,6 @@ def gradient_cast_seconds(hardware: Hardware, op: LocalOp) -> float:
     return _passes_seconds(hardware, op, casts(op, product).gradient)
 
 
-ROW_BYTES = 16  # what a device's matrix units load at once
-
-
 def is_misaligned(op: LocalOp, product: Product) -> bool:
     """Whether rows of the matrices, in half precision, do not start at multiples of 16 bytes (a vocabulary of 50,257).
 
@@ -147,7 +144,7 @@ def is_misaligned(op: LocalOp, product: Product) -> bool:
     matrices = [*(op.operand(index) for index in product.multiplied), op.results[0]]
     if first != -1 or op.operand(position).item_bytes > 2:
         return False
-    return any(tensor.shape and tensor.shape[-1] * tensor.item_bytes % ROW_BYTES for tensor in matrices)
+    return any(tensor.shape and tensor.shape[-1] * tensor.item_bytes % UNIT for tensor in matrices)
 
 
 def one_product_seconds(

@@ -9,7 +9,7 @@ from autoshard.code_text import braced, fresh, identifier, printable, quoted
 from autoshard.emit.code_lines import docstring, statement
 from autoshard.emit.expressions import ExpressionWriter
 from autoshard.emit.module_members import TAKEN, Members, access, container, members, unsaved
-from autoshard.emit.nested_calls import nested_calls
+from autoshard.emit.nested_calls import OPERAND, nested_calls
 from autoshard.emit.statements import Body
 from autoshard.emit.variable_names import Naming, name_values
 from autoshard.ir.layout import AxisShard, LocalSize
@@ -208,7 +208,7 @@ class ClassWriter:
         given = self.attributes(op)
         if self.speller.assigned(op.target, op.operands, given, ["one"] * len(op.results)).startswith("("):
             return None
-        names = [None if v is None else self._stored_name(v) or "some_operand" for v in op.operands]
+        names = [None if v is None else self._stored_name(v) or OPERAND for v in op.operands]
         return self.speller.spell(op.target, names, given)
 
     def _stored_name(self, value: str) -> str:

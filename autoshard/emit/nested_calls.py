@@ -17,12 +17,12 @@ from autoshard.rules.operators import record
 
 Spelled = Callable[[Compute], str | None]
 LENGTH = 88  # of an expression that others are written into
-_NAME = 12  # characters of a variable, about
+OPERAND = "some_operand"  # stands for a variable, which is as long, about
 
 
 def nested_calls(program: Program, definition: Definition, weights: frozenset[str], spelled: Spelled) -> dict[int, int]:
     """Position in the body -> that of the statement which it is written into. `weights`: what is gathered or cast.
-    `spelled`: the expression of an operator, of operands of any name; None where it is no tensor but a list of one."""
+    `spelled`: the expression of an operator, of operands of that name; None where it is no tensor but a list of one."""
     return _Nesting(program, definition, weights, spelled).run()
 
 
@@ -62,7 +62,7 @@ class _Nesting:
             if not isinstance(item, Compute) or results_of(item) != (operand,) or not self._fits(item, reader):
                 continue
             expression = self.spelled(item)
-            length = self.length + len(expression or "") - _NAME
+            length = self.length + len(expression or "") - len(OPERAND)
             if self.position in self.alone or expression is None or length > LENGTH:
                 return
             self.found[self.position] = self.root

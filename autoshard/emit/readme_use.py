@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def training(program: Program, header: Header) -> str:
     """Of a package with a loss, whose train.py does it all."""
     names = ", ".join(identifier(i.name) for i in header.inputs)
     items = ", ".join(f"{quoted(i.name)}: batch.{identifier(i.name)}" for i in header.inputs)
-    nonfinite, stopped = exit_code("nonfinite"), exit_code("stop_signals")
+    nonfinite, stopped = exit_code("nonfinite"), os.EX_TEMPFAIL
     return f"""## Data
 
 Without `--data`, batches are synthetic. With `--data data.py:make_loader`:

@@ -33,7 +33,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "operators", "full")
 
 
-LARGEST = {"layers": 10**6, "hidden": 10**7, "feedforward": 10**8, "vocabulary": 10**8, "sequence": 10**8}
+LARGEST = {"layers": 10**4, "hidden": 10**7, "feedforward": 10**8, "vocabulary": 10**8, "sequence": 10**8}
 
 
 @dataclass(frozen=True)

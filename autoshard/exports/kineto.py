@@ -18,8 +18,6 @@ from autoshard.simulation.timeline import Event, Timeline
 from autoshard.units import MICROSECONDS
 
 STEPS = 3
-HOST_THREAD = 1
-OPERATOR_SHARE = 0.8  # of the time until the next launch: what the operator's own span shows on the host
 ELEMENT_BYTES = DTYPE_BYTES["float32"]
 
 
@@ -49,21 +47,19 @@ def profiler_trace(timeline: Timeline, mesh: Mesh, rank: int, dispatch_seconds: 
 
 
 def _annotation(step: int, begin: float, seconds: float) -> dict[str, Any]:
-    return _span("user_annotation", f"ProfilerStep#{step}", begin, seconds, 0, HOST_THREAD, {})
+    return _span("user_annotation", f"ProfilerStep#{step}", begin, seconds, 0, 0, {})
 
 
 def _recorded(
     event: Event, begin: float, correlation: int, stream: int, mesh: Mesh, rank: int, dispatch_seconds: float
 ) -> Iterator[dict[str, Any]]:
     """The operator, the launch inside it, and the kernel."""
-    shown = min(max(dispatch_seconds, 1e-6), event.duration_seconds or 1e-6) * OPERATOR_SHARE
+    shown = min(max(dispatch_seconds, 1e-6), event.duration_seconds or 1e-6)
     start = begin + event.start_seconds
     issued = max(begin, start - shown)
     ids = {"External id": correlation, "correlation": correlation}
-    yield _span(
-        "cpu_op", _operator(event), issued, shown, 0, HOST_THREAD, {"External id": correlation, **_about(event)}
-    )
-    yield _span("cuda_runtime", "cudaLaunchKernel", issued, shown / 2, 0, HOST_THREAD, ids)
+    yield _span("cpu_op", _operator(event), issued, shown, 0, 0, {"External id": correlation, **_about(event)})
+    yield _span("cuda_runtime", "cudaLaunchKernel", issued, shown / 2, 0, 0, ids)
     kernel = {"stream": stream, "device": rank, **ids, **_about(event), **_collective(event, mesh, rank)}
     yield _span("kernel", _kernel(event), start, event.duration_seconds, rank, stream, kernel)
 

@@ -15,7 +15,7 @@ from autoshard.simulation.memory_curve import MemoryPlan, Span
 from autoshard.units import MICROSECONDS
 
 ROUND_BYTES = 512  # to whose multiples the caching allocator rounds up
-BASE = 1 << 32
+BASE = ROUND_BYTES  # no block is at address 0
 
 
 def memory_snapshot(memory: MemoryPlan, starts: tuple[float, ...]) -> bytes:

@@ -29,7 +29,7 @@ from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
 from autoshard.program.early_reductions import LINEARS
-from autoshard.program.weight_buckets import SMALL_BYTES
+from autoshard.program.gradient_buckets import FIRST_BUCKET_BYTES
 from autoshard.redistribute.path_costs import (
     AGAIN,
     BACKWARD,
@@ -395,7 +395,7 @@ class ResourceTables:
                 found[self._row(IN_ROW, phase != FORWARD)] += seconds * (EXPOSED[phase] if hidden else 1.0)
                 summed += seconds if phase != FORWARD and axes and not weight else 0.0
         found[self._row(IN_ROW, True)] -= (1 - EXPOSED[SUM]) * np.minimum(summed, beside)
-        if weight and self.graph.tensor(tensor).bytes >= SMALL_BYTES:
+        if weight and self.graph.tensor(tensor).bytes >= FIRST_BUCKET_BYTES:
             self._add_together(found, v, parts, again)
         for phase, tasks in parts.tasks.items():
             if not ((phase == SUM and late) or phase == SCATTER or (phase in AGAIN and not again)):

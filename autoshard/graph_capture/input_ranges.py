@@ -15,11 +15,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autoshard.graph_capture.constructor.recipes import replay
-from autoshard.graph_capture.tracing import LARGEST_ELEMENTS
+from autoshard.graph_capture.tracing import LARGEST_ELEMENTS, LISTED
 from autoshard.ir.graph import ColumnRanges, Graph, InputRange, Op, RecipeCall
 from autoshard.rules.operators import record
 
-MOST_COLUMNS = 256  # features of tabular models; above, a last dim is a hidden size, and its list would fill a package
 _ALSO_MOVES = frozenset(f"aten.{name}" for name in ("unbind", "stack", "where", "masked_fill"))
 _CHOOSE_COLUMNS = frozenset(f"aten.{name}" for name in ("select", "slice", "narrow", "unbind", "split", "chunk"))
 
@@ -70,7 +69,7 @@ def _is_computed_with(graph: Graph, name: str) -> bool:
 def _columns_differ(graph: Graph, name: str) -> bool:
     """Whether the model takes single places of the last dim, or computes them with a number for each place."""
     shape = graph.tensor(name).shape
-    if len(shape) < 2 or not 1 < shape[-1] <= MOST_COLUMNS:
+    if len(shape) < 2 or not 1 < shape[-1] <= LISTED:  # longer ones are hidden sizes, not features
         return False
     uses = [(op, own) for op, own in _integer_uses(graph, name) if graph.tensor(own).shape[-1:] == shape[-1:]]
     places = sum(_places(graph, op, own) for op, own in uses)

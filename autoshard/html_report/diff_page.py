@@ -20,7 +20,6 @@ from autoshard.text.plan_figures import error_band, peak_bytes, utilisation
 from autoshard.units import signed_seconds
 
 Row = tuple[str, str, str, str]
-SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ def diff_page(one: Side, other: Side) -> dict[str, Any]:
         "figures": _figures(one, other),
         "time": _time(one, other),
         "memory": _memory(one, other),
-        "changes": [_change(own) for own in found.changes[:SHOWN]],
-        "more": max(0, len(found.changes) - SHOWN),
+        "changes": [_change(own) for own in found.changes],
         "same": found.same,
         "missing": found.missing,
         "notes": found.notes,

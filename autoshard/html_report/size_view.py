@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.size_histogram import MOST_POINTS
 from autoshard.errors import UserError
 from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
 from autoshard.graph_capture.dynamic.numbers import resized
@@ -20,7 +21,6 @@ from autoshard.text.answer_labels import STEP
 from autoshard.text.size_table import size_table, size_words
 from autoshard.units import format_bytes, format_seconds
 
-POINTS = 5  # of a curve: each is a simulation
 FRAME = PlotFrame(640.0, 250.0, left=84.0, right=20.0, top=22.0, bottom=44.0)
 BARS = FRAME.bottom  # height of the histogram under the curve
 Row = tuple[int, float, float]  # size, seconds, bytes
@@ -49,7 +49,7 @@ def size_view(plan: Plan, graph: Graph, hardware: Hardware) -> dict[str, Any]:
 def _curve(own: DynamicSize, plan: Plan, graph: Graph, hardware: Hardware) -> list[Row]:
     """Sizes evenly over the range, up to the planned one, where a plan can be priced there."""
     most = sizes_of(graph)[own.name]
-    spread = (own.nearest(own.least + (most - own.least) * n / (POINTS - 1)) for n in range(POINTS))
+    spread = (own.nearest(own.least + (most - own.least) * n / (MOST_POINTS - 1)) for n in range(MOST_POINTS))
     rows = []
     for size in dict.fromkeys(spread):
         try:

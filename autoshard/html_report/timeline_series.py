@@ -8,6 +8,7 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.code_text import printable
+from autoshard.errors import ROWS
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
@@ -26,7 +27,6 @@ LEGEND = [
 ]
 CATEGORIES = [str(entry["key"]) for entry in LEGEND[:5]]
 TICK_SECONDS = 1e-10  # times are whole numbers of these
-LONGEST = 15
 
 
 class NameTable:
@@ -157,7 +157,7 @@ def longest(events: Sequence[Event]) -> list[tuple[str, str, str, str, str]]:
             format_seconds(event.duration_seconds),
             format_bytes(event.bytes, 3) if event.bytes else "",
         )
-        for event in sorted(events, key=lambda event: (-event.duration_seconds, event.start_seconds))[:LONGEST]
+        for event in sorted(events, key=lambda event: (-event.duration_seconds, event.start_seconds))[:ROWS]
     ]
 
 

@@ -11,7 +11,7 @@ from autoshard.errors import UsageError
 
 _AXIS = re.compile(r"^([A-Za-z][A-Za-z0-9_]*)=([0-9]{1,18})$")
 MOST_AXES = 8  # the ways to split an operator multiply by them
-MOST_LETTERS = 64
+MOST_LETTERS = 64  # of a name
 
 
 @dataclass(frozen=True)

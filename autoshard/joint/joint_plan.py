@@ -26,11 +26,11 @@ from autoshard.rules.resize.captured_batch import followed_numbers
 from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import MEMORY, RATIO
+from autoshard.search.step_search import MOST_LIKELY
 from autoshard.search.whole_step import predicted, without_torn
 from autoshard.solvers.common.result import fits, without_proof
 from autoshard.units import counted, format_bytes, format_seconds
 
-MOST_PLANS = 3  # made of what was found
 _NUMBERS = frozenset(
     (
         "self",
@@ -138,7 +138,7 @@ def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
     def fit(own: SolvedStep) -> bool:
         return fits(own.program_bytes, found.room_bytes)
 
-    for own in left[:MOST_PLANS]:
+    for own in left[:MOST_LIKELY]:
         blocks = {RATIO: own.rest_seconds, MEMORY: own.peak_bytes}.get(found.level, own.seconds)
         if blocks >= min((by_program(other)[0] for other, *_ in made if fit(other)), default=math.inf):
             break

@@ -29,8 +29,6 @@ from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, close
 from autoshard.solvers.stages.stage_values import solve_sum
 from autoshard.units import ROUNDING, format_seconds
 
-EFFORT = 300_000  # of looking around one plan, see `nearby_steps`
-
 
 def least_overhead_of(
     problems: Iterable[tuple[StepProblem, BlockSplit | None]],
@@ -107,7 +105,7 @@ def least_overhead(problem: StepProblem, split: BlockSplit | None) -> SolvedStep
         return None
     least = min(step.rest_seconds for step in found) * (1 + ROUNDING)
     first = min((step for step in found if step.rest_seconds <= least), key=lambda step: step.seconds)
-    return StepLocalSearch(EFFORT, lambda own, plan: overhead_of(own, plan) <= least).fastest(first)
+    return StepLocalSearch(lambda own, plan: overhead_of(own, plan) <= least).fastest(first)
 
 
 def _plans(problem: StepProblem) -> list[StagePlan]:

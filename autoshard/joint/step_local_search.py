@@ -38,10 +38,8 @@ def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSol
 class StepLocalSearch:
     """Looks around plans as long as its effort lasts, at those that are `allowed`."""
 
-    def __init__(
-        self, effort: int = EFFORT, allowed: Callable[[StepProblem, StagePlan], bool] = lambda problem, plan: True
-    ) -> None:
-        self.left, self.allowed = effort, allowed
+    def __init__(self, allowed: Callable[[StepProblem, StagePlan], bool] = lambda problem, plan: True) -> None:
+        self.left, self.allowed = EFFORT, allowed
 
     def fastest(self, found: SolvedStep) -> SolvedStep:
         """A step that fits and is faster than `found`, or fits where that does not; else `found`."""

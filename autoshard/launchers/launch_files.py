@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -14,7 +15,6 @@ import jinja2
 
 from autoshard.cluster.hardware import backend_of, parse_hardware
 from autoshard.code_text import printable, typed
-from autoshard.emit.readme_use import exit_code
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
 from autoshard.package.output_folder import check_unedited, read_file, update_package
@@ -125,7 +125,7 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
         "hosts": launch.hosts, "slots": ",".join(f"{host}:{launch.per_node}" for host in here),
         "options": typed(*launch.options), "words": list(launch.options), "minutes": launch.minutes,
         "servers": bool(plan.servers.count),
-        "grace": launch.grace, "stopped": exit_code("stop_signals"), "image": launch.image,
+        "grace": launch.grace, "stopped": os.EX_TEMPFAIL, "image": launch.image,
         "python": typed(launch.python),
     }  # fmt: skip
     template = f"{LAUNCHERS[launch.on].file}.j2"

@@ -16,8 +16,7 @@ from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Compute, Instruction, Program
 from autoshard.program.module_scopes import ModuleVisit, Scopes, reads_of, relative, without_call
 
-HANDFUL = 4  # a module with more computations than this gets a class of its own
-LOOP = 6  # a series of equal small modules with at least so many instructions in all becomes a loop
+HANDFUL = 4  # computations: a module with more gets a class of its own, a series of equal small ones a loop
 UNNAMED = "Sequential"  # a class that says nothing: gets a class of its own only to be looped over
 
 
@@ -131,7 +130,7 @@ class _Builder:
         """The runs of small modules that stand in a row long enough for a loop."""
         found: list[ModuleVisit] = []
         for series in _series(runs, lambda a, b: self.scopes.key(a) == self.scopes.key(b)):
-            if len(series) > 1 and sum(run.stop - run.start for run in series) >= LOOP and self._chains(series):
+            if len(series) > 1 and sum(run.stop - run.start for run in series) > HANDFUL and self._chains(series):
                 found += series
         return found
 

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Fusion
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter, WeightBucket
-from autoshard.program.gradient_buckets import local_bytes
+from autoshard.program.gradient_buckets import FIRST_BUCKET_BYTES, local_bytes
 from autoshard.program.module_scopes import operands_of
 from autoshard.program.weights import source_of, weight_steps, weight_ways
 from autoshard.redistribute import LOCAL
 
-SMALL_BYTES = 2**20  # of a rest that gets no bucket of its own
 _Uses = dict[str, tuple[list[int], list[int]]]
 
 
@@ -129,7 +128,7 @@ def _merged(
 def _is_rest(before: list[_Gather], group: list[_Gather], size: int) -> bool:
     """`before` stands outside all blocks and `group` in one, or `group` is a small rest."""
     first = all(gather.block == "" for gather in before) and group[0].block != ""
-    return first or (group[0].block == "" and size < SMALL_BYTES)
+    return first or (group[0].block == "" and size < FIRST_BUCKET_BYTES)
 
 
 def gathered_once(

@@ -25,7 +25,6 @@ Integers = NDArray[np.int64]
 _KINDS: dict[Placement, int] = {REPLICATE: 1, REPLICATE_PARTIAL: 2, PARTIAL: 3}  # a shard is 0
 # After the 4 x 4 pairs of kinds: unchanged, unchanged inside an axis that changes; and how many codes there are.
 _SAME, _INSIDE, _PAIRS = range(16, 19)
-_TABLE_LIMIT = 2_000_000  # entries
 
 
 def pair_codes(sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
@@ -168,7 +167,7 @@ def direct_seconds(
 
 def distinct(codes: Integers, count: int) -> tuple[Integers, Integers]:
     """The codes below `count` that occur, ascending, and the position of each of `codes` among them."""
-    if count > _TABLE_LIMIT:
+    if count > codes.size * codes.size.bit_length():  # to sort them is less work
         found, position = np.unique(codes, return_inverse=True)
         return found, position.reshape(codes.shape)
     present = np.zeros(count, dtype=bool)

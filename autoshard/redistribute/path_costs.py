@@ -30,7 +30,6 @@ SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket:
 AGAIN = (GATHER, EXCHANGED)
 PARTS = (*AGAIN, SCATTER)  # of other phases: in these already
 _EXCHANGES = {own.primitive for own in COLLECTIVES.values() if own.by_index} & CARRIED.keys()  # what an exchange sends
-_SHORT = 1 << 15  # states that 16 bits number
 Axes = tuple[int, ...]
 Least = Callable[[Axes, str, float], float]
 
@@ -92,7 +91,7 @@ class PathCosts:
         self.starts, self.stops = own.state_of(sources, "source"), own.state_of(targets, "target")
         self.seconds, previous, self.direct = Prices(own, terms).found(sources, targets)
         self.prices = Prices(own, terms)  # without the steps, which are many
-        self.previous = previous.astype(np.int16) if own.states < _SHORT else previous
+        self.previous = previous.astype(np.int16) if own.states <= np.iinfo(np.int16).max else previous
 
     def parts(self, least: Least | None = None, *, tasks: bool = True) -> PathParts:
         """With `least`, at these seconds of a collective; without `tasks`, these are left out."""

@@ -19,10 +19,10 @@ from autoshard.redistribute.direct_prices import MessageTerm, direct_seconds, pa
 from autoshard.redistribute.shortest_paths import StepGraph, shortest, step_graph
 from autoshard.redistribute.space import ACTIONS, Integers, Space
 from autoshard.redistribute.steps import Message, Path, Step, messages, table_step
+from autoshard.units import EXACT
 
 Floats = NDArray[np.float64]
 
-_HOP_SECONDS = 1e-12  # prefers fewer steps where the price is the same
 _ACTIONS = sorted({action for pair in ACTIONS for action in pair})
 _FORWARDS, _BACKWARDS = (np.array([_ACTIONS.index(pair[side]) for pair in ACTIONS]) for side in (0, 1))
 _DONE = [COLLECTIVES[action] for action in _ACTIONS]
@@ -125,7 +125,7 @@ class Prices:
         larger, smaller = np.where(elements[start] > elements[stop], (start, stop), (stop, start))
         moved = np.stack([elements[start] + elements[stop], 2 * elements[smaller]])  # by local steps; by those that cut
         moved_seconds = (self.local.seconds_per_byte * self.item_bytes) * moved
-        seconds = np.full(len(start), _HOP_SECONDS)
+        seconds = np.full(len(start), EXACT)  # prefers fewer steps where the price is the same
         ways = ((self.forward_times, 1.0, _FORWARDS, start), (1.0, self.widening, _BACKWARDS, stop))
         for times, widening, actions, given in ways:
             if actions is _FORWARDS or self.differentiable:
@@ -223,7 +223,7 @@ class Prices:
     def _direct_seconds(self, source: Layout, target: Layout) -> float:
         steps = self.direct(source, target)
         forward, backward = self.way_seconds(source, steps)
-        return self.forward_times * forward + backward + _HOP_SECONDS * len(steps)
+        return self.forward_times * forward + backward + EXACT * len(steps)
 
     def path(self, source: Layout, target: Layout) -> Path:
         start, stop = (int(self.space.state_of([x], role)[0]) for x, role in ((source, "source"), (target, "target")))

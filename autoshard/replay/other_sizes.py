@@ -15,7 +15,7 @@ from itertools import product
 
 from autoshard.errors import UserError
 from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
-from autoshard.graph_capture.dynamic.numbers import points_of
+from autoshard.graph_capture.dynamic.numbers import MOST_POINTS, points_of
 from autoshard.graph_capture.dynamic.polynomials import Point, reduced
 from autoshard.ir.dynamic import Polynomial, Powers, monomial
 from autoshard.ir.graph import Graph
@@ -133,7 +133,7 @@ def _at_dynamic_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
     terms = terms_of(graph)
     chosen: list[Point] = [planned]
     left: list[Point] = []
-    for point in points_of(graph.dynamic, planned, _MOST_TRIED)[1:]:
+    for point in points_of(graph.dynamic, planned, len(terms) + MOST_POINTS)[1:]:
         apart = len(chosen) < len(terms) and _apart([*chosen, point], terms)
         (chosen if apart else left).append(point)
     if len(chosen) < len(terms):
@@ -149,9 +149,6 @@ def _at_dynamic_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
         points.append((point, made))
     check = points.pop() if left else None
     return OtherSizes(names, planned, terms, tuple(points), check=check)
-
-
-_MOST_TRIED = 64  # points among which those are that tell the terms apart
 
 
 def terms_of(graph: Graph) -> tuple[Powers, ...]:

@@ -9,13 +9,13 @@ from fractions import Fraction
 from itertools import combinations_with_replacement
 
 from autoshard.code_text import fresh
+from autoshard.graph_capture.dynamic.polynomials import MOST_DEGREE
 from autoshard.ir.dynamic import Polynomial, Powers
 from autoshard.ir.program import LocalValue, Program
 from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed
 from autoshard.rules.resize.captured_length import SEQUENCE
 
 Key = tuple[tuple[Powers, Fraction], ...]  # a polynomial, but for a factor
-MOST_FACTORS = 3  # dims whose product a number is: samples, rows and columns
 _PARTS = {SEQUENCE: "length", BATCH: "rows"}  # of a size that the module has in parts or in multiples
 
 
@@ -116,7 +116,7 @@ def _unit(n: int, count: int) -> Powers:
 
 def _groups(keys: Sequence[Key]) -> Iterator[tuple[Key, ...]]:
     """One dim, then products of few."""
-    for count in range(1, MOST_FACTORS + 1):
+    for count in range(1, MOST_DEGREE + 1):
         yield from combinations_with_replacement(keys, count)
 
 

@@ -7,6 +7,7 @@ planned size, and evenly where the length is dynamic.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from autoshard.ir.layout import Layout, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.strategy import Strategy
 
-_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)  # above the devices of an axis, one for each size
 Offered = dict[str, Strategy]
 
 
@@ -37,9 +37,14 @@ def probes(graph: Graph) -> Probes:
 def _probes(graph: Graph) -> Probes:
     if not graph.dynamic:
         return Probes()
-    prime = {own.name: own.divisor * n + own.remainder for own, n in zip(graph.dynamic, _PRIMES, strict=False)}
+    most = max(size for tensor in graph.tensors for size in tensor.shape)  # no axis that cuts has more devices
+    prime = {own.name: own.divisor * n + own.remainder for own, n in zip(graph.dynamic, _primes(most), strict=False)}
     least = {own.name: max(own.least, own.divisor + own.remainder) for own in graph.dynamic}
     return Probes((at_sizes(graph, prime), at_sizes(graph, least)))
+
+
+def _primes(above: int) -> Iterator[int]:
+    return (n for n in itertools.count(above + 1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
 
 
 def holds(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy, at_probes: list[Offered]) -> bool:

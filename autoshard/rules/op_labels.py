@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from autoshard.ir.graph import Attribute, Graph, Op
-
-LONGEST = 24  # letters of an argument
+from autoshard.ir.mesh import MOST_LETTERS
 
 
 def short(value: Attribute) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
 
 
 def described(graph: Graph, op: Op) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
+
 from autoshard.ir.graph import Attribute, Graph, Op, Parameter
 from autoshard.rules.operators import record
 
@@ -30,7 +32,7 @@ class Range(NamedTuple):
 GIVEN = Range(math.inf, -math.inf, True)
 FLAG = Range(0, 1)
 Known = Range | None  # None: nothing tells
-ROUNDING_ERROR = 1e-6  # relative, of some operations in single precision
+ROUNDING_ERROR = float(np.finfo(np.float32).resolution)  # relative, of some operations in single precision
 _ROUNDED = ("float16", "bfloat16")  # which don't hold all positions
 _ROUNDING: dict[object, Callable[[float], float]] = {None: float, "floor": math.floor, "trunc": math.trunc}
 

@@ -14,12 +14,12 @@ from autoshard.search.min_memory import least
 from autoshard.search.objectives import MEMORY, SPEED, Levelled, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.clock import attempt, watched
-from autoshard.solvers.common.effort import ROUNDS
+from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import OPTIMAL, fits, within_wider
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
 
-TIGHTER = 0.999  # than by proportion
+TIGHTER = 1 - LOOSE  # than by proportion
 NEAR = 0.03  # relative: limits that give the same plan; what is left of one is not worth another search
 
 

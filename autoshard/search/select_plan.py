@@ -22,13 +22,12 @@ from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import Found, Log, SearchTask, prepare, timed
+from autoshard.search.step_search import EACH
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import CUT_SHORT, Solution, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
-
-_PRICED = 2  # contenders under a limit, beside those of a step
 
 
 def search(
@@ -158,7 +157,7 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
         yield from _within_limit(task, found.target_bytes)
     own = parts(task.formulation, best.choice)
     priced = contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
-    yield from islice(priced, _PRICED if limited else None)
+    yield from islice(priced, EACH if limited else None)
 
 
 def _within_limit(task: SearchTask, target_bytes: float) -> Iterator[tuple[str, Choice]]:

@@ -33,12 +33,14 @@ from autoshard.solvers.relax.reader_shares import FORESEEN, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.restricted_start import MUCH_WORK, Near, exact_work, solve_top_k
 
-_EACH = 2  # weights of what plans occupy most, rounds for each, plans whose turns of the host count, plans of the bound
+# Contenders under a limit, weights of what plans occupy most, rounds for each, plans whose turns of the host count,
+# plans of the bound.
+EACH = 2
 _FAR = 0.75  # of the way to what the plans so far occupy most
 _ADDED = (0.3, 0.6)  # the part of all costs in what is weighted, and in what is in a row
 _HOPEFUL = 1.05  # times the best estimate: a plan that is worth simulating
 _LIKELY = _HOPEFUL  # the same of the middle between what is occupied most and all costs together
-_MOST_LIKELY = 3  # plans by that; without them Llama-8B on 4x8x8 takes 1.68 times as long
+MOST_LIKELY = 3  # plans by that; without them Llama-8B on 4x8x8 takes 1.68 times as long
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,17 +186,17 @@ class StepSearch:
         where tables are too large, or there is no time for them."""
         if self._next("shortest critical path", FIRST) is None:
             return None
-        for _ in range(_EACH):
+        for _ in range(EACH):
             far = heaviest(self.used, follows(self.resources.names))[0]
             self.weights = self.weights + _FAR * (far - self.weights)
-            if attempt(self._next, self._name(), _EACH) is None:
+            if attempt(self._next, self._name(), EACH) is None:
                 break
         return self.found[self._ranked()[0]][1]
 
     def others(self) -> Iterator[tuple[str, Choice]]:
         """(name, choice): the others so far that seem near the best, the least sum of costs and of a part of them, the
         best between two, and the least of the bound's weights."""
-        self._solved("minimum sum of costs", self.problem, _EACH)
+        self._solved("minimum sum of costs", self.problem, EACH)
         between = self._between()
         if between is not None:
             self._take("between two of them", between)
@@ -202,7 +204,7 @@ class StepSearch:
         for name, own, added in zip(
             ("weighted bottlenecks and costs", "critical path and costs"), weights, _ADDED, strict=True
         ):
-            self._solved(name, self.resources.likely(own, added), _EACH)
+            self._solved(name, self.resources.likely(own, added), EACH)
         yield from self._hopeful()
         yield from self._of_bound()
 
@@ -214,7 +216,7 @@ class StepSearch:
         hopeful = [i for i in self._ranked() if longest[i] <= _HOPEFUL * min(longest)]
         distinct = {self.found[i][1]: i for i in sorted(range(len(middle)), key=lambda i: -middle[i])}
         likely = [i for i in reversed(distinct.values()) if middle[i] <= _LIKELY * min(middle)]
-        return [self.found[i] for i in dict.fromkeys([*hopeful, *likely[:_MOST_LIKELY]])]
+        return [self.found[i] for i in dict.fromkeys([*hopeful, *likely[:MOST_LIKELY]])]
 
     def _ranked(self) -> list[int]:
         """Of `found`, the shortest by the estimate first."""
@@ -232,7 +234,7 @@ class StepSearch:
     def _leading(self, known: Sequence[Choice]) -> StepResources:
         """With the turns from the host to the device of the shortest plans `known`."""
         order = sorted(known, key=lambda choice: self.resources.longest(self.resources.roughly_used(choice)))
-        return with_leads(self.resources, self.formulation, order[:_EACH])
+        return with_leads(self.resources, self.formulation, order[:EACH])
 
     def _of_bound(self) -> Iterator[tuple[str, Choice]]:
         """The least plans of the bound's weights, those that are near the best so far by the estimate."""
@@ -240,7 +242,7 @@ class StepSearch:
         tried = dict.fromkeys(tuple(choice) for _, choice in self.bound([c for _, c in self.found]).tried)
         used = {choice: self.resources.longest(self.resources.roughly_used(choice)) for choice in tried}
         near = sorted((own, choice) for choice, own in used.items() if own <= _HOPEFUL * longest)
-        for _, choice in near[:_EACH]:
+        for _, choice in near[:EACH]:
             self._take("least of the bound's weights", choice)
             yield self.found[-1]
 

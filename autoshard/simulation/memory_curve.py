@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.costs.device_bytes import parameter_parts
+from autoshard.errors import ROWS
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.program import Compute, GradientBucket, Program
@@ -34,7 +35,6 @@ from autoshard.simulation.timeline import Held
 from autoshard.simulation.weight_spans import flat_gradients, flat_weights
 from autoshard.simulation.working_memory import kept_by, working
 
-PEAK_TENSORS = 12
 _PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
 
 
@@ -66,7 +66,7 @@ class MemoryPlan:
     def largest(self, step: int) -> tuple[Held, ...]:
         """The largest tensors at a step, equals in order of name."""
         alive = [span.held for span in self.spans if span.start <= step <= span.last]
-        return tuple(sorted(alive, key=lambda held: (-held.bytes, held.name, held.kind))[:PEAK_TENSORS])
+        return tuple(sorted(alive, key=lambda held: (-held.bytes, held.name, held.kind))[:ROWS])
 
 
 def bucket_bytes(program: Program, bucket: GradientBucket) -> float:

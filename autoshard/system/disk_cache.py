@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import re
-import time
 import uuid
 from functools import cache
 from pathlib import Path
@@ -25,9 +24,7 @@ VARIABLE = "AUTOSHARD_CACHE"  # a folder, or one of OFF
 OFF = frozenset({"off", "no", "none", "0", "false"})
 MOST_BYTES = 256 << 20  # of all files together
 _MAGIC = b"autoshard cache 1\n"
-_OWN = re.compile(r"^[a-z]+-[0-9a-f]{40}\.cache$")
-_PARTIAL = re.compile(r"^\.[a-z]+-[0-9a-f]{40}\.cache\.\w+\.partial$")
-_LEFT_SECONDS = 3600.0  # after which a temporary file is that of a process which was killed
+_OWN = re.compile(r"^[a-z]+-[0-9a-f]{40}\.cache$|^\.[a-z]+-[0-9a-f]{40}\.cache\.\w+\.partial$")
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -77,17 +74,14 @@ class DiskCache:
         return self.folder / f"{kind}-{key}.cache"
 
     def _trim(self) -> None:
-        """Removes those used longest ago, and what killed processes left; no file of another name."""
+        """Removes those used longest ago, of which what killed processes left is soon one; no file of another name."""
         found: list[tuple[float, int, str]] = []
-        now = time.time()
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):  # another process removed it
                     known = entry.stat(follow_symlinks=False)
                     if _OWN.match(entry.name):
                         found.append((known.st_mtime, known.st_size, entry.path))
-                    elif _PARTIAL.match(entry.name) and now - known.st_mtime > _LEFT_SECONDS:
-                        os.unlink(entry.path)
         size = sum(own for _, own, _ in found)
         for _, own, path in sorted(found):
             if size <= self.most_bytes:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import stat
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 
-MOST_DIGITS = 100  # of a whole number
+MOST_DIGITS = sys.float_info.max_10_exp  # of a whole number: with more it is no float
 LARGEST_FILE = 1 << 30  # bytes of a graph, a plan, a timeline: of a large model's step it has hundreds of megabytes
 LARGEST_TOML = 1 << 20  # bytes: profiles and pins are written by hand
 _ELSEWHERE = "a path in a folder that exists and that you may write to"

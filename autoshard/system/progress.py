@@ -1,4 +1,4 @@
-"""Progress on stderr: a spinner on a terminal, elsewhere a line for what takes longer than two seconds."""
+"""Progress on stderr: a spinner on a terminal, elsewhere lines, ever more seldom, for what takes over two seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TextIO
 from autoshard.system.terminal import stdout_aside
 
 SILENT_SECONDS = 2.0
-REPEAT_SECONDS = 30.0
 
 
 @contextmanager
@@ -62,7 +61,7 @@ def _announce(label: str, start: float, done: threading.Event, screen: TextIO) -
     wait = SILENT_SECONDS
     while not done.wait(wait):
         print(f"{label} … {time.monotonic() - start:.0f} s", file=screen, flush=True)
-        wait = REPEAT_SECONDS
+        wait *= 2
 
 
 def _report_long(label: str, start: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autoshard.costs.bands import COUNTS
 from autoshard.errors import NAMED
 from autoshard.ir.plan import Plan
 from autoshard.redistribute import CARRIED
@@ -55,7 +56,6 @@ def _seconds(stage: StageAccount, name: str) -> float:
 
 
 HOST = "the host"
-LARGE = 0.05  # a gap that asks for a reason
 _STREAMS = {COMPUTE: "computing", HOST_MEMORY: "look-ups on the host", HOST_LINK: "the link to the host"}
 
 
@@ -113,7 +113,7 @@ def left_open(plan: Plan, timeline: Timeline) -> str:
     `critical path of the step: computing 4.6 ms, the host 3.8 ms, …; the bound …`
     """
     share = gap(plan)
-    if plan.search.level != 2 or plan.step.micro_batches > 1 or share is None or share < LARGE:
+    if plan.search.level != 2 or plan.step.micro_batches > 1 or share is None or share < COUNTS:
         return ""
     return (
         f"critical path of the step: {waits(timeline)}; the bound considers one bottleneck at a time in forward and in "

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from autoshard.search.style_plans import StylePlan
 
 STEP, MEMORY = "predicted step", "memory per device"  # what these are called wherever they are shown
-CLOSED = 5e-5  # a gap that is smaller is none, as shown
 
 
 def gap(plan: Plan) -> float | None:
@@ -56,7 +55,7 @@ def certainty(plan: Plan) -> str:
     first = f"{_simulated(plan)}; {measure} {show(own)}"
     if share is None:
         return f"{first}, and no lower bound was proved for other plans."
-    if share < CLOSED:
+    if gap_words(plan) == f"{0:.2%}":  # none, as shown
         return f"{first}, and no plan{space(plan)} has less, which is proved."
     rest = f"the proved lower bound{space(plan)} is {show(bound)}: a gap of {_small(share)}."
     return f"{first}; {rest}"

@@ -22,7 +22,8 @@ from autoshard.constraints.apply_pins import (
 )
 from autoshard.constraints.host_offers import offered
 from autoshard.constraints.pins import ON_HOST, Pin, parse_pin, parse_wants, said_memory
-from autoshard.errors import NAMED, InfeasibleError, UsageError
+from autoshard.costs.bands import COUNTS
+from autoshard.errors import NAMED, ROWS, InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
@@ -42,11 +43,11 @@ from autoshard.simulation.steps.server_step import served_hardware, worker_progr
 from autoshard.solvers.common.result import Solution
 from autoshard.styles.known_styles import STYLES, in_style
 from autoshard.text import plan_labels
-from autoshard.text.account_text import LARGE, left_open
+from autoshard.text.account_text import left_open
 from autoshard.text.answer_labels import MEMORY, STEP, gap
 from autoshard.text.plan_figures import certificate_rows
 from autoshard.text.stage_table import STEP_HEADER, step_cells
-from autoshard.text.tables import ROWS, table, wrapped
+from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 _PARTS = ("compute", "repeated", "communication", "memory")
@@ -146,7 +147,7 @@ def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: s
 
 def _left_open(plan: Plan, graph: Graph, hardware: Hardware) -> str:
     share = gap(plan)
-    return left_open(plan, simulate(lower(plan, graph), graph, hardware)) if share and share >= LARGE else ""
+    return left_open(plan, simulate(lower(plan, graph), graph, hardware)) if share and share >= COUNTS else ""
 
 
 def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[ExplainedChoice]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from autoshard.errors import ROWS
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.program.step_check import share_words
 from autoshard.replay.reevaluate import origin
 from autoshard.text.answer_labels import MEMORY, STEP
 from autoshard.text.explain import fold, named_decisions
-from autoshard.text.tables import ROWS, table, wrapped
+from autoshard.text.tables import table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds, signed_seconds
 
 

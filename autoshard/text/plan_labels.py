@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from autoshard import rules
+from autoshard.errors import NAMED
 from autoshard.graph_capture.training.float8_layers import kept_in_bfloat16
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import Layout, Partial, Replicate, Shard
@@ -196,7 +197,6 @@ def _placement(placement: Shard | Replicate | Partial) -> str:
 
 
 SHARDS = f"a shard has rows or a dim that are no multiple of {UNIT}"
-NAMED_LAYERS = 2
 
 
 def float8_words(plan: Plan, graph: Graph) -> str:
@@ -218,8 +218,8 @@ def float8_words(plan: Plan, graph: Graph) -> str:
 
 def _named_layers(names: list[str]) -> str:
     """The first, and how many more."""
-    rest = len(names) - NAMED_LAYERS
-    return ", ".join(names[:NAMED_LAYERS]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def unavailable_strategies(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[str]:

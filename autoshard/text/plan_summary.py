@@ -13,6 +13,8 @@ from autoshard.cluster.hardware import backend_of, parse_hardware
 from autoshard.code_text import typed
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.host_offers import plan_host_bytes
+from autoshard.constraints.verify_request import MOST_BYTES, MOST_PROCESSES
+from autoshard.costs.bands import COUNTS
 from autoshard.errors import NAMED
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
@@ -113,7 +115,7 @@ def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
 def is_shown(row: plan_labels.BlockRow, plan: Plan, graph: Graph, block_total: float) -> bool:
     """Whether a summary names the op: it uses a weight, costs something, or something is communicated for it."""
     uses_weight = any(operand in graph.weights for operand in row.op.operands)
-    costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
+    costly = row.plan.forward_seconds + row.plan.backward_seconds >= COUNTS * block_total
     return uses_weight or costly or any(collectives(move, plan, graph) for move in row.moves)
 
 
@@ -209,9 +211,6 @@ def _row(plan: Plan, first: Plan) -> tuple[str, ...]:
     )
 
 
-SMALL_BYTES, SMALL_PROCESSES = 16 * 2**30, 16  # of all devices: what the CPUs of a laptop can run in their place
-
-
 def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = False) -> str:
     """What to do with the package: where there is a loss and one node has all devices, run it; on this machine's CPUs
     where it is small enough for them, else on a node of the plan's hardware."""
@@ -228,9 +227,9 @@ def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = Fal
     started = f"torchrun --nproc-per-node {plan.devices} {typed(out / 'train.py')}"
     backend = backend_of(hardware)
     held = plan.devices * (plan.step.predicted_peak_bytes or plan.predicted_peak_bytes)
-    if backend == "gloo" or (held <= SMALL_BYTES and plan.devices <= SMALL_PROCESSES):
+    if backend == "gloo" or (held <= MOST_BYTES and plan.devices <= MOST_PROCESSES):
         return f"{started} --backend gloo --steps 5" + "  # on the CPUs here" * (backend != "gloo")
-    return f"{started} --backend {backend} --steps 100  # on a node of {plan.hardware}: too large for the CPUs here"
+    return f"{started} --backend {backend} --steps 100  # on a node of {plan.hardware}"
 
 
 def timeline_summary(

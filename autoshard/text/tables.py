@@ -11,7 +11,6 @@ from collections.abc import Sequence
 GAP = "  "
 WIDTH = 80  # where there is no terminal to ask: a file, a pipe
 LEAST = 8  # columns that a cell keeps
-ROWS = 20  # of a long table that are shown
 
 
 def terminal_width() -> int:

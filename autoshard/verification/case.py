@@ -39,11 +39,11 @@ from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 from autoshard.verification.ranks.rank_steps import Job, job_of, place_axes, run_rank
 from autoshard.verification.ranks.served_steps import SERVER_PLAN, run_served, served_notes
+from autoshard.verification.ranks.started_train import STEPS
 from autoshard.verification.training_precision import TrainingPrecisionStep, check_own, run_own
 
 Sizes = Mapping[str, int]  # a dynamic size -> what it is in a step
 Backend = Literal["gloo", "lockstep"]
-STEPS = 3
 TIMEOUT_SECONDS = 900.0
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autoshard.constraints.axis_names import check_axis_names
+from autoshard.constraints.verify_request import MOST_RANKS
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from autoshard.emit.runtime.mesh import ParallelMesh
 
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
-MOST_DEVICES = 256
 WHOLE_ONLY = "whole only"  # what offers no way to cut it: nothing was proved but that it can be repeated
 UNPROVED = {"aten.empty_like": "its values are undefined"}
 
@@ -94,8 +94,8 @@ def _cuts(strategy: Strategy) -> bool:
 def _mesh(text: str) -> Mesh:
     """Every device runs here, one after the other."""
     mesh = check_axis_names(Mesh.parse(text))
-    if mesh.size > MOST_DEVICES:
-        message = f"--mesh {text} has {mesh.size} devices: a proof runs each of them here, at most {MOST_DEVICES}"
+    if mesh.size > MOST_RANKS:
+        message = f"--mesh {text} has {mesh.size} devices: a proof runs each of them here, at most {MOST_RANKS}"
         raise UsageError(message, "--mesh dp=2,tp=4")
     return mesh
 

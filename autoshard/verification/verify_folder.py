@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.constraints.verify_request import MOST_PROCESSES, VerifyRequest
+from autoshard.constraints.verify_request import MOST_PROCESSES, MOST_RANKS, VerifyRequest
 from autoshard.emit import emit
 from autoshard.errors import NAMED, CheckError, UsageError
 from autoshard.graph_capture.capture import capture
@@ -24,14 +24,14 @@ from autoshard.replay.command_line import dynamic_text
 from autoshard.replay.resize import with_rules_of
 from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size, rebatched
-from autoshard.verification.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
+from autoshard.verification.case import TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.coverage import only_at_full_size
+from autoshard.verification.ranks.started_train import STEPS
 from autoshard.verification.sizing.dynamic_steps import size_words, sizes_to_verify, step_sizes
 from autoshard.verification.sizing.reduced_sizes import changed, heads_per_device, is_quick, reduced_arguments
 from autoshard.verification.sizing.shorter_axes import Counterpart, counterpart
 
-MOST_RANKS = 64  # beyond, the same plan runs on a mesh with shorter axes, and the proof says so
 OTHERS = "other sizes: --verify-with, with the remainders of the planned ones"
 THIS_MACHINE = "cpu-local"  # the profile that predicts how long full size takes here
 

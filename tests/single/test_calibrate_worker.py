@@ -19,13 +19,12 @@ from tests.hangs import HANGS
 
 
 def test_kernels_are_measured(monkeypatch):
-    monkeypatch.setattr(measured_shapes, "PRODUCTS", 3)
-    monkeypatch.setattr(measured_shapes, "ATTENTIONS", 2)
+    monkeypatch.setattr(measured_shapes, "SHAPES", 3)
     monkeypatch.setattr(measured_shapes, "LARGEST_SECONDS", 1e-3)
     monkeypatch.setattr(measured_shapes, "MEMORY_BYTES", (2**14,))
     monkeypatch.setattr(measure_worker, "SAMPLE_SECONDS", 0.005)
     measured = measure_worker.kernels(torch.device("cpu"), torch.float32)
-    assert [len(measured[table]) for table in COLUMNS] == [3, 2, len(MEMORY_KINDS)]
+    assert [len(measured[table]) for table in COLUMNS] == [3, 3, len(MEMORY_KINDS)]
     assert {row["kind"] for row in measured["memory"]} == set(MEMORY_KINDS)
     for table, columns in COLUMNS.items():
         for row in measured[table]:

@@ -226,8 +226,8 @@ def test_inputs_with_values_are_not_copied_without_end(monkeypatch: pytest.Monke
     x = torch.randn(8, 16)
     live = live_model(nn.Linear(16, 4), x, torch.zeros(8, 4), nn.functional.mse_loss)
     graph = live_captured(live, "fp32", "adamw", True)
-    for most, times in ((1 << 28, 64), (8000, 12), (1, 2)):  # 640 bytes are given
-        monkeypatch.setattr(live_models, "LARGEST_BYTES", most)
+    for most, times in ((1 << 26, 64), (2000, 12), (1, 2)):  # 160 elements are given
+        monkeypatch.setattr(live_models, "LARGEST_ELEMENTS", most)
         assert captured_again(live, graph).free_sizes == (FreeSize("batch", "", 4, 8 * times),)
 
 

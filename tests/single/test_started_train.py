@@ -61,8 +61,8 @@ FAULTS = {
 def test_it_is_started_and_said_so() -> None:
     case, program, files = made()
     proof = check_files(case, program, files, own_precision=True)
-    assert proof.passed and proof.as_dict()["started"].startswith("run as a user starts it: 2 steps"), proof.failure
-    assert "train.py   run as a user starts it: 2 steps on synthetic batches, in fp32, 2 devices" in proof.summary()
+    assert proof.passed and proof.as_dict()["started"].startswith("run as a user starts it: 3 steps"), proof.failure
+    assert "train.py   run as a user starts it: 3 steps on synthetic batches, in fp32, 2 devices" in proof.summary()
 
 
 @pytest.mark.parametrize("backend", ["lockstep", slow("gloo")])

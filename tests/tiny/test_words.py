@@ -232,7 +232,7 @@ def test_it_counts_what_shards_allow(mesh: str, seq: int, whole: int, uneven: li
     assert words.startswith(f"{whole} of 5 linear layers; in bfloat16 {head};") and words in " ".join(
         summary(plan, graph, width=10_000).split()
     )
-    told = f"{', '.join(uneven[:2])}{' and 2 more' * (len(uneven) > 2)} (a shard has rows or a dim that are no multiple"
+    told = f"{', '.join(uneven[:3])}{' and 1 more' * (len(uneven) > 3)} (a shard has rows or a dim that are no multiple"
     assert (told in words) == bool(uneven)
     kinds = [kind for kind in plan_kinds(plan, graph) if kind.startswith("autoshard.float8_linear")]
     assert any(" in bfloat16: " in kind for kind in kinds) == bool(uneven)

@@ -28,7 +28,7 @@ from autoshard.ir import graph_json, plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.search.mesh_search import meshes
+from autoshard.search.mesh_search import FINALISTS, meshes
 from autoshard.search.objectives import MEMORY, RATIO, parse_level
 from autoshard.search.search_request import SearchRequest
 
@@ -42,7 +42,6 @@ GPUS = {
     "L40S": "l40s-48g",
     "4090": "rtx-4090-24g",
 }  # part of what CUDA calls a device -> its profile
-MOST_MESHES = 4
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def _best(graph: Graph, request: ShardRequest, texts: Sequence[str], before: Var
     if mesh is not None:
         candidates: tuple[Mesh, ...] = (mesh,)
     elif counts:
-        candidates = meshes_with(counts, meshes(request.hardware, devices), devices)[:MOST_MESHES]
+        candidates = meshes_with(counts, meshes(request.hardware, devices), devices)[:FINALISTS]
     else:
         return planned(model, request.hardware, replace(wanted, devices=devices), request.cache)
     plans = [planned(model, request.hardware, replace(wanted, mesh=one), request.cache) for one in candidates]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-_VERSIONS = 8  # of each block, as many as dynamo has for a function
-
 
 def compile_blocks(model: nn.Module, backend: str = "inductor", sized: bool = False) -> int:
     """Compiles every item of every `nn.ModuleList` at its first call, and says how many these are.
@@ -18,10 +16,11 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", sized: bool = Fa
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
     inner = {id(part) for items in lists(model) for block in items for part in lists(block)}
     blocks = [block for items in lists(model) if id(items) not in inner for block in items] or [model]
-    # Blocks of one class are versions of one function to dynamo, where each has its own random numbers.
+    # Blocks of one class are versions of one function to dynamo, where each has its own random numbers: each block may
+    # have as many as a function has.
     for limit in ("recompile_limit", "cache_size_limit"):  # torch 2.6 has the second alone
         if hasattr(torch._dynamo.config, limit):
-            setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), _VERSIONS * len(blocks)))
+            setattr(torch._dynamo.config, limit, getattr(torch._dynamo.config, limit) * len(blocks))
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, backend=backend, dynamic=sized or None)
     return len(blocks)

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 UNIT = 16  # the kernels take matrices whose dims are its multiples
-LEAST = 1e-12  # zeros are divided by more than zero
 
 
 def formats() -> tuple[torch.dtype, torch.dtype]:
@@ -54,7 +53,7 @@ def scaled(x: Tensor, *, gradient: bool = False) -> Scaled:
     """The largest element becomes the largest of the format."""
     dtype = formats()[gradient]
     largest = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)  # one pass, nothing written
-    scale = largest.clamp(min=LEAST) / torch.finfo(dtype).max
+    scale = (largest / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)  # zeros are divided, too
     return Scaled((x / scale).to(dtype), scale)
 
 

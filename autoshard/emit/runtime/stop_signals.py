@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, start it again; what a scheduler requeues
+EXIT_STOPPED = os.EX_TEMPFAIL  # 75: nothing is wrong, start it again; what a scheduler requeues
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SAME_SECONDS = 1.0  # a launcher forwards within milliseconds what the scheduler sends to all: both are one signal
 

@@ -27,8 +27,6 @@ from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.step_timeline import PartCosts, StepCosts
 from autoshard.simulation.steps.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 
-AHEAD = 1  # more, where layers are gathered together, a layer ahead, for each use
-
 Layers = Mapping[str, int]  # what a layer keeps -> how many of a part's layers keep that
 
 
@@ -66,7 +64,7 @@ def _of_layers(
     def measured(layers: int) -> PartMeasure:
         return _measured(_asked(model, run, layers, keep, built), hardware)[role]
 
-    most = KEPT + AHEAD * (run.zero == 3 and run.pp == 1)
+    most = KEPT + (run.zero == 3 and run.pp == 1)  # one more where layers are gathered a layer ahead
     if 0 < count <= most:
         return measured(count)
     near, more = (most - 1, most) if count else (2, 1)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from autoshard.exports.memory_snapshot import ROUND_BYTES
+from autoshard.units import parse_bytes
 
-MIB = 2**20
+MIB = int(parse_bytes("1 MiB"))
 SMALL_BYTES, SMALL_SEGMENT_BYTES = MIB, 2 * MIB
 MIDDLE_BYTES, MIDDLE_SEGMENT_BYTES = 10 * MIB, 20 * MIB
 LARGE_MULTIPLE_BYTES = SMALL_SEGMENT_BYTES

@@ -34,13 +34,12 @@ from autoshard.simulation.working_memory import local_tensor
 from autoshard.whole_steps.software import held_bytes
 
 PASSES = 2
-MOST_LAYERS = 1000  # each has some hundred tensors that come and go: seconds
 _FRONT, _FIRST, _LAST, _HEAD = range(4)  # parts of the program: what is before the layers, two of them, the rest
 
 
 def reserved_memory(model: Transformer, run: TrainingRun, hardware: Hardware) -> float | None:
-    """Bytes of a device; None with pipeline stages, whose order of slots it does not follow, and above MOST_LAYERS."""
-    if run.pp > 1 or model.layers > MOST_LAYERS:
+    """Bytes of a device; None with pipeline stages, whose order of slots it does not follow."""
+    if run.pp > 1:
         return None
     step = _UnrolledStep(build(model, run, hardware), model, run)
     lives = [(0, PASSES * step.length - 1, size) for size in step.resident()]

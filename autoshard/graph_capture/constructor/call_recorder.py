@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autoshard.graph_capture.tracing import READABLE
+from autoshard.graph_capture.tracing import LARGE_ELEMENTS, LISTED, ONE_BY_ONE
 from autoshard.ir.graph import Attribute, RecipeCall
 
-LARGEST_LEAF_BYTES = 8 * 2**20  # of numbers that no call makes: weights that a constructor loads are not kept
-MOST_CALLS = 50_000  # of one tensor
 _PLACES = ("device", "layout", "pin_memory", "non_blocking", "generator")
 _FILLS = ("normal_", "uniform_", "fill_", "zero_", "copy_", "random_", "bernoulli_")
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
@@ -149,7 +147,7 @@ class CallRecorder:
                 call = RecipeCall("aten.as_strided.default", (base, place[2], place[3], place[4]), ())
                 step = _Step(call, (_step_of(base),), frozenset({place[0]}), frozenset(), "view")
                 self.named[place] = f"%{self._add(step)}"
-            elif tensor.is_meta or tensor.numel() * tensor.element_size() > LARGEST_LEAF_BYTES:
+            elif tensor.is_meta or tensor.numel() > LARGE_ELEMENTS:  # weights that a constructor loads are not kept
                 return _UNKNOWN
             else:
                 self.named[place] = f"%{self._leaf(tensor)}"
@@ -202,7 +200,7 @@ class CallRecorder:
                 continue
             step = self.steps[number]
             changed = step.leaf is not None and step.leaf._version != step.version
-            if step.call is None or changed or (step.reads | step.writes) & self.unknown or len(wanted) > MOST_CALLS:
+            if step.call is None or changed or (step.reads | step.writes) & self.unknown or len(wanted) > ONE_BY_ONE:
                 return None
             wanted.add(number)
             todo += step.needs
@@ -247,7 +245,7 @@ def values_call(tensor: torch.Tensor) -> RecipeCall:
     """The numbers themselves: written out where they are few, else packed."""
     plain = tensor.detach().cpu().contiguous()
     dtype, shape = str(tensor.dtype), tuple(tensor.shape)
-    if plain.numel() <= READABLE and not plain.is_complex() and bool(torch.isfinite(plain).all()):
+    if plain.numel() <= LISTED and not plain.is_complex() and bool(torch.isfinite(plain).all()):
         return RecipeCall("values", (dtype, shape, tuple(plain.flatten().tolist())), ())
     packed = zlib.compress(plain.view(-1).view(torch.uint8).numpy().tobytes(), 9)
     return RecipeCall("packed", (dtype, shape, base64.b64encode(packed).decode()), ())

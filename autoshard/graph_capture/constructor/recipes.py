@@ -10,11 +10,8 @@ from typing import Any
 import torch
 
 from autoshard.graph_capture.constructor.call_recorder import values_call
-from autoshard.graph_capture.tracing import ONE_BY_ONE
+from autoshard.graph_capture.tracing import LARGEST_ELEMENTS, LISTED, ONE_BY_ONE
 from autoshard.ir.graph import Attribute, Parameter, Recipe, RecipeCall
-
-LARGEST_BYTES = 64 * 2**20  # of one buffer whose numbers stand in the graph
-MOST_CALLS = 200  # a loop over the elements says less than its numbers
 
 CallsOf = Callable[[torch.Tensor], tuple[RecipeCall, ...]]
 
@@ -46,22 +43,22 @@ def _value(buffer: torch.Tensor, calls_of: CallsOf) -> torch.Tensor | None:
     if _has_values(buffer):
         return buffer.detach().cpu().clone()
     calls = calls_of(buffer)
-    return replay(calls) if calls and len(calls) <= MOST_CALLS and not is_random(calls) else None
+    return replay(calls) if calls and len(calls) <= LISTED and not is_random(calls) else None
 
 
 def _calls(stored: Parameter, value: torch.Tensor, is_buffer: bool, calls_of: CallsOf) -> tuple[RecipeCall, ...]:
     calls = calls_of(value)
     if is_buffer and not is_random(calls):
         if _has_values(value):
-            same = calls and len(calls) <= MOST_CALLS and _equal(replay(calls), value.detach())
+            same = calls and len(calls) <= LISTED and _equal(replay(calls), value.detach())
             return calls if same else () if stored.init and not calls else _numbers(value)
-        if len(calls) > MOST_CALLS:
+        if len(calls) > LISTED:
             return _numbers(replay(calls))
-    return calls if len(calls) <= MOST_CALLS else ()
+    return calls if len(calls) <= LISTED else ()
 
 
 def _numbers(value: torch.Tensor) -> tuple[RecipeCall, ...]:
-    return (values_call(value),) if value.numel() * value.element_size() <= LARGEST_BYTES else ()
+    return (values_call(value),) if value.numel() <= LARGEST_ELEMENTS else ()
 
 
 def _has_values(value: torch.Tensor) -> bool:

@@ -95,7 +95,7 @@ def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 
 
 MOST_POINTS = 6  # two determine a number, the others must bear it out
-_SPAN = 997  # units above the least of what has no limit
+MOST_UNITS = 4096  # sizes of a range that are looked at; of what has no limit
 
 
 def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POINTS) -> list[Point]:
@@ -114,7 +114,7 @@ def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POI
 def _range(own: DynamicSize) -> range:
     """In units."""
     least = _least(own)
-    return range(least, (own.most - own.remainder) // own.divisor + 1 if own.most else least + _SPAN + 1)
+    return range(least, (own.most - own.remainder) // own.divisor + 1 if own.most else least + MOST_UNITS + 1)
 
 
 def _least(own: DynamicSize) -> int:

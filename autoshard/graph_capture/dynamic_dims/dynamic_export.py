@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, of_model, parse
-from autoshard.graph_capture.dynamic.numbers import MOST_POINTS
+from autoshard.graph_capture.dynamic.numbers import MOST_POINTS, MOST_UNITS
 from autoshard.graph_capture.dynamic_dims.concrete import resized
 from autoshard.graph_capture.dynamic_dims.kept_symbols import as_if_traced, keeping_symbols
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
@@ -224,15 +224,15 @@ def _spread(sizes: list[int]) -> list[int]:
 
 
 _SIDES = "ranges that stay on one side; or a plan for each side"
-_MOST_CHECKED = 4096  # sizes of a range; of longer ones as many, evenly spread, with both ends
 
 
 def _sizes(own: Declared) -> Iterator[int]:
-    """Allowed ones, from 2 on: of 0 and 1 torch asks nothing in a trace."""
+    """Allowed ones, from 2 on: of 0 and 1 torch asks nothing in a trace. Of a long range some, evenly spread, with both
+    ends."""
     symbol = own.symbol
     first = (symbol.least - symbol.remainder) // symbol.divisor
-    last = (symbol.most - symbol.remainder) // symbol.divisor if symbol.most else first + 10 * _MOST_CHECKED
-    step = max(1, (last - first) // _MOST_CHECKED)
+    last = (symbol.most - symbol.remainder) // symbol.divisor if symbol.most else first + 10 * MOST_UNITS
+    step = max(1, (last - first) // MOST_UNITS)
     for n in (*range(first, last, step), last):
         size = n * symbol.divisor + symbol.remainder
         if size > 1:

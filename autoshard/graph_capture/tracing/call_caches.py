@@ -19,7 +19,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
-from autoshard.graph_capture.tracing import READABLE
+from autoshard.graph_capture.tracing import LISTED
 
 _CONTAINERS = (list, dict, set, OrderedDict)  # hooks are in the last
 _CACHED = type(functools.lru_cache(lambda: None))
@@ -129,7 +129,7 @@ def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int
     place: dict[fx.Node, Any] = {node: index % (len(inputs) // 2 or 1) for index, node in enumerate(inputs)}
     for node, spec in _placeholders(graph, signature):
         value = program.constants.get(spec.target) if spec.kind is InputKind.CONSTANT_TENSOR else None
-        if value is not None and value.numel() <= READABLE:
+        if value is not None and value.numel() <= LISTED:
             place[node] = (str(value.dtype), tuple(value.shape), repr(value.tolist()))
     for node in graph.nodes:
         if node.op == "placeholder":

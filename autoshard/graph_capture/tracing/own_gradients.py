@@ -27,7 +27,7 @@ from autoshard.graph_capture.tracing.source_lines import here, node_quote
 
 aten = torch.ops.aten
 _REGISTERED = "torch._library.autograd"  # makes the Functions of operators, which bring their backward with them
-CLOSE = 1e-4  # of gradients computed in float64, by code that may cast to float32 inside
+CLOSE = torch.finfo(torch.float32).eps ** 0.5  # of gradients in float64, by code that may cast to float32 inside
 _HINT = "a gradient that autograd makes from the forward; an own one must be elementwise and linear in its argument"
 _AGAIN_HINT = (
     "what recomputes in backward as torch.utils.checkpoint, or not at all (a model's own switch, as "

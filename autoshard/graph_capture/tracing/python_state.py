@@ -21,7 +21,7 @@ from autoshard.graph_capture.tracing.call_caches import attributes_put_back, cac
 from autoshard.graph_capture.tracing.source_lines import is_visible, quote
 
 _OWN = frozenset(Module().__dict__)
-_FAR = 1_000_003  # a step that no warm-up reaches
+_FAR = torch.iinfo(torch.int32).max  # a step that no warm-up reaches
 _RANDOM = "torch.rand, or nn.Dropout: packages draw torch's numbers alike on all replicas"
 _STATE = (
     "a buffer for what changes from call to call: self.register_buffer(...), updated in place; what only the first "

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
+from autoshard.code_text import WIDTH
+
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), "<")
 _MACHINERY = tuple(f"/site-packages/{name}/" for name in ("sympy", "mpmath", "hypothesis"))  # called by torch, or by gc
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-MOST_SHOWN = 240  # characters: a list of missing keys may be long
+MOST_SHOWN = 2 * WIDTH  # characters: a list of missing keys may be long
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.links import axis_link
+from autoshard.errors import NAMED
 from autoshard.html_report.picture import svg
+from autoshard.html_report.picture.shard_glyph import MOST_PARTS
 from autoshard.ir.mesh import Mesh
 from autoshard.units import format_bandwidth, format_seconds
 
-NODES_SHOWN, DEVICES_SHOWN = 4, 16  # in rows of 8
 CELL, GAP = svg.SIZES.cell, svg.SIZES.line / 2
 
 
@@ -27,20 +28,21 @@ def cluster(mesh: Mesh, hardware: Hardware) -> Drawn:
     """Nodes with the devices that the mesh uses; groups of the first device are framed in their axis' colour."""
     per_node = min(hardware.devices_per_node, mesh.size)
     nodes = -(-mesh.size // per_node)
-    columns = min(DEVICES_SHOWN // 2, per_node)
-    rows = -(-min(per_node, DEVICES_SHOWN) // columns)
+    columns = min(MOST_PARTS // 2, per_node)
+    rows = -(-min(per_node, MOST_PARTS) // columns)
     width, height = columns * (CELL + GAP) + GAP, rows * (CELL / 2 + GAP) + GAP + 18
     body: list[str] = []
-    for node in range(min(nodes, NODES_SHOWN)):
+    shown = min(nodes, NAMED)
+    for node in range(shown):
         x = node * (width + 12)
         body.append(svg.rect(x, 0, width, height, rx=6, class_="panel"))
         body.append(svg.text(x + GAP, 14, _node_name(node, nodes, per_node, hardware), class_="small soft"))
-        for place in range(min(per_node, DEVICES_SHOWN, mesh.size - node * per_node)):
+        for place in range(min(per_node, MOST_PARTS, mesh.size - node * per_node)):
             at = x + GAP + place % columns * (CELL + GAP), 18 + GAP + place // columns * (CELL / 2 + GAP)
             body += _device(*at, node * per_node + place, mesh)
-    across = min(nodes, NODES_SHOWN) * (width + 12)
-    if nodes > NODES_SHOWN:
-        body.append(svg.text(across, height / 2, f"and {nodes - NODES_SHOWN} nodes more", class_="soft"))
+    across = shown * (width + 12)
+    if nodes > shown:
+        body.append(svg.text(across, height / 2, f"and {nodes - shown} nodes more", class_="soft"))
         across += 110
     legend = axis_words(mesh, hardware)
     for index, (axis, words) in enumerate(legend):
@@ -54,7 +56,7 @@ def cluster(mesh: Mesh, hardware: Hardware) -> Drawn:
 def _node_name(node: int, nodes: int, per_node: int, hardware: Hardware) -> str:
     if nodes == 1 and per_node < hardware.devices_per_node:
         return f"{per_node} of a node's {hardware.devices_per_node}"
-    return f"node {node}" + (f": {DEVICES_SHOWN} of {per_node} drawn" if per_node > DEVICES_SHOWN else "")
+    return f"node {node}" + (f": {MOST_PARTS} of {per_node} drawn" if per_node > MOST_PARTS else "")
 
 
 def _device(x: float, y: float, rank: int, mesh: Mesh) -> list[str]:

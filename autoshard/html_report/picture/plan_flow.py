@@ -14,6 +14,7 @@ from typing import Literal
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.plan import Plan, RedistributionPlan
+from autoshard.program.module_tree import HANDFUL
 from autoshard.rules.operators import constants
 from autoshard.text import plan_labels
 from autoshard.text.collective_lines import collectives, move_cost, move_lines, stored_paths
@@ -25,7 +26,6 @@ _QUIET = frozenset(
      "permute", "reshape", "select", "slice", "split", "squeeze", "t", "to", "transpose", "unflatten", "unsqueeze",
      "view", "zeros"}
 )  # fmt: skip
-SMALL = 4  # operators: smaller blocks that follow each other share a drawing
 MOST_BOXES = 150  # from which on an operator split as the one before it belongs to that one's box
 _MERGED = "\0"
 
@@ -68,7 +68,7 @@ def flows(plan: Plan, graph: Graph) -> tuple[BlockFlow, ...]:
     """The distinct blocks in execution order; those in which nothing matters are left out."""
     groups: list[tuple[str, plan_labels.Block]] = []
     for block in plan_labels.blocks(plan, graph):
-        small = len(block.names) == 1 and len(block.rows) <= SMALL
+        small = len(block.names) == 1 and len(block.rows) <= HANDFUL  # those share a drawing
         if small and groups and len(groups[-1][1].names) == 1 and groups[-1][1].names[0] == _MERGED:
             first = groups[-1][0].partition(" … ")[0]
             title = first if first == _title(block) else f"{first} … {_title(block)}"

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from autoshard.html_report.picture import svg
 
-WIDE = 6.0  # times the least value: from here on the axis is logarithmic
-
 
 @dataclass(frozen=True)
 class PlotAxis:
@@ -27,7 +25,7 @@ class PlotAxis:
         """With room around the values, which are above 0. `unit`: marks are round numbers of its powers (1024)."""
         least, most = min(values), max(values)
         size = unit ** math.floor(math.log(most, unit)) if unit > 1 and most >= 1 else 1.0
-        if most > WIDE * least:
+        if math.log10(most / least) > 1:  # a decade or more has marks enough of its own
             return PlotAxis(least / 1.3, most * 1.3, first, last, True, size)
         room = max((most - least) * 0.12, most * 0.02)
         return PlotAxis(least - room, most + room, first, last, False, size)

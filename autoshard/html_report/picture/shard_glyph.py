@@ -11,7 +11,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.text.plan_labels import placement_words
 
 SHIFT = 3.0  # of a copy from the one before it
-MOST_LINES = 16  # parts that are drawn one by one
+MOST_PARTS = 16  # of a tensor, devices of a node: drawn one by one
 
 
 def glyph(x: float, y: float, layout: Layout, mesh: Mesh) -> list[str]:
@@ -50,9 +50,9 @@ def _drawn(axes: Sequence[int], mesh: Mesh) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     count = 1
     for axis in axes:
-        if count * mesh.sizes[axis] > MOST_LINES and found:
+        if count * mesh.sizes[axis] > MOST_PARTS and found:
             break
-        size = min(mesh.sizes[axis], MOST_LINES)
+        size = min(mesh.sizes[axis], MOST_PARTS)
         found.append((axis, size))
         count *= size
     return found

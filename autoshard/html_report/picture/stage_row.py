@@ -16,7 +16,6 @@ from autoshard.text.stage_table import stage_words
 from autoshard.units import format_bytes
 
 WIDTH, LINE, GAP = svg.SIZES.stage, svg.SIZES.line, svg.SIZES.gap
-MOST_LINES = 4
 
 
 def stage_row(plan: Plan, graph: Graph, hardware: Hardware, x: float, y: float) -> tuple[list[str], float, float]:
@@ -52,7 +51,8 @@ def _lines(plan: Plan, graph: Graph, hardware: Hardware, stage: int) -> list[str
     first = sum(own.size for own in plan.meshes[:stage])
     kind = hardware.of_ranks(first, mesh.size).name if hardware.kinds else ""
     where = [f"{mesh} of {kind}" if kind else str(mesh)] if kind or plan.step.placed else []
-    return [*where, *svg.folded(stage_words(plan, graph, stage), WIDTH - 16, 10, MOST_LINES)]
+    words = stage_words(plan, graph, stage)
+    return [*where, *svg.folded(words, WIDTH - 16, 10, len(words))]
 
 
 def given(plan: Plan, graph: Graph) -> dict[tuple[int, int], float]:

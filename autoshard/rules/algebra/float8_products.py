@@ -14,7 +14,7 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary
 
 FLOAT8 = "float8"  # as profiles have it, whichever of its formats; an element is a byte
-UNIT = 16  # the kernels take matrices whose dims are its multiples
+UNIT = 16  # bytes that matrix units load at once: the kernels of float8 take matrices whose dims are its multiples
 IN_FLOAT8 = {  # of a linear its form in float8; both hold their weights alike
     "aten.linear": "autoshard.float8_linear",
     "autoshard.linear_in_out": "autoshard.float8_linear_in_out",

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 WAYS = 3000  # of cutting operands, at most
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
-FORMAT = 2  # of the cache, and of what is looked for
 
 
 @dataclass(frozen=True)
@@ -171,10 +170,11 @@ def _path(case: OpCase, cache: Path) -> Path:
 
 
 def _key(case: OpCase) -> str:
-    """Of all that a rule depends on but the operator's code: its name, torch, operands and arguments."""
+    """Of all that a rule depends on but the operator's code: how it is looked for, its name, torch, operands and
+    arguments."""
     import torch
 
-    return hashlib.sha256(repr((FORMAT, torch.__version__, case)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((Path(__file__).read_text("utf-8"), torch.__version__, case)).encode()).hexdigest()[:32]
 
 
 def _remember(path: Path, content: dict[str, Any]) -> None:

@@ -27,7 +27,6 @@ from autoshard.solvers.common.solver_options import Clock
 from autoshard.system.disk_cache import DiskCache, key_of
 
 HELD = 4  # in memory of one: formulations of a graph, plans of a formulation
-_MOST = 1000  # entries of one problem
 
 
 def formulated(
@@ -118,8 +117,7 @@ class SearchCache:
         """Beside what other processes found meanwhile."""
         if self.cache is not None and self.new:
             every = self._read() | self.new
-            kept = dict(list(every.items())[-_MOST:])
-            self.cache.write("answers", self.key, json.dumps(kept, separators=(",", ":")).encode())
+            self.cache.write("answers", self.key, json.dumps(every, separators=(",", ":")).encode())
             self.new = {}
 
     def figures(self, choice: Choice, fuse: object, make: Callable[[], Figures]) -> Figures:

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-THRESHOLD = 1e-9
+from autoshard.units import ROUNDING
+
+THRESHOLD = ROUNDING
 FLOOR = 1e-6  # of the largest of its kind: some gradients are exactly zero
 MOST_NOISE = 1e-7  # of the largest of its kind
 MOST_NOISE_LATER = 1e-5  # AdamW divides a gradient by its size: rounding in small ones becomes whole steps

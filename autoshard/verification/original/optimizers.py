@@ -17,8 +17,8 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
-ROW_RATE = 5e-2  # of row-wise Adagrad, as parameter servers train tables
-ROW_EPS = inspect.signature(torch.optim.Adagrad).parameters["eps"].default
+# Of row-wise Adagrad, as parameter servers train tables.
+ROW_RATE, ROW_EPS = (inspect.signature(torch.optim.Adagrad).parameters[name].default for name in ("lr", "eps"))
 
 
 def make_optimizer(

@@ -22,9 +22,7 @@ State = dict[str, torch.Tensor]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Stepping]
 Batch = Sequence[torch.Tensor]
 
-CLIP_FRACTION = 0.1  # of a step's norm: clipping is active
-CLIP_MOST = 0.1  # keeps rounding noise in gradients that are truly zero far below AdamW's eps
-LOOSE = 2.0  # of a step's norm: clipping must leave the gradients as they are
+CLIP = 0.1  # of a step's norm or of 1: rounding noise in gradients that are truly zero stays far below AdamW's eps
 TIGHT_STEPS = (True, False, True)  # clipped or not, in turns
 
 
@@ -157,7 +155,7 @@ def trained(
 
 def _max_norm(norm: float, number: int) -> float:
     tight = TIGHT_STEPS[number % len(TIGHT_STEPS)]
-    return min(CLIP_FRACTION * norm, CLIP_MOST) if tight else LOOSE * norm
+    return CLIP * min(norm, 1.0) if tight else norm / CLIP  # active, or leaving the gradients as they are
 
 
 def accumulated(

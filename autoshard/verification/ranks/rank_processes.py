@@ -9,18 +9,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from torch.distributed import TCPStore
 
+from autoshard.emit.runtime.failures import PATIENCE_SECONDS, POLL_SECONDS
 from autoshard.system.guard import guarded
 
 _RANK = re.compile(r"^(?:\[rank\d+\]: ?)+")  # before each line of a traceback, once there is a process group
 SECOND_PORT = "AUTOSHARD_SECOND_PORT"  # of another store, for a second process group
-POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 2.0  # how long the other ranks get to end by themselves after one failed
 
 
 class RankFailed(RuntimeError):
@@ -84,7 +83,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Sequence[IO[bytes]], t
         if now > end:
             waiting = [str(rank) for rank, code in enumerate(codes) if code is None]
             raise RankFailed(f"rank {', '.join(waiting)} did not end within {timeout_seconds:.0f} s")
-        time.sleep(POLL_SECONDS)
+        with suppress(subprocess.TimeoutExpired):  # ends with the process
+            processes[codes.index(None)].wait(POLL_SECONDS)
     if failed:
         words = {rank: _last_words(logs[rank]) for rank in failed}
         own = [rank for rank in failed if "rror" in words[rank]] or failed  # the others end without a word

@@ -16,7 +16,7 @@ from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from autoshard.verification.ranks.rank_processes import SECOND_PORT
 
-STEPS = 2
+STEPS = 3  # of a check, and of a start
 
 
 def arguments(folder: Path, trains: bool, sizes: Sequence[str] = ()) -> tuple[str, ...]:

@@ -9,11 +9,10 @@ from autoshard.graph_capture.dynamic.graph_numbers import sizes_of, words
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, SizeBucket
-from autoshard.verification.sizing.reduced_sizes import is_quick, predicted_seconds
+from autoshard.verification.sizing.reduced_sizes import is_quick
 
 # Units above the least, in each step: from a least of one unit 3, 1, 5 and 2, which have no divisor in common.
 STEPS = (2, 0, 4, 1)
-MOST_SECONDS = 15.0  # predicted, of the step at the largest sizes: as long as the other steps and a start take
 
 
 def step_sizes(graph: Graph, buckets: Sequence[SizeBucket] = ()) -> list[dict[str, int]]:
@@ -47,11 +46,7 @@ def sizes_to_verify(
     """The same, and at the end the largest of all, where a step there is quick on this machine, or `full`."""
     sizes = step_sizes(graph, plan.buckets)
     largest = sizes_of(graph)
-    where = machine, ranks, in_turns
-    quick = (
-        bool(sizes) and is_quick(plan, graph, 1, *where) and predicted_seconds(plan, graph, 1, *where) < MOST_SECONDS
-    )
-    if sizes and largest not in sizes and (full or quick):
+    if sizes and largest not in sizes and (full or is_quick(plan, graph, 1, machine, ranks, in_turns)):
         sizes.append(largest)
     return sizes
 

@@ -10,6 +10,7 @@ from typing import Any
 from autoshard import costs
 from autoshard.cluster.hardware import Hardware
 from autoshard.cluster.links_and_constants import DTYPES
+from autoshard.constraints.verify_request import MOST_BYTES
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.mesh import Mesh
@@ -21,7 +22,6 @@ from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.operators import record
 
 FULL_SECONDS = 60.0  # full size is verified where it is predicted to take no longer than this
-FULL_BYTES = 4 * 2**30
 ISSUE_SECONDS = 5e-4  # of Python for one operator of a rank, forward and backward
 COPIES = 15  # of a float64 parameter in the parent: as built, value, gradient, two of AdamW, before and after each step
 RANK_COPIES = 8
@@ -57,7 +57,7 @@ def is_quick(plan: Plan, graph: Graph, steps: int, this_machine: Hardware, ranks
     `ranks` of the plan's devices run, in lock-step where `in_turns`.
     """
     seconds = predicted_seconds(plan, graph, steps, this_machine, ranks, in_turns)
-    return seconds <= FULL_SECONDS and _bytes(plan, graph, ranks) <= FULL_BYTES
+    return seconds <= FULL_SECONDS and _bytes(plan, graph, ranks) <= MOST_BYTES
 
 
 def predicted_seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware, ranks: int, in_turns: bool) -> float:
