@@ -93,18 +93,6 @@ def measured(name: str, *words: str) -> Any:
     return json.loads(fresh("-W", "ignore", "-m", f"benchmarks.{name}", "--measure", *words).splitlines()[-1])
 
 
-def medians(name: str, repeat: int, *words: str) -> dict[str, Any]:
-    """One measurement in `repeat` fresh processes: the median of every number, also of those in a table below."""
-    runs = [measured(name, *words) for _ in range(repeat)]
-    found = dict(runs[0])
-    for key, value in runs[0].items():
-        if isinstance(value, dict):
-            found[key] = {part: statistics.median(run[key][part] for run in runs) for part in value}
-        elif isinstance(value, int | float):
-            found[key] = statistics.median(run[key] for run in runs)
-    return found
-
-
 def ranks(name: str, count: int, *words: str, seconds: float = 900.0) -> Any:
     """What rank 0 of a benchmark's `count` processes under torchrun prints last, as JSON."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
