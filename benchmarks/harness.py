@@ -18,10 +18,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import jinja2
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # rounds of steps that do not count
+Item = TypeVar("Item")
 README = ROOT / "benchmarks" / "README.md"
 GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/sized_models.py:llama")
 LLAMA_8B = {
@@ -78,6 +81,34 @@ def put(name: str, lines: Sequence[str], page: Path = README) -> None:
     if count != 1:
         raise SystemExit(f"{page.name} has {count} places for {name}")
     page.write_text(made, encoding="utf-8")
+
+
+def rendered(template: str, **values: object) -> str:
+    """The text of a page, of a template that stands beside the benchmarks."""
+    rules = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return rules.from_string(Path(__file__).with_name(template).read_text(encoding="utf-8")).render(values)
+
+
+def part(items: Sequence[Item], text: str) -> list[Item]:
+    """`K/N`: every N-th from the K-th, counted from 0. ValueError for anything else."""
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise ValueError(f"--part is K/N with K below N, such as 0/2, got {text!r}")
+    return list(items)[int(number) :: int(count)]
+
+
+def logged(path: Path | None) -> list[dict[str, Any]]:
+    """The entries of a file of JSON lines, none where it is not there; a last line that was cut off is none."""
+    text = path.read_text(encoding="utf-8") if path and path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def log(path: Path, entry: Mapping[str, Any]) -> None:
+    """Adds an entry; a line that was cut off before it is dropped."""
+    text = path.read_bytes() if path.exists() else b""
+    with path.open("ab") as stream:
+        stream.truncate(text.rfind(b"\n") + 1)
+        stream.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
 
 
 def fresh(*words: str, environment: Mapping[str, str] | None = None, cache: str = "off") -> str:
