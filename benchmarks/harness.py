@@ -83,6 +83,15 @@ def put(name: str, lines: Sequence[str], page: Path = README) -> None:
     page.write_text(made, encoding="utf-8")
 
 
+def publish(
+    given: argparse.Namespace, name: str, header: Sequence[str], rows: Iterable[str], words: int = 2, head: str = ""
+) -> None:
+    """Prints a table; with --write also into benchmarks/README.md, under `head` and what is said of the machine."""
+    lines = table(header, rows, words)
+    if given.write:
+        put(name, [f"{head}{machine()}", "", *lines])
+
+
 def rendered(template: str, **values: object) -> str:
     """The text of a page, of a template that stands beside the benchmarks."""
     rules = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)

@@ -275,9 +275,8 @@ def main() -> None:
         work(options)
         return
     cases = product(options.models, options.sizes, options.processes)
-    lines = harness.table(HEADER, (line for case in cases for line in rows(*case, options)), 3)
-    if options.write:
-        harness.put("overlap", [f"Medians of {options.rounds}; {harness.machine()}", "", *lines])
+    lines = (line for case in cases for line in rows(*case, options))
+    harness.publish(options, "overlap", HEADER, lines, 3, head=f"Medians of {options.rounds}; ")
 
 
 if __name__ == "__main__":

@@ -115,10 +115,8 @@ def main() -> None:
             process.join()
             yield here.recv() if here.poll() else f"| {name} | ended with {process.exitcode} |"
 
-    lines = harness.table(HEADER, rows(), 1)
-    if arguments.write:
-        limit = f"At most {arguments.seconds:g} s of {'CPU' if arguments.cpu else 'wall'} time each, reading included"
-        harness.put("contest", [f"{limit}; {harness.machine()}", "", *lines])
+    limit = f"At most {arguments.seconds:g} s of {'CPU' if arguments.cpu else 'wall'} time each, reading included; "
+    harness.publish(arguments, "contest", HEADER, rows(), 1, head=limit)
 
 
 if __name__ == "__main__":
