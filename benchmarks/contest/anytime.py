@@ -16,12 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.errors import UserError
 from autoshard.ir.problem import Floats, Integers, Problem
-from autoshard.solvers import Options, audited, solve
+from autoshard.solvers import audited
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.infeasibility import none_fits
-from autoshard.solvers.common.result import OPTIMAL, Solution, finish, tightened
+from autoshard.solvers.common.result import Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.system.process_memory import infrequent_gc
 from autoshard.units import ROUNDING
@@ -32,8 +31,6 @@ from benchmarks.contest.narrow_moves import NarrowMoves
 from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch, polished
 from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
 
-_LARGE = 500  # nodes: below, elimination is tried at once
-_TRIAL = 0.03  # of the time, for exact elimination where contraction leaves much
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 400  # of messages, at most
 _FIRST = 20  # rounds before the first plan is polished; then of twice as many each time
@@ -61,32 +58,8 @@ _SECTION = 20_000  # edge variables of one section
 _SECTION_SECONDS = 3.0
 
 
-def contested(problem: Problem, clock: Clock) -> Solution:
-    """Exact elimination where a small part of the time is enough for it, else the search of this folder."""
-    if not worthwhile(problem):
-        try:
-            found = solve(problem, "dp", Options(clock=PartialClock(_TRIAL * clock.left, whole=clock)))
-        except UserError:
-            found = None
-        if found is not None and found.status == OPTIMAL:
-            return found
-    found = search(problem, clock)
-    return audited(problem, found.choice, found, clock.cut)
-
-
-def worthwhile(problem: Problem) -> bool:
-    """Whether contraction will make a large problem small: most of its values are fenced."""
-    if len(problem.nodes) < _LARGE:
-        return False
-    known: dict[int, bool] = {}
-    for value in problem.values:
-        if id(value.seconds) not in known:
-            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
-    return sum(known[id(value.seconds)] for value in problem.values) > len(problem.values) / 8
-
-
 def search(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
-    """The best plan found within the capacity, with a lower bound.
+    """The best plan found within the capacity, with a lower bound, both checked against the problem's own arrays.
 
     Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
     """
@@ -98,7 +71,8 @@ def search(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
     if run.best is None:
         raise none_fits(problem, run.exhausted)
     choice = run.core.lifted(run.best)
-    return finish(problem, choice, run.value if run.exhausted else run.bound, "dp", started, cut=clock.cut)
+    found = finish(problem, choice, run.value if run.exhausted else run.bound, "contest", started, cut=clock.cut)
+    return audited(problem, choice, found, clock.cut)
 
 
 class _PairwiseSearch:

@@ -18,9 +18,9 @@ import pytest
 from torch import nn
 
 from benchmarks import architectures, harness
-from benchmarks.architecture_page import HEADER, cells, counts, page
 from benchmarks.architecture_row import QUICK as QUICK_EXTENT
 from benchmarks.architecture_row import Extent, Row, measure, plans, verify
+from benchmarks.architectures import HEADER, cells, counts, page
 from benchmarks.package_runs import STAGES, kill_family
 from tests.models import NAMES, missing_library
 from tests.slow import quick
