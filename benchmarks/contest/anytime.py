@@ -29,6 +29,7 @@ from benchmarks.contest.core_problem import Core, core, section
 from benchmarks.contest.messages import Ascent, Round
 from benchmarks.contest.narrow_moves import NarrowMoves
 from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch, polished
+from benchmarks.contest.node_rows import cheapest
 from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
 
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
@@ -53,7 +54,12 @@ _MOVES, _NODES, _MOST_MOVES = 3, 20_000, 60  # narrow ones in a row: as many as 
 _USUAL = 0.8  # of the steps go the way that gained more in its time
 _FORGET = 0.7  # of what a way gained before
 _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
-_NEAR = 0.02  # relative to the bound: a plan that costs about as little as any can is polished
+_SHARE = 0.6  # of the time that is left, for a step before others
+_THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
+_THIN_CLIMB = 100  # rounds of messages before
+_THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
+_SETTLE = 20  # sweeps
+_NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program; a plan is polished
 _SECTION = 20_000  # edge variables of one section
 _SECTION_SECONDS = 3.0
 
@@ -121,7 +127,12 @@ class _PairwiseSearch:
             self.climb(_FIRST, math.inf)
             self.close([np.arange(len(own)) for own in self.core.graph.unary])
             return
-        self.climb(_ROUNDS, _CLIMB * self.clock.left)
+        if entries(self.core.graph, list(cheapest(self.ascent.beliefs(), _THIN))) <= _THIN_ENTRIES:
+            self.climb(_THIN_CLIMB, _SHARE * self.clock.left)
+            self.thin()
+            self.combine(self.pool[::-1])
+        else:
+            self.climb(_ROUNDS, _CLIMB * self.clock.left)
         self.turns()
         self.combine(self.pool[::-1])
         while not (self.clock.over or self.closed or self.best is None):
@@ -226,6 +237,31 @@ class _PairwiseSearch:
                 self.branch(program)
                 return
             kept = fewer
+
+    def thin(self) -> None:
+        """The program over the few choices of every node that the messages think best, and what its prices add."""
+        kept = self.promising(_THIN)
+        for _ in range(_THIN_ROUNDS):
+            program = SectionProgram(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            relaxed = program.relax()
+            if relaxed is None or self.clock.over:
+                return
+            self.polish(program.choice(relaxed.x), program.multipliers(), self.clock)
+            self.ascent.to(program.multipliers())
+            for _ in range(_SETTLE):
+                found = self.ascent.step(move=False)
+            self.raise_bound(found.bound)
+            self.polish(found.choice, found.multipliers, self.clock)
+            useful = undercut(program.model, relaxed, relaxed.bound + _NEAR * abs(relaxed.bound))
+            kept = [np.union1d(a, b) for a, b in zip(self.promising(_THIN), useful, strict=True)]
+        part = PartialClock(_SHARE * self.clock.left, whole=self.clock)
+        start = self.best
+        found_ = SectionProgram(self.core, kept, part, self.value - self.core.graph.constant).search(start)
+        self.offer(found_.choice)
+
+    def promising(self, width: int) -> list[Integers]:
+        """Of every node the best few choices by the messages, and that of the best plan."""
+        return list(cheapest(self.ascent.beliefs(), width, self.best))
 
     def branch(self, program: SectionProgram) -> None:
         inside = self.best is not None and all(

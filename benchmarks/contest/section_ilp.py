@@ -144,9 +144,10 @@ def undercut(model: Linear, relaxed: Relaxed, value: float) -> list[Integers]:
     ]
 
 
-def entries(graph: PairGraph) -> int:
+def entries(graph: PairGraph, kept: Sequence[Integers] | None = None) -> int:
     """Edge variables of the program."""
-    return sum(cost.size for cost in graph.edges.values())
+    sizes = [len(own) for own in graph.unary] if kept is None else [len(some) for some in kept]
+    return sum(sizes[a] * sizes[b] for a, b in graph.edges)
 
 
 def _problem(graph: PairGraph) -> Problem:

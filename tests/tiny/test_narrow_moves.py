@@ -273,7 +273,7 @@ def test_small_cores_have_more_moves_in_a_row(nodes: int, moves: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of wide problems, on one that can be counted: what fits is found, the bound is one."""
-    for name, value in {"_PROGRAM": -1, "_ROUNDS": 30}.items():
+    for name, value in {"_PROGRAM": -1, "_THIN_ENTRIES": -1, "_ROUNDS": 30}.items():
         monkeypatch.setattr(anytime, name, value)
     followed: list[bool] = []
     follow = anytime.NarrowSearch.follow
