@@ -166,11 +166,12 @@ class Measured:
 def measured(kind: str, data: Path, device: str) -> Measured:
     """`kind`: matmul, attention or collective, as in a cost model."""
     hardware = load_hardware(PROFILES[device])
-    peak = hardware.peak_flops("bfloat16"), hardware.memory_bandwidth
     if kind == "matmul":
-        return Measured(hardware, products(data, device), Products(*peak), weight_shapes)
+        model: Model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
+        return Measured(hardware, products(data, device), model, weight_shapes)
     if kind == "attention":
-        return Measured(hardware, attention(data, device), Attention(*peak), any_rows)
+        model = Attention(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
+        return Measured(hardware, attention(data, device), model, any_rows)
     latency, only_sums = hardware.links[0].latency_seconds, device == "v100"
     file = "nccl_allreduce_v100_a100.csv" if only_sums else "nccl_collectives.csv"
     rows, names = collectives(data / file, device, hardware)
