@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import importlib
 import os
-import resource
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import load
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.program.lower import lower
+from autoshard.rules.operator_table import has_rule
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.verification import check_files, make_case
 from benchmarks.package_runs import STAGES, run_package
 from tests.models import NAMES, missing_library
-
-if TYPE_CHECKING:
-    from autoshard.ir.graph import Graph
-    from autoshard.ir.plan import Plan
 
 INFERENCE_MESH = "dp=2,tp=2"
 
@@ -67,7 +76,6 @@ class Row:
     largest_error: float = 0.0
     reasons: tuple[str, ...] = ()
     seconds: float = 0.0
-    memory_bytes: int = 0
 
     @property
     def not_run(self) -> bool:
@@ -84,10 +92,7 @@ class Row:
 
 
 def row_of(found: dict[str, Any]) -> Row:
-    """The row of a JSON object; KeyError or TypeError where it is none."""
-    known = {field.name for field in fields(Row)}
-    if set(found) != known:
-        raise KeyError(f"a row has the fields {', '.join(sorted(known))}")
+    """The row of a JSON object; TypeError where it is none."""
     return Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
 
 
@@ -101,8 +106,7 @@ def measure(name: str, extent: Extent, report: Report | None = None) -> Row:
     if not row.missing and not (row := _built(row)).reasons:
         with tempfile.TemporaryDirectory(prefix="autoshard-architecture-") as folder:
             row = _packaged(row, extent, Path(folder), report)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return replace(row, seconds=round(time.monotonic() - start, 1), memory_bytes=memory)
+    return replace(row, seconds=round(time.monotonic() - start, 1))
 
 
 def _built(row: Row) -> Row:
@@ -118,8 +122,6 @@ def _built(row: Row) -> Row:
 
 def _packaged(row: Row, extent: Extent, folder: Path, report: Report | None) -> Row:
     """The package first: its graph is what the random plans are of."""
-    from autoshard.ir.graph_json import load
-
     runs = run_package(NAMES[row.name], folder)
     row = replace(row, stages=runs.passed, refused=runs.refused, reasons=(runs.reason,) if runs.reason else ())
     if report is not None:
@@ -139,11 +141,6 @@ def verify(row: Row, extent: Extent, report: Report | None = None, graph: Graph 
 
 
 def _verified(row: Row, extent: Extent, training: bool, report: Report | None, graph: Graph | None) -> Row:
-    from autoshard.emit import emit
-    from autoshard.graph_capture.capture import capture
-    from autoshard.program.lower import lower
-    from autoshard.verification import check_files, make_case
-
     arguments = {} if training else {"loss": False}
     graph = graph or capture(NAMES[row.name], arguments, training=training)
     if training:
@@ -170,20 +167,12 @@ def _verified(row: Row, extent: Extent, training: bool, report: Report | None, g
 
 
 def _counts(graph: Graph) -> dict[str, Any]:
-    from autoshard.rules.operator_table import has_rule
-
     without = sorted({op.target for op in graph.ops if not has_rule(graph, op)})
     return {"ops": len(graph.ops), "operators": len({op.target for op in graph.ops}), "without_rule": tuple(without)}
 
 
 def plans(graph: Graph, extent: Extent) -> Iterator[tuple[str, Callable[[], Plan]]]:
     """(label, function that makes the plan): random ones on each mesh, and the best on those of `extent.best`."""
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.ir.mesh import Mesh
-    from autoshard.search.fixed_styles import random_plan
-    from autoshard.search.search_request import SearchRequest
-    from autoshard.search.select_plan import search
-
     hardware = load_hardware("a100-80g-sxm")
     for text in extent.meshes:
         mesh = Mesh.parse(text)
@@ -199,7 +188,5 @@ def _failed(row: Row, reason: str) -> Row:
 
 def _in_words(error: Exception) -> str:
     if os.environ.get("AUTOSHARD_TRACEBACK"):
-        import traceback
-
         traceback.print_exception(error)
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,13 +1,13 @@
 """Real architectures in every respect: captured, planned, verified under random plans, and the printed torchrun command
 started, saved, killed and resumed.
 
-    python -m benchmarks.architectures --results FILE [NAME ...] [--part K/N] [--quick] [--again] [--jobs 2] [--write]
+    python -m benchmarks.architectures [NAME ...] [--part K/N] [--quick] [--again] [--jobs 2] [--write]
 
-Appends one line of JSON for each architecture to FILE, so it can be stopped and goes on where it ended; `--again` runs
-those anew that did not pass. `--write` renews docs/architectures.md: rows that FILE has not are kept as they stand on
-the page, and what stands on neither is "not run". The models are those of tests/models, each in a process of its own.
-Some need a library beside transformers: `pip install timm torchvision diffusers peft` (torchvision of the very release
-and kind, CPU or CUDA, of torch); without it they are "not installed", and not counted.
+Appends one line of JSON for each architecture to architectures.jsonl here (or `--results FILE`), so it can be stopped
+and goes on where it ended: delete a line to run its model again; `--again` runs those that did not pass. `--write`
+renews docs/architectures.md from the file. The models are those of tests/models, each in a process of its own. Some
+need a library beside transformers: `pip install timm torchvision diffusers peft` (torchvision of the very release and
+kind, CPU or CUDA, of torch); without it they are "not installed", and not counted.
 """
 
 from __future__ import annotations
@@ -24,64 +24,32 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.architecture_page import counts, page, rows_of
-from benchmarks.architecture_row import EXTENTS, FULL, QUICK, Extent, Row, measure, row_of
+from benchmarks import harness
+from benchmarks.architecture_row import EXTENTS, FULL, INFERENCE_MESH, QUICK, Extent, Row, measure, row_of
 from benchmarks.harness import ROOT
-from benchmarks.package_runs import kill_family, patience
+from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY, kill_family, patience
 from tests.models import NAMES, missing_library
 
 TIMEOUT_SECONDS = {FULL: 3600.0, QUICK: 1200.0}
 MEMORY_BYTES = 16 * 2**30  # of address space: more is a fault
-RESULTS = Path(tempfile.gettempdir()) / "autoshard-architectures.jsonl"
+RESULTS = Path(__file__).with_suffix(".jsonl")
 PAGE = ROOT / "docs" / "architectures.md"
 
 
-# --- the file of results --------------------------------------------------------------------------------------------
+HEADER = ("architecture", "reached", "verified", "operators", "distinct", "without a rule", "error", "reason")
+ALL, NOT_RUN = "all", "not run"
 
 
 def read(path: Path) -> dict[str, Row]:
-    """The last row of each name. A last line that was cut off is no row; ValueError for another that can't be read."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    rows: dict[str, Row] = {}
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        if not line.endswith("\n"):
-            break
-        try:
-            row = row_of(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: no row of this benchmark: {error}") from None
-        rows[row.name] = row
-    return rows
+    """The last row of each name."""
+    return {row.name: row for row in map(row_of, harness.logged(path))}
 
 
-def append(path: Path, row: Row) -> None:
-    """After whole lines only: what was cut off before is dropped."""
-    text = path.read_bytes() if path.exists() else b""
-    with path.open("ab") as stream:
-        stream.truncate(text.rfind(b"\n") + 1)
-        stream.write(json.dumps(asdict(row)).encode() + b"\n")
-
-
-def pending(names: Sequence[str], rows: dict[str, Row], extent: Extent, again: bool = False) -> list[str]:
-    """Those without a row of this extent; those whose library has come; with `again` those that did not pass."""
-    return [name for name in names if _is_pending(name, rows.get(name), extent, again)]
-
-
-def _is_pending(name: str, row: Row | None, extent: Extent, again: bool) -> bool:
+def is_pending(name: str, row: Row | None, extent: Extent, again: bool = False) -> bool:
+    """Without a row of this extent, or its library has come; with `again` also where it did not pass."""
     if row is None or row.extent != extent.name:
         return True
-    return row.missing != missing_library(name) or (again and not row.passed and not row.missing)
-
-
-def part(names: Sequence[str], text: str) -> list[str]:
-    """`K/N`: every N-th name from the K-th, counted from 0. ValueError for anything else."""
-    number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise ValueError(f"--part is K/N with K below N, such as 0/2, got {text!r}")
-    return list(names)[int(number) :: int(count)]
-
-
-# --- all of them ----------------------------------------------------------------------------------------------------
+    return not missing_library(name) if row.missing else again and not row.passed
 
 
 def run(name: str, extent: Extent) -> Row:
@@ -119,14 +87,13 @@ def _last_row(name: str, extent: Extent, output: str) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = harness.options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of tests/models; without it all of them")
-    parser.add_argument("--results", type=Path, default=RESULTS, help=f"the file of rows, default {RESULTS}")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of rows")
     parser.add_argument("--part", default="0/1", help="every N-th name from the K-th: K/N")
     parser.add_argument("--quick", action="store_true", help=f"verify only {QUICK.words.replace('`', '')}")
     parser.add_argument("--again", action="store_true", help="run those again that did not pass")
     parser.add_argument("--jobs", type=int, default=1, help="architectures at a time")
-    parser.add_argument("--write", action="store_true", help="renew docs/architectures.md from the results")
     parser.add_argument("--worker", choices=NAMES, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     extent = EXTENTS["quick" if given.quick else "full"]
@@ -134,23 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _work(given.worker, extent)
     if unknown := [name for name in given.names if name not in NAMES]:
         parser.error(f"no architecture {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    try:
-        names, rows = part(list(dict.fromkeys(given.names)) or list(NAMES), given.part), read(given.results)
-    except ValueError as error:
-        parser.error(str(error))
-    rows |= _measured(pending(names, rows, extent, given.again), extent, given.jobs, given.results)
+    names, rows = harness.part(list(dict.fromkeys(given.names)) or list(NAMES), given.part), read(given.results)
+    left = [name for name in names if is_pending(name, rows.get(name), extent, given.again)]
+    rows |= _measured(left, extent, given.jobs, given.results)
     print(counts([rows[name] for name in names]))
     if given.write:
-        PAGE.write_text(page(_of_page(rows, extent), extent), encoding="utf-8")
+        PAGE.write_text(page([rows.get(name, Row(name, extent.name)) for name in NAMES], extent), encoding="utf-8")
     return 0 if all(rows[name].passed or rows[name].missing or rows[name].refused for name in names) else 6
-
-
-def _of_page(rows: dict[str, Row], extent: Extent) -> list[Row]:
-    """All architectures: the row of this file, else that of the page; one not installed here replaces none."""
-    stands = rows_of(PAGE.read_text(encoding="utf-8"), extent) if PAGE.exists() else {}
-    here = {name: row for name, row in rows.items() if row.extent == extent.name}
-    kept = here | stands | {name: row for name, row in here.items() if not row.missing}
-    return [kept.get(name, Row(name, extent.name)) for name in NAMES]
 
 
 def _measured(names: Sequence[str], extent: Extent, jobs: int, results: Path) -> dict[str, Row]:
@@ -160,7 +117,7 @@ def _measured(names: Sequence[str], extent: Extent, jobs: int, results: Path) ->
     try:
         for done in as_completed([pool.submit(run, name, extent) for name in names]):
             row = done.result()
-            append(results, row)
+            harness.log(results, asdict(row))
             print(_line(row), flush=True)
             rows[row.name] = row
     finally:
@@ -182,6 +139,59 @@ def _line(row: Row) -> str:
     outcome = f"not installed: {row.missing}" if row.missing else "; ".join(row.reasons) or "ok"
     stages = row.stages[-1] if row.stages else ""
     return f"{row.name:24} {stages:10} {row.verified}/{row.plans} {row.seconds:5.0f} s  {outcome}"
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    if row.missing or row.not_run:
+        return row.name, *[""] * (len(HEADER) - 2), f"not installed: {row.missing}" if row.missing else NOT_RUN
+    without = ", ".join(name.removeprefix("aten.") for name in row.without_rule)
+    verified = f"{row.verified}/{row.plans}" if row.plans else ""
+    graph = (str(row.ops), str(row.operators)) if row.ops else ("", "")
+    error = f"{row.largest_error:.1e}" if row.plans else ""
+    reason = f"refused: {row.reasons[0]}" if row.refused else "; ".join(row.reasons[:2])
+    reached = ALL if row.stages == STAGES else row.stages[-1] if row.stages else "nothing"
+    return row.name, reached, verified, *graph, without, error, reason
+
+
+def _plainly_passed(row: Row) -> bool:
+    return row.passed and row.operators > 0 and not (row.without_rule or row.reasons)
+
+
+def _text(cell: str) -> str:
+    return " ".join(cell.replace("|", "\\|").split())
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """A sentence: how many are through every stage, and which are not."""
+    measured = [row for row in rows if not row.missing and not row.not_run]
+    kinds = {
+        "refused": [row.name for row in measured if row.refused],
+        "failed": [row.name for row in measured if not row.passed and not row.refused],
+        "not installed, not counted": [row.name for row in rows if row.missing],
+        "not run, not counted": [row.name for row in rows if row.not_run],
+    }
+    first = f"{sum(row.passed for row in measured)} of {len(measured)} through every stage"
+    return "; ".join([first, *(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)])
+
+
+def page(rows: Sequence[Row], extent: Extent) -> str:
+    """docs/architectures.md."""
+    return harness.rendered(
+        "architectures.md.j2",
+        counts=counts(rows),
+        quick=" --quick" * (extent.name == "quick"),
+        mesh=MESH,
+        hardware=HARDWARE,
+        strategy=STRATEGY,
+        plans=extent.words,
+        inference=INFERENCE_MESH,
+        header=HEADER,
+        exceptions=[map(_text, cells(row)) for row in rows if not _plainly_passed(row)],
+        passed=[row for row in rows if _plainly_passed(row)],
+    )
 
 
 if __name__ == "__main__":

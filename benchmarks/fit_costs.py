@@ -5,18 +5,18 @@ Prints the constants with their held-out errors (ten seeded draws); `--write` wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
+from autoshard.calibrate import fit
 from autoshard.calibrate.cost_model_file import Entry, costmodel_text, entries_of
 from autoshard.calibrate.fitted_models import Model
-from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.layer_costs import pieces
 from autoshard.estimate.transformer import TrainingRun
 from autoshard.estimate.transformer_program import build
@@ -27,15 +27,16 @@ from benchmarks.megatron_steps import head_slope
 from benchmarks.published_rows import FITTED_WIDTH, single_rows
 
 TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0)"
-NCCL = "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB"
+SOURCES = {
+    "matmul": f"{TABLES}, bf16, weight shapes held out",
+    "attention": f"{TABLES}, causal flash-attention in bf16",
+    "collective": "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB",
+}
 VTRAIN = "vTrain's all-reduce table (VIA-Research/vTrain, MIT), 2 to 8 GPUs, 1 MiB to 1 GiB"
 SIMUMAX = "SimuMax's kernel tables (MooreThreads/SimuMax, Apache-2.0)"
 DTYPES = "bfloat16"  # what the tables are of
 VIDUR = "Vidur A100 and H100 profiles"
-SOFTMAX_SOURCE = (
-    "FlashAttention (Dao et al. 2022, figure 2): standard attention moves 40.3 GB in 41.7 ms on an A100-40GB, "
-    "0.62 of 1555 GB/s"
-)
+DEFAULTS = tomllib.loads(Path(__file__).with_name("default_constants.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -48,34 +49,13 @@ class Part:
     source: str
 
 
-def fit_part(model: Model, rows: Rows, held_out: Callable[[np.random.Generator], np.ndarray], source: str) -> Part:
-    _, errors = cross_validate(model, rows, held_out)
-    constants = fit(model, rows).constants
-    error = float(np.abs(errors).mean())
-    return Part(model, constants, error, f"fit to {len(rows['seconds'])} rows of {source}; held-out error {error:.1%}")
-
-
-def products(data: Path, device: str, hardware: Hardware) -> Part:
-    rows = m.products(data, device)
-    model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
-    return fit_part(model, rows, partial(m.weight_shapes, rows), f"{TABLES}, bf16, weight shapes held out")
-
-
-def attention(data: Path, device: str, hardware: Hardware) -> Part:
-    rows = m.attention(data, device)
-    model = Attention(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
-    return fit_part(model, rows, partial(m.any_rows, rows), f"{TABLES}, causal flash-attention in bf16")
-
-
-def collectives(data: Path, device: str, hardware: Hardware) -> Part:
-    link = hardware.links[0]
-    if device == "v100":
-        rows, _ = m.collectives(data / "nccl_allreduce_v100_a100.csv", device, hardware)
-        model = Collectives(link.latency_seconds, ("all_reduce",), ramps=False)
-        return fit_part(model, rows, partial(m.inner_sizes, rows), VTRAIN)
-    rows, _ = m.collectives(data / "nccl_collectives.csv", device, hardware)
-    model = Collectives(link.latency_seconds, in_network=bool(rows["reduced"].any()))
-    return fit_part(model, rows, partial(m.inner_sizes, rows), NCCL)
+def part(kind: str, data: Path, device: str) -> Part:
+    """Fitted to all rows of `measurements.measured`."""
+    own = m.measured(kind, data, device)
+    error = float(np.abs(own.cross_validated()[1]).mean())
+    source = VTRAIN if (kind, device) == ("collective", "v100") else SOURCES[kind]
+    told = f"fit to {len(own.rows['seconds'])} rows of {source}; held-out error {error:.1%}"
+    return Part(own.model, fit(own.model, own.rows).constants, error, told)
 
 
 def layouts(data: Path, forward: Part) -> dict[str, float]:
@@ -122,30 +102,22 @@ def entries(part: Part) -> list[Entry]:
     return entries_of(part.model.group, part.constants, "measured", part.source)
 
 
-def memory_entries(device: str) -> list[Entry]:
-    kind = "measured" if device in ("a100", "h100") else "default"
-    source = VIDUR if kind == "measured" else f"as on A100 and H100 ({VIDUR})"
-    return [
-        Entry("memory.default", 0.78, "default", "generic"),
-        Entry("memory.elementwise", 0.95, kind, f"{source}: residual add 0.95 to 1.10"),
-        Entry("memory.activation", 0.5, kind, f"{source}: 0.49 to 0.58"),
-        Entry("memory.normalisation", 0.4, kind, f"{source}: layer norm 0.36 to 0.43"),
-        Entry("memory.softmax", 0.62, "derived", SOFTMAX_SOURCE),
-        Entry("memory.gather", 0.5, "default", "whole rows are read, in no order: between activation and copy"),
-        Entry("host.dispatch", "10 us", "default", "an eager operator of torch; more under hooks"),
-        Entry("error.memory", 0.15, kind, f"{source}: a bandwidth and a launch fit them within 8 to 15 %"),
-    ]
+def defaults(name: str, device: str = "") -> list[Entry]:
+    """Of default_constants.toml; what was measured on A100 and H100 is a default elsewhere."""
+    kinds = {"A100 and H100": ("measured" if device in ("a100", "h100") else "default", "")}
+    found = []
+    for key, value, kind, source in DEFAULTS[name]:
+        own, words = (kinds[kind][0], VIDUR) if kind in kinds else (kind, "")
+        words = words if own == "measured" or not words else f"as on A100 and H100 ({words})"
+        found.append(Entry(key, value, own, f"{words}: {source}" if words else source))
+    return found
 
 
 def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
     """The entries of a cost model, and a sentence on its errors."""
-    hardware = load_hardware(m.PROFILES[device])
-    parts = {"collective": collectives(data, device, hardware)}
-    if device != "v100":
-        parts["matmul"] = products(data, device, hardware)
-    if device in ("a100", "h100"):
-        parts["attention"] = attention(data, device, hardware)
-    found = [entry for name in ("matmul", "attention") for entry in _or_default(name, parts.get(name))]
+    kinds = ["collective", *["matmul"] * (device != "v100"), *["attention"] * (device in ("a100", "h100"))]
+    parts = {kind: part(kind, data, device) for kind in kinds}
+    found = [e for name in ("matmul", "attention") for e in (entries(parts[name]) if name in parts else defaults(name))]
     back = layouts(data, a100)
     for key, value in back.items():
         where = "" if device == "a100" else "as on A100: "
@@ -165,7 +137,7 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
     found.append(
         Entry("attention.backward", round(attention_backward(data), 3), "measured" if own else "default", source)
     )
-    found += memory_entries(device) + entries(parts["collective"])
+    found += defaults("memory", device) + entries(parts["collective"])
     if device == "v100":  # only all-reduces were measured
         found += _as_all_reduce(entries(parts["collective"]))
     for name in ("matmul", "attention", "collective"):
@@ -173,30 +145,6 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
             found.append(Entry(f"error.{name}", round(parts[name].error, 3), "measured", "held out, ten seeded draws"))
     told = "; ".join(f"{name} {part.error:.1%}" for name, part in sorted(parts.items()))
     return found, f"mean absolute error on held-out rows, ten seeded draws: {told}"
-
-
-GENERIC: dict[str, list[Entry]] = {
-    "matmul": [
-        Entry("matmul.launch", "3 us", "default", "between the fits of A100 (2.9 us) and B200 (2.0 us)"),
-        Entry("matmul.compute", 0.8, "default", "fits of A100, H100, H200, B200: 0.72 to 0.85"),
-        Entry("matmul.memory", 0.8, "default", "fits of A100, H100, H200, B200: 0.79 to 0.89"),
-        Entry("matmul.exponent", 2.2, "default", "between the same fits"),
-        Entry("matmul.depth", "3 us", "default", "between the same fits"),
-        Entry("matmul.split", 2000.0, "default", "between the same fits"),
-    ],
-    "attention": [
-        Entry("attention.launch", "11 us", "default", "between the fits of A100 and H100"),
-        Entry("attention.compute", 0.65, "default", "fits of A100 and H100: 0.70, beside generic 0.6"),
-        Entry("attention.memory", 0.53, "default", "between the fits of A100 and H100"),
-        Entry("attention.exponent", 1.3, "default", "between the same fits"),
-        Entry("attention.head", 10.0, "default", "between the same fits"),
-        Entry("attention.chain", "3 ns", "default", "as on H100"),
-    ],
-}
-
-
-def _or_default(name: str, part: Part | None) -> list[Entry]:
-    return GENERIC[name] if part is None else entries(part)
 
 
 def _as_all_reduce(found: list[Entry]) -> list[Entry]:
@@ -210,7 +158,7 @@ def _as_all_reduce(found: list[Entry]) -> list[Entry]:
 
 def main() -> None:
     options = harness.options(__doc__, data=True).parse_args()
-    a100 = products(options.data, "a100", load_hardware(m.PROFILES["a100"]))
+    a100 = part("matmul", options.data, "a100")
     for device in m.PROFILES:
         found, error = costmodel(options.data, device, a100)
         print(f"nvidia-{device}: {error}")

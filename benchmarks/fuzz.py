@@ -1,10 +1,10 @@
-"""Random models under random plans, against the original: `python benchmarks/fuzz.py [--models 2000] [--write]`.
+"""Random models under random plans, against the original: `python -m benchmarks.fuzz [--models 2000] [--write]`.
 
 Each seed is a model (tests/random_models.py) on one of the meshes 2, 3, 2x2, 2x3 and 2x2x2, under a random plan, every
 tenth under the searched one. The emitted package runs on all devices and is compared, element by element, by
 tests/differential.py, which shares nothing with `autoshard verify`; the collectives of all ranks must agree. One seed:
 
-    python benchmarks/fuzz.py --seed 17 --debug
+    python -m benchmarks.fuzz --seed 17 --debug
 
 With `--steps` each seed is a whole step (tests/random_steps.py): buffers that are rewritten, losses over labels in
 larger expressions, empty and scalar tensors, frozen parts, micro-batches, recomputation, and for every 25th two stages
@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,11 +30,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # run as a script, this finds autoshard and tests of this very clone
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.emit import emit
+from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan, StepPlan
+from autoshard.program.lower import lower
+from autoshard.program.step_check import check_step
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.search.whole_step import predicted, with_place_plans, with_step
+from autoshard.verification.case import check_files, make_case
+from benchmarks import harness
+from benchmarks.harness import ROOT
+from tests import random_models, random_steps
+from tests.differential import Mismatch, compare
+from tests.placements import random_meshes, random_parts
+from tests.resumed import Hanging, Resumed
 
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2", "dp=2,tp=3", "pp=2,dp=2,tp=2")
 SPEC = "tests/random_models.py:build"
@@ -43,8 +62,7 @@ BATCH = 25  # models a process
 LIMIT_SECONDS = 240  # of the processor, so that other jobs beside it do not count
 HANG_SECONDS = 3600
 PAGE = ROOT / "docs" / "fuzzing.md"
-STEPS_HEAD = "## Whole steps"
-PLACES_HEAD = "## Places"
+HEADS = {"steps": "## Whole steps", "places": "## Places"}  # of the page, behind the random models
 RIGHT, REFUSED, WRONG, CRASH, HANGING = "right", "refused", "wrong", "crash", "hanging"
 EACH = 5  # placements of a model
 
@@ -69,10 +87,6 @@ Ran = tuple[tuple[str, ...], float, int]  # operators, the largest error, collec
 
 def tried(seed: int, mesh: str, work: Callable[[], Ran], debug: bool) -> Row:
     """What goes wrong is a row, with `debug` an exception."""
-    from autoshard.errors import CaptureError, UsageError
-    from tests.differential import Mismatch
-    from tests.resumed import Hanging
-
     start, found, end, reason = time.monotonic(), ((), 0.0, 0), RIGHT, ""
     try:
         found = work()
@@ -89,17 +103,6 @@ def tried(seed: int, mesh: str, work: Callable[[], Ran], debug: bool) -> Row:
 
 def run_seed(seed: int, debug: bool = False) -> Row:
     """Model, plan and comparison of one seed."""
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.emit import emit
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.mesh import Mesh
-    from autoshard.program.lower import lower
-    from autoshard.search.fixed_styles import random_plan
-    from autoshard.search.search_request import SearchRequest
-    from autoshard.search.select_plan import search
-    from tests.differential import compare
-    from tests.random_models import build
-
     mesh = Mesh.parse(MESHES[seed % len(MESHES)])
 
     def work() -> Ran:
@@ -108,7 +111,7 @@ def run_seed(seed: int, debug: bool = False) -> Row:
         searched = seed // len(MESHES) % SEARCHED == 0
         plan = search(graph, hardware, SearchRequest(mesh)) if searched else random_plan(graph, mesh, hardware, seed)
         program = lower(plan, graph)
-        model, inputs = build(seed)
+        model, inputs = random_models.build(seed)
         return _targets(graph), compare(model, inputs, program, emit(program, plan, graph)), _collectives(program)
 
     return tried(seed, str(mesh), work, debug)
@@ -116,11 +119,7 @@ def run_seed(seed: int, debug: bool = False) -> Row:
 
 def run_step(seed: int, debug: bool = False) -> Row:
     """The same of a whole step."""
-    from autoshard.search.whole_step import with_step
-    from tests.differential import compare
-    from tests.random_steps import build, step
-
-    mesh, request = step(seed)
+    mesh, request = random_steps.step(seed)
 
     def work() -> Ran:
         backend = "gloo" if (request.stages or 1) > 1 else "lockstep"
@@ -128,7 +127,7 @@ def run_step(seed: int, debug: bool = False) -> Row:
         ran, (program, files, _) = _verified(
             {"seed": seed}, mesh, seed, count, backend, lambda plan, g: with_step(plan, g, request)
         )
-        return (ran[0], compare(*build(seed), program, files), ran[2]) if count == 1 else ran
+        return (ran[0], compare(*random_steps.build(seed), program, files), ran[2]) if count == 1 else ran
 
     return tried(seed, mesh, work, debug)
 
@@ -136,20 +135,11 @@ def run_step(seed: int, debug: bool = False) -> Row:
 def run_places(seed: int, debug: bool = False) -> Row:
     """A whole step on random places (tests/placements.py), five placements of each model: in lock-step, then trained
     in processes, each from what the one before has saved (tests/resumed.py)."""
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.constraints.step_request import StepRequest
-    from autoshard.ir.plan import StepPlan
-    from autoshard.program.step_check import check_step
-    from autoshard.search.fixed_styles import random_plan
-    from autoshard.search.whole_step import predicted, with_place_plans
-    from tests.placements import random_meshes, random_parts
-    from tests.resumed import Resumed
-
     rng, count = random.Random(seed), random.Random(f"micro-batches {seed // EACH}").choice((1, 2, 3))
     mesh, order = rng.choice(("dp=1", "tp=2", "dp=2")), rng.choice(("gpipe", "1f1b"))
     line = _LINES.setdefault(seed // EACH, Resumed(EACH))
 
-    def placed(plan: Any, graph: Any) -> Any:
+    def placed(plan: Plan, graph: Graph) -> Plan:
         step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
         check_step(step, graph)
         own = StepRequest(place_mesh=random_meshes(step.stages, seed))
@@ -172,20 +162,11 @@ def run_places(seed: int, debug: bool = False) -> Row:
     return replace(row, resumed=line.resumed - before)
 
 
-_LINES: dict[int, Any] = {}  # the placements of each model so far
+_LINES: dict[int, Resumed] = {}  # the placements of each model so far
 
 
 def _verified(given: Any, mesh: str, seed: int, count: int, backend: str, stepped: Callable[[Any, Any], Any]) -> Any:
     """A random step's model under a random plan, verified; with the program, its files and the plan."""
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.emit import emit
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.mesh import Mesh
-    from autoshard.program.lower import lower
-    from autoshard.search.fixed_styles import random_plan
-    from autoshard.verification.case import check_files, make_case
-    from tests.differential import Mismatch
-
     spec = str(ROOT / STEPS)
     graph = capture(spec, given)
     plan = stepped(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), graph)
@@ -197,7 +178,7 @@ def _verified(given: Any, mesh: str, seed: int, count: int, backend: str, steppe
     return (_targets(graph), 0.0, _collectives(program)), (program, files, plan)
 
 
-def _targets(graph: Any) -> tuple[str, ...]:
+def _targets(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted({op.target for op in graph.ops}))
 
 
@@ -213,9 +194,9 @@ def run_batch(seeds: Sequence[int], options: Sequence[str] = ()) -> Iterator[Row
     """In a process of their own: a crash or a hang of one seed is its row, and the next go on in a new process."""
     left = list(seeds)
     while left:
-        command = [sys.executable, __file__, "--worker", ",".join(map(str, left)), *options]
+        command = [sys.executable, "-m", "benchmarks.fuzz", "--worker", ",".join(map(str, left)), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         rows = [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
         yield from rows
         left = left[len(rows) :]
@@ -225,134 +206,69 @@ def run_batch(seeds: Sequence[int], options: Sequence[str] = ()) -> Iterator[Row
             left = left[1:]
 
 
-def page(rows: Sequence[Row]) -> str:
-    """docs/fuzzing.md."""
-    ends = Counter(row.end for row in rows)
-    targets = {target for row in rows if row.end == RIGHT for target in row.targets}
-    largest = max(row.error for row in rows)
-    by_mesh = "\n".join(
-        f"| `{mesh}` | {len(own)} | {sum(r.end == RIGHT for r in own)} | {sum(r.end == REFUSED for r in own)} "
-        f"| {sum(r.end in (WRONG, CRASH) for r in own)} | {sum(r.collectives for r in own)} |"
-        for mesh in MESHES
-        if (own := [row for row in rows if row.mesh == mesh])
-    )
-    failures = "\n".join(f"- seed {r.seed} on `{r.mesh}`: {r.end}, {r.reason}" for r in rows if r.end in (WRONG, CRASH))
-    refusals = Counter(row.reason.partition(": ")[2] for row in rows if row.end == REFUSED)
-    refused = "\n".join(f"- {count} x {reason[:160]}" for reason, count in refusals.most_common(5))
-    return (
-        f"""# Random models
-
-{len(rows)} random models, {ends[RIGHT]} right, {ends[REFUSED]} refused at capture, {ends[WRONG]} wrong,
-{ends[CRASH]} crashed. Written by `python benchmarks/fuzz.py --models {len(rows)} --write`.
-
-A model combines proof cases of the table of operators at random with modules as people write them
-(`tests/random_models.py`); its plan is random, every tenth searched. The package runs on all devices, and every output,
-gradient and buffer of every device is compared in float64 by code independent of `autoshard verify`
-(`tests/differential.py`). All ranks of a group must issue the same collectives in the same order.
-Largest error {largest:.1e}; {len(targets)} different operators ran.
-
-| mesh | models | right | refused | wrong or crashed | collectives in their programs |
-| --- | --: | --: | --: | --: | --: |
-{by_mesh}
-
-{"## Failures" if failures else ""}
-{failures}
-
-{"## Refused" if refused else ""}
-
-{refused}
-""".replace("\n\n\n", "\n").rstrip()
-        + "\n"
+def section(kind: str, rows: Sequence[Row]) -> str:
+    """What docs/fuzzing.md says of the runs of a kind: "", "steps" or "places"."""
+    refused = (row.reason.partition(": ")[2] for row in rows if row.end == REFUSED)
+    if kind == "places":
+        refused = (reason.partition(" try")[0].partition(": place")[0] for reason in refused)
+    return harness.rendered(
+        "fuzzing.md.j2",
+        kind=kind,
+        rows=rows,
+        ends=Counter(row.end for row in rows),
+        failures=[row for row in rows if row.end in (WRONG, CRASH)],
+        refusals=Counter(refused).most_common(),
+        operators=len({target for row in rows if row.end == RIGHT for target in row.targets}),
+        models=len({row.seed // EACH for row in rows}),
+        by_mesh=[(mesh, own) for mesh in MESHES if (own := [row for row in rows if row.mesh == mesh])],
     )
 
 
-def steps_section(first: int, ends: Counter[str], failures: Sequence[Row] = ()) -> str:
-    """What docs/fuzzing.md says of whole steps."""
-    count = sum(ends.values())
-    listed = "\n".join(f"- seed {row.seed} on `{row.mesh}`: {row.end}, {row.reason}" for row in failures)
-    return (
-        f"""{STEPS_HEAD}
-
-{count} whole steps (seeds {first} to {first + count - 1}), {ends[RIGHT]} right, {ends[REFUSED]} refused at capture,
-{ends[WRONG]} wrong, {ends[CRASH]} crashed. Written by
-`python benchmarks/fuzz.py --steps --first {first} --models {count} --write`.
-
-Random plans on 2 to 4 devices, every 25th on two stages, of models with rewritten buffers, losses over labels in larger
-expressions, empty and scalar tensors, frozen parts, micro-batches and recompute (`tests/random_steps.py`). `autoshard
-verify` runs two steps of each, `tests/differential.py` one micro-batch. Steps that train nothing are refused.
-{listed}
-""".rstrip()
-        + "\n"
-    )
-
-
-def places_section(rows: Sequence[Row]) -> str:
-    """What docs/fuzzing.md says of random placements."""
-    ends = Counter(row.end for row in rows)
-    reasons = (row.reason.partition(": ")[2].partition(" try")[0] for row in rows if row.end == REFUSED)
-    refused = Counter(reason.partition(": place")[0] for reason in reasons)
-    listed = "; ".join(f"{count} x {reason}" for reason, count in refused.most_common(3))
-    models, command = len({row.seed // EACH for row in rows}), f"--places --first {rows[0].seed} --models {len(rows)}"
-    return f"""{PLACES_HEAD}
-
-{len(rows)} placements of {models} of these models, each operator's or by modules, on 2 to 4 places of 1 to 4 devices
-each, with 1 to 3 micro-batches, GPipe or 1F1B, ZeRO 1 to 3:
-{ends[RIGHT]} right, {ends[REFUSED]} refused, {ends[WRONG]} wrong, {ends[HANGING]} hanging, {ends[CRASH]} crashed,
-{sum(row.resumed for row in rows)} resumed. Written by `python benchmarks/fuzz.py {command} --write`.
-Refused: {listed}.
-
-Each is verified in lock-step, then resumes the checkpoint of the placement before it in processes (`train.py`, gloo,
-float64, `tests/resumed.py`); losses and state must equal an uninterrupted run's. Half the models have dropout.
-"""
+def renewed(page: str, kind: str, rows: Sequence[Row]) -> str:
+    """The page with another section of one kind, the others as they stand."""
+    parts = re.split(rf"(?m)^(?={'|'.join(HEADS.values())})", page)
+    known = {next((k for k, head in HEADS.items() if part.startswith(head)), ""): part for part in parts}
+    known[kind] = section(kind, rows)
+    return "\n".join(f"{known[own].rstrip()}\n" for own in ("", *HEADS) if own in known)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = harness.options(__doc__)
     parser.add_argument("--models", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--debug", action="store_true", help="with --seed: the traceback")
-    parser.add_argument("--write", action="store_true", help=f"renew {PAGE.relative_to(ROOT)}")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", action="store_true", help="whole steps in the place of operators")
-    parser.add_argument("--places", action="store_true", help="whole steps on random places, five of each model")
+    parser.add_argument("--steps", action="store_const", dest="kind", const="steps", default="", help="whole steps")
+    parser.add_argument("--places", action="store_const", dest="kind", const="places", help="those on random places")
     given = parser.parse_args(arguments)
-    kind = ["--steps"] * given.steps + ["--places"] * given.places
-    run = run_places if given.places else run_step if given.steps else run_seed
+    run = {"": run_seed, "steps": run_step, "places": run_places}[given.kind]
     if given.worker:
         return _work([int(seed) for seed in given.worker.split(",")], run)
     if given.seed is not None:
         first = given.seed // EACH * EACH
-        known = [run(s, given.debug) for s in (range(first, first + EACH) if given.places else [given.seed])]
-        print(*[json.dumps(asdict(row)) for row in known], sep="\n")
-        return 0 if all(row.end in (RIGHT, REFUSED) for row in known) else 6
-    seeds = range(given.first, given.first + given.models)
-    batches = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)]
-    rows: list[Row] = []
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for found in pool.map(lambda batch: list(run_batch(batch, kind)), batches):
-            rows += found
-            for row in found:
+        rows = [run(s, given.debug) for s in (range(first, first + EACH) if given.kind == "places" else [given.seed])]
+        print(*[json.dumps(asdict(row)) for row in rows], sep="\n")
+    else:
+        seeds = range(given.first, given.first + given.models)
+        rows = list(run_all(seeds, given.jobs, [f"--{given.kind}"] * bool(given.kind)))
+    if given.write:
+        PAGE.write_text(renewed(PAGE.read_text("utf-8"), given.kind, rows), "utf-8")
+    return 0 if all(row.end in (RIGHT, REFUSED) for row in rows) else 6
+
+
+def run_all(seeds: Sequence[int], jobs: int, options: Sequence[str]) -> Iterator[Row]:
+    """In batches; what is not right is printed."""
+    batches, ends = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)], Counter[str]()
+    with ThreadPoolExecutor(jobs) as pool:
+        for rows in pool.map(lambda batch: list(run_batch(batch, options)), batches):
+            ends.update(row.end for row in rows)
+            for row in rows:
                 if row.end != RIGHT:
                     print(f"seed {row.seed} {row.mesh}: {row.end} {row.reason}", flush=True)
-            print(f"{len(rows)} of {len(seeds)}: {dict(Counter(row.end for row in rows))}", flush=True)
-    if given.write:
-        whole, _, places = PAGE.read_text(encoding="utf-8").partition(PLACES_HEAD)
-        operators, head, steps = whole.partition(STEPS_HEAD)
-        if given.places:
-            PAGE.write_text(f"{whole.rstrip()}\n\n{places_section(rows)}", encoding="utf-8")
-        elif given.steps:
-            failed = [row for row in rows if row.end in (WRONG, CRASH)]
-            steps = steps_section(given.first, Counter(row.end for row in rows), failed)
-            steps += f"\n{PLACES_HEAD}{places}" if places else ""
-            PAGE.write_text(f"{operators.rstrip()}\n\n{steps}", encoding="utf-8")
-        else:
-            PAGE.write_text(
-                page(rows) + (f"\n{head}{steps}" if head else "") + (f"{PLACES_HEAD}{places}" if places else ""),
-                encoding="utf-8",
-            )
-    return 0 if all(row.end in (RIGHT, REFUSED) for row in rows) else 6
+            print(f"{ends.total()} of {len(seeds)}: {dict(ends)}", flush=True)
+            yield from rows
 
 
 def _work(seeds: Sequence[int], run: Callable[[int], Row]) -> int:

@@ -18,10 +18,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import jinja2
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # rounds of steps that do not count
+Item = TypeVar("Item")
 README = ROOT / "benchmarks" / "README.md"
 GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/sized_models.py:llama")
 LLAMA_8B = {
@@ -80,6 +83,43 @@ def put(name: str, lines: Sequence[str], page: Path = README) -> None:
     page.write_text(made, encoding="utf-8")
 
 
+def publish(
+    given: argparse.Namespace, name: str, header: Sequence[str], rows: Iterable[str], words: int = 2, head: str = ""
+) -> None:
+    """Prints a table; with --write also into benchmarks/README.md, under `head` and what is said of the machine."""
+    lines = table(header, rows, words)
+    if given.write:
+        put(name, [f"{head}{machine()}", "", *lines])
+
+
+def rendered(template: str, **values: object) -> str:
+    """The text of a page, of a template that stands beside the benchmarks."""
+    rules = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return rules.from_string(Path(__file__).with_name(template).read_text(encoding="utf-8")).render(values)
+
+
+def part(items: Sequence[Item], text: str) -> list[Item]:
+    """`K/N`: every N-th from the K-th, counted from 0. ValueError for anything else."""
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise ValueError(f"--part is K/N with K below N, such as 0/2, got {text!r}")
+    return list(items)[int(number) :: int(count)]
+
+
+def logged(path: Path | None) -> list[dict[str, Any]]:
+    """The entries of a file of JSON lines, none where it is not there; a last line that was cut off is none."""
+    text = path.read_text(encoding="utf-8") if path and path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def log(path: Path, entry: Mapping[str, Any]) -> None:
+    """Adds an entry; a line that was cut off before it is dropped."""
+    text = path.read_bytes() if path.exists() else b""
+    with path.open("ab") as stream:
+        stream.truncate(text.rfind(b"\n") + 1)
+        stream.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+
+
 def fresh(*words: str, environment: Mapping[str, str] | None = None, cache: str = "off") -> str:
     """What a fresh interpreter prints, on one thread, with this clone's autoshard."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -91,18 +131,6 @@ def fresh(*words: str, environment: Mapping[str, str] | None = None, cache: str 
 def measured(name: str, *words: str) -> Any:
     """What a benchmark measures in a fresh process, as the JSON of the last line that it prints."""
     return json.loads(fresh("-W", "ignore", "-m", f"benchmarks.{name}", "--measure", *words).splitlines()[-1])
-
-
-def medians(name: str, repeat: int, *words: str) -> dict[str, Any]:
-    """One measurement in `repeat` fresh processes: the median of every number, also of those in a table below."""
-    runs = [measured(name, *words) for _ in range(repeat)]
-    found = dict(runs[0])
-    for key, value in runs[0].items():
-        if isinstance(value, dict):
-            found[key] = {part: statistics.median(run[key][part] for run in runs) for part in value}
-        elif isinstance(value, int | float):
-            found[key] = statistics.median(run[key] for run in runs)
-    return found
 
 
 def ranks(name: str, count: int, *words: str, seconds: float = 900.0) -> Any:

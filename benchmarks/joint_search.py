@@ -11,10 +11,18 @@ import argparse
 import json
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from autoshard.cluster.device_kinds import orders
+from autoshard.cluster.hardware import load_hardware
+from autoshard.graph_capture.capture import capture
+from autoshard.joint.blocks.block_line import block_line
+from autoshard.joint.config_space import ConfigSpace
+from autoshard.joint.joint_search import joint_search
 from benchmarks import harness
 from benchmarks.harness import GPT2, LLAMA
 
@@ -25,7 +33,7 @@ class Case:
 
     title: str
     model: str
-    sizes: tuple[tuple[str, int], ...]
+    sizes: dict[str, int]
     hardware: str
     devices: int
     batch: int
@@ -33,48 +41,16 @@ class Case:
     precision: str = "bf16-mixed"
 
 
-def on_both(hardware: str, devices: int, most_seconds: float) -> Case:
-    """Of two kinds of devices, which one or both have."""
-    sizes = (("batch", 4), ("sequence", 1024), ("layers", 32), ("hidden", 2560), ("inner", 6912), ("heads", 20),
-             ("heads_of_keys", 20))  # fmt: skip
-    return Case("Llama 3B, sequence 1024", LLAMA, sizes, hardware, devices, 512, most_seconds, "fp16-mixed")
-
-
 CASES = {
-    "gpt3": Case(
-        "GPT-3 175B, sequence 2048", GPT2,
-        (("batch", 4), ("sequence", 2048), ("n_layer", 96), ("n_embd", 12288), ("n_head", 96)),
-        "a100-80g-sxm", 1024, 1536, 60.0,
-    ),
-    "llama-70b": Case(
-        "Llama 70B, sequence 4096", LLAMA,
-        (("batch", 4), ("sequence", 4096), ("layers", 80), ("hidden", 8192), ("inner", 28672), ("heads", 64),
-         ("heads_of_keys", 8)),
-        "h100-80g-sxm", 256, 1024, 60.0,
-    ),
-    "1t": Case(
-        "GPT 1T, sequence 2048", GPT2,
-        (("batch", 4), ("sequence", 2048), ("n_layer", 128), ("n_embd", 25600), ("n_head", 160)),
-        "a100-80g-sxm", 3072, 3072, 120.0,
-    ),
-    "both": on_both("a100-80g-sxm:8,v100-32g-sxm2:8", 16, 120.0),
-    "a100": on_both("a100-80g-sxm", 8, 60.0),
-    "v100": on_both("v100-32g-sxm2", 8, 60.0),
-    "as-v100": on_both("v100-32g-sxm2", 16, 60.0),
-}  # fmt: skip
+    key: Case(**given) for key, given in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+}
+MODELS = {"gpt2": GPT2, "llama": LLAMA}
 
 
 def measure(name: str) -> dict[str, Any]:
     """In this process."""
-    from autoshard.cluster.device_kinds import orders
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.graph_capture.capture import capture
-    from autoshard.joint.blocks.block_line import block_line
-    from autoshard.joint.config_space import ConfigSpace
-    from autoshard.joint.joint_search import joint_search
-
     case = CASES[name]
-    graph = capture(case.model, dict(case.sizes), case.precision)
+    graph = capture(MODELS[case.model], case.sizes, case.precision)
     hardware, line = load_hardware(case.hardware), block_line(graph)
     begun = time.process_time()
     space = ConfigSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
@@ -131,9 +107,7 @@ def main() -> int:
             late |= made["cpu_seconds"] > CASES[name].most_seconds
             yield row(name, made)
 
-    lines = harness.table(HEADER, rows(), 1)
-    if options.write:
-        harness.put("joint_search", [harness.machine(), "", *lines])
+    harness.publish(options, "joint_search", HEADER, rows(), 1)
     return int(late)
 
 

@@ -1,4 +1,4 @@
-"""Reads published measurements from a folder (nothing of it is in this repository), as columns to fit models to.
+"""Published measurements of kernels, from a folder (nothing of it is in this repository), and the models of them.
 
 Left out, by rules fixed beforehand: collectives that took over 1.25 times as long as the next larger message of the
 same kind and group; attention with a window or from other kernels than flash-attention; nothing of the products.
@@ -7,14 +7,16 @@ same kind and group; attention with a window or from other kernels than flash-at
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from autoshard.calibrate import Rows
-from autoshard.calibrate.fitted_models import GROUPS
-from autoshard.cluster.hardware import Hardware
+from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate
+from autoshard.calibrate.fitted_models import GROUPS, Model
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.cluster.topology import ring_share
 
 PROFILES = {
@@ -141,3 +143,48 @@ def inner_sizes(rows: Rows, generator: np.random.Generator) -> np.ndarray:
     size = rows["bytes"]
     held: np.ndarray = (generator.random(len(size)) < SIZES_OUT) & (size > size.min()) & (size < size.max())
     return held
+
+
+# --- models of them ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Rows of one device, the model that is fitted to them, and what a draw holds out; of collectives their `names`."""
+
+    hardware: Hardware
+    rows: Rows
+    model: Model
+    held_out: Callable[[Rows, np.random.Generator], np.ndarray]
+    names: tuple[str, ...] = ()
+
+    def cross_validated(self) -> tuple[np.ndarray, np.ndarray]:
+        """Over ten draws: places of the rows held out, and their errors."""
+        return cross_validate(self.model, self.rows, partial(self.held_out, self.rows))
+
+
+def measured(kind: str, data: Path, device: str) -> Measured:
+    """`kind`: matmul, attention or collective, as in a cost model."""
+    hardware = load_hardware(PROFILES[device])
+    if kind == "matmul":
+        model: Model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
+        return Measured(hardware, products(data, device), model, weight_shapes)
+    if kind == "attention":
+        model = Attention(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
+        return Measured(hardware, attention(data, device), model, any_rows)
+    latency, only_sums = hardware.links[0].latency_seconds, device == "v100"
+    file = "nccl_allreduce_v100_a100.csv" if only_sums else "nccl_collectives.csv"
+    rows, names = collectives(data / file, device, hardware)
+    whole = Collectives(latency, in_network=bool(rows["reduced"].any()))
+    model = Collectives(latency, ("all_reduce",), ramps=False) if only_sums else whole
+    return Measured(hardware, rows, model, inner_sizes, tuple(names))
+
+
+def work(kind: str, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """FLOPs and bytes of products, or of causal attention."""
+    if kind == "matmul":
+        size, n, k = rows["m"], rows["n"], rows["k"]
+        return 2 * size * n * k, rows["item_bytes"] * (size * k + k * n + size * n)
+    batch, length, heads, head = rows["batch"], rows["length"], rows["heads"], rows["head_dim"]
+    traffic = rows["item_bytes"] * batch * length * head * 2 * (heads + rows["kv_heads"])
+    return 2 * batch * heads * length**2 * head, traffic

@@ -2,20 +2,27 @@
 
 python -m benchmarks.memory_limits [--only "GPT-2, 12 layers"] [--mesh dp=8,tp=8] [--seconds 60] [--write]
 
-Each model and mesh is a process of its own; capture and formulation are apart. --write puts the rows into the table as
-they come; those of other models and meshes stay.
+Each model and mesh is a process of its own; capture and formulation are apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
+from autoshard import solvers
+from autoshard.cluster.hardware import load_hardware
+from autoshard.errors import InfeasibleError
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.graph_json import load
+from autoshard.ir.mesh import Mesh
+from autoshard.solvers.common.solver_options import Clock, Computing, Options
 from benchmarks import harness
 
 HARDWARE = "h100-80g-sxm"
@@ -33,13 +40,6 @@ SHARES = (0.95, 0.8, 0.6)  # of the fastest plan's peak
 
 def measure(graph_file: str, mesh: str, limit_seconds: float) -> list[dict[str, Any]]:
     """A row of each limit, in this process; `limit_seconds` of computing are the most for one solve."""
-    from autoshard import solvers
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.errors import InfeasibleError
-    from autoshard.formulation.formulate import formulate
-    from autoshard.ir.graph_json import load
-    from autoshard.ir.mesh import Mesh
-    from autoshard.solvers.common.solver_options import Clock, Computing, Options
 
     def options() -> Options:
         return Options(clock=Clock(limit_seconds, timer=Computing()))
@@ -69,41 +69,25 @@ def lines(model: str, mesh: str, rows: list[dict[str, Any]]) -> Iterator[str]:
         yield harness.cells(*cells)
 
 
-def together(new: list[str]) -> list[str]:
-    """The rows of the last table with those of `new` in place of the same model's and mesh's."""
-    last = re.search(r"<!-- memory_limits: .*?<!-- memory_limits end -->", harness.README.read_text("utf-8"), re.DOTALL)
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for part in (last[0].splitlines() if last else [], new):
-        known: dict[tuple[str, ...], list[str]] = {}
-        for line in part:
-            cells = [cell.strip() for cell in line.strip("| ").split("|")]
-            if len(cells) == len(HEADER) and cells[0] in MODELS:
-                known.setdefault(tuple(cells[:2]), []).append(line)
-        rows |= known
-    order = [(model, mesh.replace(",", " ")) for model in MODELS for mesh in MESHES]
-    return [line for key in order for line in rows.get(key, [])]
-
-
 def main() -> None:
     parser = harness.options(__doc__, MODELS, graphs=True)
     parser.add_argument("--mesh", choices=MESHES, action="append")
     parser.add_argument("--seconds", type=float, default=60.0, help="of computing, the most for one solve")
     parser.add_argument("--measure", nargs=2, metavar=("GRAPH", "MESH"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(*arguments.measure, arguments.seconds)))
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(*options.measure, options.seconds)))
         return
-    found: list[str] = []
-    with harness.kept(arguments.graphs) as folder:
-        for model in arguments.only or MODELS:
-            for mesh in arguments.mesh or MESHES:
-                graph = harness.captured(folder, model, *MODELS[model], "bf16-mixed")
-                rows = harness.measured("memory_limits", str(graph), mesh, "--seconds", str(arguments.seconds))
-                found += lines(model, mesh, rows)
-                print("\n".join(found[-1 - len(SHARES) :]), flush=True)
-                if arguments.write:
-                    head = f"At most {arguments.seconds:.0f} s of computing each; {harness.machine()}"
-                    harness.put("memory_limits", [head, "", *harness.table(HEADER, together(found))])
+
+    def rows(folder: Path) -> Iterator[str]:
+        for model, mesh in product(options.only or MODELS, options.mesh or MESHES):
+            graph = harness.captured(folder, model, *MODELS[model], "bf16-mixed")
+            found = harness.measured("memory_limits", str(graph), mesh, "--seconds", str(options.seconds))
+            yield from lines(model, mesh, found)
+
+    with harness.kept(options.graphs) as folder:
+        head = f"At most {options.seconds:.0f} s of computing each; "
+        harness.publish(options, "memory_limits", HEADER, rows(folder), head=head)
 
 
 if __name__ == "__main__":

@@ -37,37 +37,42 @@ class Mutant:
 
 def mutants(file: str, source: str) -> list[tuple[Mutant, Callable[[], str]]]:
     """Each with what makes the text of the file that has it; equal ones are numbered in order."""
-    tree = ast.parse(source)
     counts: dict[tuple[str, ...], int] = {}
     found = []
-    for path, function in _places(tree):
-        node = _at(tree, path)
-        for kind, made in _faults(node):
+    for place, (node, function) in enumerate(_places(ast.parse(source))):
+        for fault, (kind, made) in enumerate(_faults(node)):
             key = (function, _text(node), _text(made))
             counts[key] = number = counts.get(key, -1) + 1
             mutant = Mutant(file, function, kind, key[1], key[2], number)
-            found.append((mutant, partial(_with, tree, path, made)))
+            found.append((mutant, partial(_planted, source, place, fault)))
     return found
 
 
-Path = tuple[tuple[str, int | None], ...]
+def _planted(source: str, place: int, fault: int) -> str:
+    """The file with a fault of one of its places."""
+    tree = ast.parse(source)
+    node, _ = list(_places(tree))[place]
+    _, made = list(_faults(node))[fault]
+    return ast.unparse(ast.fix_missing_locations(_Swap(node, made).visit(tree))) + "\n"
 
 
-def _places(tree: ast.AST) -> Iterator[tuple[Path, str]]:
-    """Paths to all nodes that run, with the names of the functions around them."""
-    stack: list[tuple[ast.AST, Path, str]] = [(tree, (), "")]
-    while stack:
-        node, path, function = stack.pop()
-        yield path, function
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            function = f"{function}.{node.name}".strip(".")
-        children = []
-        for name, value in ast.iter_fields(node):
-            items = [(value, (name, None))] if isinstance(value, ast.AST) else []
-            if isinstance(value, list):
-                items = [(item, (name, i)) for i, item in enumerate(value) if isinstance(item, ast.AST)]
-            children += [(child, (*path, step), function) for child, step in items if _runs(node, name, child)]
-        stack.extend(reversed(children))
+class _Swap(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self.new if node is self.old else self.generic_visit(node)
+
+
+def _places(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """All nodes that run, with the names of the functions around them."""
+    yield node, function
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        function = f"{function}.{node.name}".strip(".")
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and _runs(node, name, child):
+                yield from _places(child, function)
 
 
 def _runs(parent: ast.AST, name: str, child: ast.AST) -> bool:
@@ -151,28 +156,6 @@ def _replaced(node: ast.AST, name: str, value: object) -> ast.AST:
     made = copy.copy(node)
     setattr(made, name, value)
     return made
-
-
-def _at(tree: ast.AST, path: Path) -> ast.AST:
-    for name, index in path:
-        tree = getattr(tree, name) if index is None else getattr(tree, name)[index]
-    return tree
-
-
-def _with(tree: ast.AST, path: Path, made: ast.AST) -> str:
-    """The file with `made` at `path`."""
-    whole = copy.copy(tree)
-    node = whole
-    for depth, (name, index) in enumerate(path):
-        child = made if depth == len(path) - 1 else copy.copy(_at(tree, path[: depth + 1]))
-        if index is None:
-            setattr(node, name, child)
-        else:
-            items = list(getattr(node, name))
-            items[index] = child
-            setattr(node, name, items)
-        node = child
-    return ast.unparse(ast.fix_missing_locations(whole)) + "\n"
 
 
 def _text(node: ast.AST) -> str:

@@ -5,9 +5,8 @@
 Steps take turns: one of each way, again and again, so that what else the machine does meets all alike. Medians over
 the rounds, of rank 0; processor time is that of the whole process, all threads. The references are torch's tutorials
 at default settings: DistributedDataParallel, `fully_shard` of every block and of the whole, `parallelize_module` with
-column- and row-wise linears, and with 4 processes the two together; and Megatron's column- and row-parallel linears by
-hand (`plain_tensor_parallel.py`). All clip by the norm and update with AdamW. DTensor's tensor parallelism knows no
-`Conv1D`: GPT-2 has none of it.
+column- and row-wise linears, and with 4 processes the two together. All clip by the norm and update with AdamW.
+DTensor's tensor parallelism knows no `Conv1D`: GPT-2 has none of it.
 """
 
 from __future__ import annotations
@@ -22,58 +21,92 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
-from benchmarks.overlap_models import FILE, MODELS
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-BY_HAND = "ColumnParallel and RowParallel"
+from autoshard.cluster.hardware import load_hardware
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.mesh import Mesh
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.verification.ranks.loaded_package import load_package
+from benchmarks import harness
+from tests.meter import Meter
+
+Built = tuple[nn.Module, tuple[Tensor, Tensor]]
+
 # name -> strategy, mesh of so many processes, and what it is measured against
-WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "emitted dp": ("dp", "dp={n}", ("DDP",)),
-    "emitted zero": ("fsdp", "dp={n}", ("FSDP2",)),
-    "emitted tp": ("megatron", "tp={n}", ("parallelize_module", BY_HAND)),
-    "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", ("FSDP2 and parallelize_module",)),
+WAYS = {
+    "emitted dp": ("dp", "dp={n}", "DDP"),
+    "emitted zero": ("fsdp", "dp={n}", "FSDP2"),
+    "emitted tp": ("megatron", "tp={n}", "parallelize_module"),
+    "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", "FSDP2 and parallelize_module"),
 }
+VOCABULARY = 2048
+SIZES = {"small": (64, 32, 4), "large": (512, 128, 4)}  # width, tokens of a sequence, layers: one bound by the host
 Step = Callable[[], Any]
 
 
-# --- plans ---
+# --- models and plans ---
 
 
-def ways(model: str, processes: int) -> dict[str, tuple[str, str, tuple[str, ...]]]:
-    """Those that can be."""
-    fitting = [way for way in WAYS if way != {2: "emitted 2x2", 4: "emitted tp"}.get(processes)]  # two heads of keys
-    found: dict[str, tuple[str, str, tuple[str, ...]]] = {}
-    for way in fitting:
-        strategy, mesh, others = WAYS[way]
-        known = tuple(other for other in others if model != "gpt2" or "parallelize_module" not in other)
-        found |= {way: (strategy, mesh, known)} if known else {}
-    return found
+class WithLoss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=input_ids, labels=labels, use_cache=False).loss
+        return loss
 
 
-def axes(mesh: str, processes: int) -> dict[str, int]:
-    return {name: int(size) for name, _, size in (axis.partition("=") for axis in mesh.format(n=processes).split(","))}
+def gpt2(size: str = "small", batch: int = 8) -> Built:
+    width, length, layers = SIZES[size]
+    sizes = {"n_embd": width, "n_layer": layers, "n_head": 4, "n_positions": length, "vocab_size": VOCABULARY}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return _with_words(GPT2LMHeadModel(GPT2Config(**sizes, **dropout)), batch, length)
+
+
+def llama(size: str = "small", batch: int = 8) -> Built:
+    width, length, layers = SIZES[size]
+    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": length}
+    return _with_words(LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes, **heads)), batch, length)
+
+
+def _with_words(model: nn.Module, batch: int, length: int) -> Built:
+    words = torch.randint(1, VOCABULARY, (batch, length))
+    return WithLoss(model), (words, words.clone())
+
+
+MODELS = {"gpt2": gpt2, "llama": llama}
+
+
+def ways(model: str, processes: int) -> dict[str, tuple[str, str, str]]:
+    """Those that can be: a Llama here has two heads of keys, and DTensor's tensor parallelism takes no GPT-2."""
+    known = {way: own for way, own in WAYS.items() if way != {2: "emitted 2x2", 4: "emitted tp"}.get(processes)}
+    return {way: own for way, own in known.items() if model != "gpt2" or "parallelize_module" not in own[2]}
 
 
 def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     """The packages of all ways, in folders by their names."""
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.mesh import Mesh
-    from autoshard.search.search_request import SearchRequest
-    from autoshard.search.select_plan import search
 
-    graph, hardware = capture(f"{FILE}:{model}", {"size": size}, "fp32"), load_hardware("cpu-local")
+    graph, hardware = capture(f"{__file__}:{model}", {"size": size}, "fp32"), load_hardware("cpu-local")
     for way, (style, mesh, _) in ways(model, processes).items():
-        request = SearchRequest(Mesh(tuple(axes(mesh, processes).items())), strategy=style)
-        plan = search(graph, hardware, request)
-        harness.write_package(folder / way, plan, graph)
+        request = SearchRequest(Mesh.parse(mesh.format(n=processes)), strategy=style)
+        harness.write_package(folder / way, search(graph, hardware, request), graph)
 
 
 # --- the ways, in a process of the group ---
 
 
 def emitted(folder: Path, mesh_axes: dict[str, int], words: Any) -> Step:
-    from autoshard.verification.ranks.loaded_package import load_package
 
     package = load_package(folder)
     package.train.compute_gradients = package.recorder.compute_gradients  # nothing is recorded
@@ -87,18 +120,12 @@ def emitted(folder: Path, mesh_axes: dict[str, int], words: Any) -> Step:
 
 
 def reference(way: str, build: Callable[..., Any], size: str, rank: int, processes: int) -> Step:
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from benchmarks import plain_tensor_parallel
 
     model, words = build(size)
     model.train()
     parts, part = processes, rank
     if way == "DDP":
         model = torch.nn.parallel.DistributedDataParallel(model)
-    elif way == BY_HAND:
-        parts, part, model = 1, 0, plain_tensor_parallel.TensorParallel(model.model)
     else:
         tensor = {"FSDP2": 1, "parallelize_module": processes}.get(way, 2)
         parts, part = processes // tensor, rank // tensor
@@ -109,13 +136,12 @@ def reference(way: str, build: Callable[..., Any], size: str, rank: int, process
             _fully_sharded(model, mesh["dp"])
     batch = [x.chunk(parts)[part] for x in words]
     groups = _by_mesh(model)
-    clip = plain_tensor_parallel.clip if way == BY_HAND else _clip
     optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=3e-4, fused=True)
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
         model(*batch).backward()
-        clip(groups)
+        _clip(groups)
         optimizer.step()
 
     return step
@@ -131,8 +157,6 @@ def _by_mesh(model: Any) -> list[list[Any]]:
 
 def _clip(groups: list[list[Any]]) -> None:
     """To a norm of 1."""
-    import torch
-    from torch.distributed.tensor import DTensor
 
     if len(groups) == 1:
         torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
@@ -145,7 +169,6 @@ def _clip(groups: list[list[Any]]) -> None:
 
 
 def _fully_sharded(model: Any, mesh: Any) -> None:
-    from torch.distributed.fsdp import fully_shard
 
     for module in model.modules():
         if type(module).__name__ in ("GPT2Block", "LlamaDecoderLayer"):
@@ -155,8 +178,6 @@ def _fully_sharded(model: Any, mesh: Any) -> None:
 
 def _tensor_parallel(model: Any, mesh: Any) -> None:
     """As torch's tutorial of tensor parallelism: blocks, embedding and head; without sequence parallelism."""
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     columns, rows = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"), (
         "self_attn.o_proj", "mlp.down_proj")  # fmt: skip
@@ -172,7 +193,6 @@ def _tensor_parallel(model: Any, mesh: Any) -> None:
 
 def collectives(step: Step) -> Counter[str]:
     """What one step calls of the process groups."""
-    import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         step()
@@ -183,8 +203,6 @@ def collectives(step: Step) -> Counter[str]:
 def peak_bytes(step: Step) -> int:
     """Most bytes of tensors alive in one step on this process, above its parameters and optimizer state: every result
     of an operator counts, as `tests/meter.py` does; what gloo copies inside a collective too, of both."""
-    from tests.meter import Meter
-
     with Meter([]) as meter:
         meter.phase = "step"
         step()
@@ -193,8 +211,6 @@ def peak_bytes(step: Step) -> int:
 
 def work(options: argparse.Namespace) -> None:
     """One process of the group."""
-    import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -203,9 +219,10 @@ def work(options: argparse.Namespace) -> None:
     (model,), (size,) = options.models, options.sizes
     words = MODELS[model](size)[1]
     steps: dict[str, Step] = {}
-    for way, (_, mesh, others) in ways(model, processes).items():
-        steps[way] = emitted(Path(options.work) / way, axes(mesh, processes), words)
-        steps |= {other: reference(other, MODELS[model], size, rank, processes) for other in others}
+    for way, (_, mesh, other) in ways(model, processes).items():
+        axes = dict(Mesh.parse(mesh.format(n=processes)).axes)
+        steps[way] = emitted(Path(options.work) / way, axes, words)
+        steps[other] = reference(other, MODELS[model], size, rank, processes)
     found = harness.in_turns(steps, options.rounds)
     counts = {way: collectives(step) for way, step in steps.items()}
     peaks = {way: peak_bytes(step) for way, step in steps.items()}
@@ -223,7 +240,7 @@ def rows(model: str, size: str, processes: int, options: argparse.Namespace) -> 
         write_packages(model, size, processes, Path(folder))
         words = ["--work", folder, "--models", model, "--sizes", size, "--rounds", str(options.rounds)]
         found = harness.ranks("overlap", processes, *words, seconds=options.timeout)
-    for way, other in ((way, other) for way, (_, _, others) in ways(model, processes).items() for other in others):
+    for way, (_, _, other) in ways(model, processes).items():
         one, two = found[way], found[other]
         yield harness.cells(
             f"{model} {size}", processes,
@@ -258,9 +275,8 @@ def main() -> None:
         work(options)
         return
     cases = product(options.models, options.sizes, options.processes)
-    lines = harness.table(HEADER, (line for case in cases for line in rows(*case, options)), 3)
-    if options.write:
-        harness.put("overlap", [f"Medians of {options.rounds}; {harness.machine()}", "", *lines])
+    lines = (line for case in cases for line in rows(*case, options))
+    harness.publish(options, "overlap", HEADER, lines, 3, head=f"Medians of {options.rounds}; ")
 
 
 if __name__ == "__main__":

@@ -130,11 +130,9 @@ def main() -> None:
     compileall.compile_dir(ROOT / "autoshard", quiet=1)
     rows = [row for row in ROWS if not arguments.only or row[0] in arguments.only]
     if arguments.next:
-        name, found = "second_plan", harness.table(NEXT_HEADER, next_lines(rows))
+        harness.publish(arguments, "second_plan", NEXT_HEADER, next_lines(rows))
     else:
-        name, found = "plan_seconds", harness.table(HEADER, lines(rows))
-    if arguments.write:
-        harness.put(name, [harness.machine(), "", *found])
+        harness.publish(arguments, "plan_seconds", HEADER, lines(rows))
 
 
 if __name__ == "__main__":

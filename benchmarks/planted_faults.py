@@ -14,7 +14,6 @@ import argparse
 import ast
 import contextlib
 import io
-import json
 import math
 import os
 import pickle
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.text.tables import table
+from benchmarks import harness
 from benchmarks.harness import ROOT
 from benchmarks.mutants import Mutant, mutants
 from docs.folders import order
@@ -95,8 +95,6 @@ def _files() -> Iterator[Path]:
 
 def explained() -> dict[str, str]:
     """Name of a fault -> why the program is the same with it."""
-    if not LISTED.exists():
-        return {}
     return {entry["fault"]: entry["reason"] for entry in tomllib.loads(LISTED.read_text("utf-8"))["equivalent"]}
 
 
@@ -365,14 +363,6 @@ def page(outcomes: Sequence[tuple[Mutant, str]]) -> list[Sequence[str]]:
     return rows
 
 
-def _logged(path: Path | None) -> dict[str, str]:
-    """Fault -> what caught it, "" for nothing."""
-    if not path or not path.exists():
-        return {}
-    entries = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    return {entry["fault"]: entry["by"] for entry in entries}
-
-
 def _plans(path: Path | None) -> bytes:
     if path and path.exists():
         return path.read_bytes()
@@ -402,11 +392,11 @@ def main() -> int:
 
     torch.set_num_threads(1)
     start, reasons = time.perf_counter(), explained()
-    first, step = (int(word) for word in options.part.split("/"))
-    faults = [f for f in drawn(options.seed, options.count)[first::step] if options.only in f[0].name]
+    faults = harness.part(drawn(options.seed, options.count), options.part)
+    faults = [fault for fault in faults if options.only in fault[0].name]
     plans, known = _plans(options.plans), set[str]()
     print(f"plans made in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    outcomes, before = [], _logged(options.log)
+    outcomes, before = [], {entry["fault"]: entry["by"] for entry in harness.logged(options.log)}
     for number, (mutant, text) in enumerate(faults):
         if time.perf_counter() - start > 60 * options.minutes:
             print(f"{number} of {len(faults)} faults ran in {options.minutes:g} minutes")
@@ -420,9 +410,8 @@ def main() -> int:
         seconds = time.perf_counter() - start
         print(f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}", file=sys.stderr, flush=True)
         if options.log and (by != SURVIVED or not options.without_tests):
-            with options.log.open("a") as stream:
-                told = by if ":" in by else ""
-                stream.write(json.dumps({"fault": mutant.name, "kind": mutant.kind, "by": told}) + "\n")
+            told = by if ":" in by else ""
+            harness.log(options.log, {"fault": mutant.name, "kind": mutant.kind, "by": told})
     print("\n".join(table(page(outcomes))))
     survived = [mutant.name for mutant, by in outcomes if by == SURVIVED]
     print("\n".join(f"missed: {name}" for name in survived))

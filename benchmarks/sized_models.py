@@ -81,21 +81,6 @@ def t5(batch: int = 16, sequence: int = 512, labels: int = 512) -> Built:
     return WithLoss(lambda: T5ForConditionalGeneration(config), _of_words), _words(batch, sequence, labels)
 
 
-def whisper(batch: int = 64, labels: int = 128) -> Built:
-    """Small, 30 seconds of sound each."""
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    one = {"layers": 12, "attention_heads": 12, "ffn_dim": 3072}
-    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in one.items()}
-    config = WhisperConfig(d_model=768, **sides, use_cache=False)
-
-    def of_sound(model: Any, sound: Tensor, words: Tensor) -> Tensor:
-        return model(input_features=sound, labels=words, use_cache=False).loss
-
-    inputs = torch.randn(batch, 80, 3000), *_words(batch, labels, most=1000)
-    return WithLoss(lambda: WhisperForConditionalGeneration(config), of_sound), inputs
-
-
 def mixtral(batch: int = 8, sequence: int = 512) -> Built:
     """Eight layers of 1024 with eight experts."""
     from transformers import MixtralConfig, MixtralForCausalLM

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,18 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, host_of
 from autoshard.estimate.transformer import TrainingRun, Transformer
-from benchmarks.published_rows import Step
+from benchmarks.published_rows import (
+    Step,
+    ascend,
+    b200,
+    bloom,
+    fsdp_runs,
+    mindspeed,
+    mpt,
+    nvidia,
+    published,
+    single_rows,
+)
 
 Floats = NDArray[np.float64]
 GIB = 2**30
@@ -39,6 +51,23 @@ def seconds_of(rows: Sequence[Step], host: Host | None = None) -> Floats:
 def both_ways(row: Step) -> list[Step]:
     kinds = ("none", "full") if row.again == "half" else (row.run.recompute,)
     return [replace(row, run=replace(row.run, recompute=kind)) for kind in kinds]
+
+
+def that_ran(data: Path) -> dict[str, list[Step]]:
+    """By table, the runs that ran, so that they must fit. Half of the layers computed again lies between none and all:
+    all is what is known to fit."""
+    return {
+        "NVIDIA's recipes": list(nvidia(data)),
+        "MindSpeed-LLM 1.0.RC3, 910B": list(mindspeed(data)),
+        "MindSpeed-LLM 1.0.RC1, MindFormers": list(ascend()),
+        "Megatron-Core on B200": list(b200(data)),
+        "Megatron-Core on H100": list(published("megatron_core")),
+        "BLOOM's plans": [row for row in bloom(data) if not row.full],
+        "torchtitan and fms-fsdp": [both_ways(row)[-1] for row in fsdp_runs()],
+        "torchtitan in float8": list(published("float8")),
+        "MPT by FSDP": list(mpt(data)),
+        "Megatron-LM on A100": [*single_rows(data), *published("scaling"), *published("selective")],
+    }
 
 
 def measured(rows: Sequence[Step]) -> Floats:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
+from autoshard.calibrate import Rows, fit
 from autoshard.calibrate.fitted_models import GROUPS
 from autoshard.calibrate.least_squares import take
 from autoshard.cluster.hardware import Hardware, load_hardware
@@ -59,47 +58,34 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 KERNEL_HEADER = ("device", "shapes", "predictions", "error", "bias", "roofline", "half of the peak")
 
 
-def _kernel_rows(
-    device: str, held: tuple[np.ndarray, np.ndarray], rows: Rows, flops: np.ndarray, traffic: np.ndarray,
-    parts: Sequence[tuple[str, np.ndarray]],
-) -> Iterator[list[str]]:  # fmt: skip
-    hardware = load_hardware(m.PROFILES[device])
-    peak = hardware.peak_flops("bfloat16")
-    places, errors = held
-    roofline = errors_of(np.maximum(flops / peak, traffic / hardware.memory_bandwidth), rows["seconds"])
-    constant = errors_of(flops / (peak * CONSTANT_EFFICIENCY), rows["seconds"])
-    for name, chosen in parts:
-        own, there = errors[chosen[places]], chosen.nonzero()[0]
-        shown = (absolute(own), signed(own), absolute(roofline[there]), absolute(constant[there]))
-        yield [device.upper(), name, str(len(own)), *shown]
+def _kernels(kind: str, devices: Sequence[str], data: Path, size: str, name: str, least: int) -> list[str]:
+    """Of shapes below and from `least` on; `size`: the column, shown as `name`."""
+    found = []
+    for device in devices:
+        own = m.measured(kind, data, device)
+        peak, bandwidth = own.hardware.peak_flops("bfloat16"), own.hardware.memory_bandwidth
+        flops, traffic = m.work(kind, own.rows)
+        places, errors = own.cross_validated()
+        roofline = errors_of(np.maximum(flops / peak, traffic / bandwidth), own.rows["seconds"])
+        constant = errors_of(flops / (peak * CONSTANT_EFFICIENCY), own.rows["seconds"])
+        for words, chosen in (
+            (f"{name} < {least}", own.rows[size] < least),
+            (f"{name} >= {least}", own.rows[size] >= least),
+        ):
+            held = errors[chosen[places]]
+            shown = (absolute(held), signed(held), absolute(roofline[chosen]), absolute(constant[chosen]))
+            found.append([device.upper(), words, str(len(held)), *shown])
+    return table(KERNEL_HEADER, found)
 
 
 def products(data: Path) -> list[str]:
     """Matrix products: half of the weight shapes held out in each draw."""
-    found: list[list[str]] = []
-    for device in ("a100", "h100", "h200", "b200"):
-        hardware, rows = load_hardware(m.PROFILES[device]), m.products(data, device)
-        model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
-        held = cross_validate(model, rows, partial(m.weight_shapes, rows))
-        size_m, n, k = rows["m"], rows["n"], rows["k"]
-        parts = [("m < 1024", size_m < 1024), ("m >= 1024", size_m >= 1024)]
-        traffic = rows["item_bytes"] * (size_m * k + k * n + size_m * n)
-        found += _kernel_rows(device, held, rows, 2 * size_m * n * k, traffic, parts)
-    return table(KERNEL_HEADER, found)
+    return _kernels("matmul", ("a100", "h100", "h200", "b200"), data, "m", "m", 1024)
 
 
 def attention(data: Path) -> list[str]:
     """Causal attention: half of the rows held out in each draw."""
-    found: list[list[str]] = []
-    for device in ("a100", "h100"):
-        hardware, rows = load_hardware(m.PROFILES[device]), m.attention(data, device)
-        model = Attention(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
-        held = cross_validate(model, rows, partial(m.any_rows, rows))
-        batch, length, heads, head = rows["batch"], rows["length"], rows["heads"], rows["head_dim"]
-        traffic = rows["item_bytes"] * batch * length * head * 2 * (heads + rows["kv_heads"])
-        parts = [("s < 2048", length < 2048), ("s >= 2048", length >= 2048)]
-        found += _kernel_rows(device, held, rows, 2 * batch * heads * length**2 * head, traffic, parts)
-    return table(KERNEL_HEADER, found)
+    return _kernels("attention", ("a100", "h100"), data, "length", "s", 2048)
 
 
 LAYOUTS = {"TN": ("forward", ""), "NN": ("gradient of the input", "dgrad"), "NT": ("gradient of the weight", "wgrad")}
@@ -148,11 +134,10 @@ def collectives(data: Path) -> list[str]:
     """NCCL in one node: 15 % of the inner sizes held out in each draw."""
     found, everything = [], []
     for device in ("a100", "h100", "h200", "b200"):
-        hardware = load_hardware(m.PROFILES[device])
-        rows, names = m.collectives(data / "nccl_collectives.csv", device, hardware)
-        model = Collectives(hardware.links[0].latency_seconds, in_network=bool(rows["reduced"].any()))
-        places, errors = cross_validate(model, rows, partial(m.inner_sizes, rows))
-        base, kinds = _baseline(rows, hardware), np.array(names)
+        measured = m.measured("collective", data, device)
+        rows, kinds = measured.rows, np.array(measured.names)
+        places, errors = measured.cross_validated()
+        base = _baseline(rows, measured.hardware)
         for name, shown in NAMES.items():
             own = kinds[places] == name
             found.append([device.upper(), shown, *_bands(errors[own], rows["bytes"][places[own]])])
@@ -179,9 +164,8 @@ def other_host(data: Path) -> list[str]:
 
 def link_graph(data: Path) -> list[str]:
     """V100: constants fitted to groups of 8 only; the graph of the links gives the others."""
-    hardware = load_hardware(m.PROFILES["v100"])
-    rows, _ = m.collectives(data / "nccl_allreduce_v100_a100.csv", "v100", hardware)
-    model = Collectives(hardware.links[0].latency_seconds, ("all_reduce",), ramps=False)
+    measured = m.measured("collective", data, "v100")
+    hardware, rows, model = measured.hardware, measured.rows, measured.model
     constants = fit(model, take(rows, rows["members"] == 8)).constants
     errors = errors_of(model.seconds(constants, rows), rows["seconds"])
     link = hardware.links[0].bandwidth / hardware.links[0].graph.degree * hardware.links[0].efficiency

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.errors import UserError
 from autoshard.ir.problem import Floats, Integers, Problem
-from autoshard.solvers import Options, audited, solve
+from autoshard.solvers import audited
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.infeasibility import none_fits
-from autoshard.solvers.common.result import OPTIMAL, Solution, finish, tightened
+from autoshard.solvers.common.result import Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.system.process_memory import infrequent_gc
 from autoshard.units import ROUNDING
@@ -33,8 +32,6 @@ from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch, polished
 from benchmarks.contest.node_rows import cheapest
 from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
 
-_LARGE = 500  # nodes: below, elimination is tried at once
-_TRIAL = 0.03  # of the time, for exact elimination where contraction leaves much
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 400  # of messages, at most
 _FIRST = 20  # rounds before the first plan is polished; then of twice as many each time
@@ -43,7 +40,6 @@ _POLISHING = 0.15  # of the time of rounds, for the plan of the last ones
 _LAST = 10  # rounds: of their plans the one to start from
 _PATIENCE = 1.5  # times the time of rounds, until a plan comes out of one that is not poor
 _POOL = 5  # plans that are combined with a new one
-_SHARE = 0.6  # of the time that is left, for a step before others
 _CLIMB = 0.25  # the same for messages, where they do most of the work
 _FOLLOW = 0.6  # the same for a plan that prices follow
 _FOLLOWED, _FOLLOWS = 50, 2  # moves of one, at most; such plans, where no clock ends them
@@ -58,6 +54,7 @@ _MOVES, _NODES, _MOST_MOVES = 3, 20_000, 60  # narrow ones in a row: as many as 
 _USUAL = 0.8  # of the steps go the way that gained more in its time
 _FORGET = 0.7  # of what a way gained before
 _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
+_SHARE = 0.6  # of the time that is left, for a step before others
 _THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
 _THIN_CLIMB = 100  # rounds of messages before
 _THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
@@ -67,32 +64,8 @@ _SECTION = 20_000  # edge variables of one section
 _SECTION_SECONDS = 3.0
 
 
-def contested(problem: Problem, clock: Clock) -> Solution:
-    """Exact elimination where a small part of the time is enough for it, else the search of this folder."""
-    if not worthwhile(problem):
-        try:
-            found = solve(problem, "dp", Options(clock=PartialClock(_TRIAL * clock.left, whole=clock)))
-        except UserError:
-            found = None
-        if found is not None and found.status == OPTIMAL:
-            return found
-    found = search(problem, clock)
-    return audited(problem, found.choice, found, clock.cut)
-
-
-def worthwhile(problem: Problem) -> bool:
-    """Whether contraction will make a large problem small: most of its values are fenced."""
-    if len(problem.nodes) < _LARGE:
-        return False
-    known: dict[int, bool] = {}
-    for value in problem.values:
-        if id(value.seconds) not in known:
-            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
-    return sum(known[id(value.seconds)] for value in problem.values) > len(problem.values) / 8
-
-
 def search(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
-    """The best plan found within the capacity, with a lower bound.
+    """The best plan found within the capacity, with a lower bound, both checked against the problem's own arrays.
 
     Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
     """
@@ -104,7 +77,8 @@ def search(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
     if run.best is None:
         raise none_fits(problem, run.exhausted)
     choice = run.core.lifted(run.best)
-    return finish(problem, choice, run.value if run.exhausted else run.bound, "dp", started, cut=clock.cut)
+    found = finish(problem, choice, run.value if run.exhausted else run.bound, "contest", started, cut=clock.cut)
+    return audited(problem, choice, found, clock.cut)
 
 
 class _PairwiseSearch:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from autoshard.errors import InvalidFileError
-from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
+from autoshard.ir.problem import Floats, Node, Problem, Value
 from autoshard.solvers.common.infeasibility import least, short
 from autoshard.solvers.common.result import none_within
 
@@ -34,9 +35,7 @@ def read(path: str | Path) -> Problem:
         data = Path(path).read_bytes()
         text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         content = json.loads(text)["problem"]
-        spans, costs, usages = (content["nodes"][key] for key in ("intervals", "costs", "usages"))
-        edges, limit = content["edges"], content["usage_limit"]
-        problem = _Reader().problem(spans, costs, usages, edges["nodes"], edges["costs"], limit)
+        problem = _problem(content)
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         what = f"no entry {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise InvalidFileError(f"{path} is not a problem in the contest's format: {what}") from error
@@ -51,93 +50,40 @@ def refuse_if_short(problem: Problem) -> None:
         raise short(problem, found.bytes - problem.capacity_bytes)
 
 
-class _Reader:
-    """Equal arrays become one object."""
+def _problem(content: Any) -> Problem:
+    """Equal tables become one object, and so do the numbers of choices."""
+    known: dict[tuple[object, ...], Any] = {}
 
-    def __init__(self) -> None:
-        self.known: dict[tuple[object, ...], Floats] = {}
-        self.ranges: dict[int, Integers] = {}
+    def once(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+        if key not in known:
+            known[key] = make()
+        return known[key]
 
-    def problem(self, spans: Any, costs: Any, usages: Any, pairs: Any, tables: Any, limit: Any) -> Problem:
-        if not len(spans) == len(costs) == len(usages) or len(pairs) != len(tables):
-            raise ValueError("the lists of a node's or an edge's entries differ in length")
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
-            raise ValueError(f"usage_limit is {limit!r}, expected a number")
-        times: Integers = np.array(spans, np.int64).reshape(-1, 2)
-        if (times < 0).any():
-            raise ValueError("an interval starts or stops before time 0")
-        own = [self.costs(f"node {n}", cost) for n, cost in enumerate(costs)]
-        kept = [self.usage(n, usage, len(own[n])) for n, usage in enumerate(usages)]
-        self.sizes = [len(cost) for cost in own]
-        self.values: list[Value] = []
-        for e, (members, table) in enumerate(zip(pairs, tables, strict=True)):
-            self.add_edge(e, members, self.costs(f"edge {e}", table))
-        nodes = tuple(
-            Node(f"node {n}", cost, usage, (start, stop))
-            for n, (cost, usage, (start, stop)) in enumerate(zip(own, kept, times.tolist(), strict=True))
-        )
-        horizon = max(1, int(times.max(initial=1)))
-        return Problem(nodes, tuple(self.values), float(limit), horizon)
-
-    def costs(self, what: str, entries: Any) -> Floats:
-        """An array without NaN or negative entries; forbidden ones infinite."""
+    def table(what: str, entries: Any, *shape: int) -> Floats:
         array = np.asarray(entries, np.float64)
-        if array.ndim != 1 or not array.size:
-            raise ValueError(f"{what} has an empty choice set" if not array.size else f"{what} has no list of costs")
-        key = (array.size, array.tobytes())
-        if key not in self.known:
-            if not (array >= 0).all():
-                bad = array[~(array >= 0)][0]
-                raise ValueError(f"{what} has a cost of {bad:g}, expected a number that is not negative")
-            self.known[key] = np.where(array >= FORBIDDEN, np.inf, array)
-        return self.known[key]
+        if not array.size or not (array >= 0).all():
+            raise ValueError(f"{what} has no cost, or one that is no number from 0 on")
+        if shape and array.size != math.prod(shape):
+            raise ValueError(f"{what} has {array.size} costs, expected {math.prod(shape)} for its nodes' choices")
+        allowed = np.where(array >= FORBIDDEN, np.inf, array)
+        return once((*shape, array.tobytes()), lambda: allowed.reshape(shape or -1))
 
-    def usage(self, n: int, entries: Any, choices: int) -> Floats:
-        array = np.asarray(entries, np.float64)
-        if array.shape != (choices,):
-            raise ValueError(f"node {n} has {choices} costs and usages of shape {array.shape}")
-        if not (array >= 0).all() or np.isinf(array).any():
-            raise ValueError(f"node {n} has a usage that is negative or not a number")
-        return array
-
-    def range(self, size: int) -> Integers:
-        if size not in self.ranges:
-            self.ranges[size] = np.arange(size)
-        return self.ranges[size]
-
-    def add_edge(self, e: int, members: Sequence[int], table: Floats) -> None:
-        shape = tuple(self.sizes[n] for n in members)
-        if min(members, default=0) < 0:
-            raise ValueError(f"edge {e} is over node {min(members)}")
-        if table.size != math.prod(shape):
-            raise ValueError(f"edge {e} has {table.size} costs, expected {math.prod(shape)} for its nodes' choices")
-        if len(members) != 2 or members[0] == members[1]:
+    nodes = []
+    own = content["nodes"]
+    for n, (span, costs, usages) in enumerate(zip(own["intervals"], own["costs"], own["usages"], strict=True)):
+        if not 0 <= span[0] <= span[1]:
+            raise ValueError(f"node {n} is alive from {span[0]} to {span[1]}")
+        seconds = table(f"node {n}", costs)
+        nodes.append(Node(f"node {n}", seconds, table(f"the usage of node {n}", usages, len(seconds)), tuple(span)))
+    values = []
+    for e, (members, costs) in enumerate(zip(content["edges"]["nodes"], content["edges"]["costs"], strict=True)):
+        a, b = members
+        if a == b or min(members) < 0:
             raise ValueError(f"edge {e} is over {members}, expected two different nodes")
-        self.connect(f"edge {e}", members[0], members[1], self.matrix(table, shape))
-
-    def matrix(self, table: Floats, shape: tuple[int, ...]) -> Floats:
-        key = (*shape, id(table))  # tables live as long as the reader
-        if key not in self.known:
-            self.known[key] = table.reshape(shape)
-        return self.known[key]
-
-    def connect(self, name: str, a: int, b: int, cost: Floats) -> None:
-        rows, columns = cost.shape
-        self.values.append(
-            Value(
-                name=name,
-                producer=a,
-                consumers=(b,),
-                source=self.range(rows),
-                targets=(self.range(columns),),
-                seconds=cost,
-                bytes=self.zeros(columns),
-                intervals=_NO_BYTES,
-            )
-        )
-
-    def zeros(self, size: int) -> Floats:
-        key = ("zeros", size)
-        if key not in self.known:
-            self.known[key] = np.zeros(size)
-        return self.known[key]
+        rows, columns = len(nodes[a].seconds), len(nodes[b].seconds)
+        cost = table(f"edge {e}", costs, rows, columns)
+        source, target = (once(("range", size), partial(np.arange, size)) for size in (rows, columns))
+        none = once(("zeros", columns), partial(np.zeros, columns))
+        values.append(Value(f"edge {e}", a, (b,), source, (target,), cost, none, _NO_BYTES))
+    horizon = max([1, *(node.interval[1] for node in nodes)])
+    return Problem(tuple(nodes), tuple(values), float(content["usage_limit"]), horizon)

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
 
+Kind = TypeVar("Kind", bound=np.generic)
 
-class NodeCosts:
-    """`row`: the costs of all nodes' choices; those of node n end before `ends[n]`. `costs[n]`: node n's, a view."""
 
-    def __init__(self, row: Floats, ends: Integers) -> None:
+class NodeRow(Generic[Kind]):
+    """`row`: the entries of all nodes; those of node n end before `ends[n]`, and are `self[n]`, a view."""
+
+    def __init__(self, row: NDArray[Kind], ends: Integers) -> None:
         self.row, self.ends = row, ends
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, n: int) -> Floats:
+    def __getitem__(self, n: int) -> NDArray[Kind]:
         return self.row[self.ends[n - 1] if n else 0 : self.ends[n]]
 
-    def __iter__(self) -> Iterator[Floats]:
+    def __iter__(self) -> Iterator[NDArray[Kind]]:
         return iter(np.split(self.row, self.ends[:-1]) if len(self.ends) else [])
+
+    @property
+    def sizes(self) -> Integers:
+        return np.diff(self.ends, prepend=0)
+
+
+class NodeCosts(NodeRow[np.float64]):
+    """What the choices of each node cost."""
 
     def above_least(self) -> NodeCosts:
         """Each less the least of its node."""
         if not len(self.ends):
             return self
         begin = np.append(0, self.ends[:-1])
-        return NodeCosts(
-            self.row - np.repeat(np.minimum.reduceat(self.row, begin), np.diff(self.ends, prepend=0)), self.ends
-        )
+        return NodeCosts(self.row - np.repeat(np.minimum.reduceat(self.row, begin), self.sizes), self.ends)
 
 
 def first_least(costs: Floats, begin: Integers, node: Integers) -> Integers:
@@ -44,29 +53,13 @@ def first_least(costs: Floats, begin: Integers, node: Integers) -> Integers:
     return places
 
 
-class NodeChoices:
-    """`row`: of each node its choices that are looked at, ascending; those of node n end before `ends[n]`."""
-
-    def __init__(self, row: Integers, ends: Integers) -> None:
-        self.row, self.ends = row, ends
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, n: int) -> Integers:
-        return self.row[self.ends[n - 1] if n else 0 : self.ends[n]]
-
-    def __iter__(self) -> Iterator[Integers]:
-        return iter(np.split(self.row, self.ends[:-1]) if len(self.ends) else [])
-
-    @property
-    def sizes(self) -> Integers:
-        return np.diff(self.ends, prepend=0)
+class NodeChoices(NodeRow[np.int64]):
+    """Of each node its choices that are looked at, ascending."""
 
 
 def cheapest(costs: NodeCosts, width: int, choice: Integers | None = None) -> NodeChoices:
     """Of each node the `width` cheapest, the first of equals, and that of `choice`."""
-    sizes = np.diff(costs.ends, prepend=0)
+    sizes = costs.sizes
     begin = costs.ends - sizes
     node = np.repeat(np.arange(len(sizes)), sizes)
     order = np.lexsort((costs.row, node))  # stable

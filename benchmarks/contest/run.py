@@ -11,22 +11,20 @@ limit that nearly binds. No model needs it, so it is not part of autoshard.
 
 from __future__ import annotations
 
-import multiprocessing
+import argparse
+import json
 import os
 import re
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from autoshard.errors import UserError
 from autoshard.ir.problem import memory, objective
-from autoshard.solvers import Clock, Options, solve
+from autoshard.solvers import Clock
 from autoshard.solvers.common.solver_options import Computing, interruptible
 from benchmarks import harness
 from benchmarks.contest import asplos_format
-from benchmarks.contest.anytime import contested
+from benchmarks.contest.anytime import search
 
 HEADER = (
     "instance",
@@ -56,11 +54,16 @@ def published(folder: Path) -> dict[str, float]:
     return best
 
 
-def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, solver: str) -> str:
-    wall, clock = time.perf_counter(), Clock(seconds - _SPARE, timer=Computing() if cpu else time.perf_counter)
-    problem = asplos_format.read(path)
-    with interruptible(clock):
-        found = contested(problem, clock) if solver == "contest" else solve(problem, solver, Options(clock=clock))
+def row(path: Path, name: str, best: float | None, options: argparse.Namespace) -> str:
+    """Solved in this process."""
+    timer = Computing() if options.cpu else time.perf_counter
+    wall, clock = time.perf_counter(), Clock(options.seconds - _SPARE, timer=timer)
+    try:
+        problem = asplos_format.read(path)
+        with interruptible(clock):
+            found = search(problem, clock)
+    except UserError as error:
+        return f"| {name} | {error.message} |"
     taken = time.perf_counter() - wall
     assert found.objective == objective(problem, found.choice), "the cost is not that of the choices"
     assert memory(problem, found.choice).max() <= problem.capacity_bytes, "the plan does not fit"
@@ -79,46 +82,28 @@ def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, so
     )
 
 
-def report(back: Connection, *given: Any) -> None:
-    """The body of a process."""
-    try:
-        line = row(*given)
-    except UserError as error:
-        line = f"| {given[1]} | {error.message} |"
-    back.send(line)
-
-
 def main() -> None:
     parser = harness.options(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("IOPDDL"))
     parser.add_argument("names", nargs="*", help="instances, all by default")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds instead of wall time")
-    parser.add_argument("--solver", default="contest", help="or one of autoshard's own")
-    arguments = parser.parse_args()
-    if arguments.folder is None:
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.folder is None:
         parser.error("name the folder of the instances, or set IOPDDL")
-    best = published(arguments.folder)
-    paths = {path.name.split(".")[0].split("-")[-1]: path for path in sorted(arguments.folder.glob("*iopddl-*.json*"))}
-    names = arguments.names or list(paths)
-    unknown = [name for name in names if name not in paths]
-    if unknown:
-        parser.error(f"no instance {', '.join(unknown)} in {arguments.folder}: there are {', '.join(paths) or 'none'}")
-    fresh = multiprocessing.get_context("spawn")
-
-    def rows() -> Iterator[str]:
-        for name in names:
-            here, there = fresh.Pipe(duplex=False)
-            given = (paths[name], name, best.get(name), arguments.seconds, arguments.cpu, arguments.solver)
-            process = fresh.Process(target=report, args=(there, *given))
-            process.start()
-            process.join()
-            yield here.recv() if here.poll() else f"| {name} | ended with {process.exitcode} |"
-
-    lines = harness.table(HEADER, rows(), 1)
-    if arguments.write:
-        limit = f"At most {arguments.seconds:g} s of {'CPU' if arguments.cpu else 'wall'} time each, reading included"
-        harness.put("contest", [f"{limit}; {harness.machine()}", "", *lines])
+    paths = {path.name.split(".")[0].split("-")[-1]: path for path in sorted(options.folder.glob("*iopddl-*.json*"))}
+    if options.measure:
+        best = published(options.folder).get(options.measure)
+        print(json.dumps(row(paths[options.measure], options.measure, best, options)))
+        return
+    names = options.names or list(paths)
+    if unknown := [name for name in names if name not in paths]:
+        parser.error(f"no instance {', '.join(unknown)} in {options.folder}: there are {', '.join(paths) or 'none'}")
+    words = [str(options.folder), "--seconds", str(options.seconds), *["--cpu"] * options.cpu]
+    lines = (harness.measured("contest.run", name, *words) for name in names)
+    limit = f"At most {options.seconds:g} s of {'CPU' if options.cpu else 'wall'} time each, reading included; "
+    harness.publish(options, "contest", HEADER, lines, 1, head=limit)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from benchmarks import architectures
-from benchmarks.architecture_page import HEADER, cells, counts, page, rows_of, table
+from benchmarks import architectures, harness
 from benchmarks.architecture_row import QUICK as QUICK_EXTENT
 from benchmarks.architecture_row import Extent, Row, measure, plans, verify
+from benchmarks.architectures import HEADER, cells, counts, page
 from benchmarks.package_runs import STAGES, kill_family
 from tests.models import NAMES, missing_library
 from tests.slow import quick
@@ -68,7 +68,7 @@ def test_a_failure_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> 
     assert not row.passed and row.plans == 0
     assert [reason.partition(":")[0] for reason in row.reasons] == ["training", "inference"]
     assert "no such | layer" in row.reasons[0]
-    assert "no such \\| layer" in table([row])
+    assert "no such \\| layer" in page([row], QUICK_EXTENT)
 
 
 def test_an_original_that_does_not_run_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_the_table_counts_what_is_in_every_column() -> None:
     by_column = [dict(zip(HEADER, cells(row), strict=True)) for row in rows]
     assert [row["reached"] for row in by_column] == ["all", "all", "saved", "nothing", ""]
     assert [row["verified"] for row in by_column] == ["2/2", "1/2", "2/2", "", ""]
-    assert "| refused: it branches on values try where |" in table(rows)
+    assert "| refused: it branches on values try where |" in page(rows, QUICK_EXTENT)
     assert counts([GOOD]) == "1 of 1 through every stage"
     assert counts([replace(GOOD, stages=STAGES[:-1])]) == "0 of 1 through every stage; failed: gpt2"
     assert counts([replace(GOOD, plans=0, verified=0)]) == "0 of 1 through every stage; failed: gpt2"
@@ -140,42 +140,25 @@ def test_rows_that_failed_run_again_when_asked(tmp_path: Path, monkeypatch: pyte
     assert ran[3:] == ["gpt2"]
 
 
-def test_a_page_of_a_part_keeps_the_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row here replaces is the row that stands; a library missing here takes nothing from the page."""
-    timm = replace(GOOD, name="timm_vit")
-    _, options = _results(tmp_path, monkeypatch, [GOOD, WRONG, REFUSED, MISSING])
-    stands = [WRONG, replace(REFUSED, reasons=("a | b",)), timm]
-    (tmp_path / "page.md").write_text(page([replace(GOOD, plans=1, verified=0), *stands], QUICK_EXTENT))
-    assert architectures.main([*options, "--write", "gpt2", "timm_vit"]) == 0
-    assert (tmp_path / "page.md").read_text() == page([GOOD, *stands], QUICK_EXTENT)
-
-
 def test_a_page_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, options = _results(tmp_path, monkeypatch, [GOOD, WRONG])
-    for _ in range(2):  # a row not run stays one when the page is read back
-        assert architectures.main([*options, "--write", "gpt2"]) == 0
-        written = (tmp_path / "page.md").read_text()
-        assert "1 of 1 through every stage; not run, not counted: opt" in written
-        assert f"| opt |{'  |' * (len(HEADER) - 2)} not run |" in written
+    assert architectures.main([*options, "--write", "gpt2"]) == 0
+    written = (tmp_path / "page.md").read_text()
+    assert "1 of 1 through every stage; not run, not counted: opt" in written
+    assert f"| opt |{'  |' * (len(HEADER) - 2)} not run |" in written
 
 
-def test_the_page_is_read_back_as_it_was_written() -> None:
-    said = architectures.PAGE.read_text(encoding="utf-8")
-    rows = rows_of(said, QUICK_EXTENT)
-    assert page([rows.get(name, Row(name, "quick")) for name in NAMES], QUICK_EXTENT) == said
+def test_the_page_says_what_the_rows_say() -> None:
+    rows = architectures.read(architectures.RESULTS)
+    said = page([rows.get(name, Row(name, "quick")) for name in NAMES], QUICK_EXTENT)
+    assert said == architectures.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", ("1", "2/2", "a/b", "-1/2", "0/0"))
 def test_a_part_is_one_of_all(text: str) -> None:
     with pytest.raises(ValueError, match="--part is K/N"):
-        architectures.part(list(NAMES), text)
-    assert sorted([*architectures.part("abcde", "0/2"), *architectures.part("abcde", "1/2")]) == list("abcde")
-
-
-def test_a_broken_results_file_is_not_taken_for_rows(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"name": "gpt2"}\n{}\n')
-    with pytest.raises(ValueError, match=r"rows\.jsonl:1: no row"):
-        architectures.read(tmp_path / "rows.jsonl")
+        harness.part(list(NAMES), text)
+    assert sorted([*harness.part("abcde", "0/2"), *harness.part("abcde", "1/2")]) == list("abcde")
 
 
 def test_a_worker_that_is_killed_leaves_its_last_whole_row() -> None:

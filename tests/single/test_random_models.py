@@ -1,5 +1,5 @@
 """Random models under random plans, by a comparison that shares nothing with `autoshard verify`; 2,000 of them:
-`python benchmarks/fuzz.py`. The comparison itself must fail on what is wrong."""
+`python -m benchmarks.fuzz`. The comparison itself must fail on what is wrong."""
 
 from __future__ import annotations
 

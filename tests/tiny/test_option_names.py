@@ -21,6 +21,7 @@ OTHERS = {
     "torchrun": {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--master-addr"},
     "sbatch": {"--chdir"},
     "Megatron-LM": {"--overlap-grad-reduce"},
+    "mypy": {"--config-file", "--follow-imports", "--check-untyped-defs"},
 }
 
 

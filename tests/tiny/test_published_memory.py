@@ -114,9 +114,12 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="published measurements (../shared/validation) are not here")
-def test_every_run_of_the_tables_fits() -> None:
-    """But for the two longest, which the benchmark has."""
-    from benchmarks.published_memory import memory_of, runs
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_run_of_the_tables_fits(large: bool) -> None:
+    from benchmarks.steps import that_ran
 
-    own = [run for title, rows in runs(DATA) if title not in ("MPT by FSDP", "Megatron-LM on A100") for run in rows]
-    assert len(own) >= 190 and not [run.name for run in own if not memory_of(run).fits(run.hardware)]
+    titles = [title for title in that_ran(DATA) if (title in ("MPT by FSDP", "Megatron-LM on A100")) == large]
+    own = [run for title in titles for run in that_ran(DATA)[title]]
+    made = [fullest(run.model, run.run, program_of(run.model, run.run, run.hardware)) for run in own]
+    assert len(own) >= 190
+    assert not [run.name for run, held in zip(own, made, strict=True) if not held.fits(run.hardware)]
