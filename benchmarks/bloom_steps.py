@@ -94,7 +94,7 @@ def _out_of_memory(everything: Sequence[Step]) -> list[str]:
     ran_out, fitted = [own for full, own in found if full], [own for full, own in found if not full]
     return [
         f"Among {len(ran_out)} runs that ran out of memory, {sum(ran_out)} are predicted not to fit; of {len(fitted)} "
-        f"that did not, {sum(fitted)} are predicted not to fit."
+        f"that did not, {sum(fitted)}."
     ]
 
 

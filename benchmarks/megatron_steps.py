@@ -137,7 +137,7 @@ def pipelines(data: Path) -> list[str]:
     return [
         *lines,
         "",
-        f"Rank correlations: {', '.join(f'{name} {value:.2f}' for name, value in each.items())}. Most runs with TP 2",
+        f"Rank correlations: {', '.join(f'{value:.2f} ({name})' for name, value in each.items())}. Most runs with TP 2",
         "and 4 took as long as with TP 8 or longer, in no order of the micro-batch; the cause is not known. Without",
         f"them the mean error of the {len(steady)} other rows is "
         f"{np.abs(errors([rows[i] for i in steady], seconds[steady])).mean():.1%}.",
@@ -205,10 +205,10 @@ def composed(rows: Sequence[Step], held: Sequence[Sequence[Step]], each: Sequenc
     spread = np.array([np.std(own) for own in means.values()])
     return [
         f"These steps were composed, not measured one by one: in {len(linear)} groups of models that differ in depth",
-        f"alone, the seconds lie on a line over the layers to {largest:.0e}. Measured were {len(means)} kinds of",
-        f"layers (width, TP, micro-batch); each counted once has an error of {percent(bias)}, and rows of one kind",
-        f"differ by {np.median(spread):.1%} (median). So 20 runs contain most of the others; the second row of the",
-        "table does not.",
+        f"alone, the seconds lie on a line over the layers to {largest:.0e}. Only {len(means)} kinds of",
+        f"layers (width, TP, micro-batch) were measured; each counted once has an error of {percent(bias)}, and rows",
+        f"of one kind differ by {np.median(spread):.1%} (median). So 20 runs include most of the layers behind the",
+        "others; the second row of the table, judged on other widths, has no such overlap.",
     ]
 
 
@@ -241,7 +241,7 @@ def recomputed(rows: Sequence[Step], hardware: Hardware) -> list[str]:
         *lines,
         "",
         f"With recomputation, TP 1 would reach {flops / _layer_slope(rows, 1) / 1e9:.0f} TFLOP/s, unfused attention",
-        "and dropout included; A100's best products alone reach 290. So the steps are predicted without. The",
+        "and dropout included; A100's best matmuls alone reach 290. So the steps are predicted without. The",
         "vocabulary of 50,257 words is not padded, so rows of logits are misaligned and slow (`matmul.misaligned`):",
         f"the head of a model {FITTED_WIDTH * 2} wide takes {_head_ms(rows, 1):.1f} ms a sequence at TP 1, and",
         f"{_head_ms(rows, 2):.1f} ms at TP 2, whose rows are aligned.",

@@ -224,7 +224,7 @@ def ascend_steps(data: Path) -> list[str]:
         found.append(f"{profile}: uncalibrated {percent(here[at])}; held out {percent(there[out])} ({out.sum()} rows).")
     known = software_tables()["software"][ASCEND]["products"]
     rates = ", ".join(f"{device} {figure['value']:.2f}" for device, figure in known.items())
-    return [*lines, "", *found, f"The fitted rates of products: {rates}."]
+    return [*lines, "", *found, f"The fitted rates of matmuls: {rates}."]
 
 
 def _expert_collectives() -> Iterator[tuple[str, int, str, float, float]]:
@@ -259,7 +259,7 @@ def expert_collectives(data: Path) -> list[str]:
         f"Large messages {percent(np.array(large))}, small ones {percent(np.array(small))} (mean, median, bias). These",
         "links lose bandwidth as groups grow and small messages take a fixed time; the profile has neither, so",
         "calibrate (`autoshard calibrate`). The paper's kernels reach 65.4% of the peak in latent attention (here",
-        f"{hardware.constant('attention.compute'):.0%}) and 77.4 to 82.7% in int8 products (here "
+        f"{hardware.constant('attention.compute'):.0%}) and 77.4 to 82.7% in int8 matmuls (here "
         f"{hardware.constant('matmul.compute'):.0%}, in bf16), without shapes to compare.",
     ]
 
@@ -330,9 +330,9 @@ def compiled_steps(data: Path) -> list[str]:
         *lines,
         "",
         f"Mean gain {measured_gain.mean():.2f} measured, {own_gain.mean():.2f} predicted. Compiled steps:",
-        f"{percent(errors([compiled for _, compiled in pairs if is_known(compiled)]))} (mean, median, bias). Not "
-        "predicted, and fused in a compiled step: sums of a",
-        "value's gradients, and the rotations of fms-fsdp, by two-by-two matrices in float32.",
+        f"{percent(errors([compiled for _, compiled in pairs if is_known(compiled)]))} (mean, median, bias).",
+        "`torch.compile` also fuses the sums of a value's gradients, and the rotary embedding of fms-fsdp, which",
+        "multiplies by two-by-two matrices in float32: neither is modelled.",
     ]
 
 
@@ -359,7 +359,7 @@ TABLES = {
     "Megatron-Core on H100": hopper_steps,
     "Ascend": ascend_steps,
     "Ascend 910C": expert_collectives,
-    "FSDP on other hosts": eager_steps,
+    "FSDP on other servers": eager_steps,
     "Compiled": compiled_steps,
     "Steps in float8": float8_steps,
     "Weak scaling of Megatron-LM": scaling,

@@ -214,8 +214,8 @@ def tables(data: Path) -> list[str]:
     return [
         *lines,
         "",
-        f"{without} further kinds have no band. {sum(one.keeps_its_word for one in kinds)} of all {len(kinds)} kinds",
-        f"hold what they promise: {LOW:.0%} of the steps of a release that they were not made from are inside.",
+        f"{without} further kinds have ±60 %. In {sum(one.keeps_its_word for one in kinds)} of all {len(kinds)} kinds",
+        f"at least {LOW:.0%} of the steps of a release that the band was not made from are inside.",
         f"{share:.0%} of their {total} steps are inside, {np.mean([one.inside for one in kinds]):.0%} of a kind on",
         "average.",
     ]

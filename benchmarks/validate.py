@@ -190,8 +190,8 @@ def link_graph(data: Path) -> list[str]:
 
 
 TABLES: dict[str, Callable[[Path], list[str]]] = {
-    "Matrix products": products,
-    "Products of a backward, other hosts": backward_products,
+    "Matmuls": products,
+    "Matmuls of a backward, other servers": backward_products,
     "Attention": attention,
     "Collectives in a node": collectives,
     "The same GPU in another server": other_host,
