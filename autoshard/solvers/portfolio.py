@@ -5,7 +5,7 @@ it ends, the best plan goes out with what is proved. A step that shows, by its p
 in its part of the time makes room for the next.
 
 1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
-   messages rank first (`restricted_start.py`).
+   messages rank first (`hub_relaxation.sketched`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
    plan above the memory capacity goes on to limited_search.py.
 3. Where no order fits: messages and few choices (`hub_relaxation.py`), then mini-buckets.
@@ -22,6 +22,7 @@ from autoshard.ir.problem import MANY, Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
+    CLOSE,
     FIRST,
     LOOSE,
     ROUGHLY,
@@ -41,7 +42,7 @@ from autoshard.solvers.relax import hub_relaxation, hubs_apart, wide_choices
 from autoshard.solvers.relax.limited_search import LimitedSearch, fitted
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.solvers.relax.restricted_start import RestrictedStart, exact_work, solve_top_k, worthwhile
+from autoshard.solvers.relax.restricted_start import exact_work, solve_top_k, worthwhile
 from autoshard.solvers.relax.wide_choices import WideChoices
 
 FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
@@ -74,17 +75,16 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
     if limited:
         _known(state)
     if rough:
-        _rough(state, budget, clock, unfit)
+        _rough(state, budget, unfit)
         return
-    wide = RestrictedStart(problem) if worthwhile(problem) and limited else None
-    if wide is not None:
-        part = PartialClock(SHARE * clock.left, whole=clock)
-        wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
+    wide = worthwhile(problem) and limited
+    if wide:
+        hub_relaxation.sketched(state)
     part = PartialClock(SHARE * clock.left, whole=clock)
     with watched(part):
         attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0, unfit)
-    if wide is not None:
-        wide.climb(state, clock)
+    if wide and state.gap > CLOSE and not clock.over:
+        hub_relaxation.bounded(state, clock)
 
 
 def _known(state: Incumbent) -> None:
@@ -199,18 +199,15 @@ def _narrow(problem: Problem, options: Options) -> bool:
     return most <= SOME and math.isinf(problem.capacity_bytes) and not options.rough
 
 
-def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:
+def _rough(state: Incumbent, budget: int, unfit: set[int]) -> None:
     """A good plan soon: exact where small tables do, else the best over the few choices that messages rank first."""
     few = min(budget, SOON_ENTRIES)
-    if not worthwhile(state.problem):
-        if structure(state.problem) not in unfit:
-            found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
-            if found is not None and found.exact:
-                fitted(state, found, few)
-                return
-        hub_relaxation.sketched(state)
-    if state.choice is None:
-        RestrictedStart(state.problem).plan(state, lambda part: solve(part, budget_entries=few, clock=clock))
+    if not worthwhile(state.problem) and structure(state.problem) not in unfit:
+        found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
+        if found is not None and found.exact:
+            fitted(state, found, few)
+            return
+    hub_relaxation.sketched(state)
 
 
 def structure(problem: Problem) -> int:

@@ -1,23 +1,10 @@
-"""Distinct small numbers by flags are what sorting finds; equal arrays have one number, others none of them."""
+"""Equal arrays have one number, others none of them."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from autoshard.solvers.elimination import cost_tables
-from autoshard.solvers.elimination.cost_tables import ByContent, Store, digest, distinct
-
-
-@pytest.mark.parametrize("few", [1 << 20, 1])
-def test_flags_find_what_sorting_finds(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_tables, "SLAB", few)
-    rng = np.random.default_rng(0)
-    for length, most in ((0, 1), (1, 1), (5, 3), (40, 7), (300, 2000)):
-        numbers = rng.integers(0, most, length)
-        found, place = distinct(numbers)
-        wanted, back = np.unique(numbers, return_inverse=True)
-        assert found.tolist() == wanted.tolist() and place.tolist() == back.reshape(-1).tolist()
+from autoshard.solvers.elimination.cost_tables import Contents, Store
 
 
 def test_arrays_have_the_number_of_an_equal_one() -> None:
@@ -41,9 +28,10 @@ def test_arrays_have_the_number_of_an_equal_one() -> None:
         zeros[::2],
     ]
     found += [flags := rng.random(9001) < 0.5, flags.copy(), ~flags]
-    numbers, known = ByContent(), dict[bytes, int]()
+    contents, known = Contents(found), dict[tuple[object, ...], int]()
     for array in found:
-        assert numbers.number(array, len(known)) == known.setdefault(digest(array), len(known))
+        key = (array.shape, array.dtype.str, np.ascontiguousarray(array).tobytes())
+        assert contents.number(array) == known.setdefault(key, len(known))
     assert len(known) == 17
 
 

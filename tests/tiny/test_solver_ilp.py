@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Floats, Problem, memory, objective
 from autoshard.solvers import Clock, Options, portfolio, solve
-from autoshard.solvers.common.pareto_choices import undominated
 from autoshard.solvers.common.result import Solution
-from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.elimination import least_excess
 from autoshard.solvers.elimination.dominance import finite
 from autoshard.solvers.elimination.least_excess import LeastExcess, beaten
@@ -26,6 +24,7 @@ from autoshard.solvers.linear_program.highs_engine import Highs
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expected
 from autoshard.solvers.linear_program.reduced_costs import excess
 from autoshard.solvers.linear_program.rows import linear, pairs
+from autoshard.solvers.relax.trws_layouts import message_bound
 from tests.random_problems import limited, random_problem
 from tests.tiny.test_solver_dp import blocks, chain, close
 
@@ -98,7 +97,7 @@ def test_the_relaxation_is_a_bound_and_every_plan_a_point_of_it(seed: int) -> No
     """The columns that belong to a plan cost its objective; its expected bytes are its memory."""
     problem = limited(random_problem(seed), seed)
     try:
-        kept = undominated(problem, finite(problem))
+        kept = finite(problem)
     except InfeasibleError:
         return
     plan = best(replace(problem, capacity_bytes=math.inf))
@@ -143,32 +142,16 @@ def test_a_memory_row_says_what_is_alive(seed: int) -> None:
 
 @given(SEEDS)
 @settings(max_examples=200)
-def test_thin_choices_hold_an_optimum(seed: int) -> None:
-    problem = limited(random_problem(seed, forbid=0.0), seed)
-    found = best(problem)
-    if found is None:
-        return
-    allowed = undominated(problem, finite(problem))
-    forbidden = [np.isin(np.arange(len(n.seconds)), some) for n, some in zip(problem.nodes, allowed, strict=True)]
-    nodes = tuple(
-        replace(node, seconds=np.where(ok, node.seconds, np.inf))
-        for node, ok in zip(problem.nodes, forbidden, strict=True)
-    )
-    assert close(brute_force.solve(replace(problem, nodes=nodes)).objective, found.objective)
-
-
-@given(SEEDS)
-@settings(max_examples=200)
-def test_the_star_bound_is_below_every_plan(seed: int) -> None:
+def test_the_bound_of_one_round_is_below_every_plan(seed: int) -> None:
     problem = random_problem(seed)
     found = best(problem)
     if found is not None:
-        assert star_bound(problem) <= found.objective * (1 + 1e-12) + 1e-12
+        assert message_bound(problem) <= found.objective * (1 + 1e-12) + 1e-12
 
 
-def test_the_star_bound_is_exact_for_one_star() -> None:
-    problem = chain(2, [3.0, 1.0], np.array([[0.0, 5.0], [5.0, 1.0]]))
-    assert close(star_bound(problem), solve(problem, "exhaustive").objective)
+def test_the_bound_of_one_round_is_exact_for_a_chain() -> None:
+    problem = chain(4, [3.0, 1.0], np.array([[0.0, 5.0], [5.0, 1.0]]))
+    assert close(message_bound(problem), solve(problem, "exhaustive").objective)
 
 
 @pytest.mark.parametrize("engine", ["magic", "pulp:MAGIC", "pulp:GUROBI", "pulp:CPLEX"])

@@ -206,9 +206,8 @@ SEEDS = st.integers(0, 10**9)
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every problem counts as wide, and two choices as many."""
+    """Every problem counts as wide."""
     monkeypatch.setattr(restricted_start, "WIDE", 0)
-    monkeypatch.setattr(restricted_start, "SOME", 2)
 
 
 def stopped() -> Clock:

@@ -90,7 +90,6 @@ def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -
 
 def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restricted_start, "WIDE", 0)
-    monkeypatch.setattr(restricted_start, "SOME", 1)
     for problem in problems(15):
         judged_at_every_look(problem, "dp")
 

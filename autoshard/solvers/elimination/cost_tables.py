@@ -7,16 +7,14 @@ a table made by elimination is numbered by its `TableRecipe`, so that the repeat
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir.problem import SLAB, Floats, Integers
-
-_WHOLE_BYTES = 1 << 12  # of an array: its hash is of all of it, and a larger one first by so many
+from autoshard.ir.problem import Floats, Integers
 
 
 class CostTerm(NamedTuple):
@@ -66,7 +64,7 @@ class Store:
         self._map_ids: dict[bytes, int] = {}
         self._joins: dict[tuple[int, int], int] = {}
         self._projections: dict[tuple[int, int], Integers] = {}
-        self._given = ByContent()
+        self._given: dict[bytes, int] = {}
         self._table_ids: dict[TableRecipe | Cases, int] = {}
 
     def fork(self) -> Store:
@@ -95,7 +93,7 @@ class Store:
     def _join(self, a: int, b: int) -> int:
         if (a, b) not in self._joins:
             pairs = self.maps[a] * self.counts[b] + self.maps[b]
-            there, classes = distinct(pairs)
+            there, classes = np.unique(pairs, return_inverse=True)
             finest = a if self.counts[a] >= self.counts[b] else b
             same = len(there) == self.counts[finest]
             self._joins[a, b] = finest if same else self.map_id(classes)
@@ -111,7 +109,7 @@ class Store:
 
     def base(self, table: Floats) -> int:
         """A table that is given, by content."""
-        number = self._given.number(table, len(self.tables))
+        number = self._given.setdefault(digest(table), len(self.tables))
         if number == len(self.tables):
             self.tables.append(table)
         return number
@@ -131,61 +129,11 @@ class Store:
         return table
 
 
-def distinct(numbers: Integers) -> tuple[Integers, Integers]:
-    """The distinct small numbers from 0 on, ascending, and the place of each of `numbers` among them: what
-    `np.unique` sorts for."""
-    most = int(numbers.max(initial=-1)) + 1
-    if most > SLAB:
-        found, place = np.unique(numbers, return_inverse=True)
-        return found, place.reshape(-1)
-    there = np.zeros(most, bool)
-    there[numbers] = True
-    found = np.flatnonzero(there)
-    places = np.empty(most, np.int64)
-    places[found] = np.arange(len(found))
-    return found, places[numbers]
-
-
 def digest(array: NDArray[np.generic]) -> bytes:
     """Equal for arrays of equal shape, type and content."""
     made = sha256(f"{array.shape}{array.dtype.str}".encode())  # most processors have instructions for it
     made.update(np.ascontiguousarray(array).data)
     return made.digest()
-
-
-class ByContent:
-    """Numbers of arrays, the same of those of equal shape, type and content. Some entries tell most arrays apart; where
-    they don't, all are compared, which takes a fraction of a digest."""
-
-    def __init__(self, known: dict[Hashable, tuple[tuple[NDArray[np.generic], int], ...]] | None = None) -> None:
-        self._known = known or {}
-
-    def copy(self) -> ByContent:
-        return ByContent(self._known.copy())
-
-    def number(self, array: NDArray[np.generic], new: int) -> int:
-        """That of an equal array, which is kept; `new` where there was none."""
-        key = (array.shape, array.dtype.str, _some(array))
-        found = self._known.get(key, ())
-        for other, known in found:
-            if other is array or array.nbytes <= _WHOLE_BYTES or _equal(other, array):
-                return known
-        self._known[key] = (*found, (array, new))
-        return new
-
-
-def _some(array: NDArray[np.generic]) -> bytes:
-    """All of a small array, else entries from all over it."""
-    if array.nbytes <= _WHOLE_BYTES:
-        return array.tobytes()
-    return array.reshape(-1)[:: -(-array.nbytes // _WHOLE_BYTES)].tobytes()
-
-
-def _equal(first: NDArray[np.generic], second: NDArray[np.generic]) -> bool:
-    """Bit by bit: 0.0 is not -0.0. Of arrays of equal shape and type."""
-    wide = np.uint64 if first.dtype.itemsize == 8 else np.uint8
-    one, other = (np.ascontiguousarray(array).reshape(-1).view(wide) for array in (first, second))
-    return np.array_equal(one, other)
 
 
 class Contents:
@@ -197,8 +145,7 @@ class Contents:
         self.wide = False
         self._owners = [owner]
         self._by_object: dict[int, int] = {}
-        self._by_content = ByContent()
-        self._count = 0
+        self._by_content: dict[bytes, int] = {}
 
     def also(self, owner: object) -> None:
         """One more whose arrays are numbered."""
@@ -208,6 +155,6 @@ class Contents:
         """`array` must belong to an owner: the number is remembered under its address."""
         known = self._by_object.get(id(array))
         if known is None:
-            known = self._by_object[id(array)] = self._by_content.number(array, self._count)
-            self._count += known == self._count
+            known = self._by_content.setdefault(digest(array), len(self._by_content))
+            self._by_object[id(array)] = known
         return known

@@ -18,7 +18,7 @@ from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.common.effort import FIRST
-from autoshard.solvers.elimination.cost_tables import Contents, distinct
+from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.least_excess import LeastExcess, beaten
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, unary
 
@@ -119,7 +119,7 @@ class _Comparisons:
         """The distinct layouts of the kept strategies, ascending."""
         key = (id(of), id(kept))
         if key not in self.chosen:
-            self.chosen[key] = self.same(distinct(of[kept])[0])
+            self.chosen[key] = self.same(np.unique(of[kept]))
         return self.chosen[key]
 
     def seen_from(self, n: int) -> set[int]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import MANY, Floats, Integers, Problem, Value
 from autoshard.solvers.common.clock import Pace
-from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store, distinct
+from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, span_of, unary
 
 Flags = NDArray[np.bool_]
@@ -154,10 +154,10 @@ class _Encoder:
         return (*prices, id(value.source), id(self.kept[value.producer]), *ends)
 
     def ends(self, value: Value) -> _KeptEnds:
-        rows, source = distinct(value.source[self.kept[value.producer]])
+        rows, source = np.unique(value.source[self.kept[value.producer]], return_inverse=True)
         columns, maps = [], [source]
         for c, targets in zip(value.consumers, value.targets, strict=True):
-            column, classes = distinct(self.as_paid(value, targets[self.kept[c]]))
+            column, classes = np.unique(self.as_paid(value, targets[self.kept[c]]), return_inverse=True)
             columns.append(column)
             maps.append(classes)
         return _KeptEnds(value, rows, tuple(columns), tuple(maps))

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import SLAB, Floats, Integers
-from autoshard.solvers.elimination.cost_tables import distinct
 
 _OWN = 4  # columns by which a row differs from others
 
@@ -86,7 +85,7 @@ def _of_all(pay: Floats) -> Floats:
 
 
 def _of_pairs(pay: Floats, first: Integers, second: Integers) -> Floats:
-    pairs, back = distinct(first * len(pay) + second)
+    pairs, back = np.unique(first * len(pay) + second, return_inverse=True)
     first, second = pairs // len(pay), pairs % len(pay)
     result = np.empty(len(pairs))
     length = max(1, SLAB // max(1, pay.shape[1]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from autoshard.ir.problem import SLAB, Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.common.effort import SMALL_ENTRIES, WIDE
+from autoshard.solvers.common.effort import WIDE
 from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, TableRecipe
 from autoshard.solvers.elimination.elimination_order import Elimination
 
@@ -108,19 +108,6 @@ class TableView(NamedTuple):
             table, new = table[(slice(None),) * axis + (window,)], slice(None)
         return TableView(table, (*self.rows[:axis], new, *self.rows[axis + 1 :]))
 
-    @property
-    def axes(self) -> frozenset[int]:
-        """The axes that the table depends on."""
-        return frozenset(axis for axis, rows in enumerate(self.rows) if rows is not None)
-
-    def length(self, shape: Sequence[int]) -> int:
-        """Entries when written out; `shape`: of all axes."""
-        return math.prod(n for n, rows in zip(shape, self.rows, strict=True) if rows is not None)
-
-    def with_table(self, table: Floats) -> TableView:
-        """A table over the same axes, written out."""
-        return TableView(table, tuple(None if rows is None else slice(None) for rows in self.rows))
-
     def array(self) -> Floats:
         table = self.table
         for axis in range(len(self.rows) - 1, -1, -1):  # the last axis is slow to pick from: while the table is small
@@ -148,27 +135,13 @@ def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
     if math.prod(shape) <= SLAB:
         _slabs(parts, shape[0], result)
         return result
-    joined, other = _joined(parts, shape), np.empty(shape[1:]) if shape[0] > WIDE else result
+    other = np.empty(shape[1:]) if shape[0] > WIDE else result
     for low in range(0, shape[0], WIDE):
         window = slice(low, min(low + WIDE, shape[0]))
-        _slabs([part.cut(0, window) for part in joined], window.stop - low, other if low else result)
+        _slabs([part.cut(0, window) for part in parts], window.stop - low, other if low else result)
         if low:
             np.minimum(result, other, out=result)
     return result
-
-
-def _joined(parts: Sequence[TableView], shape: Sequence[int]) -> list[TableView]:
-    """Parts over no more axes than another one has are added to that once, not for each joint entry."""
-    left = sorted(parts, key=lambda part: part.length(shape))
-    joined = []
-    while left:
-        part, *left = left
-        wider = next((i for i, other in enumerate(left) if part.axes <= other.axes), None)
-        if wider is None or left[wider].length(shape) > SMALL_ENTRIES:
-            joined.append(part)
-        else:
-            left[wider] = left[wider].with_table(left[wider].array() + part.array())
-    return joined
 
 
 def _slabs(parts: Sequence[TableView], depth: int, result: Floats) -> None:

@@ -29,11 +29,11 @@ from autoshard.solvers.common.local_search import Aim, Choice, descend, line, li
 from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Clock, Options
-from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible
+from autoshard.solvers.relax.trws_layouts import message_bound
 
 _HALF = 32  # nodes on each side of a cut that are solved with it
 _PRICES = 6  # of memory that are tried
@@ -53,7 +53,7 @@ def solve(problem: Problem, options: Options) -> Solution:
     choice = _fitting(small, free, options.clock)
     if choice is None:
         raise infeasible(small, proven=False)
-    return finish(problem, choice, star_bound(problem), "recursive", started)
+    return finish(problem, choice, message_bound(problem), "recursive", started)
 
 
 def _fitting(problem: Problem, free: Choice, clock: Clock) -> Choice | None:

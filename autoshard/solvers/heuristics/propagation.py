@@ -12,7 +12,7 @@ After MindSpore's search_mode "sharding_propagation" (its annotated operators ar
 - A choice that leaves some other node without any is never taken (see `arc_consistency.py`). Overflow of memory is
   mended by single moves (`memory_repair.py`).
 
-Greedy: there is no better bound than star_bound. Linear in the number of nodes and values.
+Greedy: the bound is that of one round of messages. Linear in the number of nodes and values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Problem, Value, memory, objective
+from autoshard.ir.problem import Floats, Integers, Problem, Value, memory, objective
 from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.common.local_search import Choice, Links, links
@@ -34,9 +34,9 @@ from autoshard.solvers.common.memory_repair import repaired
 from autoshard.solvers.common.restrict import original, restricted
 from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Options
-from autoshard.solvers.common.star_bound import by_layout, star_bound
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible
+from autoshard.solvers.relax.trws_layouts import message_bound
 from autoshard.units import ROUNDING
 
 
@@ -67,7 +67,7 @@ def solve(problem: Problem, options: Options) -> Solution:
     """Raises InfeasibleError where it finds no plan that is allowed and fits (which proves nothing)."""
     started = time.perf_counter()
     found = propagate(problem, options.pinned)
-    return finish(problem, found.choice, star_bound(problem), "propagation", started)
+    return finish(problem, found.choice, message_bound(problem), "propagation", started)
 
 
 def propagate(problem: Problem, pinned: Mapping[int, int]) -> Propagated:
@@ -217,10 +217,17 @@ def start(problem: Problem, linked: Links, fences: Fences, n: int) -> int:
         pay = np.zeros(rows)
         for c, targets in zip(value.consumers, value.targets, strict=True):
             own = np.where(fences.flags[c], problem.nodes[c].seconds, np.inf)
-            pay += (value.seconds / len(value.consumers) + by_layout(own, targets, columns)).min(axis=1)
+            pay += (value.seconds / len(value.consumers) + _by_layout(own, targets, columns)).min(axis=1)
         total = total + pay[value.source]
     for value, position in linked.consumed[n]:
         own = np.where(fences.flags[value.producer], problem.nodes[value.producer].seconds, np.inf)
-        least = by_layout(own, value.source, len(value.seconds))
+        least = _by_layout(own, value.source, len(value.seconds))
         total = total + (value.seconds + least[:, None]).min(axis=0)[value.targets[position]]
     return int(np.argmin(total))
+
+
+def _by_layout(seconds: Floats, layouts: Integers, count: int) -> Floats:
+    """The least of `seconds[s]` over the choices s of each layout; inf where a layout has none."""
+    least = np.full(count, np.inf)
+    np.minimum.at(least, layouts, seconds)
+    return least

@@ -23,12 +23,12 @@ from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, finish, fits
 from autoshard.solvers.common.solver_options import Clock, Options
-from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.ilp import warm_start
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows
 from autoshard.solvers.linear_program.rows import SCALED_TOTAL, Linear, Rows, linear
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
+from autoshard.solvers.relax.trws_layouts import message_bound
 
 # What a user says -> PuLP's names for it, the first that is available is used.
 _NAMES = {
@@ -83,7 +83,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
             break
     if best is None:
         raise infeasible(problem, proven=False)
-    return finish(problem, best, value if proven else min(value, max(known, star_bound(problem))), "ilp", started)
+    return finish(problem, best, value if proven else min(value, max(known, message_bound(problem))), "ilp", started)
 
 
 def available() -> list[str]:

@@ -1,19 +1,18 @@
 """Where exact tables are too large, often because all layers read a few values, such as those of a rotary table.
 
 Messages (`trws_layouts.Beliefs`) bound the problem and rank its choices; that over the best few of each node gives a
-plan. Choices that no plan better than one has can be left out, the same ones of nodes that are alike.
+plan.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import MANY, Integers, Problem, objective
+from autoshard.ir.problem import Integers, Problem, objective
 from autoshard.solvers.common.effort import (
     BUDGET_ENTRIES,
     FEW,
@@ -28,11 +27,9 @@ from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.restricted_start import kinds, narrowed, ranking
+from autoshard.solvers.relax.restricted_start import narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
-from autoshard.units import ROUNDING
 
-_CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
 _FEW = (FEW, FEW // 2, FEW // 3)  # choices of each node in a first plan
 
 
@@ -84,41 +81,3 @@ def _among(problem: Problem, ranked: Sequence[Integers]) -> Choice | None:
             choice = polished(problem, tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True)))
             return choice if math.isfinite(objective(problem, choice)) else None
     return None
-
-
-def undercutting(problem: Problem, beliefs: Beliefs, best: Choice, value: float) -> list[Integers]:
-    """The choices of each node that a plan of less than `value` may have, and those of `best`; alike for like nodes."""
-    limit = value + ROUNDING * abs(value)
-    stays = [least <= limit for least in beliefs.marginals()]
-    for flags, s in zip(stays, best, strict=True):
-        flags[s] = True
-    groups: dict[Hashable, list[int]] = {}
-    for n, kind in enumerate(kinds(_without(problem, hubs(problem)))):
-        groups.setdefault(kind, []).append(n)
-    kept: list[Integers] = [np.zeros(0, np.int64)] * len(stays)
-    for nodes in groups.values():
-        some = np.flatnonzero(np.any([stays[n] for n in nodes], axis=0))
-        for n in nodes:
-            kept[n] = some
-    return kept
-
-
-def hubs(problem: Problem) -> frozenset[int]:
-    """The values to cut off."""
-    low = cheap(problem)
-    readers = [len(value.consumers) for value in problem.values]
-    most = max((readers[v] for v in low), default=0)
-    return frozenset(v for v, count in enumerate(readers) if count > MANY or (v in low and count == most))
-
-
-def cheap(problem: Problem) -> frozenset[int]:
-    """The values of several readers that can cost little beside what such values mostly can."""
-    tables = {id(value.seconds): value.seconds for value in problem.values}
-    known = {key: float(table[np.isfinite(table)].max(initial=0.0)) for key, table in tables.items()}
-    shared = {v: known[id(value.seconds)] for v, value in enumerate(problem.values) if len(value.consumers) > 1}
-    limit = _CHEAP * float(np.median(list(shared.values()) or [0.0]))
-    return frozenset(v for v, most in shared.items() if most < limit)
-
-
-def _without(problem: Problem, gone: frozenset[int]) -> Problem:
-    return replace(problem, values=tuple(value for v, value in enumerate(problem.values) if v not in gone))

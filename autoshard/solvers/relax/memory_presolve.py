@@ -13,7 +13,6 @@ from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.common.effort import ROUNDS, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.pareto_choices import undominated
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import finite, reduce
@@ -49,7 +48,7 @@ def worth_keeping(problem: Problem) -> list[Integers]:
     """The choices of each node among which an optimum is. Raises InfeasibleError where a node has none."""
     if math.isinf(problem.capacity_bytes):
         return reduce(additive(problem), Contents(problem))
-    return undominated(problem, finite(problem))
+    return finite(problem)
 
 
 def overflows(problem: Problem, alive: Floats, known: Sequence[int]) -> list[int]:

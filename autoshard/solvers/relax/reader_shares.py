@@ -81,24 +81,13 @@ class ReaderShares:
         return True
 
     def reached(self, problem: Problem, contents: Contents) -> Problem | None:
-        """What is apart, with more values cut off where its tables are too large; None where that is not enough."""
+        """What is apart; None where its tables are too large."""
         part = self.apart(problem)
         contents.also(part)
         if not self.in_reach and out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
-            part = self.apart(problem) if self.cut_more() else part
-            contents.also(part)
-            if out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
-                return None
+            return None
         self.in_reach = True
         return part
-
-    def cut_more(self) -> bool:
-        """Cuts off what is read by several and costs little too, such as each layer's own rotary table: it ties their
-        readers together. False where there is no more to cut."""
-        wider = self.cut | hub_relaxation.cheap(self.problem)
-        more = wider != self.cut
-        self.cut, self.heads = wider, _upstream(self.problem, wider, self.views)
-        return more
 
     def take(self, state: Incumbent, choice: Choice, low: float) -> None:
         """`low`: about the least that there is."""

@@ -1,17 +1,11 @@
-"""A good plan at once, where exact elimination takes seconds: the few choices that seem best, and among those the best.
-
-Messages (`trws_layouts.Beliefs`) rank the choices of every node, equal nodes alike so that what repeats goes on
-repeating. The problem over the first few is small: it is solved exactly, under the memory limit too. More rounds raise
-the bound.
-
-The few choices of each node that seem cheapest, where a problem repeats itself: of equal blocks in a row messages
+"""The few choices of each node that seem cheapest, where a problem repeats itself: of equal blocks in a row messages
 pass over one, with those before and after it, and what they rank holds for all that are alike. The least over these few
 is found in tables a thousandth as large. It is a plan near the least, mostly the least itself, and no bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,11 +13,8 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value, changed
-from autoshard.solvers.common.effort import BUDGET_ENTRIES, CLOSE, FEW, FIRST, MOST_ROUNDS, SOME, WIDE, WORK_PER_ENTRY
-from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.effort import BUDGET_ENTRIES, FEW, FIRST, WIDE, WORK_PER_ENTRY
 from autoshard.solvers.common.local_search import Choice
-from autoshard.solvers.common.result import Solution
-from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.compress_blocks import Short, shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
@@ -48,44 +39,6 @@ def exact_work(problem: Problem) -> float:
 
 def _most(problem: Problem) -> int:
     return max((len(node.seconds) for node in problem.nodes), default=0)
-
-
-class RestrictedStart:
-    """The messages of a problem, and plans by them."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.beliefs = Beliefs(additive(problem))
-
-    def plan(self, state: Incumbent, solver: Callable[[Problem], Solution]) -> None:
-        """Leaves the best plan over a few choices of each node, more where those exclude each other, and a bound.
-
-        `solver` gives a good solution of a narrower problem. Raises InfeasibleError where there is no plan.
-        """
-        for _ in range(FIRST):
-            self.round(state)
-        ranked, few = ranking(self.problem, self.beliefs), SOME
-        while True:
-            keep = [np.sort(some[:few]) for some in ranked]
-            try:
-                found = solver(narrowed(self.problem, keep))
-            except InfeasibleError as error:
-                if few >= _most(self.problem):
-                    state.failed(error)
-                    return
-                few *= 2
-                continue
-            state.offer([int(some[s]) for some, s in zip(keep, found.choice, strict=True)])
-            return
-
-    def climb(self, state: Incumbent, clock: Clock) -> None:
-        """Raises the bound, until it is near the plan or the clock is over."""
-        while self.beliefs.rounds < MOST_ROUNDS and state.gap > CLOSE and not clock.over:
-            self.beliefs.shift()
-            self.round(state)
-
-    def round(self, state: Incumbent) -> None:
-        state.raise_bound(self.beliefs.round())  # of all plans, whatever their memory
 
 
 def ranking(problem: Problem, beliefs: Beliefs) -> list[Integers]:

@@ -34,10 +34,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from autoshard.ir.problem import Floats, Integers, Value
+from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common import clock
 from autoshard.solvers.common.effort import ROUNDS
-from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
+from autoshard.solvers.elimination.weighted_sum import Additive, additive, charge, scaled, unary
 
 _OTHERS = 0.05  # of the longest charge, for who keeps nothing
 
@@ -172,6 +172,11 @@ class Beliefs:
             if edge.value in moved:
                 there, back = self.table(edge.value, self.sum.problem.values[edge.value], edge.position)
                 self.edges[e] = edge._replace(there=there, back=back)
+
+
+def message_bound(problem: Problem) -> float:
+    """Seconds that no plan is below, whatever its memory: of one round, in linear time. 0 where there is no time."""
+    return max(0.0, clock.attempt(Beliefs(additive(problem)).round) or 0.0)
 
 
 def _shared_out(pay: Floats, penalty: float, shares: Floats) -> Floats:

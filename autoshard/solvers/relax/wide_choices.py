@@ -150,33 +150,23 @@ class WideChoices:
         return within.best
 
     def exactly(self, prices: Floats) -> bool | None:
-        """Leaves the bound of the least under prices, but for what is cut off, and its plan; whether that was not met
-        before. Over all choices, or where tables are too large over those that a plan better than the best may have;
-        None where these are too large too."""
-        state, paid, found = self.state, self.paid(prices), None
-        if self.beliefs is None:  # equal layers are one
-            found = self.least(prices, self.problem, None)
-            state.raise_bound(found.bound - paid if found else 0.0)
-        if found is None and state.choice is not None:
-            beliefs = self.beliefs or self.messages(prices)
-            worth = hub_relaxation.undercutting(self.problem, beliefs, state.choice, state.value + paid)
-            found = self.least(prices, narrowed(self.problem, worth), worth)
-            state.raise_bound(min(found.bound - paid, state.value) if found else 0.0)
+        """Leaves the bound of the least under prices over all choices, but for what is cut off, and its plan; whether
+        that was not met before. None where nothing repeats, so that tables are too large, or time is over."""
+        found = self.least(prices) if self.beliefs is None else None  # equal layers are one
         if found is None:
             return None
+        self.state.raise_bound(found.bound - self.paid(prices))
         choice = self.shares.given_heads(self.problem, found.choice)
-        state.offer(choice)
+        self.state.offer(choice)
         new = choice not in self.plans and math.isfinite(objective(self.problem, choice))
         self.plans += [choice] if new else []
         return new
 
-    def least(self, prices: Floats, problem: Problem, keep: Sequence[Integers] | None) -> Minimum | None:
-        """`problem`: over the choices `keep`, which its own stand for. None where its tables or time don't suffice."""
-        part = reader_terms.without_hubs(additive(problem, prices), self.shares.cut)
-        contents = self.contents if keep is None else Contents(problem)
-        contents.also(part)
-        found = attempt(minimum_within, part, contents, multipliers=prices, budget_entries=self.budget)
-        return found if found is None or keep is None else replace(found, choice=_whole(keep, found.choice))
+    def least(self, prices: Floats) -> Minimum | None:
+        """None where its tables or time don't suffice."""
+        part = reader_terms.without_hubs(additive(self.problem, prices), self.shares.cut)
+        self.contents.also(part)
+        return attempt(minimum_within, part, self.contents, multipliers=prices, budget_entries=self.budget)
 
 
 def climb(state: Incumbent, beliefs: Beliefs, paid: float, most: int, loose: float) -> None:
