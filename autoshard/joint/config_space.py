@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from heapq import merge
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.step_request import ZERO_LEVELS
@@ -189,11 +190,11 @@ def _not_interleaved(space: ConfigSpace, stages: int, virtual: int, count: int) 
 
 def what_divides(space: ConfigSpace, hardware: Hardware) -> str:
     """What to type where nothing divides: the nearest batches that do, else the numbers of stages that may."""
-    most = space.devices * max(space.micro_batch or (1,))
-    tried = [(b, a) for b, a in ((space.global_batch - n, space.global_batch + n) for n in range(1, most + 1))]
-    below = next((b for b, _ in tried if b > 0 and _divides(space, hardware, b)), None)
-    above = next((a for _, a in tried if _divides(space, hardware, a)), None)
-    batches = [str(own) for own in (below, above) if own]
+    batch, parts = space.global_batch, space.micro_batch or (1,)  # only their multiples may be divided
+    lower = merge(*(range((batch - 1) // m * m, 0, -m)[: space.devices] for m in parts), reverse=True)
+    upper = merge(*(range((batch // m + 1) * m, (batch // m + 1 + space.devices) * m, m) for m in parts))
+    near = (next((own for own in each if _divides(space, hardware, own)), None) for each in (lower, upper))
+    batches = [str(own) for own in near if own]
     if batches:
         return f"--global-batch {' or '.join(batches)}"
     stages = [s for s in divisors(space.devices, min(space.line, space.devices)) if s >= space.least_stages]
