@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from autoshard.api.parallel.sharded import shard
     from autoshard.api.plan_tables import operator_strategies, parameter_layouts, strategies_text
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
-    from autoshard.graph_capture.dynamic.declared import set_inputs
-    from autoshard.graph_capture.dynamic.symbol import Symbol
+    from autoshard.graph_capture.dynamic_sizes.declared import set_inputs
+    from autoshard.graph_capture.dynamic_sizes.symbol import Symbol
     from autoshard.graph_capture.module_requests import place, recompute
     from autoshard.graph_capture.operator_strategies import operator, strategy
 
@@ -43,8 +43,8 @@ _PLACES = {
     "parallelize": "autoshard.api.parallel.parallel_module",
     "shard": "autoshard.api.parallel.sharded",
     **dict.fromkeys(("place", "recompute"), "autoshard.graph_capture.module_requests"),
-    "Symbol": "autoshard.graph_capture.dynamic.symbol",
-    "set_inputs": "autoshard.graph_capture.dynamic.declared",
+    "Symbol": "autoshard.graph_capture.dynamic_sizes.symbol",
+    "set_inputs": "autoshard.graph_capture.dynamic_sizes.declared",
     **dict.fromkeys(("operator_strategies", "parameter_layouts", "strategies_text"), "autoshard.api.plan_tables"),
     **dict.fromkeys(("operator", "strategy"), "autoshard.graph_capture.operator_strategies"),
 }

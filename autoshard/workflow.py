@@ -80,7 +80,7 @@ def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     if graph.free_sizes or graph.dynamic or not spec or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.dynamic_dims.concrete import with_sizes
+    from autoshard.graph_capture.dynamic_export.concrete import with_sizes
     from autoshard.graph_capture.tracing.own_gradients import kept_answers
     from autoshard.rules.resize.asked_sizes import with_free_sizes
 
@@ -310,11 +310,11 @@ def _stepped(
 
     if not wanted.step.said and not asks_of_the_step(graph):
         return _searched(graph, hardware, wanted, clock, log)
-    from autoshard.joint.optimizer_shards import least_step
-    from autoshard.joint.places.own_parts import with_own_parts
     from autoshard.search.memory_fit import fitting_step
     from autoshard.search.objectives import MEMORY, SPEED
     from autoshard.search.whole_step import check_request, with_place_plans
+    from autoshard.whole_step_search.optimizer_shards import least_step
+    from autoshard.whole_step_search.places.own_parts import with_own_parts
 
     check_request(graph, wanted.step)
     check_place_devices(hardware, wanted)
@@ -382,8 +382,8 @@ def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:
 
 def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Plan:
     from autoshard.constraints.model_request import asks_of_the_step
-    from autoshard.joint.optimizer_shards import fastest_stored
     from autoshard.search.whole_step import predicted, with_batch_shares, with_step
+    from autoshard.whole_step_search.optimizer_shards import fastest_stored
 
     if not wanted.step.said and not asks_of_the_step(graph):
         return plan

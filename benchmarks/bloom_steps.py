@@ -12,7 +12,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.best_runs import best_runs
 from autoshard.estimate.run_space import RunSpace
 from autoshard.estimate.transformer import TrainingRun, Transformer
-from autoshard.whole_steps.software import held_bytes
+from autoshard.step_corrections.software import held_bytes
 from benchmarks.published_rows import BLOOM_CLUSTER, Step, bloom
 from benchmarks.steps import (
     GIB,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from autoshard.step_corrections import software
 from autoshard.system.files import data_folder
-from autoshard.whole_steps import software
 from benchmarks import harness
 from benchmarks.megatron_steps import DISPATCH_SECONDS, STALL_SECONDS
 from benchmarks.published_rows import (

@@ -20,9 +20,9 @@ from typing import Any
 from autoshard.cluster.device_kinds import orders
 from autoshard.cluster.hardware import load_hardware
 from autoshard.graph_capture.capture import capture
-from autoshard.joint.blocks.block_line import block_line
-from autoshard.joint.config_space import ConfigSpace
-from autoshard.joint.joint_search import joint_search
+from autoshard.whole_step_search.blocks.block_line import block_line
+from autoshard.whole_step_search.config_space import ConfigSpace
+from autoshard.whole_step_search.joint_search import joint_search
 from benchmarks import harness
 from benchmarks.harness import GPT2, LLAMA
 

@@ -39,7 +39,7 @@ from docs.folders import order
 
 CODE = ROOT / "autoshard"
 ROOMS = (
-    "emit/runtime/servers", "emit/runtime", "emit/package", "emit/markers", "emit", "program/places", "program",
+    "emit/runtime/servers", "emit/runtime", "emit/package", "emit/markers", "emit", "program/schedules", "program",
     "costs", "rules/algebra", "rules/operators", "rules/resize", "rules",
 )  # fmt: skip
 LISTED = Path(__file__).with_suffix(".toml")

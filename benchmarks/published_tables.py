@@ -17,12 +17,12 @@ from autoshard.calibrate import Products
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS, one_attention_seconds
-from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.state_bytes import STATE_BYTES
 from autoshard.estimate.step import parameter_count
+from autoshard.estimate.text.reserved_memory import reserved_memory
 from autoshard.estimate.transformer import FP8_FSDP
 from autoshard.ir.mesh import Mesh
-from autoshard.whole_steps.software import tables as software_tables
+from autoshard.step_corrections.software import tables as software_tables
 from benchmarks.measurements import kernels, sizes_of
 from benchmarks.published_rows import (
     ASCEND,

@@ -21,9 +21,9 @@ import numpy as np
 
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import style_of
+from autoshard.step_corrections.software import priced_as
+from autoshard.step_corrections.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
 from autoshard.system.files import data_folder
-from autoshard.whole_steps.software import priced_as
-from autoshard.whole_steps.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
 from benchmarks import harness, megatron_steps, published_rows
 from benchmarks.published_rows import (
     ASCEND,
@@ -231,7 +231,7 @@ def text(bands: Mapping[StepKind, MadeBand]) -> str:
     lines = [
         "# Half-widths of whole steps by kind, from published steps of two releases or frameworks at least; one of any",
         "# generation or software is of neighbouring kinds. Written by benchmarks/step_bands.py, read by",
-        "# autoshard/whole_steps/step_bands.py; how the steps of other releases lie in them is in docs/validation.md.",
+        "# autoshard/step_corrections/step_bands.py; how other releases' steps lie in them is in docs/validation.md.",
         "schema = 1",
     ]
     for kind, own in bands.items():

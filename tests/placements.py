@@ -7,7 +7,7 @@ import random
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import StagePart
-from autoshard.program.places.placed_parts import op_places, parts_on, rewritten
+from autoshard.program.schedules.placed_parts import op_places, parts_on, rewritten
 
 MESHES = ("dp=1", "dp=2", "tp=2", "tp=3", "dp=2,tp=2")
 

@@ -23,7 +23,7 @@ from autoshard.graph_capture.call_form import (
     positions_of,
 )
 from autoshard.graph_capture.capture import capture_model
-from autoshard.graph_capture.dynamic_dims.concrete import with_sizes
+from autoshard.graph_capture.dynamic_export.concrete import with_sizes
 from autoshard.graph_capture.load_model import find_callable
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.graph_capture.tracing import LARGEST_ELEMENTS

@@ -70,8 +70,8 @@ def compiled(plan: PlannedModel) -> PlannedModel:
 def at_sizes(plan: PlannedModel, text: str) -> PlannedModel:
     """Its step at other dynamic sizes, as `batch=16,sequence=256`. UsageError for one that is not allowed."""
     from autoshard.constraints.size_histogram import read_histogram
-    from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
-    from autoshard.graph_capture.dynamic.numbers import resized
+    from autoshard.graph_capture.dynamic_sizes.graph_numbers import sizes_of
+    from autoshard.graph_capture.dynamic_sizes.numbers import resized
     from autoshard.replay.resize import reapply
     from autoshard.search.whole_step import predicted
 

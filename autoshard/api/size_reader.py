@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from autoshard.errors import UsageError
-from autoshard.graph_capture.dynamic.declared import Declared, Shape, dims_of, parse
+from autoshard.graph_capture.dynamic_sizes.declared import Declared, Shape, dims_of, parse
 
 
 def read(loader: str, texts: Sequence[str], most: int) -> list[dict[str, Any]]:

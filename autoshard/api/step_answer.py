@@ -12,14 +12,9 @@ from autoshard.constraints.model_request import asks_to_recompute
 from autoshard.constraints.size_histogram import SizePoint, points_for
 from autoshard.constraints.step_request import AUTO, RECOMPUTE, SEARCHED, TENSORS, StepRequest
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, Plan, SizeStep
-from autoshard.joint.config_space import ParallelConfig
-from autoshard.joint.front_store import FrontStores
-from autoshard.joint.joint_plan import confirmed, joint_plan, step_seconds
-from autoshard.joint.solved_steps import JointResult
-from autoshard.joint.step_request_space import searched_step, with_mesh
 from autoshard.replay.command_line import dynamic_text
 from autoshard.replay.expected_step import expected_styles
 from autoshard.replay.resize import reapply
@@ -37,6 +32,11 @@ from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
 from autoshard.units import counted
+from autoshard.whole_step_search.config_space import ParallelConfig
+from autoshard.whole_step_search.front_store import FrontStores
+from autoshard.whole_step_search.joint_plan import confirmed, joint_plan, step_seconds
+from autoshard.whole_step_search.solved_steps import JointResult
+from autoshard.whole_step_search.step_request_space import searched_step, with_mesh
 
 
 @dataclass(frozen=True, eq=False)

@@ -350,7 +350,7 @@ def estimate(options: argparse.Namespace) -> int:
     from autoshard.cluster.hardware import check_one_kind, load_hardware
     from autoshard.estimate import step as estimating
     from autoshard.estimate.packages.package_estimate import estimate_any
-    from autoshard.estimate.shown import estimate_text
+    from autoshard.estimate.text import estimate_text
 
     hardware = check_one_kind(load_hardware(options.hardware), "an estimate")
     given = options.host_dispatch
@@ -401,7 +401,7 @@ def diff(options: argparse.Namespace) -> int:
 def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
     from autoshard.cli import estimate_options
     from autoshard.estimate.packages.package_runs import best_runs_any
-    from autoshard.estimate.shown import best_runs_text
+    from autoshard.estimate.text import best_runs_text
 
     space = estimate_options.space(options)
     with step(f"searching configurations of {space.devices} devices", options.json):
@@ -409,7 +409,7 @@ def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
     if options.pareto:
         write_text(options.pareto, best_runs_text.front_picture(found, hardware))
     if options.output:
-        from autoshard.estimate.shown.estimate_text import pipeline_trace
+        from autoshard.estimate.text.estimate_text import pipeline_trace
 
         write_text(options.output, json.dumps(pipeline_trace(found.best[0])))
     if options.json:

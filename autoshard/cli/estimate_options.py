@@ -20,7 +20,7 @@ from autoshard.estimate.transformer import (
     TrainingRun,
     Transformer,
 )
-from autoshard.whole_steps.software import PACKAGES
+from autoshard.step_corrections.software import PACKAGES
 
 _SIZES = {
     "layers": "transformer layers",

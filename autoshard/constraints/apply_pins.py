@@ -21,7 +21,7 @@ from autoshard.rules.dynamic_strategies import needs_divisor
 from autoshard.rules.granularities import granularities
 from autoshard.rules.host_tables import SUMMED
 from autoshard.rules.operators import record
-from autoshard.rules.strategy_words import axis_words
+from autoshard.rules.strategy_text import axis_words
 from autoshard.units import format_bytes
 
 _NARROWER = "a pattern that matches less, or one of the two pins only"

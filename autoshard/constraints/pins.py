@@ -29,7 +29,7 @@ from autoshard.errors import InvalidFileError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import parse_placement
 from autoshard.ir.mesh import Mesh
-from autoshard.rules.strategy_words import known_words, plain_words
+from autoshard.rules.strategy_text import known_words, plain_words
 from autoshard.system.files import LARGEST_TOML, parse_json, parse_toml, read_text
 
 ON_HOST, ON_DEVICE = "host", "device"

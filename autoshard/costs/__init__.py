@@ -4,7 +4,7 @@ from autoshard.costs.bands import Band, provenance, step_band
 from autoshard.costs.collective import collective_seconds, joint_seconds
 from autoshard.costs.device_bytes import activation_bytes, host_bytes, optimizer_seconds, parameter_bytes
 from autoshard.costs.links import AxisLink, axis_link
-from autoshard.costs.moving import local_pass, moving_facts, moving_terms
+from autoshard.costs.memory_traffic import local_pass, moving_facts, moving_terms
 from autoshard.costs.operator import kept_bytes, local_seconds, op_seconds
 
 __all__ = [

@@ -28,8 +28,8 @@ from autoshard.emit.user_operators import registering_lines
 from autoshard.errors import UsageError
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import LocalValue, Program
-from autoshard.program.places.pipeline_schedule import chain_order
-from autoshard.program.places.place_order import placed_order
+from autoshard.program.schedules.pipeline_schedule import chain_order
+from autoshard.program.schedules.place_order import placed_order
 from autoshard.program.stage_programs import counting_program, handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.replay.other_sizes import OtherSizes, SizeNumber, followed
 from autoshard.replay.size_texts import sum_text

@@ -14,8 +14,8 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, host_of
 from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
 from autoshard.estimate.transformer import TrainingRun
+from autoshard.step_corrections.software import with_software
 from autoshard.units import ROUNDING, format_bytes
-from autoshard.whole_steps.software import with_software
 
 
 @dataclass(frozen=True)

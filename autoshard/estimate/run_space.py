@@ -10,8 +10,8 @@ from itertools import product
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
 from autoshard.estimate.transformer import SHARDED, Schedule, TrainingRun, Transformer, is_possible, wrong
-from autoshard.whole_steps.shared_sequences import shared_sequences
-from autoshard.whole_steps.software import PACKAGES
+from autoshard.step_corrections.shared_sequences import shared_sequences
+from autoshard.step_corrections.software import PACKAGES
 
 FREE = ("tp", "sequence_parallel", "dp", "pp", "cp", "interleave", "micro_batch", "recompute", "zero", "ep")
 SEARCHED = ["none", "selective", "full"]  # of recomputation

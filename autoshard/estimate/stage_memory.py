@@ -18,9 +18,9 @@ from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
 from autoshard.program.module_scopes import results_of
-from autoshard.program.places.pipeline_schedule import REPEATS, SCHEDULES, most_in_flight
+from autoshard.program.schedules.pipeline_schedule import REPEATS, SCHEDULES, most_in_flight
 from autoshard.simulation.memory_curve import Span, plan_memory
-from autoshard.whole_steps.software import held_bytes
+from autoshard.step_corrections.software import held_bytes
 
 HOST_STATE_BYTES = {"adamw": 16, "sgd": 8}  # float32 weights, gradients and moments, where the host updates them
 MADE = ("gradient", "input", "activation", "extra")  # by a step

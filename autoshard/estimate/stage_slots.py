@@ -8,7 +8,7 @@ from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
 from autoshard.estimate.layer_costs import Piece, Pieces
 from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.transformer import SHARDED, TrainingRun, Transformer
-from autoshard.program.places.pipeline_schedule import Slot
+from autoshard.program.schedules.pipeline_schedule import Slot
 
 _NOTHING = Piece(0.0, 0.0, 0.0, 0.0, 0, 0)
 Part = tuple[str, float]  # a name, seconds

@@ -7,7 +7,7 @@ from autoshard.estimate.transformer import FP8_FSDP, FSDP, MEGATRON, SHARDED, Tr
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.graph import DTYPE_BYTES
-from autoshard.whole_steps.software import held_bytes
+from autoshard.step_corrections.software import held_bytes
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
 # In float8 the weight is there for both products, as TransformerEngine keeps it: a byte, and one for its transpose.

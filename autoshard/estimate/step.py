@@ -17,9 +17,9 @@ from autoshard.estimate.stage_slots import Host, Part, Stages
 from autoshard.estimate.transformer import PRECISIONS, SHARDED, TrainingRun, Transformer, check
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
-from autoshard.program.places.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
-from autoshard.whole_steps.software import KERNELS, PACKAGES, host_figures, priced_as, with_software
-from autoshard.whole_steps.step_bands import StepKind, step_kind, whole_step_band
+from autoshard.program.schedules.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
+from autoshard.step_corrections.software import KERNELS, PACKAGES, host_figures, priced_as, with_software
+from autoshard.step_corrections.step_bands import StepKind, step_kind, whole_step_band
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import hands_on
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer, build
-from autoshard.program.places.pipeline_schedule import Slot
+from autoshard.program.schedules.pipeline_schedule import Slot
 
 _NO_SYNC = Sync(0, 0.0, 0.0)
 _NO_SYNCS = Syncs(_NO_SYNC, _NO_SYNC, _NO_SYNC)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from autoshard.errors import UsageError
 from autoshard.program.step_check import MOST_PASSES
-from autoshard.whole_steps.software import PACKAGES
+from autoshard.step_corrections.software import PACKAGES
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "operators", "full"]

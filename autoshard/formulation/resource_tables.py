@@ -15,7 +15,7 @@ import numpy as np
 from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
 from autoshard.costs.host_memory import TO_DEVICE, host_tasks
-from autoshard.costs.moving import gradient_dtype
+from autoshard.costs.memory_traffic import gradient_dtype
 from autoshard.costs.operator import compute_seconds, weight_seconds, with_calls
 from autoshard.costs.variants import variant_collectives
 from autoshard.formulation.dependency_path import longest

@@ -16,11 +16,11 @@ from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
 from autoshard.graph_capture.constructor.strided import in_memory_order
-from autoshard.graph_capture.dynamic.numbers import follows_of, points_of
-from autoshard.graph_capture.dynamic_dims.concrete import concrete, places_at
-from autoshard.graph_capture.dynamic_dims.dynamic_export import DynamicDims, dynamic_dims, export_with
-from autoshard.graph_capture.evaluation.both_modes import quickly_alike
-from autoshard.graph_capture.evaluation.graph_difference import difference
+from autoshard.graph_capture.dynamic_export.concrete import concrete, places_at
+from autoshard.graph_capture.dynamic_export.dynamic_export import DynamicDims, dynamic_dims, export_with
+from autoshard.graph_capture.dynamic_sizes.numbers import follows_of, points_of
+from autoshard.graph_capture.eval_mode.both_modes import quickly_alike
+from autoshard.graph_capture.eval_mode.graph_difference import difference
 from autoshard.graph_capture.input_ranges import input_ranges
 from autoshard.graph_capture.load_model import load_exported, load_model
 from autoshard.graph_capture.module_requests import ignored_requests, module_requests
@@ -41,15 +41,15 @@ from autoshard.graph_capture.passes.rotations import fold_rotations
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
+from autoshard.graph_capture.tracing.data_dependence import FlagBuffers
 from autoshard.graph_capture.tracing.exporting import export, is_fake, plain_export
 from autoshard.graph_capture.tracing.fills import draws, op_name, plain_creation
 from autoshard.graph_capture.tracing.functionalise import functionalise
 from autoshard.graph_capture.tracing.inline_regions import AUTOCAST_OFF, inline
-from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import resolve
 from autoshard.graph_capture.tracing.size_constants import recognise_masks
 from autoshard.graph_capture.tracing.source_lines import node_quote
-from autoshard.graph_capture.tracing.value_questions import FlagBuffers
+from autoshard.graph_capture.tracing.unchanged_model import guarded
 from autoshard.graph_capture.training.loss import choose_loss, refuse_untrained
 from autoshard.graph_capture.training.overwritten_buffers import keep_overwritten, note_saved
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision

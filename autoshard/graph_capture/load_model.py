@@ -28,8 +28,8 @@ from autoshard.graph_capture.call_form import (
 from autoshard.graph_capture.constructor.placement import WITH_MORE_VALUES, needs_values, placed
 from autoshard.graph_capture.model_spec import LOSS, check_file, check_spec, split_spec
 from autoshard.graph_capture.plain_attributes import hidden_tensors, keep_tensors, materialise
-from autoshard.graph_capture.tracing.model_guard import guarded, is_own
 from autoshard.graph_capture.tracing.source_lines import blame
+from autoshard.graph_capture.tracing.unchanged_model import guarded, is_own
 from autoshard.graph_capture.tracing.watched_forward import noting_autocast
 
 _IMPORTED: dict[Path, tuple[bytes, ModuleType]] = {}  # text and module of a file, as it was last imported

@@ -34,7 +34,7 @@ from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
-from autoshard.servers.server_words import server_rows, server_title
+from autoshard.servers.server_text import server_rows, server_title
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.step_account import StepAccount

@@ -8,8 +8,8 @@ from typing import Any
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.size_histogram import MOST_POINTS
 from autoshard.errors import UserError
-from autoshard.graph_capture.dynamic.graph_numbers import sizes_of
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import sizes_of
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.html_report.picture import svg
 from autoshard.html_report.picture.plot_axis import PlotAxis, PlotFrame
 from autoshard.ir.dynamic import DynamicSize

@@ -18,7 +18,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.size_histogram import SizePoint
 from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.formulation.formulate import Formulation
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, SizeStep
 from autoshard.ir.problem import Node, Problem, Value, changed

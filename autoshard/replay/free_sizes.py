@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from autoshard.errors import UsageError
-from autoshard.graph_capture.dynamic.polynomials import Point
+from autoshard.graph_capture.dynamic_sizes.polynomials import Point
 from autoshard.ir.dynamic import value_at
 from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.layout import LocalSize

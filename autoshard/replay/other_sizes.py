@@ -14,9 +14,9 @@ from functools import cached_property
 from itertools import product
 
 from autoshard.errors import UserError
-from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
-from autoshard.graph_capture.dynamic.numbers import MOST_POINTS, points_of
-from autoshard.graph_capture.dynamic.polynomials import Point, reduced
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import at_sizes, sizes_of
+from autoshard.graph_capture.dynamic_sizes.numbers import MOST_POINTS, points_of
+from autoshard.graph_capture.dynamic_sizes.polynomials import Point, reduced
 from autoshard.ir.dynamic import Polynomial, Powers, monomial
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import LocalSize

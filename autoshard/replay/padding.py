@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autoshard import rules
-from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, numbers_of_op, sizes_of
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import at_sizes, numbers_of_op, sizes_of
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import REPLICATE, Placement, Replicate, Shard

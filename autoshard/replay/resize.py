@@ -23,7 +23,7 @@ from autoshard.ir.plan import (
     StepPlan,
     TensorPlan,
 )
-from autoshard.program.places.placed_parts import placed_parts
+from autoshard.program.schedules.placed_parts import placed_parts
 from autoshard.program.step_check import dealt
 from autoshard.rules.algebra.float8_products import PLAIN
 from autoshard.rules.algebra.strategy import Strategy

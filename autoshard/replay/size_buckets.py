@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.constraints.held_pins import held_pins
 from autoshard.errors import UserError
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OUTPUT, Plan, SizeBucket

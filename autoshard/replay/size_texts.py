@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import combinations_with_replacement
 
 from autoshard.code_text import fresh
-from autoshard.graph_capture.dynamic.polynomials import MOST_DEGREE
+from autoshard.graph_capture.dynamic_sizes.polynomials import MOST_DEGREE
 from autoshard.ir.dynamic import Polynomial, Powers
 from autoshard.ir.program import LocalValue, Program
 from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed

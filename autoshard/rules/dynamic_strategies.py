@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, numbers_of
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import at_sizes, numbers_of
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, local_sizes
 from autoshard.ir.mesh import Mesh

@@ -15,7 +15,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_ALL, PLACED_FIELDS, BlockPolicy, PlacePlan, Plan, StagePart, StepPlan
-from autoshard.program.places.placed_parts import parts_on, placed_parts
+from autoshard.program.schedules.placed_parts import parts_on, placed_parts
 from autoshard.program.step_check import check_counts, check_step, dealt, micro_batches_of, not_again, share_words
 from autoshard.program.weight_buckets import block_of
 from autoshard.search.places.place_search import PlacedFound, searched_places

@@ -12,7 +12,7 @@ from autoshard.costs.collective import joint_seconds
 from autoshard.costs.device_bytes import optimizer_seconds
 from autoshard.costs.host_memory import LOOK_UP, TO_DEVICE, host_tasks
 from autoshard.costs.links import joint_link
-from autoshard.costs.moving import local_pass
+from autoshard.costs.memory_traffic import local_pass
 from autoshard.costs.operator import compute_seconds, weight_seconds
 from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph, Op

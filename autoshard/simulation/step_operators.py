@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from autoshard.program.places.pipeline_schedule import Placed
+from autoshard.program.schedules.pipeline_schedule import Placed
 from autoshard.redistribute import CARRIED
 from autoshard.simulation.step_account import (
     BUBBLE,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.program.places.pipeline_schedule import (
+from autoshard.program.schedules.pipeline_schedule import (
     KINDS,
     Placed,
     Slot,

@@ -33,7 +33,7 @@ from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
 from autoshard.rules import find, granularities
-from autoshard.rules.strategy_words import plain_words
+from autoshard.rules.strategy_text import plain_words
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.cached.search_cache import formulated as formulated_once
 from autoshard.search.objectives import SPEED, Levelled, solve_level

@@ -15,11 +15,11 @@ from autoshard.ir.plan import Plan
 from autoshard.search.objectives import NAMES
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulation.step_account import StepAccount
+from autoshard.step_corrections.software import KERNELS
+from autoshard.step_corrections.step_bands import step_kind, whole_step_band
 from autoshard.text.answer_labels import MEMORY, gain_words, gap, gap_words, space
 from autoshard.text.size_table import step_name
 from autoshard.units import counted, format_bytes, format_seconds
-from autoshard.whole_steps.software import KERNELS
-from autoshard.whole_steps.step_bands import step_kind, whole_step_band
 
 HOST_MEMORY = "host memory"
 

@@ -20,7 +20,7 @@ from autoshard.rules.algebra.float8_products import PLAIN, UNIT, runs_in_bfloat1
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.granularities import Granularities
 from autoshard.rules.operators import record
-from autoshard.rules.strategy_words import axis_words, is_batch
+from autoshard.rules.strategy_text import axis_words, is_batch
 
 T = TypeVar("T")
 SERVED = "rows on the parameter servers"

@@ -21,7 +21,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Candidate, Fusion, Plan
 from autoshard.replay.reevaluate import resimulated
-from autoshard.servers.server_words import server_rows, server_title
+from autoshard.servers.server_text import server_rows, server_title
 from autoshard.simulation.step_account import StepAccount, one_stage
 from autoshard.text import plan_labels
 from autoshard.text.account_text import breakdown, left_open, parts, stage_breakdown, waits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.graph_capture.dynamic.graph_numbers import sizes_of, words
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import sizes_of, words
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.text.answer_labels import STEP

@@ -9,7 +9,6 @@ from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE, TENSORS
 from autoshard.ir.plan import KEEP_ALL, KEEP_SOME, StepTried, kept_results
-from autoshard.joint.solved_steps import JointResult, SolvedStep
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.common.result import fits
@@ -17,6 +16,7 @@ from autoshard.solvers.stages.stage_problem import Part
 from autoshard.text.stage_table import STEP_HEADER, step_cells
 from autoshard.text.tables import table, wrapped
 from autoshard.units import counted, format_bytes, format_seconds
+from autoshard.whole_step_search.solved_steps import JointResult, SolvedStep
 
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
 _NAMED = {

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from autoshard.errors import UsageError, UserError
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.graph_capture.load_model import load_model
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
@@ -23,9 +23,9 @@ from autoshard.ir.plan import meshes_text
 from autoshard.ir.program import Program
 from autoshard.system.guard import guarded_folder
 from autoshard.verification.comparison.compare import RankResult, compare_stages
-from autoshard.verification.comparison.error_measure import Error, first_failure, summarise
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.comparison.rounding_noise import Noise, amplified, measure_noise
+from autoshard.verification.comparison.tolerances import Error, first_failure, summarise
 from autoshard.verification.original.batches import at_batch, at_shapes, given_inputs, varied_micro_batch
 from autoshard.verification.original.float64 import literal_dtype
 from autoshard.verification.original.optimizers import make_optimizer

@@ -17,7 +17,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules import OPERATORS, LocalCall, Strategy, instance, localise
 from autoshard.rules.cases import ALL
 from autoshard.rules.granularities import Refinements
-from autoshard.rules.proof.case_words import case_id
+from autoshard.rules.proof.case_text import case_id
 from autoshard.rules.proof.operator_call import plain
 from autoshard.rules.proof.rule_proof import OpCase, Run, Verdict, offered_by, one_op_graph, verdict
 from autoshard.text.tables import table

@@ -21,7 +21,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.step_check import input_layout
 from autoshard.verification.comparison.compare import by_name, gives_loss_alone, local_part, stage_views, unsplit
-from autoshard.verification.comparison.error_measure import OWN, Error, largest
+from autoshard.verification.comparison.tolerances import OWN, Error, largest
 from autoshard.verification.original.autocast import autocast_as_planned
 from autoshard.verification.original.float8_rounding import float8_parameters, storages
 from autoshard.verification.original.random_draws import exact_dropout

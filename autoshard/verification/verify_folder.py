@@ -13,7 +13,7 @@ from autoshard.constraints.verify_request import MOST_PROCESSES, MOST_RANKS, Ver
 from autoshard.emit import emit
 from autoshard.errors import NAMED, CheckError, UsageError
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.graph_capture.load_model import find_callable, verify_arguments
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Graph

@@ -13,7 +13,7 @@ from autoshard.constraints.size_histogram import SizePoint
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower

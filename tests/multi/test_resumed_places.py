@@ -14,7 +14,7 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.program.lower import lower
-from autoshard.program.places.placed_parts import op_places, parts_on
+from autoshard.program.schedules.placed_parts import op_places, parts_on
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import predicted
 from benchmarks import fuzz

@@ -21,8 +21,6 @@ from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
-from autoshard.joint.joint_plan import joint_plan
-from autoshard.joint.joint_search import joint_search
 from autoshard.program.lower import lower
 from autoshard.program.step_check import dealt, share_words
 from autoshard.replay.resize import reapply
@@ -31,6 +29,8 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import best_shares, predicted
 from autoshard.verification.case import check_files, make_case
+from autoshard.whole_step_search.joint_plan import joint_plan
+from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.workflow import make_plan
 from tests.single.test_joint_search import space
 from tests.slow import slow

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from autoshard.cli.commands import main
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.dynamic_dims.concrete import with_samples
+from autoshard.graph_capture.dynamic_export.concrete import with_samples
 from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.graph_json import dumps
 from autoshard.rules.resize.captured_batch import captured_with, followed_numbers, with_numbers_of

@@ -16,21 +16,21 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.joint.blocks.block_line import block_line, shortened
-from autoshard.joint.blocks.block_splits import block_splits
-from autoshard.joint.blocks.context_expert_cuts import EXPERTS, expert_count, longest_tokens
-from autoshard.joint.config_space import ConfigSpace, RejectedConfigs, parallel_configs
-from autoshard.joint.context_expert_axes import second_axes, shared_experts
-from autoshard.joint.front_store import FrontStore, measured_replicas
-from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import joint_search
-from autoshard.joint.solved_steps import JointResult
-from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_request_space import searched_step
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.whole_steps.shared_sequences import LEAST_TOKENS, shared_sequences
+from autoshard.step_corrections.shared_sequences import LEAST_TOKENS, shared_sequences
+from autoshard.whole_step_search.blocks.block_line import block_line, shortened
+from autoshard.whole_step_search.blocks.block_splits import block_splits
+from autoshard.whole_step_search.blocks.context_expert_cuts import EXPERTS, expert_count, longest_tokens
+from autoshard.whole_step_search.config_space import ConfigSpace, RejectedConfigs, parallel_configs
+from autoshard.whole_step_search.context_expert_axes import second_axes, shared_experts
+from autoshard.whole_step_search.front_store import FrontStore, measured_replicas
+from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
+from autoshard.whole_step_search.joint_search import joint_search
+from autoshard.whole_step_search.solved_steps import JointResult
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_request_space import searched_step
 from tests.slow import slow
 from tests.stage_brute_force import every_plan
 

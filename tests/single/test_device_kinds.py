@@ -21,11 +21,11 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.joint.joint_search import joint_search
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import check_files, make_case
+from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.workflow import make_plan
 from tests.single.test_joint_search import space
 from tests.single.test_place_meshes import SPEC, captured

@@ -18,7 +18,7 @@ from autoshard.rules import OPERATORS
 from autoshard.rules.algebra.operator_record import Operator
 from autoshard.rules.algebra.saved_for_backward import keeps
 from autoshard.rules.cases import ALL
-from autoshard.rules.proof.case_words import case, floats
+from autoshard.rules.proof.case_text import case, floats
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification.rule_page import page, with_rest

@@ -10,9 +10,9 @@ import pytest
 
 from autoshard.errors import CaptureError, UserError
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.dynamic.graph_numbers import numbers_of, shape_at, sizes_of
-from autoshard.graph_capture.dynamic.numbers import ends_of, kind_of, resized
-from autoshard.graph_capture.dynamic_dims.concrete import resized as with_size
+from autoshard.graph_capture.dynamic_export.concrete import resized as with_size
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import numbers_of, shape_at, sizes_of
+from autoshard.graph_capture.dynamic_sizes.numbers import ends_of, kind_of, resized
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.replay.command_line import dynamic_text

@@ -21,8 +21,8 @@ from autoshard.emit import emit
 from autoshard.errors import UserError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.dynamic.graph_numbers import numbers_of, sizes_of
-from autoshard.graph_capture.dynamic.numbers import resized
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import numbers_of, sizes_of
+from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan

@@ -16,7 +16,7 @@ from autoshard.graph_capture.passes.canonical import canonical
 from autoshard.ir.graph import Attribute
 from autoshard.rules.cases import ALL
 from autoshard.rules.operators import OPERATORS, is_random
-from autoshard.rules.proof.case_words import case, case_id, floats, integers, positive
+from autoshard.rules.proof.case_text import case, case_id, floats, integers, positive
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand, one_op_graph, random_operands
 from autoshard.verification.operator_calls import check_calls, run_emitted, statement_of

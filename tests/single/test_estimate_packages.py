@@ -29,19 +29,19 @@ from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
-from autoshard.joint.blocks.block_line import block_line
-from autoshard.joint.config_space import ConfigSpace
-from autoshard.joint.joint_plan import confirmed
-from autoshard.joint.joint_search import joint_search
-from autoshard.joint.optimizer_shards import ZeroRequest, with_shards
 from autoshard.program.lower import lower
-from autoshard.program.places.pipeline_schedule import in_flight
+from autoshard.program.schedules.pipeline_schedule import in_flight
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.simulation.steps.program_step import measured_parts
+from autoshard.whole_step_search.blocks.block_line import block_line
+from autoshard.whole_step_search.config_space import ConfigSpace
+from autoshard.whole_step_search.joint_plan import confirmed
+from autoshard.whole_step_search.joint_search import joint_search
+from autoshard.whole_step_search.optimizer_shards import ZeroRequest, with_shards
 
 A100, H100 = load_hardware("a100-80g-sxm"), load_hardware("h100-80g-sxm")
 LAYERS, HIDDEN, HEADS, SEQUENCE, MICRO_BATCH = 6, 1024, 16, 512, 2

@@ -21,7 +21,7 @@ from autoshard.ir.graph import Op
 from autoshard.ir.layout import AxisShard, Layout, LocalSize
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import Strategy, explain, granularities, strategies
-from autoshard.rules.proof.case_words import case, floats
+from autoshard.rules.proof.case_text import case, floats
 from autoshard.rules.proof.rule_proof import one_op_graph
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import check

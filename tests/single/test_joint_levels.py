@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autoshard.joint.joint_search import joint_search
-from autoshard.joint.step_overhead import overhead_of
 from autoshard.simulation.step_timeline import simulate_step
+from autoshard.whole_step_search.joint_search import joint_search
+from autoshard.whole_step_search.step_overhead import overhead_of
 from tests.single.test_joint_search import every_plan_of, every_step, gpt2, hardware, space
 
 

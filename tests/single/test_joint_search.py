@@ -28,19 +28,6 @@ from autoshard.ir.graph_check import check
 from autoshard.ir.graph_json import dumps
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan_json import load
-from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
-from autoshard.joint.blocks.block_line import block_line, shortened
-from autoshard.joint.blocks.block_measure import block_costs
-from autoshard.joint.blocks.block_splits import block_splits
-from autoshard.joint.blocks.context_expert_cuts import TENSOR
-from autoshard.joint.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs, what_divides
-from autoshard.joint.front_store import FrontStore, measured_replicas
-from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import best_of, joint_search
-from autoshard.joint.least_memory import leanest_of
-from autoshard.joint.solved_steps import JointResult, fastest_of_each
-from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
@@ -52,6 +39,24 @@ from autoshard.solvers.stages.stage_problem import StagePlan
 from autoshard.text.stage_table import step_cells
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
+from autoshard.whole_step_search.blocks.block_costs import BlockCosts, HeldParameters
+from autoshard.whole_step_search.blocks.block_line import block_line, shortened
+from autoshard.whole_step_search.blocks.block_measure import block_costs
+from autoshard.whole_step_search.blocks.block_splits import block_splits
+from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
+from autoshard.whole_step_search.config_space import (
+    ConfigSpace,
+    ParallelConfig,
+    RejectedConfigs,
+    parallel_configs,
+)
+from autoshard.whole_step_search.front_store import FrontStore, measured_replicas
+from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
+from autoshard.whole_step_search.joint_search import best_of, joint_search
+from autoshard.whole_step_search.least_memory import leanest_of
+from autoshard.whole_step_search.solved_steps import JointResult, fastest_of_each
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_request_space import searched_step
 from tests.stage_brute_force import every_plan
 
 GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"
@@ -248,20 +253,6 @@ def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: st
     own = ConfigSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
     assert not list(parallel_configs(own, hardware(), log))
     assert any(reason in told for told in log.reasons), log.reasons
-
-
-@pytest.mark.parametrize("batch", [1, 5, 12, 30])
-@pytest.mark.parametrize("micro_batch", [(1,), (3,), (4, 6), None])
-def test_the_nearest_batches_that_divide_are_named(batch: int, micro_batch: tuple[int, ...] | None) -> None:
-    own = ConfigSpace(6, batch, 6, 4, stages=(3,), micro_batch=micro_batch)
-    dividing = [b for b in range(1, 99) if any(parallel_configs(replace(own, global_batch=b), hardware()))]
-    below, above = [b for b in dividing if b < batch][-1:], [b for b in dividing if b > batch][:1]
-    assert what_divides(own, hardware()) == f"--global-batch {' or '.join(map(str, below + above))}"
-
-
-def test_a_micro_batch_far_above_the_batch_is_answered_at_once() -> None:
-    own = ConfigSpace(8, 64, 6, 4, micro_batch=(1 << 40,))
-    assert what_divides(own, hardware()) == f"--global-batch {1 << 40}"
 
 
 def test_every_outer_choice_divides() -> None:

@@ -16,10 +16,13 @@ from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import FreeSize, Graph
-from autoshard.joint.step_request_space import searched_step
 from autoshard.rules.resize.captured_length import follows_of, slopes_of
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.search_request import SearchRequest
+from autoshard.whole_step_search.config_space import ConfigSpace, parallel_configs, what_divides
+from autoshard.whole_step_search.step_request_space import searched_step
+
+A100 = load_hardware("a100-80g-sxm")
 
 
 class Small(nn.Module):
@@ -49,7 +52,7 @@ def test_a_micro_batch_that_the_model_does_not_have_is_left_out(monkeypatch: pyt
             raise UsageError("index joins the batch with something else")
         return rebatched(graph, samples)
 
-    monkeypatch.setattr("autoshard.joint.front_store.rebatched", carried)
+    monkeypatch.setattr("autoshard.whole_step_search.front_store.rebatched", carried)
     wanted = SearchRequest(devices=1, step=StepRequest(global_batch=8, micro_batch="1,2"))
     found = searched_step(graph_of(2), load_hardware("a100-80g-sxm"), wanted)
     assert found.best.problem.choice.micro_batch == 2
@@ -110,3 +113,17 @@ def test_no_number_of_choices_is_nought() -> None:
         step = StepRequest(global_batch=16, **{option: "0,2"})  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} 0,2: expected auto, or numbers from 1 on"):
             searched_step(graph_of(2), load_hardware("a100-80g-sxm"), SearchRequest(devices=2, step=step))
+
+
+@pytest.mark.parametrize("batch", [1, 5, 12, 30])
+@pytest.mark.parametrize("micro_batch", [(1,), (3,), (4, 6), None])
+def test_the_nearest_batches_that_divide_are_named(batch: int, micro_batch: tuple[int, ...] | None) -> None:
+    own = ConfigSpace(6, batch, 6, 4, stages=(3,), micro_batch=micro_batch)
+    dividing = [b for b in range(1, 99) if any(parallel_configs(replace(own, global_batch=b), A100))]
+    below, above = [b for b in dividing if b < batch][-1:], [b for b in dividing if b > batch][:1]
+    assert what_divides(own, A100) == f"--global-batch {' or '.join(map(str, below + above))}"
+
+
+def test_a_micro_batch_far_above_the_batch_is_answered_at_once() -> None:
+    own = ConfigSpace(8, 64, 6, 4, micro_batch=(1 << 40,))
+    assert what_divides(own, A100) == f"--global-batch {1 << 40}"

@@ -30,9 +30,6 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import PLAIN, BlockPolicy, Plan, StepPlan
 from autoshard.ir.plan_json import load
 from autoshard.ir.program import Collective, Program
-from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import joint_search
-from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
 from autoshard.program.weights import weight_ways
 from autoshard.redistribute import LOCAL
@@ -45,6 +42,9 @@ from autoshard.simulation.steps.program_step import MeasuredProgram
 from autoshard.verification.case import Case, case_of, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import ThreadTransport, run_lockstep
+from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
+from autoshard.whole_step_search.joint_search import joint_search
+from autoshard.whole_step_search.step_request_space import searched_step
 from autoshard.workflow import make_plan
 from tests.forced import forced_plan, sharded_plan
 from tests.meter import Meter

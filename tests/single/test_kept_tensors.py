@@ -12,13 +12,13 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph_json import dumps
 from autoshard.ir.plan import KEEP_SOME
 from autoshard.ir.plan_json import load
-from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import joint_search
 from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_request
 from autoshard.text.step_text import certainty
+from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
+from autoshard.whole_step_search.joint_search import joint_search
 from tests.graphs import mlp_graph
 from tests.single.test_joint_search import gpt2, hardware, space
 from tests.single.test_joint_search import wide as wide_gpt2

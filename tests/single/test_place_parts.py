@@ -11,10 +11,10 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.joint.places.own_parts import place_graphs
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.verification.case import check_files, make_case
+from autoshard.whole_step_search.places.own_parts import place_graphs
 from autoshard.workflow import make_plan
 from tests.single.test_place_meshes import CPU, PLACES, SPEC, captured, planned
 

@@ -17,7 +17,7 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
-from autoshard.program.places.placed_parts import parts_on
+from autoshard.program.schedules.placed_parts import parts_on
 from autoshard.search.places import place_search
 from autoshard.search.places.place_search import searched_places, units_of
 from autoshard.search.search_request import SearchRequest

@@ -26,9 +26,9 @@ from autoshard.ir.graph import Tensor as Value
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.lower import lower
-from autoshard.program.places.pipeline_schedule import chain_order, order_of
-from autoshard.program.places.place_order import placed_order, ways_to_loss
-from autoshard.program.places.placed_parts import op_places, parts_on, placed_parts
+from autoshard.program.schedules.pipeline_schedule import chain_order, order_of
+from autoshard.program.schedules.place_order import placed_order, ways_to_loss
+from autoshard.program.schedules.placed_parts import op_places, parts_on, placed_parts
 from autoshard.program.stage_programs import stage_programs
 from autoshard.program.step_check import check_step
 from autoshard.replay.command_line import command

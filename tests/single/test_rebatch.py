@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph_json import dumps
-from autoshard.joint.joint_plan import kept_counts, other_averages
 from autoshard.rules.resize.rebatch import rebatched
+from autoshard.whole_step_search.joint_plan import kept_counts, other_averages
 from tests.models import NAMES, missing_library
 from tests.slow import slow
 

@@ -7,10 +7,10 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import CAST
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.joint.blocks.block_line import BlockLine, block_line, shortened
-from autoshard.joint.blocks.block_splits import block_splits
-from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.rules.resize.rebatch import rebatched
+from autoshard.whole_step_search.blocks.block_line import BlockLine, block_line, shortened
+from autoshard.whole_step_search.blocks.block_splits import block_splits
+from autoshard.whole_step_search.blocks.replicated_split import replicated_split
 from tests.single.test_joint_search import GPT2
 
 GPT3 = {"batch": 2, "sequence": 2048, "n_layer": 3, "n_embd": 12288, "n_head": 96}

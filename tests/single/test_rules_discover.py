@@ -23,7 +23,7 @@ from autoshard.rules.operator_check import check_rules
 from autoshard.rules.operator_table import instance
 from autoshard.rules.operators import OPERATORS
 from autoshard.rules.proof import discover as room
-from autoshard.rules.proof.case_words import case, case_id, floats
+from autoshard.rules.proof.case_text import case, case_id, floats
 from autoshard.rules.proof.discover import cached_rule, discover, is_right, reduced, safe_rule, with_discovered
 from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph

@@ -19,7 +19,7 @@ from autoshard.rules.cases import ALL
 from autoshard.rules.cases.creation import RANDOM
 from autoshard.rules.cases.layers import DROPOUT
 from autoshard.rules.granularities import Granularities
-from autoshard.rules.proof.case_words import case, case_id, floats, integers
+from autoshard.rules.proof.case_text import case, case_id, floats, integers
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, one_op_graph, prove, verdict
 from autoshard.verification.rule_table import UNPROVED, prove_case
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autoshard.emit.runtime import ParallelMesh, Places, places
 from autoshard.emit.runtime.places import Handed
-from autoshard.program.places.pipeline_schedule import ReceiveBuffers, chain_order, receive_buffers
+from autoshard.program.schedules.pipeline_schedule import ReceiveBuffers, chain_order, receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, PartMessage, StageCosts, StepCosts, simulate_step
 from autoshard.verification.ranks.lockstep import run_lockstep
 

@@ -26,17 +26,6 @@ from autoshard.ir.layout import REPLICATE, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.plan_json import load
-from autoshard.joint.blocks.block_line import block_line, shortened
-from autoshard.joint.blocks.block_pins import PinRefused, step_pins
-from autoshard.joint.blocks.block_splits import block_splits
-from autoshard.joint.blocks.stage_axes import in_space, same_inside
-from autoshard.joint.config_space import parallel_configs
-from autoshard.joint.front_store import FrontStore, measured_replicas
-from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import joint_search
-from autoshard.joint.solved_steps import JointResult
-from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import chosen_strategies
 from autoshard.replay.command_line import command
 from autoshard.rules.operators import constants
@@ -45,6 +34,17 @@ from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.verification import verify_package
+from autoshard.whole_step_search.blocks.block_line import block_line, shortened
+from autoshard.whole_step_search.blocks.block_pins import PinRefused, step_pins
+from autoshard.whole_step_search.blocks.block_splits import block_splits
+from autoshard.whole_step_search.blocks.stage_axes import in_space, same_inside
+from autoshard.whole_step_search.config_space import parallel_configs
+from autoshard.whole_step_search.front_store import FrontStore, measured_replicas
+from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
+from autoshard.whole_step_search.joint_search import joint_search
+from autoshard.whole_step_search.solved_steps import JointResult
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_request_space import searched_step
 from tests.single.test_joint_search import GPT2, gpt2, hardware, space, wide
 from tests.slow import quick, slow
 from tests.stage_brute_force import every_plan

@@ -13,9 +13,9 @@ from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.joint.blocks.block_splits import block_splits
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.search_request import SearchRequest
+from autoshard.whole_step_search.blocks.block_splits import block_splits
 from tests.single.test_joint_search import GPT2, hardware
 
 
@@ -56,7 +56,7 @@ def test_searches_of_less_room_come_to_fit_split_no_block_anew_and_try_what_lies
         split.append((str(mesh), batch_size(graph)))
         return block_splits(graph, mesh, *rest)
 
-    monkeypatch.setattr("autoshard.joint.front_store.block_splits", counted)
+    monkeypatch.setattr("autoshard.whole_step_search.front_store.block_splits", counted)
     wanted = SearchRequest(devices=2, step=StepRequest(global_batch=8))
     free = planned_step(model, hardware(), wanted).found.best
     once = len(split)

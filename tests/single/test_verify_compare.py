@@ -11,8 +11,8 @@ from autoshard.ir.layout import Layout, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import LocalValue, Program, ProgramParameter
 from autoshard.verification.comparison.compare import RankResult, RankStep, compare_ranks, local_part
-from autoshard.verification.comparison.error_measure import Error, compare, largest
 from autoshard.verification.comparison.rounding_noise import Noise, StepNoise, amplified
+from autoshard.verification.comparison.tolerances import Error, compare, largest
 from autoshard.verification.original.reference import Reference, ReferenceStep
 
 MESH = Mesh.parse("dp=2,tp=2")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autoshard.ir.graph import Graph, Op, Tensor
-from autoshard.verification.comparison.error_measure import THRESHOLD, compare, first_failure, largest, summarise
+from autoshard.verification.comparison.tolerances import THRESHOLD, compare, first_failure, largest, summarise
 from autoshard.verification.original.batches import integer_ranges, varied_inputs
 from autoshard.verification.original.randomise import randomise_state
 

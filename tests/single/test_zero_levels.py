@@ -20,7 +20,6 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
-from autoshard.joint.optimizer_shards import ZeroRequest, fastest_stored, with_shards
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
 from autoshard.search.search_request import SearchRequest
@@ -30,6 +29,7 @@ from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import Case, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
+from autoshard.whole_step_search.optimizer_shards import ZeroRequest, fastest_stored, with_shards
 from tests.forced import sharded_plan
 from tests.single.test_recompute import SPEC
 

@@ -11,8 +11,8 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.compute import cast_passes
 from autoshard.errors import UsageError
 from autoshard.estimate.layer_costs import kept_operators, pieces
-from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.step import estimate
+from autoshard.estimate.text.reserved_memory import reserved_memory
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import layer, transformer_graph
 from autoshard.estimate.transformer_program import BuiltTransformer, build

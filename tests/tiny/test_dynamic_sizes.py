@@ -23,11 +23,11 @@ from autoshard.constraints.size_histogram import (
     read_histogram,
 )
 from autoshard.errors import UserError
-from autoshard.graph_capture.dynamic.declared import Shape, dims_of, of_model, parse, set_inputs
-from autoshard.graph_capture.dynamic.numbers import MOST_POINTS as MOST_PROBED
-from autoshard.graph_capture.dynamic.numbers import points_of
-from autoshard.graph_capture.dynamic.polynomials import polynomial_of
-from autoshard.graph_capture.dynamic.symbol import Symbol
+from autoshard.graph_capture.dynamic_sizes.declared import Shape, dims_of, of_model, parse, set_inputs
+from autoshard.graph_capture.dynamic_sizes.numbers import MOST_POINTS as MOST_PROBED
+from autoshard.graph_capture.dynamic_sizes.numbers import points_of
+from autoshard.graph_capture.dynamic_sizes.polynomials import polynomial_of
+from autoshard.graph_capture.dynamic_sizes.symbol import Symbol
 from autoshard.ir.dynamic import DynamicSize, monomial, value_at
 
 IDS = (Shape("ids", (4, 32), False), Shape("labels", (4, 32), False))

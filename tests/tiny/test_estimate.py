@@ -22,7 +22,7 @@ from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.graph_check import check
 from autoshard.ir.program import Collective, Compute
-from autoshard.program.places.pipeline_schedule import SCHEDULES
+from autoshard.program.schedules.pipeline_schedule import SCHEDULES
 from autoshard.simulation import simulate
 
 A100 = load_hardware("a100-80g-sxm")

@@ -24,8 +24,8 @@ from autoshard.estimate.transformer_program import build
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
-from autoshard.program.places.pipeline_schedule import Slot
-from autoshard.whole_steps import software
+from autoshard.program.schedules.pipeline_schedule import Slot
+from autoshard.step_corrections import software
 
 # --- FSDP ---
 

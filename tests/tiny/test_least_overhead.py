@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.joint.config_space import RejectedConfigs
-from autoshard.joint.least_overhead import least_overhead, least_overhead_of, overhead_bound
-from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_overhead import overhead_of
 from autoshard.simulation.step_timeline import simulate_step
+from autoshard.whole_step_search.config_space import RejectedConfigs
+from autoshard.whole_step_search.least_overhead import least_overhead, least_overhead_of, overhead_bound
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_overhead import overhead_of
 from tests.stage_brute_force import every_plan
 from tests.tiny.test_stage_rooms import LINE, problem
 

@@ -12,9 +12,9 @@ from autoshard.errors import UsageError
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
-from autoshard.joint.optimizer_shards import ZeroRequest, least_step, with_shards
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
+from autoshard.whole_step_search.optimizer_shards import ZeroRequest, least_step, with_shards
 from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 

@@ -20,9 +20,9 @@ from autoshard.errors import NAMED, InfeasibleError, InvalidFileError, UsageErro
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.joint.step_request_space import searched_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from autoshard.whole_step_search.step_request_space import searched_step
 from tests.graphs import mlp_graph
 from tests.rule_graphs import Writer
 

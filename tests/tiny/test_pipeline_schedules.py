@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.program.places.pipeline_schedule import (
+from autoshard.program.schedules.pipeline_schedule import (
     SCHEDULES,
     Placed,
     Slot,

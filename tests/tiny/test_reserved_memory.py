@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.estimate.shown.caching_allocator import Life, reserved_bytes
-from autoshard.estimate.shown.estimate_text import as_dict, text
-from autoshard.estimate.shown.reserved_memory import _UnrolledStep, reserved_memory
 from autoshard.estimate.stage_memory import kept
 from autoshard.estimate.step import estimate
+from autoshard.estimate.text.caching_allocator import Life, reserved_bytes
+from autoshard.estimate.text.estimate_text import as_dict, text
+from autoshard.estimate.text.reserved_memory import _UnrolledStep, reserved_memory
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.simulation.memory_curve import plan_memory

@@ -12,21 +12,21 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
-from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
-from autoshard.joint.blocks.block_line import block_line
-from autoshard.joint.config_space import ParallelConfig, RejectedConfigs
-from autoshard.joint.joint_search import best_of
-from autoshard.joint.least_memory import leanest_of
-from autoshard.joint.point_reassignment import reassigned_points
-from autoshard.joint.solved_steps import JointResult, SolvedStep
-from autoshard.joint.step_costs import StepProblem
-from autoshard.joint.step_local_search import StepLocalSearch
-from autoshard.program.places.pipeline_schedule import interleaved, most_in_flight, receive_buffers
+from autoshard.program.schedules.pipeline_schedule import interleaved, most_in_flight, receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import certificate, is_possible, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem, bytes_of
 from autoshard.solvers.stages.stage_values import stage_values
+from autoshard.whole_step_search.blocks.block_costs import BlockCosts, HeldParameters
+from autoshard.whole_step_search.blocks.block_line import block_line
+from autoshard.whole_step_search.config_space import ParallelConfig, RejectedConfigs
+from autoshard.whole_step_search.joint_search import best_of
+from autoshard.whole_step_search.least_memory import leanest_of
+from autoshard.whole_step_search.point_reassignment import reassigned_points
+from autoshard.whole_step_search.solved_steps import JointResult, SolvedStep
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_local_search import StepLocalSearch
 from tests.graphs import mlp_graph
 from tests.slow import quick, slow
 from tests.stage_brute_force import every_plan

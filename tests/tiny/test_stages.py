@@ -23,8 +23,7 @@ from autoshard.estimate.step import estimate
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.graph_json import dumps
-from autoshard.joint.blocks.block_fronts import exposed_seconds
-from autoshard.program.places.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
+from autoshard.program.schedules.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import (
@@ -34,6 +33,7 @@ from autoshard.solvers.stages.stage_problem import (
     bytes_of,
     stage_seconds,
 )
+from autoshard.whole_step_search.blocks.block_fronts import exposed_seconds
 from tests.graphs import mlp_graph
 from tests.stage_brute_force import any_order_bound, every_plan
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.whole_steps.step_bands import UNMEASURED, StepKind, bands, nearest, step_kind, whole_step_band
+from autoshard.step_corrections.step_bands import UNMEASURED, StepKind, bands, nearest, step_kind, whole_step_band
 from benchmarks import step_bands
 from benchmarks.step_bands import StepCase
 

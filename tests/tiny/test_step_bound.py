@@ -12,7 +12,7 @@ import pytest
 
 from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
-from autoshard.costs.moving import moving_facts, moving_terms
+from autoshard.costs.memory_traffic import moving_facts, moving_terms
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation import resource_tables

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoshard.html_report.picture.stages_picture import stages_svg
-from autoshard.program.places.pipeline_schedule import SCHEDULES, most_in_flight
+from autoshard.program.schedules.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.simulation.chrome_trace import step_trace
 from autoshard.simulation.step_account import StepAccount
 from autoshard.simulation.step_operators import PartOperators, Segment, step_operators

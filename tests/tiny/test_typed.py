@@ -23,12 +23,12 @@ from autoshard.code_text import typed, typed_lines
 from autoshard.emit.code_lines import docstring
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.mesh import Mesh
-from autoshard.joint.config_space import ParallelConfig
-from autoshard.joint.solved_steps import _untried
 from autoshard.replay.command_line import command
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text.plan_summary import next_command
+from autoshard.whole_step_search.config_space import ParallelConfig
+from autoshard.whole_step_search.solved_steps import _untried
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
 

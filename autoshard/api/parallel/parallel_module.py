@@ -30,7 +30,7 @@ from autoshard.emit.runtime.parameters import sharding
 from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, own_forward, rebuilt
 from autoshard.graph_capture.call_record import read
-from autoshard.graph_capture.dynamic.graph_numbers import shape_at
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import shape_at
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.ir.program import LocalValue
 

@@ -11,7 +11,6 @@ A layout is written with one placement per axis, in mesh order: "S0 R".
 from .attention import parallel_attention, random_attention, repeated_part
 from .autograd_leaves import local
 from .axis import Axis, Sent, Transport, held_indices, shard_bounds, shard_size
-from .bags import parallel_embedding_bag
 from .checkpoint import (
     SaveError,
     finish_saving,
@@ -33,6 +32,7 @@ from .convolution import (
     halo_transposed_convolution,
     parallel_global_pool,
 )
+from .embedding_bags import parallel_embedding_bag
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .failures import Failures, described
@@ -92,7 +92,7 @@ from .redistribution import (
     slice_shard,
     zero_pad,
 )
-from .ring import balanced_ring_attention, ring_attention
+from .ring_attention import balanced_ring_attention, ring_attention
 from .rotary import rotate_half
 from .size_buckets import by_size
 from .stages import Stages

@@ -1,7 +1,7 @@
 """What the blocks of a transformer cost in a package of `autoshard plan`: measured as those of a captured model are.
 
 The numbers become a graph of a few layers, which is split over the devices of a replica as Megatron-LM splits it, with
-or without sequence parallelism; joint/ measures its program, as that of any captured model.
+or without sequence parallelism; whole_step_search/ measures its program, as that of any captured model.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from autoshard.estimate.transformer_graph import TransformerGraph, transformer_g
 from autoshard.estimate.transformer_program import split_formulation
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.joint.blocks.block_line import KEPT, block_line
-from autoshard.joint.blocks.block_measure import block_costs
-from autoshard.joint.blocks.block_pins import NOTHING_SAID, Left
-from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.blocks.context_expert_cuts import TENSOR
-from autoshard.joint.config_space import Inner, ParallelConfig
-from autoshard.joint.front_store import MEASURED, FrontStore, SplitCosts, by_kind
-from autoshard.joint.step_costs import StepProblem
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
+from autoshard.whole_step_search.blocks.block_line import KEPT, block_line
+from autoshard.whole_step_search.blocks.block_measure import block_costs
+from autoshard.whole_step_search.blocks.block_pins import NOTHING_SAID, Left
+from autoshard.whole_step_search.blocks.block_splits import BlockSplit
+from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
+from autoshard.whole_step_search.config_space import Inner, ParallelConfig
+from autoshard.whole_step_search.front_store import MEASURED, FrontStore, SplitCosts, by_kind
+from autoshard.whole_step_search.step_costs import StepProblem
 
 MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"  # splits
 FIRST, LAYER, LAST = range(3)  # kinds of blocks

@@ -20,7 +20,7 @@ from autoshard.estimate.step import Estimate, check_dtype, estimate, model_flops
 from autoshard.estimate.transformer import TrainingRun, Transformer, check
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.whole_steps.software import PACKAGES
+from autoshard.step_corrections.software import PACKAGES
 
 
 def estimate_any(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host | None = None) -> Estimate:

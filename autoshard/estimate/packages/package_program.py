@@ -18,14 +18,14 @@ from autoshard.estimate.transformer_graph import layer, transformer_graph
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.ir.program import Collective, Program
-from autoshard.joint.blocks.block_line import KEPT, block_line
-from autoshard.joint.blocks.context_expert_cuts import TENSOR
-from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.program.lower import lower
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.step_timeline import PartCosts, StepCosts
 from autoshard.simulation.steps.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
+from autoshard.whole_step_search.blocks.block_line import KEPT, block_line
+from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
+from autoshard.whole_step_search.blocks.replicated_split import replicated_split
 
 Layers = Mapping[str, int]  # what a layer keeps -> how many of a part's layers keep that
 

@@ -28,14 +28,14 @@ from autoshard.estimate.stage_layers import balanced
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import Recompute, Schedule, TrainingRun, Transformer, is_possible
-from autoshard.joint.blocks.block_splits import BlockSplit
-from autoshard.joint.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs
-from autoshard.joint.front_store import measured_replicas
-from autoshard.joint.joint_search import best_of
-from autoshard.joint.solved_steps import SolvedStep
-from autoshard.joint.step_costs import StepProblem
+from autoshard.step_corrections.software import PACKAGES
 from autoshard.system.process_memory import infrequent_gc
-from autoshard.whole_steps.software import PACKAGES
+from autoshard.whole_step_search.blocks.block_splits import BlockSplit
+from autoshard.whole_step_search.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs
+from autoshard.whole_step_search.front_store import measured_replicas
+from autoshard.whole_step_search.joint_search import best_of
+from autoshard.whole_step_search.solved_steps import SolvedStep
+from autoshard.whole_step_search.step_costs import StepProblem
 
 WORDS: tuple[Recompute, ...] = ("none", "selective", "full")
 Problem = tuple[StepProblem, BlockSplit | None]

@@ -16,11 +16,11 @@ from autoshard.estimate.stage_memory import StageMemory
 from autoshard.estimate.stage_slots import Host, Part
 from autoshard.estimate.transformer import PRECISIONS, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer
-from autoshard.joint.blocks.block_costs import HeldParameters, held_together
-from autoshard.joint.blocks.context_expert_cuts import TENSOR
 from autoshard.simulation.step_timeline import StepTimeline
-from autoshard.whole_steps.software import KERNELS, PACKAGES, with_software
-from autoshard.whole_steps.step_bands import step_kind, whole_step_band
+from autoshard.step_corrections.software import KERNELS, PACKAGES, with_software
+from autoshard.step_corrections.step_bands import step_kind, whole_step_band
+from autoshard.whole_step_search.blocks.block_costs import HeldParameters, held_together
+from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
 
 
 def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardware:

@@ -16,13 +16,13 @@ from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.tracing.capture_failures import VMAP_HINT, capture_failure, failure_reason, own_error
+from autoshard.graph_capture.tracing.data_dependence import Answers, FlagBuffers
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.functionalise import writing_assigned_buffers
-from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.python_state import steady
 from autoshard.graph_capture.tracing.source_lines import noting_calls
-from autoshard.graph_capture.tracing.value_questions import Answers, FlagBuffers
+from autoshard.graph_capture.tracing.unchanged_model import guarded
 from autoshard.graph_capture.tracing.watched_forward import noting_autocast, refuse_hooks, watching
 
 Exporter = Callable[[torch.nn.Module, tuple[Any, ...]], Any]  # a model and its inputs -> an ExportedProgram

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.data_dependence import ASKED, Answers, is_causal_mask
 from autoshard.graph_capture.tracing.fills import INITIALISERS, initialising
 from autoshard.graph_capture.tracing.own_gradients import (
     DerivesError,
@@ -20,7 +21,6 @@ from autoshard.graph_capture.tracing.own_gradients import (
     register_hook,
 )
 from autoshard.graph_capture.tracing.source_lines import here, is_visible, quote
-from autoshard.graph_capture.tracing.value_questions import ASKED, Answers, is_causal_mask
 
 _LIBRARY = ("torch.nn.modules._functions", "torch.utils.checkpoint", "torch.nn.modules.module")
 _HOOKS = "a package runs no hooks in backward: change the loss, or change gradients in the training loop"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.html_report.picture.plot_axis import PlotAxis, PlotFrame
 from autoshard.html_report.picture.svg import SIZES, document, line, number, path, rect, text
-from autoshard.program.places.pipeline_schedule import Placed
+from autoshard.program.schedules.pipeline_schedule import Placed
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.text.answer_labels import MEMORY, STEP
 from autoshard.units import counted, format_bytes, format_seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import case, floats
+from autoshard.rules.proof.case_text import case, floats
 
 CONVOLUTION = [
     case("aten.conv2d", floats((4, 6, 5, 5), (8, 6, 3, 3), (8,)), stride=(1, 1), padding=(1, 1), groups=1),

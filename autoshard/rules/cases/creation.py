@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.cases.indexing import ONE_A_ROW
-from autoshard.rules.proof.case_words import booleans, case, floats, integers
+from autoshard.rules.proof.case_text import booleans, case, floats, integers
 from autoshard.rules.proof.rule_proof import OpCase, Operand
 
 CREATION = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import booleans, case, floats, integers, positive
+from autoshard.rules.proof.case_text import booleans, case, floats, integers, positive
 
 UNARY = """
 abs alias ceil contiguous cos erf erfc exp expm1 floor frac hardsigmoid hardswish isfinite isinf isnan log_sigmoid mish

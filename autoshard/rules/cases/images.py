@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import case, floats
+from autoshard.rules.proof.case_text import case, floats
 
 SMOOTH = {
     "upsample_linear1d": (5,),

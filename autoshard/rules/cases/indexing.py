@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import case, floats, integers
+from autoshard.rules.proof.case_text import case, floats, integers
 from autoshard.rules.proof.rule_proof import Operand
 
 _EMPTY = Operand((4,), "int64", 0, 1)  # offsets of zero: every bag but the last is empty

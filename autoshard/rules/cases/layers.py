@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import booleans, case, floats, integers
+from autoshard.rules.proof.case_text import booleans, case, floats, integers
 from autoshard.rules.proof.rule_proof import Operand
 
 LAYER_OF_LSTM = [(24, 3), (24, 6), (24,), (24,)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import case, constants, floats, integers, positive
+from autoshard.rules.proof.case_text import case, constants, floats, integers, positive
 from autoshard.rules.proof.rule_proof import Operand
 
 LABELS = integers((6,), 7)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import case, constants, floats
+from autoshard.rules.proof.case_text import case, constants, floats
 
 NORMALISATION = [
     case("aten._weight_norm", floats((5, 6, 3), (5, 1, 1)), dim=0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import booleans, case, floats, integers, positive
+from autoshard.rules.proof.case_text import booleans, case, floats, integers, positive
 
 REDUCTIONS = [
     case("aten.sum", floats((4, 5, 6)), dim=(1,), keepdim=False, dtype=None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.proof.case_words import case, floats
+from autoshard.rules.proof.case_text import case, floats
 
 VIEWS = [
     case("aten.reshape", floats((4, 5, 6)), shape=(4, 5, 3, 2)),

@@ -29,7 +29,7 @@ def captured_with(
     if samples == own or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.dynamic_dims.concrete import with_samples
+    from autoshard.graph_capture.dynamic_export.concrete import with_samples
 
     try:
         with redirect_stdout(StringIO()):  # what it prints as it is built was printed before

@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import Any
 
 from autoshard.errors import UsageError
-from autoshard.graph_capture.dynamic.graph_numbers import numbers_of
-from autoshard.graph_capture.dynamic.numbers import ends_of, kind_of, plain
-from autoshard.graph_capture.dynamic.sequence_inputs import sequence_dims
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import numbers_of
+from autoshard.graph_capture.dynamic_sizes.numbers import ends_of, kind_of, plain
+from autoshard.graph_capture.dynamic_sizes.sequence_inputs import sequence_dims
 from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.training.overwritten_buffers import note_saved

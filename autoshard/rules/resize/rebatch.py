@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.errors import UsageError
-from autoshard.graph_capture.dynamic.graph_numbers import at_sizes, sizes_of
-from autoshard.graph_capture.dynamic.numbers import follows_of, points_of
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import at_sizes, sizes_of
+from autoshard.graph_capture.dynamic_sizes.numbers import follows_of, points_of
 from autoshard.graph_capture.training.overwritten_buffers import note_saved
 from autoshard.ir.graph import Attribute, Graph, Op, Tensor
 from autoshard.ir.layout import Layout

@@ -27,7 +27,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StagePart, StepPlan
 from autoshard.program.lower import lower
-from autoshard.program.places.placed_parts import components, op_places, parts_on, stored_users
+from autoshard.program.schedules.placed_parts import components, op_places, parts_on, stored_users
 from autoshard.program.weight_buckets import block_of
 from autoshard.simulation.step_timeline import PartCosts, PartMessage, StageCosts
 from autoshard.simulation.steps.placed_step import PlacedCosts, simulate_places

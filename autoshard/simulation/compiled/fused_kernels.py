@@ -21,7 +21,7 @@ from autoshard.program.weight_buckets import block_of
 from autoshard.rules.algebra.float8_products import PLAIN
 from autoshard.rules.operators import record
 from autoshard.simulation.compiled.kernel_groups import Kernels, elements, kernel_groups, roots
-from autoshard.whole_steps.software import compiled_share
+from autoshard.step_corrections.software import compiled_share
 
 REDUCTIONS = frozenset({"normalisation", "softmax"})  # of the constants of memory: kernels with a sum along rows
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoshard.program.places.pipeline_schedule import Placed, Slot, SlotSequence
-from autoshard.program.places.place_order import PartSlot, placed_order
+from autoshard.program.schedules.pipeline_schedule import Placed, Slot, SlotSequence
+from autoshard.program.schedules.place_order import PartSlot, placed_order
 from autoshard.simulation.step_timeline import PartCosts, PartMessage, StepCosts, StepTimeline
 
 

@@ -24,7 +24,7 @@ from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.ir.program import Compute, Program
 from autoshard.program.instruction_storage import found_again, run_again
 from autoshard.program.module_scopes import called_in, reads_of
-from autoshard.program.places.place_order import Sources
+from autoshard.program.schedules.place_order import Sources
 from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
 from autoshard.program.weights import weight_ways
 from autoshard.redistribute.two_meshes import sent_and_received

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.program.places.pipeline_schedule import order_of, receive_buffers
+from autoshard.program.schedules.pipeline_schedule import order_of, receive_buffers
 
 
 class Moments(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats
-from autoshard.program.places.pipeline_schedule import in_flight, receive_buffers
+from autoshard.program.schedules.pipeline_schedule import in_flight, receive_buffers
 from autoshard.solvers.stages.range_costs import RangeCosts
 from autoshard.solvers.stages.stage_partition import is_possible, least_sum, plan_of_cuts
 from autoshard.solvers.stages.stage_problem import StagePlan, StageProblem

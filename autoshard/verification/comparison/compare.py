@@ -12,8 +12,8 @@ from autoshard.ir.layout import Layout, Partial, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program, ProgramParameter
 from autoshard.program.stage_programs import stage_programs
-from autoshard.verification.comparison.error_measure import EVALUATION, Error, compare, largest
 from autoshard.verification.comparison.rounding_noise import Noise, StepNoise
+from autoshard.verification.comparison.tolerances import EVALUATION, Error, compare, largest
 from autoshard.verification.original.reference import Reference, State
 
 _Value = TypeVar("_Value")

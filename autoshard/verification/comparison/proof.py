@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.units import counted
-from autoshard.verification.comparison.error_measure import OWN, THRESHOLD, Error, Worst
+from autoshard.verification.comparison.tolerances import OWN, THRESHOLD, Error, Worst
 
 
 @dataclass(frozen=True)

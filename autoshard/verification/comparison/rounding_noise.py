@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autoshard.ir.graph import Graph
-from autoshard.verification.comparison.error_measure import THRESHOLD, allowed_noise, largest
+from autoshard.verification.comparison.tolerances import THRESHOLD, allowed_noise, largest
 from autoshard.verification.original.randomise import generator
 from autoshard.verification.original.reference import (
     Batch,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autoshard.graph_capture.dynamic_dims.concrete import resized
+from autoshard.graph_capture.dynamic_export.concrete import resized
 from autoshard.ir.graph import Graph, Op
 from autoshard.rules.operators import record
 from autoshard.verification.original.randomise import generator

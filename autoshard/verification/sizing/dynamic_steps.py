@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.graph_capture.dynamic.graph_numbers import sizes_of, words
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import sizes_of, words
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, SizeBucket

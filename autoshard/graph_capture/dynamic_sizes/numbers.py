@@ -1,0 +1,123 @@
+"""The numbers of a graph that follow its dynamic sizes, and what else two graphs of one program have alike."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.dynamic_sizes.graph_numbers import at_sizes, numbers_of, place_words, sizes_of, words
+from autoshard.graph_capture.dynamic_sizes.polynomials import Point, polynomial_of
+from autoshard.graph_capture.training.overwritten_buffers import note_saved
+from autoshard.ir.dynamic import DynamicSize, Follows, terms_of
+from autoshard.ir.graph import Attribute, Graph, Op, Tensor
+
+
+def kind_of(graph: Graph, op: Op) -> tuple[object, ...]:
+    """All of an operator but its whole numbers."""
+    tensors = [None if name is None else _kind(graph.tensor(name)) for name in (*op.operands, *op.results)]
+    attributes = [(name, plain(value)) for name, value in op.attributes]
+    return op.name, op.target, op.operands, op.results, op.module, attributes, tensors
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.name, len(tensor.shape), tensor.dtype, tensor.requires_grad
+
+
+def plain(value: Attribute) -> object:
+    """An argument without its whole numbers."""
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return 0 if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def ends_of(graph: Graph) -> tuple[object, ...]:
+    """Inputs, outputs and stored tensors, whose sizes stay."""
+    stored = [(p.tensor, p.path, graph.tensor(p.tensor)) for p in (*graph.parameters, *graph.buffers)]
+    return graph.inputs, graph.outputs, graph.loss, graph.buffer_updates, stored
+
+
+# --- numbers that follow dynamic sizes ---
+
+
+def follows_of(graphs: Sequence[Graph], points: Sequence[Point], names: Sequence[str]) -> tuple[Follows, ...]:
+    """The numbers that differ, as polynomials; `graphs` are of one program, at `points`. CaptureError names an operator
+    that is another one at another point, or a number that has no such form."""
+    first = graphs[0]
+    for other, point in zip(graphs[1:], points[1:], strict=True):
+        _check_alike(first, other, points[0], point, names)
+    every = [numbers_of(graph) for graph in graphs]
+    places: dict[tuple[int, ...], list[str]] = {}
+    for place in every[0]:
+        values = tuple(own[place] for own in every)
+        if len(set(values)) > 1:
+            places.setdefault(values, []).append(place)
+    found = []
+    for values, own in places.items():
+        polynomial = polynomial_of(values, points)
+        if polynomial is None:
+            sizes = " and ".join(
+                f"{value} at {words(names, point)}" for value, point in zip(values, points, strict=True)
+            )
+            message = f"{place_words(first, own[0])} does not follow the dynamic sizes evenly: {sizes}"
+            raise CaptureError(message, "a divisor with which it does, as /32 for an image that is halved five times")
+        found.append(Follows(terms_of(polynomial), tuple(own)))
+    return tuple(found)
+
+
+def _check_alike(graph: Graph, other: Graph, point: Point, there: Point, names: Sequence[str]) -> None:
+    for own, theirs in zip(graph.ops, other.ops, strict=False):
+        if kind_of(graph, own) != kind_of(other, theirs):
+            message = f"at {words(names, there)} the model computes something else than at {words(names, point)}: "
+            message += f"{theirs.name} ({theirs.target}) at {theirs.source or 'an unknown line'} in place of {own.name}"
+            raise CaptureError(message, "a smaller range of sizes")
+    if len(graph.ops) != len(other.ops) or ends_of(graph) != ends_of(other):
+        message = (
+            f"at {words(names, there)} the model has other operators or stored tensors than at {words(names, point)}"
+        )
+        raise CaptureError(message, "a smaller range of sizes")
+
+
+def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+    """`graph` with inputs of these dynamic sizes; those that are not named stay. UsageError for one that is not
+    allowed."""
+    own = sizes_of(graph)
+    for name, size in sizes.items():
+        known = next((one for one in graph.dynamic if one.name == name), None)
+        if known is None or not known.allows(size):
+            expected = known.words() if known else f"one of {', '.join(own) or 'no dynamic sizes'}"
+            raise UsageError(
+                f"{name} of {size}: expected {expected}", f"{name} of {known.least}" if known else "another name"
+            )
+    wanted = own | dict(sizes)
+    return graph if wanted == own else note_saved(at_sizes(graph, wanted))
+
+
+MOST_POINTS = 6  # two determine a number, the others must bear it out
+MOST_UNITS = 4096  # sizes of a range that are looked at; of what has no limit
+
+
+def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POINTS) -> list[Point]:
+    """The planned one first, then the least, then others of the range, in which all sizes differ where they can.
+
+    None is 1: a trace is of sizes from 2 on (what it computes of 1 is for verification to compare).
+    """
+    found = dict.fromkeys([planned, tuple(_least(own) * own.divisor + own.remainder for own in sizes)])
+    draw = random.Random(0)  # the same points for the same ranges
+    there = math.prod(len(_range(own)) for own in sizes)
+    while len(found) < min(most, there):
+        found.setdefault(tuple(own.divisor * draw.choice(_range(own)) + own.remainder for own in sizes))
+    return list(found)
+
+
+def _range(own: DynamicSize) -> range:
+    """In units."""
+    least = _least(own)
+    return range(least, (own.most - own.remainder) // own.divisor + 1 if own.most else least + MOST_UNITS + 1)
+
+
+def _least(own: DynamicSize) -> int:
+    """In units."""
+    units = (own.least - own.remainder) // own.divisor
+    return units + (own.least == 1 and own.most != 1)

@@ -1,0 +1,210 @@
+"""Splits of blocks and what they cost, by the mesh of a replica, its micro-batch and what pins leave there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.model_flops import ideal_seconds
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.resize.rebatch import batch_dims, rebatched
+from autoshard.whole_step_search.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
+from autoshard.whole_step_search.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
+from autoshard.whole_step_search.blocks.block_measure import block_costs, sharded_costs
+from autoshard.whole_step_search.blocks.block_pins import NOTHING_SAID, Left, PinRefused, StepPins
+from autoshard.whole_step_search.blocks.block_splits import BlockSplit, SplitRequest, block_splits
+from autoshard.whole_step_search.blocks.stage_axes import REPLICAS
+from autoshard.whole_step_search.config_space import Inner, ParallelConfig
+
+MEASURED = 8  # replicas that weights in shards are measured with
+Own = TypeVar("Own")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, eq=False)
+class SplitCosts:
+    """A split of the short graph and what its blocks cost, by block of it (`made`) and by kind of the whole line."""
+
+    micro_batch: int
+    split: BlockSplit
+    made: tuple[BlockCosts, ...]
+    costs: tuple[BlockCosts, ...]
+
+
+@dataclass
+class FrontStore:
+    """Splits and block costs by (axes of a replica, micro-batch, what pins leave there), each made once. `replicas`: of
+    which what is in shards over them is measured."""
+
+    line: BlockLine
+    hardware: Hardware
+    pins: StepPins = field(default_factory=StepPins)
+    asked: SplitRequest = field(default_factory=SplitRequest)
+    made: dict[tuple[Inner, int, Left], tuple[SplitCosts, ...]] = field(default_factory=dict)
+    sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
+    measured: dict[tuple[object, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
+    carried: dict[int, ShortGraph] = field(default_factory=dict)
+    ideal: dict[int, float] = field(default_factory=dict)
+    replicas: int = 2
+    tell: Callable[[str], None] = lambda text: None
+    left: dict[object, Left] = field(default_factory=dict)
+    refused: dict[object, PinRefused] = field(default_factory=dict)
+    examples: dict[str, PinRefused] = field(default_factory=dict)
+    nearest: tuple[int, PinRefused] | None = None  # of those that are refused, on the most axes
+    by_kind: dict[Hardware, FrontStore] = field(default_factory=dict)
+    same: dict[SplitCosts, SplitCosts] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.short = shortened(self.line)
+
+    def splits(self, choice: ParallelConfig) -> tuple[SplitCosts, ...]:
+        """Splits of an outer choice that keep the pins. PinRefused where there are none."""
+        return self.costs(choice.inner, choice.micro_batch, self._left(choice))
+
+    def costs(self, inner: Inner, micro_batch: int, left: Left = NOTHING_SAID) -> tuple[SplitCosts, ...]:
+        key = inner, micro_batch, left
+        if key not in self.made:
+            self.tell(f"splitting blocks over {Mesh(inner)}, micro-batches of {micro_batch}")
+            self.made[key] = self._kept(key, Mesh(((REPLICAS, 2), *inner)), lambda: self._costs(*key))
+        return self.made[key]
+
+    def example(self, error: PinRefused) -> PinRefused:
+        """The first refusal of the same pin."""
+        return self.examples.setdefault(error.pin, error)
+
+    def _costs(self, inner: Inner, micro_batch: int, left: Left) -> tuple[SplitCosts, ...]:
+        short = self._of(micro_batch)
+        found: list[SplitCosts] = []
+        every = (self.hardware, *dict.fromkeys(kind.hardware for kind in self.hardware.kinds))
+        splits = (own for known in every for own in block_splits(short.graph, Mesh(inner), known, left, self.asked))
+        for split in splits:
+            own = block_costs(short, split, self.hardware)
+            if all(own != other.made for other in found):
+                found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
+        return tuple(found)
+
+    def of_kind(self, hardware: Hardware) -> FrontStore:
+        """The store of one kind of devices of the cluster, for splits that are known here."""
+        if hardware not in self.by_kind:
+            own = FrontStore(self.line, hardware, self.pins, self.asked, replicas=self.replicas, tell=self.tell)
+            self.by_kind[hardware] = own
+        return self.by_kind[hardware]
+
+    def same_split(self, own: SplitCosts) -> SplitCosts:
+        """What a split that another store found costs here."""
+        if own not in self.same:
+            short = self._of(own.micro_batch)
+            made = block_costs(short, own.split, self.hardware)
+            self.same[own] = SplitCosts(own.micro_batch, own.split, made, by_kind(short, made))
+        return self.same[own]
+
+    def _left(self, choice: ParallelConfig) -> Left:
+        """What pins leave of the splits of an outer choice."""
+        if not self.pins.texts:
+            return NOTHING_SAID
+        replicas, inner, samples = choice.replicas, choice.inner, choice.micro_batch
+        key = replicas, inner, samples, choice.zero > 0
+        if key not in self.left:
+            small, wide = self._of(samples).graph, self._of(replicas * samples).graph
+            batch = self._batch if replicas > 1 else {}
+            mesh, sharded = Mesh(((REPLICAS, replicas), *inner)), choice.zero > 0
+            of = small, wide, mesh, Mesh(inner), batch, sharded, self.hardware, self.asked.all_to_all
+            self.left[key] = self._kept(key, mesh, lambda: self.pins.left(*of))
+        return self.left[key]
+
+    def _kept(self, key: object, mesh: Mesh, make: Callable[[], Made]) -> Made:
+        """What `make` makes, or why pins refuse it: that is known from then on."""
+        if key in self.refused:
+            raise self.refused[key]
+        try:
+            return make()
+        except PinRefused as error:
+            self.refused[key] = error
+            axes = sum(size > 1 for size in mesh.sizes)  # of several replicas, where their number plays no part
+            if self.nearest is None or axes >= self.nearest[0]:
+                self.nearest = axes, error
+            raise
+
+    @cached_property
+    def _batch(self) -> dict[str, int]:
+        return batch_dims(self.short.graph)
+
+    def _of(self, samples: int) -> ShortGraph:
+        if samples not in self.carried:
+            line = BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks)
+            self.carried[samples] = replace(self.short, line=line)
+        return self.carried[samples]
+
+    def least_seconds(self, choice: ParallelConfig) -> float:
+        """Below any step of this choice: all products and attention at the peak of the devices, dealt out evenly."""
+        samples = choice.micro_batch
+        if samples not in self.ideal:
+            graph = rebatched(self.line.graph, samples)
+            kinds = [kind.hardware for kind in self.hardware.kinds] or [self.hardware]
+            self.ideal[samples] = min(ideal_seconds(graph, own, 1) for own in kinds)
+        each = self.ideal[samples] / Mesh(choice.inner).size
+        if choice.virtual_stages > 1:
+            return choice.micro_batches * each / choice.stages
+        return each / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
+
+    def not_carried(self, samples: int) -> str:
+        """Why the model can't be planned at so many samples, as where no rule fits one alone; "" where it can."""
+        try:
+            self._of(samples)
+        except UsageError as error:
+            return error.message
+        return ""
+
+    def sharded(self, own: SplitCosts) -> tuple[ShardedCosts, ...]:
+        """Costs of the split with weights sharded over replicas, by kind. What shards change is measured with the first
+        micro-batch that is asked for: weights have no batch."""
+        if own in self.sharded_made:
+            return self.sharded_made[own]
+        key = self._shards_key(own)
+        if key not in self.measured:
+            wide = self._of(self.replicas * own.micro_batch)
+            made = sharded_costs(wide, self.short.graph, own.split, self.replicas, own.made, self.hardware)
+            self.measured[key] = own, by_kind(wide, made)
+        first, found = self.measured[key]
+        if first is not own:
+            changes = zip(first.costs, found, own.costs, strict=True)
+            found = tuple(carried_over(before, after, whole) for before, after, whole in changes)
+        self.sharded_made[own] = found
+        return found
+
+    def _shards_key(self, own: SplitCosts) -> tuple[object, ...]:
+        """Equal where shards change the same."""
+        return str(own.split.mesh), own.split.left.stored, *(op.strategy for op in own.split.plan.ops)
+
+
+@dataclass
+class FrontStores:
+    """Cost curves of one graph and hardware, by replicas, pins and request: what a search has split and measured the
+    next one finds."""
+
+    graph: Graph
+    hardware: Hardware
+    made: dict[tuple[int, tuple[str, ...], SplitRequest], FrontStore] = field(default_factory=dict)
+
+    def of(self, replicas: int, pins: StepPins, asked: SplitRequest, tell: Callable[[str], None]) -> FrontStore:
+        key = replicas, pins.texts, asked
+        if key not in self.made:
+            line = block_line(self.graph, pins.marks(self.graph))
+            self.made[key] = FrontStore(line, self.hardware, pins, asked, replicas=replicas, tell=tell)
+        return self.made[key]
+
+
+def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
+    return tuple(costs[short.represents[kind]] for kind in range(len(short.represents)))
+
+
+def measured_replicas(choices: Iterable[ParallelConfig]) -> int:
+    """The largest number of replicas that is asked for, up to 8: more change nothing but collectives, which are priced
+    apart."""
+    counts = {choice.replicas for choice in choices if choice.replicas > 1}
+    return max((n for n in counts if n <= MEASURED), default=min(counts, default=2))

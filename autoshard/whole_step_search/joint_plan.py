@@ -1,0 +1,229 @@
+"""A step that was chosen, as a plan: the split of every block on the mesh of one stage, its parts, what blocks keep.
+
+The graph is that of one micro-batch of all replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.apply_pins import pinned_nodes
+from autoshard.constraints.recomputed_blocks import called_modules
+from autoshard.errors import UsageError
+from autoshard.graph_capture.model_spec import holds_graph
+from autoshard.ir.graph import Attribute, Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import KEEP_ALL, KEEPS, BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.rules.resize.captured_batch import followed_numbers
+from autoshard.rules.resize.rebatch import batch_size, rebatched
+from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.objectives import MEMORY, RATIO
+from autoshard.search.step_search import MOST_LIKELY
+from autoshard.search.whole_step import predicted, without_torn
+from autoshard.solvers.common.result import fits, without_proof
+from autoshard.units import counted, format_bytes, format_seconds
+from autoshard.whole_step_search.blocks.block_line import shortened
+from autoshard.whole_step_search.blocks.replicated_split import replicated_split
+from autoshard.whole_step_search.blocks.stage_axes import REPLICAS
+from autoshard.whole_step_search.solved_steps import JointResult, SolvedStep
+
+_NUMBERS = frozenset(
+    (
+        "self",
+        "other",
+        "fill_value",
+        "exponent",
+        "alpha",
+        "value",
+        "values",
+        "p",
+        "label_smoothing",
+        "scale",
+        "min",
+        "max",
+    )
+)
+
+
+def joint_plan(
+    found: JointResult, hardware: Hardware, origin: Origin, known: Graph | None = None
+) -> tuple[Graph, Plan]:
+    """The graph of a micro-batch and the plan of `found.best`, predicted from its own program; in equal shares of the
+    batch, with a note, where it can't be in others.
+
+    `known`: that graph, where it is known better than by carrying the captured one over.
+    """
+    shares = found.best.problem.batch_shares(found.best.plan)
+    try:
+        return _joint_plan(found, hardware, origin, known, shares if len(set(shares)) > 1 else ())
+    except UsageError as error:
+        if not shares:
+            raise
+        graph, plan = _joint_plan(found, hardware, origin, known, ())
+        note = f"equal shares of the batch on several kinds of devices: {error.message}"
+        return graph, replace(plan, search=replace(plan.search, notes=(*plan.search.notes, note)))
+
+
+def _joint_plan(
+    found: JointResult, hardware: Hardware, origin: Origin, known: Graph | None, shares: tuple[int, ...]
+) -> tuple[Graph, Plan]:
+    best, line = found.best, found.line
+    choice = best.problem.choice
+    carried = rebatched(line.graph, choice.replicas * choice.micro_batch)
+    graph = known or carried
+    assert best.split is not None
+    pins = found.pins.on(Mesh(((REPLICAS, choice.replicas), *choice.inner)))
+    stored, solution = replicated_split(
+        replace(line, graph=graph), line.graph, shortened(line), best.split, choice.replicas, choice.zero > 0, hardware,
+        choice.micro_batches, pins,
+    )  # fmt: skip
+    plan = plan_of(stored, solution, origin, found.room_bytes, "search", pinned_nodes(stored, pins))
+    step = StepPlan(
+        choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
+        samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
+        batch_shares=shares,
+    )  # fmt: skip
+    made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
+    note = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
+    if found.level == RATIO:
+        note += f"{format_seconds(best.rest_seconds)} of communication and replicated work per step, mean over devices "
+        note += "(cost model of blocks, without pipeline bubbles)"
+    elif found.level == MEMORY:
+        note += (
+            f"{format_bytes(best.peak_bytes)} on the fullest device (cost model of blocks), at most {found.gap:.2%} "
+        )
+        note += "above the lower bound for all plans searched"
+    else:
+        note += (
+            f"{format_seconds(best.seconds)} (cost model of blocks), at most {found.gap:.2%} above the lower bound for "
+        )
+        note += "all plans searched, whatever their schedule"
+    search = replace(
+        made.search,
+        level=found.level,
+        pins=found.pins.texts,
+        notes=(
+            *made.search.notes,
+            note,
+            *other_averages(line.graph, step.samples),
+            *(kept_counts(line.graph, step.samples) if holds_graph(origin.model) else followed_numbers(graph, carried)),
+        ),
+    )
+    return graph, _certified(predicted(replace(made, search=search), graph), best)
+
+
+def _certified(plan: Plan, best: SolvedStep) -> Plan:
+    """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
+    own = {RATIO: best.rest_seconds, MEMORY: plan.step_peak_bytes}
+    objective = own.get(plan.search.level, plan.predicted_seconds)
+    return replace(plan, certificate=without_proof(plan.certificate, objective))
+
+
+def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
+    """The best by its own program, one that fits before others, of those that may be: after the first, others are made
+    into plans while the blocks' costs say that they are better than the best program so far that fits, and while none
+    fits those that would, if their programs held as much more than their blocks say. What level 0 minimises is of
+    blocks alone."""
+    made: list[tuple[SolvedStep, Graph, Plan]] = []
+    left = [found.best, *found.others]
+
+    def by_program(own: SolvedStep) -> tuple[float, float]:
+        both = own.program_seconds, own.program_bytes
+        return {RATIO: (own.rest_seconds, own.program_seconds), MEMORY: both[::-1]}.get(found.level, both)
+
+    def fit(own: SolvedStep) -> bool:
+        return fits(own.program_bytes, found.room_bytes)
+
+    for own in left[:MOST_LIKELY]:
+        blocks = {RATIO: own.rest_seconds, MEMORY: own.peak_bytes}.get(found.level, own.seconds)
+        if blocks >= min((by_program(other)[0] for other, *_ in made if fit(other)), default=math.inf):
+            break
+        times = min((1.0 if fit(other) else other.program_bytes / other.peak_bytes for other, *_ in made), default=1.0)
+        if not fits(own.peak_bytes * times, found.room_bytes):
+            continue
+        left.remove(own)
+        graph, plan = joint_plan(replace(found, best=own), hardware, origin)
+        program = step_seconds(plan), plan.peak_within(found.room_bytes)
+        made.append((replace(own, program_seconds=program[0], program_bytes=program[1]), graph, plan))
+    made.sort(key=lambda own: (not fit(own[0]), *by_program(own[0])))
+    best, graph, plan = made[0]
+    return replace(found, best=best, others=(*(own for own, *_ in made[1:]), *left)), graph, plan
+
+
+def step_seconds(plan: Plan) -> float:
+    """Predicted of the whole step, from the plan's own program."""
+    return plan.step.predicted_seconds or plan.predicted_seconds
+
+
+def _parts(best: SolvedStep, found: JointResult) -> tuple[StagePart, ...]:
+    if best.problem.choice.stages == 1:
+        return ()
+    blocks, ops = found.line.blocks, found.line.graph.ops
+    return tuple(StagePart(part.stage, part.chunk, ops[blocks[part.first].first].name) for part in best.plan.parts)
+
+
+def _kept(best: SolvedStep, found: JointResult) -> tuple[BlockPolicy, ...]:
+    """What is kept of each block; of a module that occurs several times, the least that is kept anywhere."""
+    problem, keeps = best.problem, dict[str, str]()
+    for k, point in enumerate(best.plan.points):
+        keep = problem.keeps[problem.kinds[k]][point]
+        for path in called_modules(found.line.graph, found.line.blocks[k].module) if keep != KEEP_ALL else ():
+            keeps[path] = _less(keep, keeps.get(path, keep))
+    return tuple(BlockPolicy(path, keep) for path, keep in keeps.items())
+
+
+def _less(keep: str, other: str) -> str:
+    """The policy that keeps less, of two that keep some results that of neither."""
+    known = [own for own in (keep, other) if own in KEEPS]
+    if not known:
+        return keep if keep == other else KEEPS[-1]
+    least = max(known, key=KEEPS.index)
+    return least if len(known) == 2 or least == KEEPS[-1] else keep if other in KEEPS else other
+
+
+def other_averages(graph: Graph, samples: int) -> list[str]:
+    """That batch norm in training sees another number of samples than in the model as it was captured."""
+    own = batch_size(graph)
+    averaging = [op for op in graph.ops if op.target == "aten.batch_norm" and dict(op.attributes).get("training")]
+    if samples == own or not averaging:
+        return []
+    norms = counted(len(averaging), "batch norm")
+    return [f"{norms} of {samples} samples together, where the model was captured with {own}: other averages"]
+
+
+def kept_counts(graph: Graph, samples: int) -> list[str]:
+    """Notes for a graph without its model's code: it does not show which numbers Python computed of the batch (`loss /
+    len(x)`), and all stay as they are. With those that may be, which are the samples or elements of an input."""
+    own = batch_size(graph)
+    if samples == own:
+        return []
+    counts = {float(count) for name in graph.inputs for count in _counts(graph.tensor(name).shape, own)}
+    numbers = counts | {1 / count for count in counts}
+    found: dict[str, None] = {}
+    for op in graph.ops:
+        for name, value in op.attributes:
+            if name in _NUMBERS and _number(value) in numbers:
+                found[f"{_number(value):g} of {op.target.partition('.')[2]} at {op.source or op.module}"] = None
+    note = (
+        f"a saved graph of {own} samples, planned with {samples}, without the model's code: numbers that it computed "
+    )
+    note += "of its batch are not known, and stay; plan from the model itself"
+    return [f"{note}, since these may be such: {'; '.join(found)}" if found else note]
+
+
+def _counts(shape: tuple[int, ...], batch: int) -> Iterator[int]:
+    """The batch, by each product of the other dims."""
+    if shape[:1] == (batch,) and batch:
+        dims = [size for size in shape[1:] if size > 1]
+        for length in range(len(dims) + 1):
+            yield from (batch * math.prod(own) for own in combinations(dims, length))
+
+
+def _number(value: Attribute) -> float | None:
+    if isinstance(value, tuple) and len(value) == 1:  # of a constant
+        value = value[0]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,363 @@
+"""The best whole step: outer choices best first by a bound, stages and kept values of each exactly, the best simulated.
+
+No plan of the space takes less than `bound_seconds`, in whatever order its undivided forwards and backwards run that
+its devices' memory allows: of what was solved the certificate says so (solvers/stages), of the rest the bound by which
+it was left.
+The space: every outer choice; every block split over a replica's devices in one of the ways that were found; each block
+keeping all, what is dear, or its input, and where it is asked for what collectives gave beside these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from heapq import heapify, heappop, heappush
+from types import MappingProxyType
+
+import numpy as np
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.recomputed_blocks import called_modules
+from autoshard.errors import InfeasibleError
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import KEEP_SOME, PLAIN
+from autoshard.program.step_check import not_again
+from autoshard.search.objectives import MEMORY, RATIO, SPEED
+from autoshard.solvers.stages.room_bound import RoomBound
+from autoshard.solvers.stages.stage_partition import StageSolution, certificate
+from autoshard.whole_step_search.blocks.block_costs import BlockCosts
+from autoshard.whole_step_search.blocks.block_line import BlockLine
+from autoshard.whole_step_search.blocks.block_pins import PinRefused, StepPins
+from autoshard.whole_step_search.blocks.block_splits import BlockSplit, SplitRequest
+from autoshard.whole_step_search.config_space import (
+    ConfigSpace,
+    ParallelConfig,
+    RejectedConfigs,
+    parallel_configs,
+    what_divides,
+)
+from autoshard.whole_step_search.fitting_steps import FAR, fastest_step
+from autoshard.whole_step_search.front_store import FrontStore, FrontStores, SplitCosts, measured_replicas
+from autoshard.whole_step_search.least_memory import leanest_of
+from autoshard.whole_step_search.least_overhead import least_overhead_of
+from autoshard.whole_step_search.solved_steps import JointResult, SolvedStep, best_stages, fastest_of_each, none_fits
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_local_search import as_solved, nearby_steps
+
+Problem = tuple[StepProblem, BlockSplit | None]
+
+
+def joint_search(
+    graph: Graph,
+    hardware: Hardware,
+    space: ConfigSpace,
+    capacity_bytes: float,
+    *,
+    stage_of: dict[int, int] | None = None,
+    again: Mapping[int, str] = MappingProxyType({}),
+    count: int = 8,
+    level: int = SPEED,
+    pins: StepPins | None = None,
+    asked: SplitRequest | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    stores: FrontStores | None = None,
+    bounded: bool = True,
+) -> JointResult:
+    """The best of `space`: the fastest, at level 1 the one that needs least memory, at level 0 the one that has least
+    beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: what is kept of kinds of blocks that
+    are computed again in any case; `pins`, and what is `asked`, hold in every split of the blocks; `stores`: of earlier
+    searches of this graph and hardware; `bounded`: False where another search has the bound, and none is made of the
+    fastest. InfeasibleError where none fits, UsageError where no mesh has what a pin or a style says."""
+    pins = pins or StepPins()
+    log = RejectedConfigs()
+    choices = list(parallel_configs(space, hardware, log))
+    stores = stores or FrontStores(graph, hardware)
+    store = stores.of(measured_replicas(choices), pins, asked or SplitRequest(), tell)
+    line = store.line
+    why_not = {size: store.not_carried(size) for size in {choice.micro_batch for choice in choices}}
+    for choice in choices:
+        if why_not[choice.micro_batch]:
+            log.no(f"micro-batches of {choice.micro_batch}: {why_not[choice.micro_batch]}")
+    choices = [choice for choice in choices if not why_not[choice.micro_batch]]
+    if hardware.kinds and any(choice.virtual_stages > 1 for choice in choices):
+        log.no("several parts of each stage: stages of several kinds of devices have one")
+        choices = [choice for choice in choices if choice.virtual_stages == 1]
+    kinds = tuple(block.kind for block in line.blocks)
+    named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
+    offered = [(again[kind],) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
+    keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
+
+    def problems_of(own_choices: list[ParallelConfig]) -> list[Problem]:
+        splits = {choice: _kept_splits(store, choice, log) for choice in own_choices}
+        for choice in sorted(own_choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
+            for own in splits[choice] if choice.zero else ():
+                store.sharded(own)
+        problems: list[Problem] = []
+        for choice in own_choices:
+            for own in splits[choice]:
+                allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
+                sharded = store.sharded(own) if choice.zero else ()
+                there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
+                problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
+                problems.append((_of_kinds(problem, store, own, graph, space), own.split))
+        for message in _not_some(space, line, named, problems):
+            if message not in log.reasons:
+                log.no(message)
+        return problems
+
+    if not choices:
+        reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
+        message = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
+        raise InfeasibleError(message, what_divides(space, hardware))
+    if level != SPEED:
+        search = {RATIO: least_overhead_of, MEMORY: leanest_of}[level]
+        problems = problems_of(choices)
+        _check_pins(store, problems)
+        return replace(search(problems, line, log, count, len(store.made), tell), pins=pins)
+    later = _later(choices, store, problems_of)
+    problems = problems_of([choice for choice in choices if len(choice.inner) == 1] if later else choices)
+    if not problems:  # of one axis pins leave none
+        problems, later = [problem for own in later for problem in own.problems()], []
+        _check_pins(store, problems)
+    found = best_of(problems, line, log, count, 0, tell, later, bounded)
+    return replace(found, fronts=len(store.made), pins=pins)
+
+
+def _of_kinds(
+    problem: StepProblem, store: FrontStore, own: SplitCosts, graph: Graph, space: ConfigSpace
+) -> StepProblem:
+    """With the problem on the kind of devices of each stage, or of one stage of each replica, where there are several
+    kinds and replicas may take unequal shares: they wait for each other at the end of a step alone."""
+    choice, hardware = problem.choice, problem.hardware
+    shared = choice.zero < 2 and choice.expert == 1 and choice.micro_batches > 1
+    shared = shared and not (space.equal_shares or graph.buffer_updates or graph.dynamic)
+    count = choice.stages if choice.stages > 1 else choice.replicas if shared else 1
+    size = problem.mesh.size // count
+    each = [hardware.of_ranks(number * size, size) for number in range(count)]
+    if len(set(each)) == 1 and each[0] == hardware:
+        return problem
+    made: dict[Hardware, StepProblem] = {hardware: problem}
+    for kind in dict.fromkeys(each):
+        if kind not in made:
+            of = store.of_kind(kind)
+            same = of.same_split(own)
+            sharded = of.sharded(same) if choice.zero else ()
+            room = problem.capacity_bytes * kind.usable_memory_bytes / hardware.usable_memory_bytes
+            changed = replace(problem, costs=same.costs, hardware=kind, capacity_bytes=room, sharded=sharded)
+            made[kind] = replace(changed, cluster=hardware)
+    found = tuple(made[kind] for kind in each)
+    return replace(problem, by_stage=found) if choice.stages > 1 else replace(problem, by_replica=found)
+
+
+def _kept_splits(store: FrontStore, choice: ParallelConfig, log: RejectedConfigs) -> tuple[SplitCosts, ...]:
+    """Splits of an outer choice that keep the pins; where there are none the log says why, by an example of each
+    pin."""
+    try:
+        return store.splits(choice)
+    except PinRefused as error:
+        log.no(store.example(error).message)
+        return ()
+
+
+def _check_pins(store: FrontStore, problems: list[Problem]) -> None:
+    if not problems and store.nearest is not None:
+        raise store.nearest[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """Outer choices of one mesh of a replica, whose blocks are split once they may be among the best: of none the step
+    takes less than `least_seconds`."""
+
+    choices: tuple[ParallelConfig, ...]
+    least_seconds: float
+    problems: Callable[[], list[Problem]]
+
+
+def _later(
+    choices: list[ParallelConfig], store: FrontStore, problems_of: Callable[[list[ParallelConfig]], list[Problem]]
+) -> list[Later]:
+    """Choices with a second axis, if there are others to begin with: a split over two axes takes longest to find."""
+    meshes = dict.fromkeys(choice.inner for choice in choices if len(choice.inner) > 1)
+    if len({choice.inner for choice in choices} - meshes.keys()) == 0:
+        return []
+    found = []
+    for inner in meshes:
+        own = [choice for choice in choices if choice.inner == inner]
+        least = min(map(store.least_seconds, own))
+        found.append(Later(tuple(own), least, partial(problems_of, own)))
+    return found
+
+
+def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
+    """What blocks of a kind may keep; of the ways to keep some results those that there are. One that communicates
+    nothing keeps nothing of that."""
+    kept = dict(costs.kept_bytes)
+    some = [keep for keep in kept if keep.startswith(KEEP_SOME)]
+    plain = {keep for keep in PLAIN if PLAIN[keep] in offered and kept[keep] == kept[PLAIN[keep]]}
+    wanted = [keep for keep in offered if keep not in plain]
+    return tuple(own for keep in wanted for own in (some if keep == KEEP_SOME else [keep])) or ("all",)
+
+
+def _not_some(
+    space: ConfigSpace, line: BlockLine, named: set[int], problems: Iterable[tuple[StepProblem, BlockSplit | None]]
+) -> Iterator[str]:
+    """A note for each kind of block whose results can't be kept one by one, though that is asked for."""
+    offered = {kind for problem, _ in problems for kind, keeps in enumerate(problem.keeps) if _has_some(keeps)}
+    for kind in sorted(named - offered) if KEEP_SOME in space.keeps else ():
+        block = next(block for block in line.blocks if block.kind == kind)
+        message = "it is not called by itself, or has other matmuls than those of several linear layers and attention"
+        yield f"results of {block.module}, kept one by one: {message}"
+
+
+def _has_some(keeps: tuple[str, ...]) -> bool:
+    return any(keep.startswith(KEEP_SOME) for keep in keeps)
+
+
+def _is_again(graph: Graph, path: str) -> bool:
+    """Can all of a block be computed again?"""
+    called = called_modules(graph, path)
+    return bool(called) and not any(not_again(graph, own, 2) for own in called)
+
+
+def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray | None:
+    if not stage_of:
+        return None
+    allowed = np.ones((stages, blocks), bool)
+    for block, stage in stage_of.items():
+        allowed[:, block] = np.arange(stages) == stage
+    return allowed
+
+
+def best_of(
+    problems: Iterable[Problem],
+    line: BlockLine,
+    log: RejectedConfigs,
+    count: int,
+    fronts: int,
+    tell: Callable[[str], None],
+    later: Sequence[Later] = (),
+    bounded: bool = True,
+) -> JointResult:
+    """Best first: what is left when the bound passes the best simulated step can't be better. Not `bounded`: without
+    the bound on any order."""
+    search = _BestFirst([_BoundedStep(problem, split) for problem, split in problems], list(later))
+    found: list[SolvedStep] = []
+    unfit: list[SolvedStep] = []
+    for own in search.hopeful():
+        made = fastest_step(own.problem, own.split, own.solution, search.best)
+        if made is not None:
+            found.append(made)
+            search.best = min(search.best, made.seconds)
+            tell(f"{own.problem.choice}: {made.seconds:.4g} s")
+        elif own.solution is not None:
+            unfit.append(as_solved(own.problem, own.split, own.solution))
+    found = nearby_steps(found, unfit)
+    search.best = min((own.seconds for own in found), default=np.inf)
+    if not found:
+        raise none_fits([own.problem for own in search.bounded])
+    left = sum(len(own.choices) for own in search.later)
+    found = fastest_of_each(found)
+    solved = [own for own in search.bounded if own.solved]
+    solutions = [own.solution for own in solved if own.solution is not None]
+    model = min(solution.plans[0].seconds for solution in solutions)
+    model_bound = min(own.form_least for own in search.bounded)
+    model_bound = min([model_bound, *(own.least_seconds for own in search.later)])  # a form is no less than a step
+    bound = search.bound() if bounded else 0.0
+    return JointResult(
+        found[0], tuple(found[1 : count + 1]), line, bound, float(model), float(min(model, model_bound)),
+        len(search.bounded) + left, len(solved), len(solutions), fronts, tuple(log.reasons.items()),
+    )  # fmt: skip
+
+
+class _BoundedStep:
+    """A problem with the bounds on it, each made when it is asked for."""
+
+    def __init__(self, problem: StepProblem, split: BlockSplit | None) -> None:
+        self.problem, self.split = problem, split
+        self.solved = self.roomed = False
+
+    @cached_property
+    def room(self) -> RoomBound:
+        """Bound of every plan that fits as it is simulated."""
+        self.roomed = True
+        return RoomBound(self.problem.bounding)
+
+    @cached_property
+    def form_room(self) -> RoomBound:
+        """Bound of every plan that fits as `best_stages` counts memory."""
+        counted = self.room if self.problem.choice.stages == 1 else RoomBound(self.problem.stage_problem)
+        return counted if np.isfinite(counted.slowest_seconds) else self.room
+
+    @cached_property
+    def solution(self) -> StageSolution | None:
+        self.solved = True
+        return best_stages(self.problem)
+
+    @property
+    def any_order_least(self) -> float:
+        """Below every step, in any order, by what is known."""
+        known = self.problem.any_order_least
+        return max(known, self.room.step_seconds) if self.roomed else known
+
+    @property
+    def form_least(self) -> float:
+        """Below every closed form, by what is known."""
+        if self.solved:
+            return self.solution.model_bound if self.solution else np.inf
+        known = max(self.problem.model_least, self.any_order_least)  # a form is no less than that bound
+        return max(known, self.form_room.form_seconds) if self.roomed else known
+
+
+class _BestFirst:
+    """Steps in the order of their bounds: the memory of stages is looked at where the bound without it does not
+    say enough, and a problem is solved where that does not. `best`: seconds of the fastest step so far."""
+
+    def __init__(self, bounded: list[_BoundedStep], later: list[Later]) -> None:
+        self.bounded, self.later = bounded, later
+        self.best = np.inf
+
+    def hopeful(self) -> Iterator[_BoundedStep]:
+        """Steps whose simulation may be below the best so far."""
+        heap = [(own.any_order_least, number) for number, own in enumerate(self.bounded)]
+        heapify(heap)
+        while True:
+            if not heap or heap[0][0] >= self.best:
+                made = self._made_later()
+                if not made:
+                    return
+                for number in made:
+                    heappush(heap, (self.bounded[number].any_order_least, number))
+                continue
+            _, number = heappop(heap)
+            own = self.bounded[number]
+            if not own.roomed:
+                heappush(heap, (max(own.room.step_seconds, own.form_room.form_seconds * FAR), number))
+            elif own.solution is not None and own.solution.plans[0].seconds * FAR < self.best:
+                yield own
+
+    def _made_later(self) -> range:
+        """Steps of the mesh of which the step may be shortest, if it may be shorter than the best."""
+        least = min(self.later, key=lambda own: own.least_seconds, default=None)
+        if least is None or least.least_seconds >= self.best:
+            return range(0)
+        self.later.remove(least)
+        first = len(self.bounded)
+        self.bounded += [_BoundedStep(*problem) for problem in least.problems()]
+        return range(first, len(self.bounded))
+
+    def bound(self) -> float:
+        """Below the step of every plan in any order. The least bounds are made exact first; those that are left to
+        be made are above the best."""
+        least = self.best
+        heap = [(own.any_order_least, number) for number, own in enumerate(self.bounded)]
+        heapify(heap)
+        while heap and heap[0][0] < least:
+            _, number = heappop(heap)
+            own = self.bounded[number]
+            if not own.roomed:
+                heappush(heap, (own.room.step_seconds, number))
+            else:
+                least = certificate(own.problem.bounding, least)
+        return least

@@ -1,0 +1,456 @@
+"""From an outer choice and a split to a stage problem, and from a plan of it to the costs that are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.collective import joint_seconds
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import Floats
+from autoshard.program.step_check import dealt
+from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
+from autoshard.solvers.stages.least_held import least_held, of_dealt, of_every_part
+from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, StageProblem
+from autoshard.solvers.stages.stage_values import StageValues, stage_values
+from autoshard.whole_step_search.blocks.block_costs import BlockCosts, ShardedCosts
+from autoshard.whole_step_search.blocks.block_fronts import (
+    ALL,
+    STAGES,
+    BlockFront,
+    Moved,
+    block_front,
+    ends_seconds,
+    exposed_seconds,
+    late_exposed,
+    moved,
+    sharded_front,
+    static_bytes,
+    step_mesh,
+    takes_turns,
+)
+from autoshard.whole_step_search.config_space import ParallelConfig
+
+
+@dataclass(frozen=True, eq=False)
+class StepProblem:
+    """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
+    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity.
+    `by_stage`: where stages are of several kinds of devices, the problem with all of them of that stage's kind, and
+    `cluster` there, which has what goes between stages. `by_replica`: the same of one stage whose replicas are on
+    several kinds: a micro-batch takes the harmonic mean of what it takes on each, as if slices could be dealt out in
+    any shares; what is simulated is the replica that takes longest, in the best shares of whole slices."""
+
+    choice: ParallelConfig
+    kinds: tuple[int, ...]
+    costs: tuple[BlockCosts, ...]
+    keeps: tuple[tuple[str, ...], ...]
+    hardware: Hardware
+    capacity_bytes: float
+    allowed: np.ndarray | None = None
+    sharded: tuple[ShardedCosts, ...] = ()
+    withheld_bytes: float | Floats = 0.0
+    by_stage: tuple[StepProblem, ...] = ()
+    cluster: Hardware | None = None
+    by_replica: tuple[StepProblem, ...] = ()
+
+    def of_stage(self, stage: int) -> StepProblem:
+        return self.by_stage[stage] if self.by_stage else self
+
+    @property
+    def each_kind(self) -> tuple[StepProblem, ...]:
+        return tuple(dict.fromkeys(self.by_stage)) or (self,)
+
+    @cached_property
+    def capacities(self) -> Floats:
+        """Bytes of a device of each stage."""
+        return np.array([self.of_stage(stage).capacity_bytes for stage in range(self.choice.stages)])
+
+    def fullest_bytes(self, peak_bytes: Sequence[float]) -> float:
+        """Peak of the stage that is fullest for what its devices have, as of one that has `capacity_bytes`."""
+        return max(
+            own if room == self.capacity_bytes else own * self.capacity_bytes / room
+            for own, room in zip(peak_bytes, self.capacities.tolist(), strict=True)
+        )
+
+    @property
+    def mesh(self) -> Mesh:
+        return step_mesh(self.choice.stages, self.choice.replicas, self.choice.inner)
+
+    @cached_property
+    def fronts(self) -> tuple[BlockFront, ...]:
+        """By kind."""
+        kinds, zero = self.kinds, self.choice.zero
+        first = self.kinds.count(kinds[0]) == 1
+        if zero == 3:
+            found = [
+                sharded_front(own, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
+                for kind, own in enumerate(self.sharded)
+            ]
+        else:
+            found = [
+                block_front(own, zero, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
+                for kind, own in enumerate(self._each_micro_batch)
+            ]
+        if first and self._surely_tied:
+            own = found[kinds[0]]
+            front = replace(own.front, tail_seconds=own.front.tail_seconds + self._surely_tied)
+            found[kinds[0]] = replace(own, front=front)
+        if not self.by_replica:
+            return tuple(found)
+        each = zip(*(problem.fronts for problem in self.by_replica), strict=True)
+        return tuple(
+            replace(own, front=_mean(own.front, [f.front for f in of])) for own, of in zip(found, each, strict=True)
+        )
+
+    def batch_shares(self, plan: StagePlan) -> tuple[int, ...]:
+        """How many slices of a step each replica computes, where there are several kinds; the best of a plan."""
+        pairs = [*zip(self.kinds, plan.points, strict=True)]
+        each = {
+            own: sum(float(own.fronts[kind].front.seconds[point]) for kind, point in pairs)
+            for own in dict.fromkeys(self.by_replica)
+        }
+        slices = self.choice.micro_batches * len(self.by_replica)
+        return dealt([each[own] for own in self.by_replica], slices) if each else ()
+
+    @property
+    def _surely_tied(self) -> float:
+        """Seconds that the first stage exchanges gradients with the last one, of weights that the last block reads,
+        too."""
+        return self._copied_seconds(self.kinds[-1:]) if self.choice.stages > 1 else 0.0
+
+    def _copied_seconds(self, kinds: Sequence[int]) -> float:
+        """Seconds to exchange gradients of weights that blocks of these kinds read and another stage has."""
+        replicas = self.choice.replicas
+        copies = [self.costs[kind].shared for kind in kinds]
+        sizes = [own.gradient_share(replicas) if self.choice.zero else own.gradient_bytes for own in copies]
+        return sum(map(self._sent_seconds, sizes))
+
+    def _sent_seconds(self, size: float) -> float:
+        """Seconds that bytes take from one stage to another."""
+        return joint_seconds(self.cluster or self.hardware, self.mesh, (STAGES,), "send_receive", size)
+
+    @property
+    def _each_micro_batch(self) -> tuple[BlockCosts, ...]:
+        """Block costs with weights that are whole from the first forward of a step on."""
+        zero = self.choice.zero
+        return tuple(own.once[zero - 1] for own in self.sharded) if zero else self.costs
+
+    def _ends(self, plan: StagePlan) -> tuple[float, float]:
+        """Seconds of (forward, backward) that the blocks' own do not have."""
+        if self.choice.zero < 3 or self.choice.stages > 1 or len(self.kinds) < 2:
+            return 0.0, 0.0
+
+        def near(block: int) -> Moved | None:
+            kind = self.kinds[block]
+            if self.keeps[kind][plan.points[block]] != ALL:
+                return None
+            return moved(self.sharded[kind].together.moves, self.mesh, self.hardware)
+
+        return ends_seconds(near(1), near(-2), self.sharded[self.kinds[0]].together.backward_seconds)
+
+    @cached_property
+    def least_seconds(self) -> float:
+        """Seconds of one micro-batch through all blocks, each at its fastest point."""
+        every = zip(*(problem.fronts for problem in self.each_kind), strict=True)
+        fastest = [min(float(own.front.seconds.min()) for own in fronts) for fronts in every]
+        return sum(fastest[kind] for kind in self.kinds)
+
+    @property
+    def any_order_least(self) -> float:
+        """Below the step of every plan of this choice: work that could be dealt out in any shares, each stage starting
+        once a micro-batch has passed those before it."""
+        choice = self.choice
+        if choice.virtual_stages > 1:
+            one = min(float(own.front.seconds.min()) for own in self.fronts)  # each chunk before has a block at least
+            return choice.micro_batches * self.least_seconds / choice.stages + (choice.stages - 1) / 2 * one
+        return self.least_seconds / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
+
+    @property
+    def model_least(self) -> float:
+        """Below the closed form of every plan of this choice."""
+        choice = self.choice
+        chunks, total = choice.virtual_stages, self.least_seconds
+        return total / chunks + (choice.micro_batches - 1 / chunks) * total / choice.stages
+
+    def received_seconds(self, block: int) -> float:
+        """Seconds to receive what a block reads of stages before."""
+        if self.choice.stages == 1:
+            return 0.0
+        return self._sent_seconds(self.costs[self.kinds[block]].received_bytes)
+
+    @cached_property
+    def stage_problem(self) -> StageProblem:
+        choice = self.choice
+        send = self._sent_seconds(self._entering) if choice.stages > 1 and len(self.kinds) > 1 else 0.0
+        handed, of_order = self._handed
+        by_stage = tuple(own.stage_problem.fronts for own in self.by_stage)
+        return StageProblem(
+            _least_of(by_stage) if by_stage else tuple(own.front for own in self.fronts),
+            self.kinds,
+            choice.stages,
+            choice.micro_batches,
+            self.live,
+            self._room,
+            choice.virtual_stages,
+            send,
+            self.allowed,
+            handed_bytes=handed,
+            of_order_bytes=of_order,
+            stage_fronts=by_stage,
+        )
+
+    @cached_property
+    def bounding(self) -> StageProblem:
+        """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
+        several chunks keep as the mean of all, and what any block works with as beside all that is kept."""
+        if self.by_stage:
+            each = tuple(own.bounding for own in self.by_stage)
+            fronts = tuple(own.fronts for own in each)
+            first = each[0].late_beside
+            return replace(self.stage_problem, fronts=_least_of(fronts), stage_fronts=fronts, late_beside=first)
+        counted = replace(self.stage_problem, fronts=self._surely_held, late_beside=self._late_beside)
+        problem, works = counted, self._works
+        if problem.chunks == 1:
+            return replace(problem, fronts=self._with_working(problem.fronts))
+        kept = [front.kept_bytes for front in problem.fronts]
+        working = of_dealt(self.kinds, problem.run, problem.stages, works, kept)
+        return least_held(problem, self._values, working)
+
+    @property
+    def one_stage_least_bytes(self) -> float:
+        """Below what a plan of one stage holds, 0 with more: as each block runs, what it and those before it keep, what
+        it works with, and of a single micro-batch the gradients of those after it."""
+        if self.choice.stages > 1:
+            return 0.0
+        zero = self.choice.zero == 1 and self._alone
+        static, kept, most = 0.0, 0.0, 0.0
+        fresh = sum(self.fresh_bytes(block) for block in range(len(self.kinds)))
+        for block, kind in enumerate(self.kinds):
+            own = self.fronts[kind]
+            works = [self.working_bytes(block, point) for point in range(own.front.points)]
+            most = max(most, kept + fresh + float((own.front.kept_bytes + np.array(works)).min()))
+            kept += float(own.front.kept_bytes.min())
+            static += float(own.front.static_bytes.min()) - own.costs.held.gradient_bytes * zero
+            static -= self.fresh_bytes(block)
+            fresh -= self.fresh_bytes(block)
+        return static + most
+
+    @property
+    def _late_beside(self) -> float:
+        """Exposed seconds of collectives after the last backward: see `late_exposed`, which ZeRO 1 alone has."""
+        if self.choice.zero != 1:
+            return 0.0
+        return 1.0 if takes_turns(self.mesh, self.hardware) else self.hardware.constant("overlap.slowdown")
+
+    @property
+    def _surely_held(self) -> tuple[Front, ...]:
+        """By kind: a single micro-batch finds no gradients. Collectives after the last backward are counted by
+        themselves, not with the first block's tail."""
+        found = []
+        for kind, own in enumerate(self.fronts):
+            made = self.fresh_bytes(self._block[kind]) if kind in self._block else 0.0
+            made += own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
+            sure = self._surely_tied if kind == self.kinds[0] and self.kinds.count(kind) == 1 else 0.0
+            tail = np.full(own.front.points, own.update_seconds + sure)
+            static = own.front.static_bytes - made
+            found.append(replace(own.front, static_bytes=static, tail_seconds=tail, late_seconds=own.late_seconds))
+        return tuple(found)
+
+    @cached_property
+    def _block(self) -> dict[int, int]:
+        """A block of each kind."""
+        return {kind: number for number, kind in enumerate(self.kinds)}
+
+    @property
+    def _works(self) -> list[Floats]:
+        """By kind: bytes that a block works with at each point."""
+        return [
+            np.array([self.working_bytes(self._block[kind], point) for point in range(own.front.points)])
+            if kind in self._block
+            else np.zeros(own.front.points)
+            for kind, own in enumerate(self.fronts)
+        ]
+
+    def _with_working(self, fronts: tuple[Front, ...]) -> tuple[Front, ...]:
+        """The curves of one chunk plus the working bytes that a stage surely needs with a block of the kind on it. The
+        line's last block is its stage's."""
+        works, last = self._works, self.kinds[-1]
+        found = of_every_part(self.kinds, works, [front.kept_bytes for front in fronts])
+        own = [np.full(front.points, least) for front, least in zip(fronts, found, strict=True)]
+        if self.kinds.count(last) == 1:
+            own[last] = np.maximum(own[last], works[last])
+        return tuple(replace(front, working_bytes=each) for front, each in zip(fronts, own, strict=True))
+
+    @cached_property
+    def live(self) -> Floats:
+        choice = self.choice
+        return live_micro_batches(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
+
+    @property
+    def _values(self) -> tuple[StageValues, ...]:
+        choice = self.choice
+        return stage_values(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
+
+    @cached_property
+    def _entering(self) -> float:
+        """Bytes of the least that a stage receives of the one before, of one micro-batch."""
+        return min((self.costs[kind].following_bytes for kind in self.kinds[1:]), default=0.0)
+
+    @property
+    def _handed(self) -> tuple[Floats, Floats]:
+        """Bytes of a stage: of the output of each micro-batch that it holds, and of sends that its own order alone has
+        in flight."""
+        gives = np.arange(self.choice.stages) < self.choice.stages - 1
+        sent = np.array([own.sent for own in self._values]) * (self.choice.stages > 1)
+        return np.array(gives * self._entering, float), np.array(sent * self._entering, float)
+
+    @cached_property
+    def _room(self) -> Floats:
+        """Bytes of each stage, without what stages give each other as it is fullest (an input of each micro-batch is
+        among what its blocks keep) and, on the last, the copy of shared parameters of the last block: blocks before it
+        may stand on other stages, where the simulated step counts theirs."""
+        choice = self.choice
+        room = self.capacities - self.withheld_bytes
+        if choice.stages > 1:
+            room -= np.array([own.beside for own in self._values], float) * self._entering
+            last = self.of_stage(choice.stages - 1).costs[self.kinds[-1]].shared
+            room[-1] -= static_bytes(last, choice.zero, choice.replicas)
+        return room
+
+    def step_costs(self, plan: StagePlan) -> StepCosts:
+        """What is simulated: receive buffers and sends of the very cuts, collectives once a step where nothing hides
+        them."""
+        choice = self.choice
+        if self.by_replica:
+            shares = zip(self.batch_shares(plan), self.by_replica, strict=True)
+            every = [replace(own.step_costs(plan), micro_batches=share) for share, own in dict.fromkeys(shares)]
+            each = [own.micro_batches * (own.parts[0].forward_seconds + own.parts[0].backward_seconds) for own in every]
+            return every[each.index(max(each))]
+        parts = tuple(self._received(self.of_stage(part.stage)._part(part, plan), part) for part in plan.parts)
+        stages = []
+        for stage in range(choice.stages):
+            own, of = [part for part in plan.parts if part.stage == stage], self.of_stage(stage)
+            blocks = [k for part in own for k in range(part.first, part.stop)]
+            fronts = [(of.fronts[self.kinds[k]], plan.points[k]) for k in blocks]
+            static = sum(map(of.always_bytes, blocks))
+            copies = [of.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
+            shared = sum(static_bytes(own, choice.zero, choice.replicas) for own in copies)
+            last = [of.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
+            backward = [float(f.front.backward_seconds[p]) for f, (_, p) in zip(last, fronts, strict=False)]
+            moving = [f.late_seconds for f in last]
+            if choice.zero == 1:
+                late = late_exposed(backward, moving, self.mesh, of.hardware)
+            else:
+                late = exposed_seconds(backward, [f.copy_seconds for f in last], moving)
+            share = choice.replicas if choice.zero else 1
+            update = sum(f.update_seconds for f, _ in fronts) + sum(own.update_seconds / share for own in copies)
+            tied = self._tied_seconds(stage, plan)
+            between = (("gradients between stages", tied),) if tied else ()
+            tail = (("gradients and weights between replicas", late), *between, ("optimizer", update))
+            stages.append(StageCosts(static + shared, tail))
+        return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
+
+    def _tied_seconds(self, stage: int, plan: StagePlan) -> float:
+        """Seconds that a stage exchanges gradients of weights that a later block reads, too: the line's first block,
+        which has them, is on stage 0."""
+        if self.choice.stages == 1:
+            return 0.0
+        parts = [part for part in plan.parts if part.stage and stage in (0, part.stage)]
+        return sum(self._copied_seconds(self.kinds[part.first : part.stop]) for part in parts)
+
+    @property
+    def _alone(self) -> bool:
+        """Is there one micro-batch, which finds no gradients? Those of blocks are there from their backward on."""
+        return self.choice.micro_batches == 1
+
+    def always_bytes(self, block: int) -> float:
+        """Bytes of a block at any point that are held all through the step."""
+        own = self.fronts[self.kinds[block]]
+        whole = own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
+        return float(own.front.static_bytes[0]) - whole - self.fresh_bytes(block)
+
+    def fresh_bytes(self, block: int) -> float:
+        """Bytes of the gradients that a block's backward makes in a single micro-batch."""
+        held = self.fronts[self.kinds[block]].costs.held
+        whole = held.gradient_share(self.choice.replicas) if self.choice.zero else held.gradient_bytes
+        return whole if self._alone else 0.0
+
+    def working_bytes(self, block: int, point: int) -> float:
+        """Whole gradients of a single micro-batch are scattered block by block, as ZeRO 2 does with those of each."""
+        kind = self.kinds[block]
+        if self._alone and self.choice.zero == 1:
+            return dict(self.sharded[kind].once[1].working_bytes)[self.keeps[kind][point]]
+        return float(self.fronts[kind].front.working_bytes[point])
+
+    def _scattered_last(self, part: Part) -> float:
+        """Exposed seconds of a backward under ZeRO 2: gradients that no block of the part is left to hide."""
+        if self.choice.zero != 2 or takes_turns(self.mesh, self.hardware):
+            return 0.0
+        number = min(1, part.stop - 1) if part.first == 0 else part.first
+        own = self._each_micro_batch[self.kinds[number]]
+        moving = moved(own.moves, self.mesh, self.hardware).scattered
+        before = sum(self._each_micro_batch[self.kinds[k]].backward_seconds for k in range(part.first, number))
+        return max(0.0, moving - before) if number else 0.0
+
+    def _part(self, part: Part, plan: StagePlan) -> PartCosts:
+        """While a block runs, those after it keep nothing: either not yet or no more."""
+        forward, backward = self._ends(plan)
+        kept = most = once = copies = gathered = 0.0
+        made = sum(map(self.fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
+        for block in range(part.first, part.stop):
+            own, point = self.fronts[self.kinds[block]], plan.points[block]
+            forward += float(own.front.forward_seconds[point])
+            backward += float(own.front.backward_seconds[point])
+            kept += float(own.front.kept_bytes[point])
+            once += own.first_seconds
+            copies += own.once_copy_seconds
+            gathered += own.gather_seconds
+            most = max(most, kept + self.working_bytes(block, point) + made)
+            made -= self.fresh_bytes(block)
+        working = max(0.0, most - kept)
+        backward += self._scattered_last(part)
+        if self.choice.stages > 1 and part.stop < len(self.kinds):
+            kept += self.costs[self.kinds[part.stop]].following_bytes
+        return PartCosts(
+            forward, backward, kept, working, first_seconds=once, once_copy_seconds=copies, gather_seconds=gathered
+        )
+
+    def _received(self, found: PartCosts, part: Part) -> PartCosts:
+        """With what enters it from the stage before."""
+        if part.first == 0 or self.choice.stages == 1:
+            return found
+        entering = self.of_stage(part.stage).costs[self.kinds[part.first]]
+        received = entering.received_bytes
+        kept = found.kept_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
+        return replace(
+            found, kept_bytes=kept, received_bytes=received, receive_seconds=self.received_seconds(part.first)
+        )
+
+
+def _mean(front: Front, each: Sequence[Front]) -> Front:
+    """`front` with the harmonic mean of the seconds on each replica. No shares of slices take less than this mean of
+    whole slices, of which the sum over blocks and passes of their means is no more."""
+
+    def mean(seconds: Sequence[Floats]) -> Floats:
+        with np.errstate(divide="ignore"):
+            found: Floats = len(seconds) / np.sum([1 / own for own in seconds], axis=0)
+        return found
+
+    forward, backward = mean([own.forward_seconds for own in each]), mean([own.backward_seconds for own in each])
+    return replace(front, forward_seconds=forward, backward_seconds=backward)
+
+
+def _least_of(each: Sequence[tuple[Front, ...]]) -> tuple[Front, ...]:
+    """By kind of block: of every point the least that any of `each` has."""
+    return tuple(_least(fronts) for fronts in zip(*dict.fromkeys(each), strict=True))
+
+
+def _least(fronts: Sequence[Front]) -> Front:
+    return Front(
+        **{field.name: np.minimum.reduce([getattr(own, field.name) for own in fronts]) for field in fields(Front)}
+    )

@@ -1,0 +1,85 @@
+"""What level 0 minimises of a whole step: seconds that go to the rest beside useful work, of a device on average.
+
+The rest is what devices communicate, each collective and each send as long as it takes by itself, and what is computed
+that another device computes too or that the same device has computed before. Nothing overlaps, and what stages wait for
+each other does not count. Useful work is the same for every plan, in operations, so the least rest is the most of it
+for each second of the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem
+from autoshard.whole_step_search.blocks.block_fronts import ALL, BlockFront, gathered_seconds, late_seconds, moved
+from autoshard.whole_step_search.step_costs import StepProblem
+
+
+def overhead_fronts(problem: StepProblem) -> tuple[Front, ...]:
+    """By kind: the points of its fronts with the memory that they have, and the rest in place of their seconds."""
+    return tuple(_rest(problem, kind, own) for kind, own in enumerate(problem.fronts))
+
+
+def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
+    """The stage problem `counted` with overhead in place of seconds: its stages add up to the overhead of a step."""
+    pairs = zip(counted.fronts, overhead_fronts(problem), strict=True)
+    fronts = (
+        replace(
+            own,
+            forward_seconds=rest.forward_seconds,
+            backward_seconds=rest.backward_seconds,
+            tail_seconds=rest.tail_seconds,
+            first_seconds=0.0,
+        )
+        for own, rest in pairs
+    )
+    return replace(counted, fronts=tuple(fronts))
+
+
+def overhead_of(problem: StepProblem, plan: StagePlan) -> float:
+    """Seconds of a step, the mean of all devices."""
+    fronts, choice = overhead_fronts(problem), problem.choice
+    owns = [(fronts[kind], point) for kind, point in zip(problem.kinds, plan.points, strict=True)]
+    each = sum(float(front.seconds[point] + front.tail_seconds[point] / choice.micro_batches) for front, point in owns)
+    sent = sum(2 * problem.received_seconds(part.first) for part in plan.parts if part.first)
+    return mean_seconds(problem, each + sent)
+
+
+def mean_seconds(problem: StepProblem, each: float) -> float:
+    """Mean over devices of seconds in a step; `each`: of one micro-batch, summed over stages."""
+    return problem.choice.micro_batches * each / problem.choice.stages
+
+
+def _rest(problem: StepProblem, kind: int, own: BlockFront) -> Front:
+    costs, zero, mesh, hardware = problem.costs[kind], problem.choice.zero, problem.mesh, problem.hardware
+    again = dict(costs.again_seconds)
+    each = [costs.rest_seconds + again[keep] + _between_replicas(problem, kind, keep) for keep in own.keeps]
+    held = own.costs.held
+    moving = (late_seconds(held, zero, mesh, hardware), gathered_seconds(held, zero, mesh, hardware))
+    replicas = problem.choice.replicas
+    update = held.update_share(replicas) if zero else held.update_seconds
+    repeated = update - held.own_update_seconds / replicas
+    once = sum(map(sum, moving)) + max(0.0, repeated)
+    return replace(
+        own.front,
+        forward_seconds=np.array(each),
+        backward_seconds=np.zeros(len(each)),
+        tail_seconds=np.full(len(each), once),
+        first_seconds=0.0,
+    )
+
+
+def _between_replicas(problem: StepProblem, kind: int, keep: str) -> float:
+    """Seconds of a micro-batch: weights that are gathered for it and gradients that are scattered, as the block's front
+    has them."""
+    zero = problem.choice.zero
+    if not zero:
+        return 0.0
+    own = problem.sharded[kind]
+    together = zero == 3 and problem.choice.stages == 1 and keep == ALL
+    costs = own.once[zero - 1] if zero < 3 else own.together if together else own.alone
+    found = moved(costs.moves, problem.mesh, problem.hardware)
+    again = found.gathered if zero == 3 and keep != ALL else found.again
+    return found.gathered + again + found.scattered

@@ -1,0 +1,214 @@
+"""From what a user asks of a whole step to the space that is searched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.model_request import recomputed_blocks, with_requests
+from autoshard.constraints.pins import pin_file_texts
+from autoshard.constraints.step_request import AUTO, EQUAL, RECOMPUTE, SEARCHED, STAGE_PIN, TENSORS, Count, StagePin
+from autoshard.errors import UsageError
+from autoshard.ir.graph import CAST, Graph
+from autoshard.ir.plan import KEEP_SOME
+from autoshard.rules.resize.rebatch import batch_size, rebatched
+from autoshard.search.objectives import SPEED
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.whole_step import check_order
+from autoshard.whole_step_search.blocks.block_line import BlockLine, block_line
+from autoshard.whole_step_search.blocks.block_pins import StepPins, step_pins
+from autoshard.whole_step_search.blocks.block_splits import SplitRequest
+from autoshard.whole_step_search.blocks.context_expert_cuts import expert_count, longest_tokens
+from autoshard.whole_step_search.config_space import ConfigSpace, read_choices
+from autoshard.whole_step_search.front_store import FrontStores
+from autoshard.whole_step_search.joint_search import joint_search
+from autoshard.whole_step_search.solved_steps import JointResult
+
+ZERO_OF_STYLE = {"dp": 0, "fsdp": 3, "megatron": 0, "megatron-sp": 0, "fsdp-tp": 3}  # how each stores weights
+WITHOUT_TENSOR = ("dp", "fsdp")  # styles
+
+
+def searched_step(
+    graph: Graph,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    stores: FrontStores | None = None,
+    bounded: bool = True,
+) -> JointResult:
+    """The best whole step that `wanted` leaves. UsageError for settings that such a search does not have,
+    InfeasibleError where nothing divides or fits. `stores` and `bounded` as in `joint_search`."""
+    _check(graph, wanted)
+    if hardware.kinds and wanted.level != SPEED:
+        message = f"--level {wanted.level} of a step that is searched for is not offered on several kinds of devices"
+        raise UsageError(message, "--level 2, or a profile of one kind")
+    _check_batch(graph, wanted)
+    wanted = replace(wanted, step=with_requests(wanted.step, graph, searched=True))
+    _check_experts(graph, wanted.step.expert_parallel)
+    fixed = wanted.step.stages
+    check_order(graph, wanted.step.pins, fixed if isinstance(fixed, int) else _least_stages(wanted))
+    pins = pins_of(graph, wanted)
+    line = block_line(graph, pins.marks(graph))
+    capacity = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
+    return joint_search(
+        graph,
+        hardware,
+        space_of(line, wanted),
+        capacity,
+        stage_of=_pinned(line, wanted.step.pins),
+        again=_again(graph, line, wanted),
+        level=wanted.level,
+        pins=pins,
+        asked=SplitRequest("" if wanted.strategy == "best" else wanted.strategy, wanted.all_to_all),
+        stores=stores,
+        bounded=bounded,
+    )
+
+
+def pins_of(graph: Graph, wanted: SearchRequest) -> StepPins:
+    """All operator pins: of the model's code, the file and the command. Stage pins are apart. UsageError where one
+    can't be."""
+    filed = pin_file_texts(wanted.pins_file) if wanted.pins_file else ()
+    said = [text for text in (*filed, *wanted.pins) if not text.startswith(STAGE_PIN)]
+    return step_pins(graph, (*(f"op:{name}={how}" for name, how in graph.strategies), *said))
+
+
+def _check(graph: Graph, wanted: SearchRequest) -> None:
+    if graph.loss is None:
+        raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
+    said = {
+        f"--batch-shares {wanted.step.batch_shares}": wanted.step.batch_shares not in (None, AUTO, EQUAL),
+        "--micro-batches": wanted.step.micro_batches is not None,
+        f"--strategy {wanted.strategy}": wanted.strategy not in ("best", *ZERO_OF_STYLE),
+        "--solver": wanted.solver is not None,
+        "--pareto": wanted.pareto,
+        "--parallel-optimizer-threshold": wanted.step.parallel_optimizer_threshold not in (None, 0),
+        "--time-limit": wanted.time_limit_seconds is not None,
+    }
+    for option, given in said.items():
+        if given:
+            message = (
+                f"{option} is not offered where a whole step is searched for (--global-batch with --devices alone)"
+            )
+            raise UsageError(message, f"--mesh dp={wanted.devices}: a step that is not searched for")
+
+
+def _check_experts(graph: Graph, said: Count) -> None:
+    asked = read_choices("--expert-parallel", said)
+    if asked not in (None, (1,)) and not expert_count(graph):
+        raise UsageError(f"--expert-parallel {said}: the model has no layer of experts", "without it")
+
+
+def _check_batch(graph: Graph, wanted: SearchRequest) -> None:
+    """UsageError where the model can't be planned at another batch than its own, with what can be typed instead."""
+    own = batch_size(graph)
+    try:
+        rebatched(graph, 2 * own)
+    except UsageError as error:
+        raise UsageError(error.message, error.hint if own == 1 else with_mesh(graph, wanted)) from None
+
+
+def with_mesh(graph: Graph, wanted: SearchRequest) -> str:
+    """Options for a step of micro-batches of the captured batch, on a mesh that is not searched for."""
+    assert wanted.devices is not None and wanted.step.global_batch is not None
+    own = batch_size(graph)
+    replicas = math.gcd(wanted.devices, own)
+    axes = (("dp", replicas), ("tp", wanted.devices // replicas))
+    mesh = ",".join(f"{axis}={n}" for axis, n in axes if n > 1)
+    near = max(1, round(wanted.step.global_batch / own)) * own
+    return f"--mesh {mesh} --global-batch {near}, without --devices: micro-batches of the {own} samples captured"
+
+
+def space_of(line: BlockLine, wanted: SearchRequest) -> ConfigSpace:
+    """The outer choices that the options leave."""
+    step = wanted.step
+    assert wanted.devices is not None and step.global_batch is not None
+    keeps = SEARCHED if step.recompute in (None, AUTO) else tuple(str(step.recompute).split(","))
+    schedules = None if step.schedule in (None, AUTO) else tuple(str(step.schedule).split(","))
+    return ConfigSpace(
+        wanted.devices,
+        step.global_batch,
+        len(line.blocks),
+        max(map(len, line.runs())),
+        read_choices("--stages", step.stages),
+        read_choices("--virtual-stages", step.virtual_stages),
+        schedules,
+        (1,) if wanted.strategy in WITHOUT_TENSOR else None,
+        read_choices("--micro-batch", step.micro_batch),
+        _zero(wanted),
+        tuple(KEEP_SOME if name == TENSORS else RECOMPUTE[name] for name in keeps),
+        bool(step.pins),
+        _shared_by_all(line),
+        _least_stages(wanted),
+        _second("--context-parallel", step.context_parallel),
+        _second("--expert-parallel", step.expert_parallel),
+        longest_tokens(line.graph),
+        expert_count(line.graph),
+        equal_shares=wanted.step.batch_shares == EQUAL,
+    )
+
+
+def _zero(wanted: SearchRequest) -> tuple[int, ...] | None:
+    """Stages of ZeRO that are searched. UsageError where the style has another than those that are asked for."""
+    said, own = wanted.step.zero_levels, ZERO_OF_STYLE.get(wanted.strategy)
+    if own is None:
+        return said or None
+    if said and own not in said:
+        stored = "whole" if own == 0 else "in shards"
+        message = f"--strategy {wanted.strategy} stores weights {stored} over replicas, which --zero {said[0]} does not"
+        raise UsageError(message, f"--zero {own}, or without it")
+    return (own,)
+
+
+def _second(option: str, said: Count) -> tuple[int, ...] | None:
+    """A second axis takes long to search, and is searched where it is asked for."""
+    return (1,) if said is None else read_choices(option, said)
+
+
+def _least_stages(wanted: SearchRequest) -> int:
+    """One more than the last stage that a pin names."""
+    return 1 + max((pin.stage for pin in wanted.step.pins), default=0)
+
+
+def _shared_by_all(line: BlockLine) -> str:
+    """A trained parameter that every block of the longest run of equal ones reads, as it is or cast; "" without one."""
+    run = max(line.runs(), key=len)
+    cast = {op.results[0]: op.operands[0] for op in line.graph.ops if op.target == CAST}
+    read = [{cast.get(name, name) for op in line.ops(line.blocks[k]) for name in op.operands if name} for k in run]
+    trained = (p for p in line.graph.parameters if line.graph.tensor(p.tensor).requires_grad)
+    return next((p.path for p in trained if all(p.tensor in own for own in read)), "") if len(run) > 1 else ""
+
+
+def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, str]:
+    """What is kept of kinds of blocks that the model wants computed again. UsageError where that is not the same of
+    equal blocks."""
+    if wanted.step.recompute is not None:
+        return {}
+    asked = recomputed_blocks(graph, tuple(block.module for block in line.blocks if block.module))
+    kinds = {block.kind: asked[block.module] for block in line.blocks if block.module in asked}
+    left = [own.module for own in line.blocks if own.kind in kinds and asked.get(own.module) != kinds[own.kind]]
+    if left:
+        message = (
+            f"recompute() of some blocks, and not so of {left[0]}, which is equal: a search decides for both alike"
+        )
+        raise UsageError(message, "recompute() of all of them, --recompute auto, or --mesh")
+    return kinds
+
+
+def _pinned(line: BlockLine, pins: tuple[StagePin, ...]) -> dict[int, int]:
+    """Block -> stage. UsageError for a pin of no whole block."""
+    found: dict[int, int] = {}
+    for pin in pins:
+        own = [
+            k
+            for k, block in enumerate(line.blocks)
+            if block.module and (block.module == pin.path or block.module.startswith(f"{pin.path}."))
+        ]
+        if not own:
+            known = [block.module for block in line.blocks if block.module]
+            message = f"pin stage:{pin.path}={pin.stage}: it is no block of the model, nor holds one"
+            raise UsageError(message, f"one of {known[0]} to {known[-1]}" if known else "without it")
+        for k in own:
+            if found.setdefault(k, pin.stage) != pin.stage:
+                raise UsageError(f"pins put {line.blocks[k].module} on stage {found[k]} and {pin.stage}", "one of them")
+    return found
