@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoshard.costs.variants import variant_collectives
 from autoshard.emit import runtime
-from autoshard.emit.runtime import Axis, ParallelMesh, attention, redistribution, ring_attention
-from autoshard.emit.runtime.ring_attention_kernels import Flash, Part
+from autoshard.emit.runtime import Axis, ParallelMesh, attention, attention_ring, redistribution
+from autoshard.emit.runtime.attention_ring_kernels import Flash, Part
 from autoshard.emit.runtime.zigzag import Zigzag
 from autoshard.ir.graph import Op
 from autoshard.ir.layout import Layout
@@ -88,8 +88,8 @@ def test_rings_use_the_fused_kernels_where_they_can() -> None:
     def kinds(local: ParallelMesh) -> list[str]:
         axis = (local["a"],)
         q, _, v = operands()
-        whole, mask = ring_attention._Ring(axis, 12, attention.held_range(12, axis), True, 1.0), torch.ones(3, 12)
-        crooked = ring_attention._Ring(axis, 11, attention.held_range(12, axis), True, 1.0)
+        whole, mask = attention_ring._Ring(axis, 12, attention.held_range(12, axis), True, 1.0), torch.ones(3, 12)
+        crooked = attention_ring._Ring(axis, 11, attention.held_range(12, axis), True, 1.0)
         chosen = [whole.kernels(q, v, None), whole.kernels(q, v, mask), crooked.kernels(q, v, None)]
         return [type(one).__name__ for one in (*chosen, whole.kernels(q, v[..., :4], None))]
 
@@ -187,7 +187,7 @@ def test_a_balanced_ring_has_the_same_work_for_all() -> None:
         axis = (local["a"],)
         places = Zigzag(axis, 64)
         rows = attention.held_range(64, axis)
-        balanced, plain = ring_attention._BalancedRing(places, 1.0), ring_attention._Ring(axis, 64, rows, True, 1)
+        balanced, plain = attention_ring._BalancedRing(places, 1.0), attention_ring._Ring(axis, 64, rows, True, 1)
         found = []
         for order in (balanced, plain):
             parts = [order.part([owner]) for owner in range(4)]
@@ -209,7 +209,7 @@ def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) 
         found = []
         with FakeTensorMode():
             q = torch.empty(2, 3, 2, 8, 16, dtype=torch.bfloat16, device="cuda")
-            own = ring_attention._Ring((local["a"],), 16, rows, False, 0.25)
+            own = attention_ring._Ring((local["a"],), 16, rows, False, 0.25)
             for length in (8, 5):
                 k, v = (torch.empty(2, 3, 1, length, 16, dtype=q.dtype, device="cuda") for _ in range(2))
                 kernels = own.kernels(q, v, None)

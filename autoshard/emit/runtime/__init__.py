@@ -9,6 +9,7 @@ A layout is written with one placement per axis, in mesh order: "S0 R".
 """
 
 from .attention import parallel_attention, random_attention, repeated_part
+from .attention_ring import balanced_ring_attention, ring_attention
 from .autograd_leaves import local
 from .axis import Axis, Sent, Transport, held_indices, shard_bounds, shard_size
 from .checkpoint import (
@@ -92,7 +93,6 @@ from .redistribution import (
     slice_shard,
     zero_pad,
 )
-from .ring_attention import balanced_ring_attention, ring_attention
 from .rotary import rotate_half
 from .size_buckets import by_size
 from .stages import Stages

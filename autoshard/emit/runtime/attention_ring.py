@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .attention import held_range, own_heads
+from .attention_ring_kernels import Flash, Kernels, Part, Plain, accumulation
 from .axis import Axis
-from .ring_attention_kernels import Flash, Kernels, Part, Plain, accumulation
 from .zigzag import Zigzag, exchange_rows
 
 
