@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.layer_costs import pieces
@@ -33,7 +32,6 @@ from benchmarks.steps import (
     ranking,
     seconds_of,
     with_software,
-    workloads,
 )
 
 DRAWS, CALIBRATION_RUNS = 10, 20
@@ -113,49 +111,6 @@ def multi_node(data: Path) -> list[str]:
     for name, seconds in known.items():
         lines.append(_line(name, rows, errors(rows, seconds), ranking(rows, seconds)))
     return lines
-
-
-def pipelines(data: Path) -> list[str]:
-    """Where the order of the larger workload is lost: its splits by TP, in a unit that no split should change much."""
-    rows, host = multi_rows(data), draws_of(data)[0].host
-    seconds, widest = seconds_of(rows, host), max(row.model.hidden for row in rows)
-    own = [i for i, row in enumerate(rows) if row.model.hidden == widest]
-    real, unit = measured(rows), np.array([layer_seconds(row, 1.0) for row in rows])
-    lines = [
-        "| TP | rows | device ms, measured | predicted | error: mean, median, bias | rank correlation |",
-        "|--:|--:|--:|--:|---|--:|",
-    ]
-    for tp in sorted({rows[i].run.tp for i in own}):
-        chosen = np.array([i for i in own if rows[i].run.tp == tp])
-        spans = (f"{low:.0f} to {high:.0f}" for low, high in (_span(s[chosen] * unit[chosen]) for s in (real, seconds)))
-        order = f"{spearmanr(real[chosen], seconds[chosen]).statistic:.2f}" if len(chosen) > 2 else "–"
-        found = percent(errors([rows[i] for i in chosen], seconds[chosen]))
-        lines.append(f"| {tp} | {len(chosen)} | {' | '.join(spans)} | {found} | {order} |")
-    each = {f"{rows[g[0]].model.layers} layers of {rows[g[0]].model.hidden}": spearmanr(real[g], seconds[g]).statistic
-            for g in workloads(rows)}  # fmt: skip
-    steady = np.array([i for i in range(len(rows)) if i not in own or rows[i].run.tp not in UNSTEADY])
-    return [
-        *lines,
-        "",
-        f"Rank correlations: {', '.join(f'{value:.2f} ({name})' for name, value in each.items())}. Most runs with TP 2",
-        "and 4 took as long as with TP 8 or longer, in no order of the micro-batch; the cause is not known. Without",
-        f"them the mean error of the {len(steady)} other rows is "
-        f"{np.abs(errors([rows[i] for i in steady], seconds[steady])).mean():.1%}.",
-    ]
-
-
-UNSTEADY = (2, 4)  # TP of the 39.1B rows that vary among themselves
-
-
-def layer_seconds(row: Step, step_seconds: float) -> float:
-    """Milliseconds of the devices of a TP group for a layer and a sequence, from the seconds of a step."""
-    run = row.run
-    slots = run.micro_batches + run.pp - 1
-    return step_seconds * 1e3 * run.tp * run.pp / (slots * run.micro_batch * row.model.layers)
-
-
-def _span(values: Floats) -> tuple[float, float]:
-    return float(values.min()), float(values.max())
 
 
 def single_node(data: Path) -> list[str]:
@@ -308,6 +263,5 @@ def _line(name: str, rows: Sequence[Step], found: Floats, ranks: Ranking) -> str
 
 TABLES = {
     "Training steps on 64 to 512 A100": multi_node,
-    "Where the order is lost": pipelines,
     "Training steps on 2 to 8 A100": single_node,
 }

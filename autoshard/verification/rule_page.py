@@ -30,7 +30,7 @@ every operand, result and gradient (notation: `autoshard/rules/algebra/notation.
 - `+n` is added, not multiplied (a bias); `n?` may be absent; `...` are broadcasting dims, `d*` several dims, `(g c)`
   a product of factors, outermost first; a number is a dim that cannot be sharded;
 - *sum*: the result lacks these factors, and sharding one makes it a partial sum;
-- *whole*: these factors cannot be sharded;
+- *whole*: these factors cannot be sharded, but by a named choice;
 - *partial in* `0+1`: partial sums in operands 0 and 1 together give a partial sum; in `0, 1`: in either alone;
 - *variant*: this function of the runtime replaces the operator if an axis is on its factors (or always). *joined*: over
   these factors its own collectives combine the shards, so that the result is whole on every device. Named choices, such

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -238,38 +237,6 @@ def test_nothing_fits_and_nothing_divides() -> None:
         joint_search(graph, hardware(), space(graph, 4, 8, stages=(3,)), 1e12)
     with pytest.raises(InfeasibleError, match="6 blocks for 8 stages, which are cut between blocks"):
         joint_search(graph, hardware(), space(graph, 8, 64, stages=(8,)), 1e12)
-
-
-@pytest.mark.parametrize(
-    ("fixed", "reason"),
-    [
-        ({"pinned": True}, "pins of stages leave one part to a stage"),
-        ({"micro_batch": (8,)}, "take micro-batches in groups, one for each stage"),
-        ({"virtual_stages": (3,)}, "that the parts divide: there are 4"),
-    ],
-)
-def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: str) -> None:
-    log = RejectedConfigs()
-    own = ConfigSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
-    assert not list(parallel_configs(own, hardware(), log))
-    assert any(reason in told for told in log.reasons), log.reasons
-
-
-def test_every_outer_choice_divides() -> None:
-    own = ConfigSpace(8, 24, 6, 4)
-    choices = list(parallel_configs(own, hardware()))
-    assert len(set(choices)) == len(choices)
-    for choice in choices:
-        assert choice.stages * choice.replicas * choice.tensor == 8
-        assert choice.replicas * choice.micro_batch * choice.micro_batches == 24
-        assert choice.micro_batches >= choice.stages and choice.stages <= 6
-        assert choice.virtual_stages == 1 or (
-            choice.micro_batches % choice.stages == 0 and 4 % choice.virtual_stages == 0
-        )
-    sizes = {(c.stages, c.tensor) for c in choices}
-    assert sizes == {(s, t) for s, t in itertools.product((1, 2, 4), (1, 2, 4, 8)) if s * t <= 8}
-    alone = {c.micro_batch for c in choices if (c.stages, c.replicas) == (1, 1)}
-    assert alone == {1, 2, 3, 4, 6, 8, 12, 24}, "the best one need not be a power of two"
 
 
 def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from autoshard.ir.graph import FreeSize, Graph
 from autoshard.rules.resize.captured_length import follows_of, slopes_of
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.search_request import SearchRequest
-from autoshard.whole_step_search.config_space import ConfigSpace, parallel_configs, what_divides
+from autoshard.whole_step_search.config_space import ConfigSpace, RejectedConfigs, parallel_configs, what_divides
 from autoshard.whole_step_search.step_request_space import searched_step
 
 A100 = load_hardware("a100-80g-sxm")
@@ -127,3 +129,35 @@ def test_the_nearest_batches_that_divide_are_named(batch: int, micro_batch: tupl
 def test_a_micro_batch_far_above_the_batch_is_answered_at_once() -> None:
     own = ConfigSpace(8, 64, 6, 4, micro_batch=(1 << 40,))
     assert what_divides(own, A100) == f"--global-batch {1 << 40}"
+
+
+@pytest.mark.parametrize(
+    ("fixed", "reason"),
+    [
+        ({"pinned": True}, "pins of stages leave one part to a stage"),
+        ({"micro_batch": (8,)}, "take micro-batches in groups, one for each stage"),
+        ({"virtual_stages": (3,)}, "that the parts divide: there are 4"),
+    ],
+)
+def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: str) -> None:
+    log = RejectedConfigs()
+    own = ConfigSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
+    assert not list(parallel_configs(own, A100, log))
+    assert any(reason in told for told in log.reasons), log.reasons
+
+
+def test_every_outer_choice_divides() -> None:
+    own = ConfigSpace(8, 24, 6, 4)
+    choices = list(parallel_configs(own, A100))
+    assert len(set(choices)) == len(choices)
+    for choice in choices:
+        assert choice.stages * choice.replicas * choice.tensor == 8
+        assert choice.replicas * choice.micro_batch * choice.micro_batches == 24
+        assert choice.micro_batches >= choice.stages and choice.stages <= 6
+        assert choice.virtual_stages == 1 or (
+            choice.micro_batches % choice.stages == 0 and 4 % choice.virtual_stages == 0
+        )
+    sizes = {(c.stages, c.tensor) for c in choices}
+    assert sizes == {(s, t) for s, t in itertools.product((1, 2, 4), (1, 2, 4, 8)) if s * t <= 8}
+    alone = {c.micro_batch for c in choices if (c.stages, c.replicas) == (1, 1)}
+    assert alone == {1, 2, 3, 4, 6, 8, 12, 24}, "the best one need not be a power of two"
