@@ -146,5 +146,5 @@ def _none_fits(space: RunSpace, hardware: Hardware, possible: int, least: float)
         return f"nothing divides: no configuration of {where} suits the model and the batch of {space.run.batch}"
     room = format_bytes(hardware.usable_memory_bytes)
     host = f", and {format_bytes(hardware.host_memory_bytes)} of its host" if space.run.offload else ""
-    needed = f"the leanest needs {format_bytes(least)}, {room} may be used{host}"
+    needed = f"the one with the least memory needs {format_bytes(least)}, {room} may be used{host}"
     return f"none of {possible} configurations fits {where}: {needed}"

@@ -143,7 +143,7 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
     room = format_bytes(problems[0].capacity_bytes)
     short = none_within(float(least), problems[0].capacity_bytes)
     none = "fits by the costs of blocks" if short else "was found to fit, which is not proven"
-    share = f"even shares of the leanest need {format_bytes(least)} a device, {room} may be used"
+    share = f"even shares of the least memory need {format_bytes(least)} a device, {room} may be used"
     hint = _untried(problems, float(least) / problems[0].capacity_bytes)
     return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", hint, proven=False)
 

@@ -231,7 +231,7 @@ def test_what_is_fixed_is_kept_and_pins_put_blocks_on_stages() -> None:
 
 def test_nothing_fits_and_nothing_divides() -> None:
     graph = gpt2()
-    with pytest.raises(InfeasibleError, match="even shares of the leanest need"):
+    with pytest.raises(InfeasibleError, match="even shares of the least memory need"):
         joint_search(graph, hardware(), space(graph, 2, 8, stages=(1,), micro_batch=(2,), zero=(0,)), 1e6)
     with pytest.raises(InfeasibleError, match="not divided by 3 stages"):
         joint_search(graph, hardware(), space(graph, 4, 8, stages=(3,)), 1e12)

@@ -136,7 +136,7 @@ def test_what_is_fixed_stays() -> None:
 
 def test_where_nothing_fits_it_says_by_how_much() -> None:
     tiny = replace(A100, memory_bytes=1e7, text=A100.text + "# hardly any")
-    with pytest.raises(InfeasibleError, match=r"none of \d+ configurations fits 8 devices .* the leanest needs"):
+    with pytest.raises(InfeasibleError, match=r"none of \d+ configurations fits 8 devices .* least memory needs"):
         best_runs(replace(SPACE, fixed={"tp": 2, "recompute": "full"}), tiny, 3)
     with pytest.raises(InfeasibleError, match="nothing divides"):
         best_runs(RunSpace(MODEL, TrainingRun(7, 1), 2, {"tp": 1, "pp": 1}), A100, 3)

@@ -270,7 +270,7 @@ def test_a_limit_that_a_known_style_keeps_is_not_refused(level: int) -> None:
 
 def test_a_count_that_programs_may_need_less_than_proves_nothing_of_them() -> None:
     graph, hardware = mlp_graph(3, 16, 32), load_hardware("h100-80g-sxm")
-    with pytest.raises(InfeasibleError, match=r"not proven: .*; as the solver counts, no plan fits: every") as caught:
+    with pytest.raises(InfeasibleError, match=r"not proven\): .*; as the solver counts, no plan fits: every") as caught:
         search(graph, hardware, SearchRequest(Mesh.parse("tp=2"), memory_limit_bytes=29000.0))
     assert not caught.value.proven
 
