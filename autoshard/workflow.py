@@ -205,9 +205,9 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     if wanted.sizes:
         return _expected(graph, hardware, wanted)
     from autoshard.constraints.model_request import with_requests, without_idle_place
+    from autoshard.search.fixed_step import check_request, with_place_plans, with_ranks
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
-    from autoshard.search.whole_step import check_request, with_place_plans, with_ranks
     from autoshard.simulation.fusion_sizes import with_unused_fusion
 
     wanted = replace(wanted, step=without_idle_place(wanted.step, graph))
@@ -310,9 +310,9 @@ def _stepped(
 
     if not wanted.step.said and not asks_of_the_step(graph):
         return _searched(graph, hardware, wanted, clock, log)
+    from autoshard.search.fixed_step import check_request, with_place_plans
     from autoshard.search.memory_fit import fitting_step
     from autoshard.search.objectives import MEMORY, SPEED
-    from autoshard.search.whole_step import check_request, with_place_plans
     from autoshard.whole_step_search.optimizer_shards import least_step
     from autoshard.whole_step_search.places.own_parts import with_own_parts
 
@@ -382,7 +382,7 @@ def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:
 
 def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Plan:
     from autoshard.constraints.model_request import asks_of_the_step
-    from autoshard.search.whole_step import predicted, with_batch_shares, with_step
+    from autoshard.search.fixed_step import predicted, with_batch_shares, with_step
     from autoshard.whole_step_search.optimizer_shards import fastest_stored
 
     if not wanted.step.said and not asks_of_the_step(graph):

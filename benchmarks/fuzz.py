@@ -42,10 +42,10 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.lower import lower
 from autoshard.program.step_check import check_step
+from autoshard.search.fixed_step import predicted, with_place_plans, with_step
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import predicted, with_place_plans, with_step
 from autoshard.verification.case import check_files, make_case
 from benchmarks import harness
 from benchmarks.harness import ROOT

@@ -18,7 +18,7 @@ from autoshard.ir.program import (
     ProgramParameter,
 )
 from autoshard.redistribute import BACKWARD, FORWARD, dim_cuts, kind
-from autoshard.redistribute.direct import direct_steps
+from autoshard.redistribute.exchanges import direct_steps
 from autoshard.redistribute.steps import table_step
 
 

@@ -13,10 +13,10 @@ from autoshard.program.step_check import check_one_batch
 
 if TYPE_CHECKING:
     from autoshard.calibrate.run_files import RunFiles
-    from autoshard.compare.differences import Comparison
-    from autoshard.compare.measured_step import MeasuredStep
     from autoshard.text.explain import Explained
     from autoshard.text.plan_diff import Difference
+    from autoshard.trace_comparison.differences import Comparison
+    from autoshard.trace_comparison.measured_step import MeasuredStep
 
 
 def explain(plan: PlannedModel, what: str | None = None, why_not: str | None = None) -> Explained:
@@ -36,8 +36,8 @@ def diff(one: PlannedModel, other: PlannedModel) -> Difference:
 
 def read_run(plan: PlannedModel, trace: Path) -> MeasuredStep:
     """The steps of a profiler's trace of a real run."""
-    from autoshard.compare.measured_step import measured_step
-    from autoshard.compare.trace_events import read_trace
+    from autoshard.trace_comparison.measured_step import measured_step
+    from autoshard.trace_comparison.trace_events import read_trace
 
     check_one_batch(plan.plan.step, "comparing with a trace")
     return measured_step(read_trace(trace))
@@ -45,7 +45,7 @@ def read_run(plan: PlannedModel, trace: Path) -> MeasuredStep:
 
 def compare(plan: PlannedModel, measured: MeasuredStep) -> Comparison:
     """A real run beside the prediction."""
-    from autoshard.compare.differences import compare as compared
+    from autoshard.trace_comparison.differences import compare as compared
 
     built = plan.simulated
     return compared(built.timeline, built.program, built.graph, measured)
@@ -73,7 +73,7 @@ def at_sizes(plan: PlannedModel, text: str) -> PlannedModel:
     from autoshard.graph_capture.dynamic_sizes.graph_numbers import sizes_of
     from autoshard.graph_capture.dynamic_sizes.numbers import resized
     from autoshard.replay.resize import reapply
-    from autoshard.search.whole_step import predicted
+    from autoshard.search.fixed_step import predicted
 
     sizes = dict(read_histogram(text)[0].sizes)
     graph = resized(plan.graph, sizes)

@@ -22,11 +22,11 @@ from autoshard.replay.sized_plans import Asked, Sized
 from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
+from autoshard.search.fixed_step import predicted, with_ranks
 from autoshard.search.memory_fit import NEAR, TIGHTER, no_step_within
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.style_plans import StylePlan, style_plans
-from autoshard.search.whole_step import predicted, with_ranks
 from autoshard.simulation.fusion_sizes import with_unused_fusion
 from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import fits

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.compare.differences import Comparison, Row, compare
-from autoshard.compare.measured_step import BACKWARD, UPDATE, MeasuredStep, canonical
 from autoshard.costs.bands import family
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
@@ -22,6 +20,8 @@ from autoshard.redistribute import CARRIED
 from autoshard.rules.operators import VARIANTS, record
 from autoshard.simulation import simulate
 from autoshard.solvers.common.effort import ROUNDS
+from autoshard.trace_comparison.differences import Comparison, Row, compare
+from autoshard.trace_comparison.measured_step import BACKWARD, UPDATE, MeasuredStep, canonical
 from autoshard.units import ROUNDING
 
 SHARES = (1e-3, 4.0)  # of a bandwidth or a rate that a constant may come to

@@ -301,7 +301,7 @@ def compare(options: argparse.Namespace) -> int:
     """Compare a torch.profiler trace of a real run with the prediction."""
     from autoshard.api import package_verbs, verbs
     from autoshard.calibrate import run_files
-    from autoshard.compare import differences
+    from autoshard.trace_comparison import differences
 
     if options.out:
         run_files.check_out(options.out)

@@ -16,7 +16,7 @@ from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.replay.resize import reapply
-from autoshard.search.whole_step import predicted
+from autoshard.search.fixed_step import predicted
 from autoshard.text.answer_labels import STEP
 from autoshard.text.size_table import size_table, size_words
 from autoshard.units import format_bytes, format_seconds

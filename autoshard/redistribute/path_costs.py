@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.layout import Layout, Shard
 from autoshard.redistribute.collective_table import CARRIED, COLLECTIVES
-from autoshard.redistribute.direct_prices import MessageTerm, distinct, pair_codes, signatures
+from autoshard.redistribute.exchange_prices import MessageTerm, distinct, pair_codes, signatures
 from autoshard.redistribute.prices import Floats, Prices, Terms
 from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, Space, pair_table, space
 

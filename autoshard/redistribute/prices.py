@@ -14,8 +14,8 @@ from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute.collective_table import CARRIED, COLLECTIVES, CollectiveSeconds
-from autoshard.redistribute.direct import direct_steps, really_exchanges, representative_pairs
-from autoshard.redistribute.direct_prices import MessageTerm, direct_seconds, pair_codes
+from autoshard.redistribute.exchange_prices import MessageTerm, direct_seconds, pair_codes
+from autoshard.redistribute.exchanges import direct_steps, really_exchanges, representative_pairs
 from autoshard.redistribute.shortest_paths import StepGraph, shortest, step_graph
 from autoshard.redistribute.space import ACTIONS, Integers, Space
 from autoshard.redistribute.steps import Message, Path, Step, messages, table_step

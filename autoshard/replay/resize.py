@@ -28,7 +28,7 @@ from autoshard.program.step_check import dealt
 from autoshard.rules.algebra.float8_products import PLAIN
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import priced, redistribution
-from autoshard.search.whole_step import balanced_parts
+from autoshard.search.fixed_step import balanced_parts
 
 Key = tuple[str, str, int]  # (module, target, ordinal among these): a name of an op that holds across sizes
 Place = tuple[Key, int]  # an operand of an op; outputs are ops of their own

@@ -21,7 +21,7 @@ from autoshard.ir.plan import OUTPUT, Plan, SizeBucket
 from autoshard.program.lower import lower
 from autoshard.replay.sized_plans import Asked, Sized
 from autoshard.search.build_plan import priced, redistribution
-from autoshard.search.whole_step import predicted
+from autoshard.search.fixed_step import predicted
 from autoshard.units import format_seconds
 
 LEAST_GAIN = 0.01  # of the expected step: medians of 60 steps of one package differ by 2 % from run to run (3 runs)

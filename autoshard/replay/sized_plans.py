@@ -12,9 +12,9 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.replay.resize import reapply
+from autoshard.search.fixed_step import predicted
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import SearchTask, prepare
-from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.result import fits
 
 

@@ -24,7 +24,7 @@ from autoshard.search.cached.search_cache import Figures, SearchCache, answers_o
 from autoshard.search.cached.step_cache import StepCache
 from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
-from autoshard.search.step_search import StepSearch
+from autoshard.search.shortest_step import StepSearch
 from autoshard.search.style_plans import style_choices
 from autoshard.solvers.common.effort import SHARE
 from autoshard.solvers.common.local_search import Choice

@@ -22,7 +22,7 @@ from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import Found, Log, SearchTask, prepare, timed
-from autoshard.search.step_search import EACH
+from autoshard.search.shortest_step import EACH
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import CUT_SHORT, Solution, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options

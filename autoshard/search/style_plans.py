@@ -22,7 +22,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.cached.search_cache import Figures, SearchCache, answers_of, formulated, unhurried
-from autoshard.search.whole_step import predicted
+from autoshard.search.fixed_step import predicted
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock

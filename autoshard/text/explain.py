@@ -37,7 +37,7 @@ from autoshard.rules.strategy_text import plain_words
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.cached.search_cache import formulated as formulated_once
 from autoshard.search.objectives import SPEED, Levelled, solve_level
-from autoshard.search.step_search import StepSearch
+from autoshard.search.shortest_step import StepSearch
 from autoshard.simulation import simulate
 from autoshard.simulation.steps.server_step import served_hardware, worker_program
 from autoshard.solvers.common.result import Solution

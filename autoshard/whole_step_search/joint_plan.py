@@ -21,9 +21,9 @@ from autoshard.ir.plan import KEEP_ALL, KEEPS, BlockPolicy, Plan, StagePart, Ste
 from autoshard.rules.resize.captured_batch import followed_numbers
 from autoshard.rules.resize.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.fixed_step import predicted, without_torn
 from autoshard.search.objectives import MEMORY, RATIO
-from autoshard.search.step_search import MOST_LIKELY
-from autoshard.search.whole_step import predicted, without_torn
+from autoshard.search.shortest_step import MOST_LIKELY
 from autoshard.solvers.common.result import fits, without_proof
 from autoshard.units import counted, format_bytes, format_seconds
 from autoshard.whole_step_search.blocks.block_line import shortened

@@ -13,9 +13,9 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import KEEP_SOME
 from autoshard.rules.resize.rebatch import batch_size, rebatched
+from autoshard.search.fixed_step import check_order
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.whole_step import check_order
 from autoshard.whole_step_search.blocks.block_line import BlockLine, block_line
 from autoshard.whole_step_search.blocks.block_pins import StepPins, step_pins
 from autoshard.whole_step_search.blocks.block_splits import SplitRequest

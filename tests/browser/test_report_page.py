@@ -16,10 +16,10 @@ from autoshard.html_report.timeline_series import series
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
 from autoshard.package.package_files import Beside, report_text
+from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
-from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation import Event, Timeline
 from tests.browser.pages import PHONE, browser, data_of, opened, with_data
 from tests.graphs import mlp_graph

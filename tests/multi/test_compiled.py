@@ -19,9 +19,9 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
+from autoshard.search.fixed_step import with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import with_step
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests import launched
 from tests.slow import slow

@@ -16,8 +16,8 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
+from autoshard.search.fixed_step import with_step
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import with_step
 from tests import launched
 
 PLANTED = """if mesh.global_rank == 1 and mesh.random.step == 2:

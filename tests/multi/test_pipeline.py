@@ -25,8 +25,8 @@ from autoshard.ir.plan import Plan, StagePart
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.program.stage_programs import handed_from, stage_programs
+from autoshard.search.fixed_step import with_step
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import with_step
 from autoshard.simulation.steps.program_step import step_costs
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof

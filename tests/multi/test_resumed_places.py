@@ -15,8 +15,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.program.lower import lower
 from autoshard.program.schedules.placed_parts import op_places, parts_on
+from autoshard.search.fixed_step import predicted
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import predicted
 from benchmarks import fuzz
 from tests.differential import Mismatch
 from tests.resumed import Resumed

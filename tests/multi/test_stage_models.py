@@ -15,8 +15,8 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, StagePart
 from autoshard.program.lower import lower
+from autoshard.search.fixed_step import with_step
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import with_step
 from autoshard.verification.case import check_files, make_case
 
 MODELS = Path(__file__).parents[1] / "models"

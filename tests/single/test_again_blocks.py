@@ -15,8 +15,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin
+from autoshard.search.fixed_step import NO_CALL, with_step
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.whole_step import NO_CALL, with_step
 from autoshard.verification.case import check_files, make_case
 from autoshard.whole_step_search.joint_plan import joint_plan
 from autoshard.whole_step_search.step_request_space import searched_step

@@ -25,9 +25,9 @@ from autoshard.program.lower import lower
 from autoshard.program.step_check import dealt, share_words
 from autoshard.replay.resize import reapply
 from autoshard.search.build_plan import Origin
+from autoshard.search.fixed_step import best_shares, predicted
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import best_shares, predicted
 from autoshard.verification.case import check_files, make_case
 from autoshard.whole_step_search.joint_plan import joint_plan
 from autoshard.whole_step_search.joint_search import joint_search

@@ -31,10 +31,10 @@ from autoshard.program.lower import lower
 from autoshard.replay.expected_step import weighted
 from autoshard.replay.resize import reapply
 from autoshard.rules.resize.rebatch import rebatched
+from autoshard.search.fixed_step import predicted
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import predicted
 from autoshard.solvers import solve
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.sizing.dynamic_steps import step_sizes

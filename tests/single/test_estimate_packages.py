@@ -32,9 +32,9 @@ from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.program.lower import lower
 from autoshard.program.schedules.pipeline_schedule import in_flight
 from autoshard.search.build_plan import Origin
+from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.simulation.steps.program_step import measured_parts
 from autoshard.whole_step_search.blocks.block_line import block_line

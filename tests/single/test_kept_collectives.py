@@ -35,8 +35,8 @@ from autoshard.program.weights import weight_ways
 from autoshard.redistribute import LOCAL
 from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
+from autoshard.search.fixed_step import repeated_blocks, with_step
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.whole_step import repeated_blocks, with_step
 from autoshard.simulation.step_timeline import PartCosts
 from autoshard.simulation.steps.program_step import MeasuredProgram
 from autoshard.verification.case import Case, case_of, check_files, make_case, written

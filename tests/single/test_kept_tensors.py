@@ -14,8 +14,8 @@ from autoshard.ir.plan import KEEP_SOME
 from autoshard.ir.plan_json import load
 from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
+from autoshard.search.fixed_step import check_request
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.whole_step import check_request
 from autoshard.text.step_text import certainty
 from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
 from autoshard.whole_step_search.joint_search import joint_search

@@ -17,8 +17,8 @@ from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
+from autoshard.search.fixed_step import with_step
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import with_step
 from autoshard.text.collective_lines import move_lines
 from autoshard.verification.case import check_files, make_case
 from tests.forced import check

@@ -22,9 +22,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Compute
 from autoshard.program.lower import lower
+from autoshard.search.fixed_step import with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import with_step
 
 ROOT = Path(__file__).parents[2]
 GPT2 = f"{ROOT / 'examples/gpt2.py'}:build"

@@ -21,9 +21,9 @@ from autoshard.ir.program import Compute, Program
 from autoshard.program.gradient_buckets import local_bytes
 from autoshard.program.lower import lower
 from autoshard.program.stage_programs import stage_programs
+from autoshard.search.fixed_step import repeated_blocks, with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import repeated_blocks, with_step
 from autoshard.simulation.memory_curve import MemoryPlan, Span, plan_memory
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import written

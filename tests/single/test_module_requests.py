@@ -21,9 +21,9 @@ from autoshard.ir.graph_json import dumps, graph_hash, loads
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.program.lower import lower
+from autoshard.search.fixed_step import with_step
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.whole_step import with_step
 from autoshard.verification.case import case_of, check_files
 from autoshard.whole_step_search.step_request_space import searched_step
 from autoshard.workflow import make_plan

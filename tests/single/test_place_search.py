@@ -18,11 +18,11 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.schedules.placed_parts import parts_on
+from autoshard.search.fixed_step import predicted, with_place_plans, with_step
 from autoshard.search.places import place_search
 from autoshard.search.places.place_search import searched_places, units_of
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import predicted, with_place_plans, with_step
 
 SPEC = f"{__file__}:build"
 

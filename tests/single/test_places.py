@@ -32,8 +32,8 @@ from autoshard.program.schedules.placed_parts import op_places, parts_on, placed
 from autoshard.program.stage_programs import stage_programs
 from autoshard.program.step_check import check_step
 from autoshard.replay.command_line import command
+from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.text import plan_diff
 from autoshard.verification.case import check_files, make_case

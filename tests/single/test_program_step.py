@@ -19,9 +19,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.package import package_files
 from autoshard.program.lower import lower
+from autoshard.search.fixed_step import balanced_parts, predicted, with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import balanced_parts, predicted, with_step
 from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.step_timeline import StepCosts, simulate_step

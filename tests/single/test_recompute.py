@@ -21,7 +21,7 @@ from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.ir.program import Compute
 from autoshard.program.lower import lower
 from autoshard.program.module_tree import module_tree
-from autoshard.search.whole_step import repeated_blocks
+from autoshard.search.fixed_step import repeated_blocks
 from autoshard.verification.case import Case, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep

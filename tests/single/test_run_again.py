@@ -32,7 +32,7 @@ from autoshard.program.step_check import check_step
 from autoshard.rules.cases import ALL
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase
-from autoshard.search.whole_step import repeated_blocks
+from autoshard.search.fixed_step import repeated_blocks
 from autoshard.simulation.steps.program_step import step_costs
 from autoshard.verification.case import check_files, written
 from autoshard.verification.ranks.loaded_package import load_package

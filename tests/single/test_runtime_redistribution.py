@@ -15,7 +15,7 @@ from autoshard.emit.runtime import ParallelMesh
 from autoshard.ir.layout import Layout, Shard, normalise, parse_placement
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import FORWARD, Step, Terms, dim_cuts, kind, path, runtime_call
-from autoshard.redistribute.direct import direct_steps
+from autoshard.redistribute.exchanges import direct_steps
 from autoshard.redistribute.steps import table_step
 from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from tests.shards import assert_means, place

@@ -22,8 +22,8 @@ from autoshard.ir.program import Compute, Instruction, Program
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import operands_of, results_of
 from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
+from autoshard.search.fixed_step import balanced_parts
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.whole_step import balanced_parts
 
 
 def build_t5() -> tuple[nn.Module, dict[str, Tensor]]:

@@ -21,7 +21,7 @@ from autoshard.ir.layout import Layout, local_shape, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, LocalValue
 from autoshard.redistribute import runtime_call
-from autoshard.redistribute.direct import direct_steps
+from autoshard.redistribute.exchanges import direct_steps
 from autoshard.redistribute.steps import Step, dim_cuts, table_step
 from autoshard.rules.algebra.variant_record import Temporary
 from tests.meter import Meter

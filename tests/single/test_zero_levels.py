@@ -22,9 +22,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
+from autoshard.search.fixed_step import repeated_blocks
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import repeated_blocks
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.verification.case import Case, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import load_package

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.compare.differences import Comparison, as_dict, compare, text
-from autoshard.compare.measured_step import MeasuredStep, canonical, collective_kind, measured_step
-from autoshard.compare.trace_events import read_trace
 from autoshard.errors import InvalidFileError
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation import simulate
+from autoshard.trace_comparison.differences import Comparison, as_dict, compare, text
+from autoshard.trace_comparison.measured_step import MeasuredStep, canonical, collective_kind, measured_step
+from autoshard.trace_comparison.trace_events import read_trace
 from tests.recorded_trace import recorded_trace
 from tests.small_programs import mlp
 

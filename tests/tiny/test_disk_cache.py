@@ -33,7 +33,7 @@ from autoshard.search.cached import search_cache
 from autoshard.search.cached.search_cache import SearchCache, answers_of
 from autoshard.search.cached.step_cache import StepCache
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.step_search import StepSearch
+from autoshard.search.shortest_step import StepSearch
 from autoshard.simulation import simulate
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.system import disk_cache

@@ -110,7 +110,7 @@ def test_the_command_line_calls_the_interface() -> None:
     """What a command does is what a program can call: it imports the interface, words, and rooms that are a command."""
     interface = {"api/", "cli/", "code_text.py", "errors.py", "system/", "text/"}
     commands = {
-        "autoshard.compare.differences": {"compare"},
+        "autoshard.trace_comparison.differences": {"compare"},
         "autoshard.estimate": {"estimate", "_search_runs"},
         "autoshard.calibrate": {"calibrate"},
         "autoshard.calibrate.run_files": {"compare"},

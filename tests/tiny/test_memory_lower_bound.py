@@ -34,11 +34,11 @@ from autoshard.ir.problem import objective
 from autoshard.ir.program import Compute, Program
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of
+from autoshard.search.fixed_step import predicted
 from autoshard.search.mesh_search import of_all_meshes
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import prepare
 from autoshard.search.select_plan import search
-from autoshard.search.whole_step import predicted
 from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import FalseProof, Solution, fits, none_within

@@ -26,8 +26,8 @@ REPLACE = [
 PRIVATE = re.compile(rf"\b(?:{'|'.join(word.replace(' ', chr(92) + 's+') for word in REPLACE[1:])})\b", re.IGNORECASE)
 OF_FIRST = re.compile(r"(?:^|[.:] |\| )Of [a-z0-9][^.\n]{0,40}", re.MULTILINE)
 READ_ALONE = (
-    "calibrate", "compare", "estimate", "exports", "html_report", "joint", "launchers", "package", "solvers", "styles",
-    "text",
+    "calibrate", "estimate", "exports", "html_report", "launchers", "package", "solvers", "styles",
+    "text", "trace_comparison", "whole_step_search",
 )  # fmt: skip
 GONE = ("dearest", "dearer", "summand", "the mend", "a person", "lies as", "wishes")
 

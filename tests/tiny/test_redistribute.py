@@ -42,7 +42,7 @@ from autoshard.redistribute import (
     path,
     runtime_call,
 )
-from autoshard.redistribute.direct import direct_steps
+from autoshard.redistribute.exchanges import direct_steps
 from autoshard.redistribute.path_costs import BACKWARD as BACK
 from autoshard.redistribute.path_costs import FORWARD as THERE
 from autoshard.redistribute.path_costs import SUM, path_parts

@@ -13,11 +13,11 @@ import pytest
 from autoshard.calibrate.run_files import as_dict, check_out, summary, write_run
 from autoshard.calibrate.run_fit import run_fit
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.compare.measured_step import MeasuredStep, measured_step
-from autoshard.compare.trace_events import read_trace
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation import simulate
+from autoshard.trace_comparison.measured_step import MeasuredStep, measured_step
+from autoshard.trace_comparison.trace_events import read_trace
 from tests.recorded_trace import recorded_trace
 from tests.small_programs import mlp
 

@@ -21,11 +21,11 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.package import package_files
+from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
-from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation.chrome_trace import SLOTS
 from autoshard.simulation.step_account import BUBBLE, COMPUTED, OTHER, Busy, split
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream

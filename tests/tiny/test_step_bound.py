@@ -31,9 +31,9 @@ from autoshard.ir.problem import Floats, objective
 from autoshard.program.lower import lower
 from autoshard.redistribute import FEW, prices
 from autoshard.redistribute.path_costs import path_parts
-from autoshard.search import step_search
+from autoshard.search import shortest_step
 from autoshard.search.build_plan import Origin, plan_of
-from autoshard.search.step_search import StepSearch, heaviest, step_bound
+from autoshard.search.shortest_step import StepSearch, heaviest, step_bound
 from autoshard.simulation import simulate
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.local_search import Choice
@@ -259,7 +259,7 @@ def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pyt
 
 @pytest.mark.parametrize("mesh", MESHES[:2])
 def test_a_bound_is_exact_as_long_as_messages_would_take_more(mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_search, "SOON_ENTRIES", 1)
+    monkeypatch.setattr(shortest_step, "SOON_ENTRIES", 1)
     monkeypatch.setattr(hub_relaxation, "bounded", lambda *given: pytest.fail("messages"))
     search = StepSearch(made(mesh, *SIZES[1]))
     first = search.first()
@@ -285,7 +285,7 @@ def test_values_cut_off_and_messages_bound_the_same_steps_from_below(
     assert 0 < cut <= whole * (1 + 1e-9)
 
     calls = Counted(minimum_within)
-    monkeypatch.setattr(step_search, "minimum_within", lambda *given, **also: calls(*given) and None)
+    monkeypatch.setattr(shortest_step, "minimum_within", lambda *given, **also: calls(*given) and None)
     found = step_bound(search.leading, [first], cut=some)
     assert found.seconds > 0
     assert len(calls.first) == 2 and len(found.tried) >= 1  # each form once, whatever the weights
@@ -299,8 +299,8 @@ def test_tables_far_too_large_are_not_worth_leaving_choices_out(monkeypatch: pyt
     first = search.first()
     assert first is not None
     some = range(0, len(formulation.problem.values), 3)
-    monkeypatch.setattr(step_search, "out_of_reach", lambda *given: True)
-    monkeypatch.setattr(step_search, "minimum_within", calls := Counted(minimum_within))
+    monkeypatch.setattr(shortest_step, "out_of_reach", lambda *given: True)
+    monkeypatch.setattr(shortest_step, "minimum_within", calls := Counted(minimum_within))
     found = step_bound(search.resources, [first], cut=some)
     coarser = search.resources.cut_off(some).bounding(found.weights)
     assert found.seconds > 0 and len(calls.first) == len(found.tried)  # the coarser form alone

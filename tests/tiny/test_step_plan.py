@@ -19,8 +19,8 @@ from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, OpPlan, Plan, StagePart, StepPlan
 from autoshard.program.step_check import check_one_batch, check_step, micro_batches_of
+from autoshard.search.fixed_step import balanced_parts, with_step
 from autoshard.search.memory_fit import fitting_step
-from autoshard.search.whole_step import balanced_parts, with_step
 from autoshard.solvers.common.effort import ROUNDS
 from tests.graphs import mlp_graph
 from tests.tiny.test_plan_io import a_plan

@@ -10,8 +10,8 @@ from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.step_resources import in_a_row, step_resources
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import objective
-from autoshard.search import step_search
-from autoshard.search.step_search import StepSearch
+from autoshard.search import shortest_step
+from autoshard.search.shortest_step import StepSearch
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.heuristics.random_plans import random_choice
 from autoshard.solvers.relax.restricted_start import Near
@@ -31,8 +31,8 @@ def test_weights_are_found_over_few_choices_and_one_bound_is_proved(monkeypatch:
     assert first is not None
     whole = exact.bound([first])
 
-    monkeypatch.setattr(step_search, "MUCH_WORK", 0)
-    monkeypatch.setattr(step_search, "solve_top_k", few := Counted(step_search.solve_top_k))
+    monkeypatch.setattr(shortest_step, "MUCH_WORK", 0)
+    monkeypatch.setattr(shortest_step, "solve_top_k", few := Counted(shortest_step.solve_top_k))
     search = StepSearch(formulation)
     assert search.sketched
     search.first()
@@ -53,8 +53,8 @@ def test_few_choices_never_make_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     bad = max(
         plans(formulation, first), key=lambda choice: search.resources.longest(search.resources.least_used(choice))
     )
-    monkeypatch.setattr(step_search, "MUCH_WORK", 0)
-    monkeypatch.setattr(step_search, "solve_top_k", lambda problem, budget: Near(objective(problem, bad), bad))
+    monkeypatch.setattr(shortest_step, "MUCH_WORK", 0)
+    monkeypatch.setattr(shortest_step, "solve_top_k", lambda problem, budget: Near(objective(problem, bad), bad))
     found = search.bound([first])
     assert 0 < found.seconds <= step_seconds(formulation, first) and len(found.tried) > 1
 
@@ -72,7 +72,7 @@ def test_a_part_of_all_costs_is_added_to_what_is_weighted(mesh: str) -> None:
 
 def test_plans_between_what_is_occupied_most_and_all_costs_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is hoped of the estimate alone, as with many axes, of which little overlaps."""
-    monkeypatch.setattr(step_search, "_HOPEFUL", 0.0)
+    monkeypatch.setattr(shortest_step, "_HOPEFUL", 0.0)
     formulation = made("dp=2,tp=8", *SIZES[1])
     search = StepSearch(formulation)
     assert search.first() is not None

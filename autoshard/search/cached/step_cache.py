@@ -18,7 +18,7 @@ from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.solver_options import Clock
 
 if TYPE_CHECKING:
-    from autoshard.search.step_search import StepSearch
+    from autoshard.search.shortest_step import StepSearch
 
 Named = tuple[str, Choice]
 _FIRST, _OTHERS, _STYLES = "first of a step", "others of a step", "styles of a step"

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.compare.measured_step import UPDATE, MeasuredStep, canonical
 from autoshard.errors import ROWS
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
 from autoshard.simulation.timeline import COMPUTE, Event, Timeline
 from autoshard.text.tables import WIDTH
+from autoshard.trace_comparison.measured_step import UPDATE, MeasuredStep, canonical
 from autoshard.units import format_seconds, signed_seconds
 
 

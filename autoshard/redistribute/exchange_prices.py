@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute.collective_table import CARRIED, COPY
-from autoshard.redistribute.direct import direct_steps, really_exchanges
+from autoshard.redistribute.exchanges import direct_steps, really_exchanges
 from autoshard.redistribute.steps import Message, Step, messages
 
 Floats = NDArray[np.float64]

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autoshard.compare.trace_events import OPTIMIZER, TraceSpan, step_limits
 from autoshard.redistribute import CARRIED
 from autoshard.rules.operators import OPERATORS
+from autoshard.trace_comparison.trace_events import OPTIMIZER, TraceSpan, step_limits
 
 ENGINE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
