@@ -199,7 +199,7 @@ def recomputed(rows: Sequence[Step], hardware: Hardware) -> list[str]:
         "and dropout included; A100's best matmuls alone reach 290. So the steps are predicted without. The",
         "vocabulary of 50,257 words is not padded, so rows of logits are misaligned and slow (`matmul.misaligned`):",
         f"the head of a model {FITTED_WIDTH * 2} wide takes {_head_ms(rows, 1):.1f} ms a sequence at TP 1, and",
-        f"{_head_ms(rows, 2):.1f} ms at TP 2, whose rows are aligned.",
+        f"{_head_ms(rows, 2):.1f} ms at TP 2.",
     ]
 
 
