@@ -202,7 +202,7 @@ class StepSearch:
             self._take("between two of them", between)
         weights = self.weights, in_a_row(self.resources)
         for name, own, added in zip(
-            ("weighted bottlenecks and costs", "critical path and costs"), weights, _ADDED, strict=True
+            ("least use of bottlenecks, and costs", "critical path, and costs"), weights, _ADDED, strict=True
         ):
             self._solved(name, self.resources.likely(own, added), EACH)
         yield from self._hopeful()
@@ -271,13 +271,13 @@ class StepSearch:
         self.used.append(self.resources.roughly_used(choice))
 
     def _name(self) -> str:
-        """`weighted bottlenecks, most on host forward, sequence backward`: the heaviest resource of each phase."""
+        """`least use of bottlenecks, mostly host forward, sequence backward`: the heaviest resource of each phase."""
         count = len(self.resources.names)
         forward, backward = (
             self.resources.names[int(part.argmax())] for part in (self.weights[:count], self.weights[count:])
         )
         most = forward if backward == forward else f"{forward} forward, {backward} backward"
-        return f"weighted bottlenecks, most on {most}"
+        return f"least use of bottlenecks, mostly {most}"
 
     def _between(self) -> Choice | None:
         """The best by the estimate of those that follow one plan up to a place and another after it."""

@@ -84,4 +84,4 @@ def test_plans_between_what_is_occupied_most_and_all_costs_are_simulated(monkeyp
 
     known = {choice: middle(choice) for _, choice in search.found}
     assert known[others[0]] == min(known.values()) and len(others) == len(set(others)) <= 3
-    assert {"weighted bottlenecks and costs", "critical path and costs"} <= {name for name, _ in search.found}
+    assert {"least use of bottlenecks, and costs", "critical path, and costs"} <= {name for name, _ in search.found}
