@@ -90,5 +90,5 @@ def test_what_may_be_kept_is_said_as_it_was_asked() -> None:
     ways = space(single, 1, 8, stages=(1,), tensor=(1,), micro_batch=(4,), zero=(0,), keeps=("all", KEEP_SOME))
     found = joint_search(single, hardware(), ways, 8e10)
     assert certainty(found)[-1].endswith("; of each all is kept")
-    told = "it is not called by itself, or has other products than those of several linear layers and attention"
+    told = "it is not called by itself, or has other matmuls than those of several linear layers and attention"
     assert found.undivided[0] == (f"results of h.0, kept one by one: {told}", 1)

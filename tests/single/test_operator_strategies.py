@@ -149,7 +149,7 @@ class Pairs(nn.Module):
          "3 shards are no product of axis sizes of a=2,b=4: 1, 2, 4, 8", "((4, 1),) or ((2, 1),)"),  # X17
         (nn.ReLU(), W, {"dataset_strategy": ((8, 1), (8,)), "training": False}, "2 entries, but there are 1", ""),
         (nn.ReLU(), W, {"dataset_strategy": ((8,),), "training": False}, r"has 2 dims .*, but \(8,\) cuts 1", ""),
-        (nn.ReLU(), W, {}, "no parameter that is trained", "training=False"),
+        (nn.ReLU(), W, {}, "no trainable parameter", "training=False"),
         (PAIR, W, TWO | {"stages": 16, "micro_batches": 16}, "3 operators can't be cut into 16 parts", ""),  # X21
         (PAIR, W, TWO | {"devices": 10}, "mesh a=4 has 4 devices on each of 2 stages, but devices=10", ""),  # X21
         (PAIR, W, TWO | {"pins": ["stage:0=1", "stage:1=0"]}, "a stage may not decrease along", ""),  # X23

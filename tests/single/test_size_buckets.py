@@ -78,7 +78,7 @@ def test_small_steps_have_strategies_of_their_own() -> None:
     alone = made(buckets=1).plan
     assert plan.search.expected_seconds < 0.9 * alone.search.expected_seconds
     said = next(note for note in plan.search.notes if note.startswith("buckets with their own strategies: "))
-    assert re.search(r": batch to 64 \(\d of 6 operators\); expected step", said)
+    assert re.search(r": batch up to 64 \(\d of 6 operators\); expected step", said)
     assert "2 buckets of sizes" in text(diff(plan, made().graph, alone, made().graph))
     assert "--buckets 2" in command(plan, made().graph)
 
