@@ -271,7 +271,7 @@ class StepSearch:
         self.used.append(self.resources.roughly_used(choice))
 
     def _name(self) -> str:
-        """`least use of bottlenecks, mostly host forward, sequence backward`: the heaviest resource of each phase."""
+        """`least use of bottlenecks, mostly host forward, computation backward`, by phase."""
         count = len(self.resources.names)
         forward, backward = (
             self.resources.names[int(part.argmax())] for part in (self.weights[:count], self.weights[count:])

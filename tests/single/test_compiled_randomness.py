@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autoshard.emit.runtime import ParallelMesh, random_dropout
 from autoshard.emit.runtime.attention import random_attention
+from autoshard.emit.runtime.compiling import _versions, compile_blocks
 from autoshard.emit.runtime.random_tensors import random_bernoulli, random_multinomial, random_noise, random_tensor
 from autoshard.emit.runtime.randomness import Random
 from autoshard.emit.runtime.recompute import recomputed
@@ -139,3 +140,11 @@ def test_inductor_draws_what_the_graph_says() -> None:
     said = compiled(layers, [])()
     for one, other in zip(torch.compile(layers, fullgraph=True, backend="inductor")(), said, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_each_block_may_have_as_many_versions_as_a_function_however_often_models_are_compiled() -> None:
+    name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    with torch._dynamo.config.patch({name: _versions(name)}):
+        for count in (5, 5, 2):
+            compile_blocks(nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(count))), "eager")
+            assert getattr(torch._dynamo.config, name) == 5 * _versions(name)

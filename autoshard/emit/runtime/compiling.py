@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -18,12 +20,17 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", sized: bool = Fa
     blocks = [block for items in lists(model) if id(items) not in inner for block in items] or [model]
     # Blocks of one class are versions of one function to dynamo, where each has its own random numbers: each block may
     # have as many as a function has.
-    for limit in ("recompile_limit", "cache_size_limit"):  # torch 2.6 has the second alone
-        if hasattr(torch._dynamo.config, limit):
-            setattr(torch._dynamo.config, limit, getattr(torch._dynamo.config, limit) * len(blocks))
+    name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
+    setattr(torch._dynamo.config, name, max(getattr(torch._dynamo.config, name), _versions(name) * len(blocks)))
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, backend=backend, dynamic=sized or None)
     return len(blocks)
+
+
+@cache
+def _versions(name: str) -> int:
+    """How many versions a function has, as set before the first model was compiled."""
+    return int(getattr(torch._dynamo.config, name))
 
 
 def lists(module: nn.Module) -> list[nn.ModuleList]:

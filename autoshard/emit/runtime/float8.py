@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 UNIT = 16  # the kernels take matrices whose dims are its multiples
+LEAST = 1e-12  # zeros are divided by more than zero, as in torchao
 
 
 def formats() -> tuple[torch.dtype, torch.dtype]:
@@ -53,7 +54,7 @@ def scaled(x: Tensor, *, gradient: bool = False) -> Scaled:
     """The largest element becomes the largest of the format."""
     dtype = formats()[gradient]
     largest = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)  # one pass, nothing written
-    scale = (largest / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)  # zeros are divided, too
+    scale = largest.clamp(min=LEAST) / torch.finfo(dtype).max
     return Scaled((x / scale).to(dtype), scale)
 
 

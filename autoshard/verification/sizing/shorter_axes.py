@@ -16,8 +16,9 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.replay.resize import keyed_ops, reapply
-from autoshard.search.mesh_search import FINALISTS
 from autoshard.verification.sizing.reduced_sizes import evenness, lost_evenness
+
+MOST_TRIED = 8  # meshes that are lowered
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def counterpart(plan: Plan, full: Graph, small: Graph, hardware: Hardware, most_
     not. Where none does, that which loses least. Raises UsageError where a decision has no counterpart anywhere."""
     program = lower(plan, full)
     best, refused = None, None
-    for mesh in itertools.islice(_meshes(plan, full, small, most_ranks), FINALISTS):
+    for mesh in itertools.islice(_meshes(plan, full, small, most_ranks), MOST_TRIED):
         try:
             found = _on(mesh, plan, full, small, hardware, program)
         except UsageError as error:
