@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autoshard.ir.graph import Graph
     from autoshard.ir.mesh import Mesh
     from autoshard.ir.plan import Plan
-    from autoshard.package.package_files import SimulatedPlan
+    from autoshard.replay.simulated_plan import SimulatedPlan
     from autoshard.search.pareto_front import Point
     from autoshard.search.search_request import SearchRequest
     from autoshard.search.search_task import Log, SearchTask
@@ -205,6 +205,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     if wanted.sizes:
         return _expected(graph, hardware, wanted)
     from autoshard.constraints.model_request import with_requests, without_idle_place
+    from autoshard.formulation.planning_context import PlanningContext
     from autoshard.search.fixed_step import check_request, with_place_plans, with_ranks
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
@@ -216,17 +217,11 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
         assert wanted.mesh is not None  # `random_seed` says so to a user
-        plan = random_plan(
-            graph,
-            wanted.mesh,
-            hardware,
-            seed,
-            origin=wanted.origin_of(graph),
-            all_to_all=wanted.all_to_all,
-            micro_batches=micro_batches(graph, wanted),
-        )
+        context = PlanningContext(graph, wanted.mesh, hardware, wanted.all_to_all, micro_batches(graph, wanted))
+        plan = random_plan(context, seed, origin=wanted.origin_of(graph))
         check_request(graph, wanted.step)
-        plan = with_place_plans(plan, wanted.step, lambda mesh, first: random_plan(graph, mesh, hardware, seed))
+        of = partial(replace, context)
+        plan = with_place_plans(plan, wanted.step, lambda mesh, _: random_plan(of(mesh=mesh), seed))
         plan = _with_step(plan, graph, hardware, wanted)
         plan = replace(plan, search=replace(plan.search, step_options=typed))
         return Made(with_ranks(with_unused_fusion(plan, graph)), ignored)
@@ -427,7 +422,7 @@ def _styles(
             simulate_styles(task)
         if task is None:
             return style_plans(plan, graph, hardware, own, cache=cache)
-        return style_plans(plan, graph, hardware, own, task.formulation, task.styles, cache, task.on_host)
+        return style_plans(plan, graph, hardware, own, task.formulation, task.styles, cache)
 
 
 def _cache_log(cache: DiskCache | None) -> Log:

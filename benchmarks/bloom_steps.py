@@ -93,8 +93,8 @@ def _out_of_memory(everything: Sequence[Step]) -> list[str]:
     found = [(row.full, predicted_of(row).memory.peak > room) for row in everything]
     ran_out, fitted = [own for full, own in found if full], [own for full, own in found if not full]
     return [
-        f"Among {len(ran_out)} runs that ran out of memory, {sum(ran_out)} are predicted not to fit; of {len(fitted)} "
-        f"that did not, {sum(fitted)}."
+        f"Predicted not to fit: {sum(ran_out)} of the {len(ran_out)} runs that ran out of memory, and {sum(fitted)} of "
+        f"the {len(fitted)} that fitted."
     ]
 
 
@@ -105,11 +105,12 @@ def _reported_memory(rows: Sequence[Step]) -> list[str]:
         seen = (row.run.precision, row.model.hidden) == SEEN and row.run.zero == 1
         groups[f"{row.run.precision}, {'fitted' if seen else '**held out**'}"].append(row)
     lines = [
-        "Reported memory includes context, communicators and the allocator. `--software deepspeed` adds the states,",
-        "buckets and ends of stages that DeepSpeed holds, and one fitted figure for other use, the median of the",
-        f"{SEEN[0]} runs {SEEN[1]} wide. Mean, median, bias:",
+        "Reported memory includes context, communicators and the allocator. `--software deepspeed` counts",
+        "DeepSpeed's optimizer states, ZeRO buckets, inputs and outputs of stages that DeepSpeed keeps, and a constant",
+        "for all that is not modelled, the median of measured minus modelled in the",
+        f"{SEEN[0]} runs {SEEN[1]} wide (first row). Mean, median, bias:",
         "",
-        "| runs | rows | Megatron's states | `--software deepspeed` | other use, GiB |",
+        "| runs | rows | error, `kernels` | error, `deepspeed` | not modelled, median GiB |",
         "|---|--:|---|---|--:|",
     ]
     for name, own in groups.items():

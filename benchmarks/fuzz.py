@@ -36,6 +36,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.errors import CaptureError, UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -109,7 +110,11 @@ def run_seed(seed: int, debug: bool = False) -> Row:
         hardware = load_hardware("a100-80g-sxm")
         graph = capture(str(ROOT / SPEC), {"seed": seed})
         searched = seed // len(MESHES) % SEARCHED == 0
-        plan = search(graph, hardware, SearchRequest(mesh)) if searched else random_plan(graph, mesh, hardware, seed)
+        plan = (
+            search(graph, hardware, SearchRequest(mesh))
+            if searched
+            else random_plan(PlanningContext(graph, mesh, hardware), seed)
+        )
         program = lower(plan, graph)
         model, inputs = random_models.build(seed)
         return _targets(graph), compare(model, inputs, program, emit(program, plan, graph)), _collectives(program)
@@ -144,7 +149,9 @@ def run_places(seed: int, debug: bool = False) -> Row:
         check_step(step, graph)
         own = StepRequest(place_mesh=random_meshes(step.stages, seed))
         hardware = load_hardware("cpu-local")
-        made = with_place_plans(replace(plan, step=step), own, lambda one, _: random_plan(graph, one, hardware, seed))
+        made = with_place_plans(
+            replace(plan, step=step), own, lambda one, _: random_plan(PlanningContext(graph, one, hardware), seed)
+        )
         return predicted(made, graph)
 
     def work() -> Ran:
@@ -169,7 +176,7 @@ def _verified(given: Any, mesh: str, seed: int, count: int, backend: str, steppe
     """A random step's model under a random plan, verified; with the program, its files and the plan."""
     spec = str(ROOT / STEPS)
     graph = capture(spec, given)
-    plan = stepped(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), graph)
+    plan = stepped(random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), seed), graph)
     program = lower(plan, graph)
     files = emit(program, plan, graph)
     proof = check_files(make_case(spec, given, graph, steps=2, micro_batches=count), program, files, backend, 120.0)

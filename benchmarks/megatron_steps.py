@@ -159,11 +159,11 @@ def composed(rows: Sequence[Step], held: Sequence[Sequence[Step]], each: Sequenc
     bias = np.array([np.mean(own) for own in means.values()])
     spread = np.array([np.std(own) for own in means.values()])
     return [
-        f"These steps were composed, not measured one by one: in {len(linear)} groups of models that differ in depth",
-        f"alone, the seconds lie on a line over the layers to {largest:.0e}. Only {len(means)} kinds of",
-        f"layers (width, TP, micro-batch) were measured; each counted once has an error of {percent(bias)}, and rows",
-        f"of one kind differ by {np.median(spread):.1%} (median). So 20 runs include most of the layers behind the",
-        "others; the second row of the table, judged on other widths, has no such overlap.",
+        f"These times were composed from layers, not measured as whole steps: in {len(linear)} groups of models that",
+        f"differ in depth alone, they are linear in depth (to {largest:.0e}). So there are only {len(means)}",
+        f"independent measurements (width, TP, micro-batch); with each counted once the error is {percent(bias)},",
+        f"and rows of one kind differ by {np.median(spread):.1%} (median). The 20 runs include most of these layers;",
+        "only the second row of the table, judged on other widths, is independent.",
     ]
 
 
@@ -178,7 +178,7 @@ def recomputed(rows: Sequence[Step], hardware: Hardware) -> list[str]:
     """What another sequence in a micro-batch costs a layer, where the device and not the host decides."""
     lines = [
         "The source's configurations say that activations are recomputed, but the times do not show it. Milliseconds",
-        "of a layer (2048 wide) for each further sequence in a micro-batch, from 4 to 8:",
+        "that each sequence adds to a layer (2048 wide), micro-batches of 4 to 8:",
         "",
         "| TP | measured | predicted, forward and backward | predicted, with recomputation |",
         "|--:|--:|--:|--:|",

@@ -20,6 +20,7 @@ from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph_json import load
 from autoshard.ir.mesh import Mesh
 from autoshard.solvers.common.solver_options import Clock, Computing, Options
@@ -44,7 +45,7 @@ def measure(graph_file: str, mesh: str, limit_seconds: float) -> list[dict[str, 
     def options() -> Options:
         return Options(clock=Clock(limit_seconds, timer=Computing()))
 
-    problem = formulate(load(graph_file), Mesh.parse(mesh), load_hardware(HARDWARE), float("inf")).problem
+    problem = formulate(PlanningContext(load(graph_file), Mesh.parse(mesh), load_hardware(HARDWARE))).problem
     started = time.process_time()
     free = solvers.solve(problem, "auto", options())
     first = {"share": None, "seconds": time.process_time() - started, "peak": free.peak_bytes}

@@ -31,6 +31,7 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from typing import Any
 
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.text.tables import table
 from benchmarks import harness
 from benchmarks.harness import ROOT
@@ -129,7 +130,7 @@ def prepared() -> bytes:
                 if style == "megatron":
                     plan = search(graph, hardware, SearchRequest(Mesh.parse(mesh), strategy="megatron"))
                 else:
-                    plan = random_plan(graph, Mesh.parse(mesh), hardware, int(style))
+                    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), hardware), int(style))
                 found.append((name, plan, graph, case))
         return pickle.dumps(found)
 

@@ -162,7 +162,7 @@ def b200_steps(data: Path) -> list[str]:
     plain = errors(rows)
     draws = [errors(calibrated_steps(data, seed)) for seed in range(KERNEL_DRAWS)]
     kernels_shown = f"{CALIBRATION_KERNELS} kernels"
-    header = ("run", "micro-batches", "measured ms", "as shipped", kernels_shown, "peak GiB", "error")
+    header = ("run", "micro-batches", "measured ms", "as shipped", kernels_shown, "measured peak, GiB", "its error")
     lines = table(*header, words=5)
     memory = np.array([predicted_of(row).memory.peak / GIB / row.memory_gb - 1 for row in rows])
     groups: dict[str, list[int]] = {}

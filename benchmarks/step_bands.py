@@ -200,7 +200,7 @@ def tables(data: Path) -> list[str]:
     """Kinds with the band that a prediction shows, then those of neighbours."""
     found = cases(data)
     bands, kinds = made(found), judged(found)
-    lines = ["| kind | steps | releases | band | inside |", "|---|--:|--:|--:|--:|"]
+    lines = ["| kind | steps | releases | band | inside, left out |", "|---|--:|--:|--:|--:|"]
     without = 0
     for one in kinds:
         band = nearest(bands, one.kind)

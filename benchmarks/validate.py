@@ -110,7 +110,7 @@ def backward_products(data: Path) -> list[str]:
                 errors.append(predicted / (flops / measured) - 1)
             biases.append(f"{signed(np.array(errors))} ({len(errors)})")
         found.append([device.upper(), *biases])
-    header = ("device", *(f"{name} (products)" for name, _ in LAYOUTS.values()))
+    header = ("device", *(name for name, _ in LAYOUTS.values()))
     return table(header, found)
 
 
@@ -184,8 +184,8 @@ def link_graph(data: Path) -> list[str]:
             [f"{int(members)}{note}", f"{links:.1f} of 6", f"{(bus / link).mean():.2f}", absolute(shown[0]),
              absolute(shown[1]), absolute(shown[2])]
         )  # fmt: skip
-    header = ("GPUs", "links, from the graph", "links, measured", "error, 400 MB and more",
-              "one bandwidth for all groups", "error, 1 MiB to 1 GiB")  # fmt: skip
+    header = ("GPUs", "NVLinks, from the graph", "measured", "error, 400 MB and more",
+              "the same with one bandwidth for all groups", "error, 1 MiB to 1 GiB")  # fmt: skip
     return table(header, found)
 
 

@@ -13,6 +13,7 @@ from autoshard import costs, redistribute, solvers
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph, Tensor
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
@@ -83,7 +84,7 @@ def _step_kinds(
 ) -> set[str]:
     """The kinds of steps on the cheapest ways from these sources to these targets."""
     terms = costs.moving_terms(
-        formulation.hardware, formulation.mesh, formulation.graph, tensor, formulation.all_to_all
+        formulation.hardware, formulation.mesh, formulation.graph, tensor, formulation.context.all_to_all
     )
     steps = redistribute.steps_between(sources, targets, terms)
     return {step_kind(tensor.shape, layout, step, formulation.mesh) for layout, step in steps}
@@ -152,7 +153,7 @@ def covering_plans(
     graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None
 ) -> list[Plan]:
     """A few valid plans that together use every strategy that every *different* op of the graph offers."""
-    formulation = formulate(graph, mesh, hardware, float("inf"))
+    formulation = formulate(PlanningContext(graph, mesh, hardware))
     wanted = _different_ops(formulation)
     choices = _cover(formulation.problem, seed, wanted)
     return [plan_of_choice(formulation, choice, origin, f"cover:{seed}.{i}") for i, choice in enumerate(choices)]

@@ -10,6 +10,7 @@ from autoshard.constraints.apply_pins import pinned
 from autoshard.constraints.pins import read_pins
 from autoshard.emit import emit
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.mesh import Mesh
@@ -29,7 +30,7 @@ Allowed = Callable[[Op, Strategy], bool]
 
 def forced_plan(graph: Graph, mesh: Mesh, allowed: Allowed, seed: int = 0, hardware: str = "a100-80g-sxm") -> Plan:
     """A seeded random valid plan of the strategies that `allowed` accepts."""
-    formulation = formulate(graph, mesh, load_hardware(hardware), float("inf"), allowed)
+    formulation = formulate(PlanningContext(graph, mesh, load_hardware(hardware)), allowed)
     choice = random_plans.random_choice(formulation.problem, seed)
     solution = Solution(formulation.problem, tuple(choice), 0.0, "random")
     return plan_of(formulation, solution, Origin(graph.source), float("inf"), "random")
@@ -37,7 +38,7 @@ def forced_plan(graph: Graph, mesh: Mesh, allowed: Allowed, seed: int = 0, hardw
 
 def pinned_plan(graph: Graph, mesh: Mesh, pins: Sequence[str], allowed: Allowed) -> Plan:
     """The least plan of the strategies that `allowed` accepts, with `pins` (WHAT=HOW)."""
-    formulation = formulate(graph, mesh, load_hardware("a100-80g-sxm"), float("inf"), allowed)
+    formulation = formulate(PlanningContext(graph, mesh, load_hardware("a100-80g-sxm")), allowed)
     held = pinned(formulation, read_pins(pins, None, mesh)).formulation
     solution = solve(held.problem, "dp", Options())
     return plan_of(held, solution, Origin(graph.source), float("inf"), "search")

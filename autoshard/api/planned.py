@@ -13,7 +13,8 @@ from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.plan_json import plan_hash
-from autoshard.package.package_files import Beside, SimulatedPlan, build, read_beside
+from autoshard.package.package_files import read_beside
+from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan, simulate_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
@@ -68,12 +69,12 @@ class PlannedModel:
     @cached_property
     def simulated(self) -> SimulatedPlan:
         """The program, and its simulated step."""
-        return build(self.plan, self.graph, self.hardware, self.compiled)
+        return simulate_plan(self.plan, self.graph, self.hardware, self.compiled)
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> ReportExtras:
         """What its report shows beside it: from the search, or from its package."""
-        return Beside(self.styles, self.front) if self.folder is None else read_beside(self.folder)
+        return ReportExtras(self.styles, self.front) if self.folder is None else read_beside(self.folder)
 
     @property
     def hash(self) -> str:

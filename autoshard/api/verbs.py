@@ -23,6 +23,7 @@ from autoshard.ir import graph_json
 from autoshard.ir.mesh import Mesh
 from autoshard.package import output_folder, package_files
 from autoshard.package.package_files import read_package, report_text, root_of
+from autoshard.replay.simulated_plan import ReportExtras
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import Timeline
@@ -254,7 +255,7 @@ def write_files(plan: PlannedModel, folder: Path, also: Sequence[PlannedModel] =
     return sorted(files)
 
 
-def _files(plan: PlannedModel, beside: package_files.Beside) -> dict[str, str]:
+def _files(plan: PlannedModel, beside: ReportExtras) -> dict[str, str]:
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 
@@ -157,3 +158,17 @@ def _keeps_rails(group: np.ndarray, inner: int) -> bool:
     """True where the group has members at the same positions in each of its blocks."""
     positions = {tuple(group[group // inner == block] % inner) for block in np.unique(group // inner)}
     return len(positions) == 1
+
+
+def axes_by_link(mesh: Mesh, hardware: Hardware) -> dict[str, frozenset[tuple[int, ...]]]:
+    """Each link and each axis, with the groups of axes whose collectives it carries; none that is part of another."""
+    own = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
+    every = [axes for n in range(1, len(own) + 1) for axes in combinations(own, n)]
+    sets: dict[str, frozenset[tuple[int, ...]]] = {}
+    for axes in every:
+        link = f"link {joint_link(hardware, mesh, axes).name}"
+        sets[link] = sets.get(link, frozenset()) | {axes}
+    for axis in own:
+        sets[f"axis {mesh.names[axis]}"] = frozenset(axes for axes in every if axis in axes)
+    distinct = {held: name for name, held in reversed(sets.items())}
+    return {name: held for held, name in reversed(distinct.items()) if not any(held < other for other in distinct)}

@@ -17,6 +17,7 @@ from autoshard.costs.expert_layers import EXPERTS
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import TransformerGraph, is_of_experts, transformer_graph
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
@@ -77,7 +78,7 @@ def split_formulation(
     def allowed(op: Op, strategy: Strategy) -> bool:
         return _is_wanted(written, op, strategy, mesh, stream)
 
-    return _stored_as_read(formulate(written.graph, mesh, hardware, float("inf"), allowed))
+    return _stored_as_read(formulate(PlanningContext(written.graph, mesh, hardware), allowed))
 
 
 def _balanced(program: Program) -> Program:

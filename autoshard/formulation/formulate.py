@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autoshard import costs, redistribute, rules
 from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.host_choices import HostChoices
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.formulation.storage_layouts import as_stored, buffer_layouts, input_layouts, plain, storage_layouts
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import (
@@ -69,55 +70,55 @@ class Formulation:
     """The problem and its meaning: `sites[n]` is node n, `values[v]` is value v. `ways` that were priced, by the facts
     of a tensor, sources and targets: who goes on from them takes them out."""
 
-    graph: Graph
-    mesh: Mesh
-    hardware: Hardware
+    context: PlanningContext
     problem: Problem
     sites: tuple[Site, ...]
     values: tuple[ValueSite, ...]
-    all_to_all: bool = True  # may redistributions exchange
-    micro_batches: int = 1  # of a step
     ways: dict[Hashable, redistribute.PathCosts] = field(default_factory=dict, repr=False)
+
+    @property
+    def graph(self) -> Graph:
+        return self.context.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.context.mesh
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.context.hardware
+
+    def within(self, capacity_bytes: float = math.inf) -> Formulation:
+        """The same problem with so much memory on each device."""
+        return replace(self, problem=replace(self.problem, capacity_bytes=capacity_bytes))
 
 
 def formulate(
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    capacity_bytes: float,
-    allowed: Allowed | None = None,
-    all_to_all: bool = True,
-    micro_batches: int = 1,
-    on_host: frozenset[str] = frozenset(),
+    context: PlanningContext, allowed: Allowed | None = None, *, capacity_bytes: float = math.inf
 ) -> Formulation:
-    """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
-    without `all_to_all` no redistribution exchanges anything, nor does a variant. `micro_batches`: of a step, each as
-    large as the batch of `graph`. `on_host`: the tables (tensors) that may lie in the memory of the hosts, too.
+    """The strategy-selection problem. `allowed` keeps the strategies it accepts (pins, styles).
 
     What repeats is made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`, and
     equal nodes and values their arrays, by which a solver sees what repeats.
     """
-    kinds = _kinds(graph, mesh, allowed, all_to_all, HostChoices(graph, mesh, hardware, on_host))
-    sites, ends = _Sites(graph, mesh, kinds).made()
+    graph, kinds = context.graph, _kinds(context, allowed)
+    sites, ends = _Sites(graph, context.mesh, kinds).made()
     index = {(site.kind, site.name): n for n, site in enumerate(sites)}
-    pricer = Pricer(graph, mesh, hardware, all_to_all, micro_batches)
+    pricer = Pricer(context)
     nodes = tuple(pricer.node(site, kinds) for site in sites)
     pairs = [pricer.value(demand, sites) for demand in _demands(graph, kinds, ends, index)]
     values, value_sites = zip(*pairs, strict=True) if pairs else ((), ())
     problem = Problem(nodes, values, capacity_bytes, pricer.horizon)
-    asked = all_to_all, micro_batches
-    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, *asked, pricer.ways)
+    return Formulation(context, problem, tuple(sites), value_sites, pricer.ways)
 
 
-def sites_of(
-    graph: Graph, mesh: Mesh, hardware: Hardware, wanted: Collection[tuple[str, str]], all_to_all: bool = True
-) -> dict[tuple[str, str], Site]:
+def sites_of(context: PlanningContext, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Site]:
     """The sites of `wanted` (kind, name), as `formulate` without prices would offer their choices."""
     names = {name for kind, name in wanted if kind == "op"}
     reading = {name for kind, name in wanted if kind in STORED}
-    ops = [op for op in graph.ops if op.name in names or not reading.isdisjoint(op.operands)]
-    kinds = _kinds(graph, mesh, None, all_to_all, HostChoices(graph, mesh, hardware, frozenset()), ops)
-    made = _Sites(graph, mesh, kinds)
+    ops = [op for op in context.graph.ops if op.name in names or not reading.isdisjoint(op.operands)]
+    kinds = _kinds(context, None, ops)
+    made = _Sites(context.graph, context.mesh, kinds)
     made.store_all(reading)
     every = [*made.sites, *(Site("op", op.name, strategies=kinds[op.name].strategies) for op in ops)]
     return {(site.kind, site.name): site for site in every if (site.kind, site.name) in wanted}
@@ -158,14 +159,10 @@ def _present(layout: Layout | None) -> Layout:
 
 
 def _kinds(
-    graph: Graph,
-    mesh: Mesh,
-    allowed: Allowed | None,
-    all_to_all: bool,
-    hosts: HostChoices,
-    ops: Iterable[Op] | None = None,
+    context: PlanningContext, allowed: Allowed | None, ops: Iterable[Op] | None = None
 ) -> dict[str, OperatorKind]:
     """Op name -> its kind, of all operators or of `ops`. `allowed` may tell equal operators apart."""
+    graph, mesh, hosts = context.graph, context.mesh, HostChoices(context)
     granularities = rules.granularities(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
     known: dict[object, OperatorKind] = {}
@@ -177,7 +174,7 @@ def _kinds(
         if key not in offered:
             every = rules.strategies(graph, op, mesh, granularities)
             every += hosts.strategies(op, every) if there else ()
-            usable = every if all_to_all else [s for s in every if s.variant not in EXCHANGING]
+            usable = every if context.all_to_all else [s for s in every if s.variant not in EXCHANGING]
             once = len({*same}) == len(same)
             offered[key] = tuple(usable if once else (own for own in usable if _consistent(op, own)))
         strategies, chosen = offered[key], None
@@ -318,9 +315,9 @@ def _demands(
 class Pricer:
     """Seconds and bytes of nodes and values, remembered by content so that repeated layers are priced once."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool, micro_batches: int = 1) -> None:
-        self.graph, self.mesh, self.hardware, self.all_to_all = graph, mesh, hardware, all_to_all
-        self.micro_batches = micro_batches
+    def __init__(self, context: PlanningContext) -> None:
+        self.graph, self.mesh, self.hardware = graph, *_ = context.graph, context.mesh, context.hardware
+        self.all_to_all, self.micro_batches = context.all_to_all, context.micro_batches
         self.time = {op.name: position for position, op in enumerate(graph.ops)}
         self.horizon = max(1, 2 * len(graph.ops) if graph.loss else len(graph.ops))
         self.parameters = {p.tensor: p for p in graph.parameters}

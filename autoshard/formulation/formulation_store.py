@@ -7,16 +7,15 @@ not in it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.formulate import Formulation, Site, ValueSite
-from autoshard.ir.graph import Graph
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.layout import Layout
-from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node, Problem, Value
 from autoshard.rules.algebra.strategy import Choice, Strategy
 
@@ -75,8 +74,6 @@ def dumps(formulation: Formulation) -> bytes:
             for v in problem.values
         ],
         "horizon": problem.horizon,
-        "all_to_all": formulation.all_to_all,
-        "micro_batches": formulation.micro_batches,
     }  # fmt: skip
     said["offers"] = [
         [
@@ -101,15 +98,15 @@ def _order(own: np.ndarray[Any, Any]) -> tuple[int, str]:
     return _KINDS.index(kind), "F" if own.flags.f_contiguous and not own.flags.c_contiguous else "C"
 
 
-def loads(content: bytes, graph: Graph, mesh: Mesh, hardware: Hardware, capacity_bytes: float) -> Formulation:
+def loads(content: bytes, context: PlanningContext) -> Formulation:
     """ValueError where it is not what `dumps` writes."""
     try:
-        return _read(content, graph, mesh, hardware, capacity_bytes)
+        return _read(content, context)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"no formulation: {error!r}") from error
 
 
-def _read(content: bytes, graph: Graph, mesh: Mesh, hardware: Hardware, capacity_bytes: float) -> Formulation:
+def _read(content: bytes, context: PlanningContext) -> Formulation:
     head, _, body = content.partition(_END)
     said = json.loads(head)
     arrays = _arrays(said["arrays"], body)
@@ -145,8 +142,7 @@ def _read(content: bytes, graph: Graph, mesh: Mesh, hardware: Hardware, capacity
     )
     sites = tuple(Site(kind, name, ends[e], offers[o]) for kind, name, e, o in said["sites"])
     value_sites = tuple(ValueSite(tensor, ends[s], ends[t], tied) for tensor, s, t, tied in said["value_sites"])
-    problem = Problem(nodes, values, capacity_bytes, said["horizon"])
-    return Formulation(graph, mesh, hardware, problem, sites, value_sites, said["all_to_all"], said["micro_batches"])
+    return Formulation(context, Problem(nodes, values, math.inf, said["horizon"]), sites, value_sites)
 
 
 def _arrays(known: Sequence[tuple[int, str, Sequence[int]]], body: bytes) -> list[np.ndarray[Any, Any]]:

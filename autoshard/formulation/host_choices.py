@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from autoshard import rules
-from autoshard.cluster.hardware import Hardware
 from autoshard.costs.device_bytes import host_bytes
-from autoshard.ir.graph import Graph, Op
+from autoshard.formulation.planning_context import PlanningContext
+from autoshard.ir.graph import Op
 from autoshard.ir.layout import Layout
-from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.host_tables import TABLE
 
 
 class HostChoices:
-    """What look-ups in the tables `on_host` may do there beside what they may do on the device."""
+    """What look-ups in the tables `on_host` of a context may do there beside what they may do on the device."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware, on_host: frozenset[str]) -> None:
-        self.graph, self.mesh, self.hardware = graph, mesh, hardware
-        self.tables = {p.tensor: p for p in graph.parameters if p.tensor in on_host}
+    def __init__(self, context: PlanningContext) -> None:
+        self.graph, self.mesh, self.hardware = context.graph, context.mesh, context.hardware
+        self.tables = {p.tensor: p for p in context.graph.parameters if p.tensor in context.on_host}
 
     def has(self, op: Op) -> bool:
         return bool(op.operands) and op.operands[TABLE] in self.tables

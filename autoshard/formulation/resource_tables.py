@@ -15,13 +15,13 @@ import numpy as np
 from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
 from autoshard.costs.host_memory import TO_DEVICE, host_tasks
+from autoshard.costs.links import axes_by_link
 from autoshard.costs.memory_traffic import gradient_dtype
 from autoshard.costs.operator import compute_seconds, weight_seconds, with_calls
 from autoshard.costs.variants import variant_collectives
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.joined_gathers import joined_less
-from autoshard.formulation.link_groups import groups_of
 from autoshard.formulation.value_redistributions import ValueRedistributions
 from autoshard.formulation.weight_tasks import GatheredAgain, WeightTasks, members, weight_tasks
 from autoshard.ir.graph import DTYPE_BYTES, Op
@@ -62,13 +62,14 @@ class ResourceTables:
     def __init__(self, formulation: Formulation, in_order: bool, fused: bool = False) -> None:
         self.formulation, self.in_order = formulation, in_order
         self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
-        self.groups = groups_of(formulation)
+        self.groups = axes_by_link(formulation.mesh, formulation.hardware)
         self.names = (*_FIXED, *self.groups, *(HIDDEN + link for link in self.groups))
         self.count = len(self.names)
         self.dispatch_seconds = self.hardware.constant("host.dispatch")
         self.slowdown = self.hardware.constant("overlap.slowdown")
-        self.of_step = 1 / formulation.micro_batches  # what runs once a step, of each micro-batch
-        self.in_turn = in_order and formulation.micro_batches == 1  # each weight is gathered and scattered in turn
+        count = formulation.context.micro_batches
+        self.of_step = 1 / count  # what runs once a step, of each micro-batch
+        self.in_turn = in_order and count == 1  # each weight is gathered and scattered in turn
         self.together = members(self.graph) if self.in_turn and not fused else {}
         self.parameters = {p.tensor for p in self.graph.parameters}
         problem = formulation.problem

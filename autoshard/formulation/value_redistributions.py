@@ -40,7 +40,9 @@ class ValueRedistributions:
         way = costs.moving_facts(self.graph, tensor), site.sources, site.targets
         if (way, name) not in self.known:
             if way not in self.found:
-                terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
+                terms = costs.moving_terms(
+                    self.hardware, self.mesh, self.graph, tensor, self.formulation.context.all_to_all
+                )
                 known = self.formulation.ways.pop(way, None)
                 self.found[way] = known or PathCosts(site.sources, site.targets, terms), terms.seconds
             ways, alone = self.found[way]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from autoshard.cluster.hardware import Hardware
 from autoshard.html_report.picture.plan_picture import plan_svg
 from autoshard.html_report.timeline_series import KINDS, bytes_by_kind
-from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Plan
-from autoshard.ir.program import Program
-from autoshard.simulation.step_account import StepAccount
+from autoshard.replay.simulated_plan import SimulatedPlan
 from autoshard.text import plan_diff
 from autoshard.text.account_text import kind_words
 from autoshard.text.answer_labels import MEMORY, STEP, certainty
@@ -22,18 +17,7 @@ from autoshard.units import signed_seconds
 Row = tuple[str, str, str, str]
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two: a plan carried to its simulated step."""
-
-    plan: Plan
-    graph: Graph
-    program: Program
-    hardware: Hardware
-    account: StepAccount
-
-
-def diff_page(one: Side, other: Side) -> dict[str, Any]:
+def diff_page(one: SimulatedPlan, other: SimulatedPlan) -> dict[str, Any]:
     """Everything the template of two reports names."""
     found = plan_diff.diff(one.plan, one.graph, other.plan, other.graph)
     names = [side.plan.model or side.graph.name for side in (one, other)]
@@ -53,18 +37,18 @@ def diff_page(one: Side, other: Side) -> dict[str, Any]:
     }
 
 
-def _described(side: Side) -> str:
+def _described(side: SimulatedPlan) -> str:
     plan = side.plan
     return f"{plan.mesh}, {plan.mesh.size} devices of {plan.hardware}, {plan.precision}, level {plan.search.level}"
 
 
-def _figures(one: Side, other: Side) -> list[Row]:
-    a, b = one.account, other.account
+def _figures(one: SimulatedPlan, other: SimulatedPlan) -> list[Row]:
+    a, b = one.step.account, other.step.account
     rows = [seconds_row(STEP, a.step_seconds, b.step_seconds)]
     bands = [str(error_band(side.plan, side.graph)) for side in (one, other)]
     rows.append(("error band", bands[0], bands[1], ""))
-    rows.append(bytes_row(MEMORY, *(peak_bytes(side.plan, side.account) for side in (one, other))))
-    shares = [utilisation(side.plan, side.graph, side.account.step_seconds) for side in (one, other)]
+    rows.append(bytes_row(MEMORY, *(peak_bytes(side.plan, side.step.account) for side in (one, other))))
+    shares = [utilisation(side.plan, side.graph, side.step.account.step_seconds) for side in (one, other)]
     if all(shares):
         apart = f"{100 * (shares[1] - shares[0]):+.1f} points"
         rows.append(("MFU", f"{shares[0]:.1%}", f"{shares[1]:.1%}", apart))
@@ -73,14 +57,14 @@ def _figures(one: Side, other: Side) -> list[Row]:
     return rows
 
 
-def _time(one: Side, other: Side) -> list[Row]:
+def _time(one: SimulatedPlan, other: SimulatedPlan) -> list[Row]:
     """The parts of the step, which add up to it, the mean of its stages."""
-    a, b = one.account.mean, other.account.mean
+    a, b = one.step.account.mean, other.step.account.mean
     kinds = dict.fromkeys(kind for kind, _ in (*a.parts, *b.parts))
     return [seconds_row(kind_words(kind), a.seconds(kind), b.seconds(kind)) for kind in kinds]
 
 
-def _memory(one: Side, other: Side) -> list[Row]:
+def _memory(one: SimulatedPlan, other: SimulatedPlan) -> list[Row]:
     a, b = (bytes_by_kind(side.program, side.graph, side.hardware) for side in (one, other))
     return [bytes_row(KINDS[kind], a[kind], b[kind]) for kind in KINDS if a[kind] or b[kind]]
 

@@ -29,17 +29,14 @@ from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import has_code
 from autoshard.ir.plan import Candidate, MeshTried, Plan
-from autoshard.ir.program import Program
 from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
-from autoshard.search.pareto_front import Point
+from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan
 from autoshard.search.style_plans import StylePlan
 from autoshard.servers.server_text import server_rows, server_title
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
-from autoshard.simulation.step_account import StepAccount
 from autoshard.simulation.step_operators import StepOperators
-from autoshard.simulation.steps.program_step import AccountedStep
 from autoshard.solvers.common.result import fits
 from autoshard.text.account_text import breakdown, left_open, stage_breakdown
 from autoshard.text.answer_labels import MEMORY, STEP, certainty
@@ -55,20 +52,9 @@ FIGURES = ("data parallel", "FSDP", "Megatron")  # the styles that stand among t
 NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
 
 
-def page(
-    plan: Plan,
-    graph: Graph,
-    program: Program,
-    hardware: Hardware,
-    timeline: Timeline,
-    verification: Mapping[str, Any] | None,
-    styles: Sequence[StylePlan],
-    front: Sequence[Point],
-    model_text: str,
-    step: AccountedStep,
-    others: Sequence[Plan] = (),
-) -> dict[str, Any]:
+def page(built: SimulatedPlan, beside: ReportExtras) -> dict[str, Any]:
     """Everything the template names."""
+    plan, graph, hardware, timeline, step = built.plan, built.graph, built.hardware, built.timeline, built.step
     model = plan.model or graph.name
     return {
         "title": f"{model} on {plan.mesh}: autoshard report",
@@ -78,15 +64,15 @@ def page(
         "stages": plan.step.stages,
         "whole_step": whole_step(plan, graph, step),
         **size_view(plan, graph, hardware),
-        "devices_table": devices_table([plan, *others]) if others else [],
-        "devices_note": devices_note([plan, *others]),
+        "devices_table": devices_table([plan, *beside.others]) if beside.others else [],
+        "devices_note": devices_note([plan, *beside.others]),
         "servers": {"title": server_title(plan), "rows": server_rows(plan)} if plan.servers.count else None,
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,
         "optimizer": purpose(plan, graph),
-        "verification": verdict(verification, plan.model),
-        **_answer(plan, graph, hardware, step.account, styles),
+        "verification": verdict(beside.verification, plan.model),
+        **_answer(built, beside.styles),
         "picture": plan_svg(plan, graph, hardware),
         "picture_text": about(plan, graph, hardware),
         "warnings": [
@@ -98,23 +84,22 @@ def page(
         "command": command(plan, graph),
         "provenance": provenance(plan, graph),
         **_timeline(timeline, step.operators),
-        "data": _data(plan, graph, program, hardware, timeline, model_text, step.operators),
-        **_memory(plan, graph, program, hardware, timeline),
-        **_chosen(plan, graph, program, timeline),
+        "data": _data(built, beside.model_text),
+        **_memory(built),
+        **_chosen(built),
         **_certificate(plan, timeline),
-        **view(plan, styles, front),
+        **view(plan, beside.styles, beside.front),
     }
 
 
-def _answer(
-    plan: Plan, graph: Graph, hardware: Hardware, account: StepAccount, styles: Sequence[StylePlan]
-) -> dict[str, Any]:
+def _answer(built: SimulatedPlan, styles: Sequence[StylePlan]) -> dict[str, Any]:
     """The figures, what is gained over styles that people know, how sure the optimum is, and where the step goes."""
-    nodes = counted(len(hardware.nodes(plan.devices)), "node")
-    devices = PlanFigure("devices", str(plan.devices), f"{plan.where} of {hardware.name}, {nodes}")
+    plan, account = built.plan, built.step.account
+    nodes = counted(len(built.hardware.nodes(plan.devices)), "node")
+    devices = PlanFigure("devices", str(plan.devices), f"{plan.where} of {built.hardware.name}, {nodes}")
     compared = list(zip(baselines(plan, styles), styles, strict=True))
     return {
-        "figures": [*figures(plan, graph, account), devices],
+        "figures": [*figures(plan, built.graph, account), devices],
         "gains": [own for own in compared if own[1].name in FIGURES],
         "more_gains": [own for own in compared if own[1].name not in FIGURES],
         "certainty": certainty(plan),
@@ -147,11 +132,10 @@ def _timeline(timeline: Timeline, operators: StepOperators | None) -> dict[str, 
     }
 
 
-def _data(
-    plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline, model_text: str,
-    operators: StepOperators | None,
-) -> dict[str, Any]:  # fmt: skip
+def _data(built: SimulatedPlan, model_text: str) -> dict[str, Any]:
     """What the script draws: events, memory, and what is known of each operator."""
+    plan, graph, program, hardware, timeline = built.plan, built.graph, built.program, built.hardware, built.timeline
+    operators = built.step.operators
     records, instructions = op_records(plan, graph, program, OtherChoices(plan, graph, hardware), model_text)
     memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
     return {
@@ -161,7 +145,8 @@ def _data(
     }
 
 
-def _memory(plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline) -> dict[str, Any]:
+def _memory(built: SimulatedPlan) -> dict[str, Any]:
+    plan, timeline = built.plan, built.timeline
     peak, when = format_bytes(timeline.peak_bytes), format_seconds(timeline.peak_at_seconds)
     text = f"The peak of {peak} is reached {when} into the step."
     if math.isfinite(plan.capacity_bytes):
@@ -169,13 +154,14 @@ def _memory(plan: Plan, graph: Graph, program: Program, hardware: Hardware, time
     return {
         "memory_label": f"Memory over one step, at most {peak}, {when} into the step.",
         "memory_text": text,
-        "memory_kinds": by_kind(program, graph, hardware),
+        "memory_kinds": by_kind(built.program, built.graph, built.hardware),
         "memory_legend": [{"key": kind, "label": words} for kind, words in KINDS.items()],
         "memory_tensors": [(held.name, KINDS[held.kind], format_bytes(held.bytes)) for held in timeline.peak_tensors],
     }
 
 
-def _chosen(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> dict[str, Any]:
+def _chosen(built: SimulatedPlan) -> dict[str, Any]:
+    plan, graph, program = built.plan, built.graph, built.program
     moves = plan.redistributions
     seconds = sum(move.forward_seconds + move.backward_seconds for move in moves)
     places = f"{len(moves)} redistribution{'s' if len(moves) != 1 else ''}"
@@ -184,7 +170,7 @@ def _chosen(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> d
         "stored": stored(plan, graph),
         "redistributions": redistributions(plan, graph),
         "redistribution_text": f"{places}, {format_seconds(seconds)} a step. {SIZES}",
-        "collective_text": f"Collectives: {words}." if (words := collective_words(timeline)) else "",
+        "collective_text": f"Collectives: {words}." if (words := collective_words(built.timeline)) else "",
         "buckets": buckets(program),
         "weight_buckets": weight_buckets(program),
     }

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autoshard.cluster.hardware import Hardware
 from autoshard.code_text import printable
-from autoshard.html_report.diff_page import Side, diff_page
+from autoshard.html_report.diff_page import diff_page
 from autoshard.html_report.page import page
-from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Plan
-from autoshard.ir.program import Program
-from autoshard.search.pareto_front import Point
-from autoshard.search.style_plans import StylePlan
-from autoshard.simulation import Timeline
-from autoshard.simulation.steps.program_step import AccountedStep, accounted_step
+from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan
 from autoshard.system.files import data_folder
 
 TABLE_SCRIPTS = ("tables.js",)
@@ -23,30 +16,12 @@ DRAWING = "units timeline_data timeline_view timeline_input memory_view stages_v
 SCRIPTS = (*(f"{name}.js" for name in DRAWING.split()), *TABLE_SCRIPTS)
 
 
-def render(
-    plan: Plan,
-    graph: Graph,
-    program: Program,
-    hardware: Hardware,
-    timeline: Timeline,
-    verification: Mapping[str, Any] | None = None,
-    *,
-    styles: Sequence[StylePlan] = (),
-    front: Sequence[Point] = (),
-    model_text: str = "",
-    step: AccountedStep | None = None,
-    others: Sequence[Plan] = (),
-) -> str:
-    """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run; `styles` and
-    `front`, empty where not asked for, are other plans to compare with; `model_text` is the emitted model_parallel.py;
-    `step`: the whole step, where it is known; `others`: plans of the package for other numbers of devices.
-    """
-    step = step or accounted_step(plan, program, graph, hardware, timeline)
-    content = page(plan, graph, program, hardware, timeline, verification, styles, front, model_text, step, others)
-    return _filled("report.html.jinja", SCRIPTS, content)
+def render(built: SimulatedPlan, beside: ReportExtras) -> str:
+    """The report as HTML, with what is known `beside` the plan."""
+    return _filled("report.html.jinja", SCRIPTS, page(built, beside))
 
 
-def render_diff(one: Side, other: Side) -> str:
+def render_diff(one: SimulatedPlan, other: SimulatedPlan) -> str:
     """Two reports beside each other, as HTML."""
     return _filled("diff.html.jinja", TABLE_SCRIPTS, diff_page(one, other))
 

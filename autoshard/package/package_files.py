@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autoshard.code_text import typed
 from autoshard.errors import InvalidFileError
 from autoshard.package import output_folder
+from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan
 from autoshard.system.files import parse_json, write_text
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
     from autoshard.ir.graph import Graph
     from autoshard.ir.plan import Plan
-    from autoshard.ir.program import Program
-    from autoshard.search.pareto_front import Point
-    from autoshard.search.style_plans import StylePlan
-    from autoshard.simulation import Timeline
-    from autoshard.simulation.steps.program_step import AccountedStep
 
 T = TypeVar("T")
 PLAN = "plan.json"
@@ -40,63 +35,14 @@ STAGES_PICTURE = "stages.svg"
 DIFF = "diff.html"
 
 
-@dataclass(frozen=True)
-class SimulatedPlan:
-    """A plan carried to its program and simulated step."""
-
-    plan: Plan
-    graph: Graph
-    hardware: Hardware
-    program: Program
-    timeline: Timeline
-
-    @cached_property
-    def step(self) -> AccountedStep:
-        """The whole step, and where it goes."""
-        from autoshard.simulation.steps.program_step import accounted_step
-
-        return accounted_step(self.plan, self.program, self.graph, self.hardware, self.timeline)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What a package holds beside its plan: how known styles compare, the front if asked for, what `verify` found, the
-    emitted model_parallel.py, and plans for other numbers of devices, the most first."""
-
-    styles: tuple[StylePlan, ...] = ()
-    front: tuple[Point, ...] = ()
-    verification: Mapping[str, Any] | None = None
-    model_text: str = ""
-    others: tuple[Plan, ...] = ()
-
-
-def build(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) -> SimulatedPlan:
-    """Lower the plan and simulate its program, its blocks `compiled` or not."""
-    from autoshard.program.lower import lower
-    from autoshard.search.build_plan import simulated
-    from autoshard.simulation import simulate
-
-    if plan.servers.count:
-        from autoshard.simulation.steps.server_step import worker_program
-
-        _, program, small = worker_program(plan, graph)
-        timeline = simulate(program, small, hardware, compiled)
-        return SimulatedPlan(plan, graph, hardware, lower(plan, graph), timeline)
-    if not compiled:
-        made = simulated(plan, graph, hardware)
-        return SimulatedPlan(plan, graph, hardware, made.program, made.timeline)
-    program = lower(plan, graph)
-    return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware, compiled))
-
-
-def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[str, str]:
+def package_files(built: SimulatedPlan, beside: ReportExtras | None = None) -> dict[str, str]:
     """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report."""
     from autoshard.emit import emit
     from autoshard.ir import graph_json, plan_json
 
     files = dict(emit(built.program, built.plan, built.graph))
     files |= {PLAN: plan_json.dumps(built.plan), GRAPH: graph_json.dumps(built.graph)}
-    beside = replace(beside or Beside(), model_text=files[MODEL])
+    beside = replace(beside or ReportExtras(), model_text=files[MODEL])
     if beside.front:
         from autoshard.search import pareto_front
 
@@ -133,33 +79,18 @@ def trace_text(built: SimulatedPlan) -> str:
     return json.dumps(trace, ensure_ascii=False) + "\n"
 
 
-def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
+def report_text(built: SimulatedPlan, beside: ReportExtras | None = None) -> str:
     """The self-contained HTML page."""
-    from autoshard.html_report import render
+    from autoshard.html_report.render import render
 
-    own = beside or Beside()
-    return render(
-        built.plan,
-        built.graph,
-        built.program,
-        built.hardware,
-        built.timeline,
-        own.verification,
-        step=built.step,
-        styles=own.styles,
-        front=own.front,
-        model_text=own.model_text,
-        others=own.others,
-    )
+    return render(built, beside or ReportExtras())
 
 
 def diff_text(one: SimulatedPlan, other: SimulatedPlan) -> str:
     """Two plans compared, as a self-contained HTML page."""
-    from autoshard.html_report.diff_page import Side
     from autoshard.html_report.render import render_diff
 
-    sides = (Side(own.plan, own.graph, own.program, own.hardware, own.step.account) for own in (one, other))
-    return render_diff(*sides)
+    return render_diff(one, other)
 
 
 def picture_text(built: SimulatedPlan) -> str:
@@ -219,7 +150,7 @@ def read_verification(package: Path) -> dict[str, Any] | None:
     return result
 
 
-def read_beside(package: Path, verified: bool = True) -> Beside:
+def read_beside(package: Path, verified: bool = True) -> ReportExtras:
     """What stands beside the plan of a package; what is not there is empty. `verified`: with what `verify` found."""
     from autoshard.search import pareto_front, style_plans
 
@@ -228,7 +159,7 @@ def read_beside(package: Path, verified: bool = True) -> Beside:
     front = _read_list(root, PARETO, pareto_front.from_json)
     model_text = output_folder.read_file(root, MODEL) if (root / MODEL).exists() else ""
     others = tuple(_read_plan(path) for path in output_folder.nested_packages(root))
-    return Beside(styles, front, read_verification(package) if verified else None, model_text, others)
+    return ReportExtras(styles, front, read_verification(package) if verified else None, model_text, others)
 
 
 def _read_plan(root: Path) -> Plan:

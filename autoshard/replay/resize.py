@@ -9,6 +9,7 @@ from dataclasses import replace
 from autoshard import rules
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import context_of
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.graph_json import graph_hash
 from autoshard.ir.layout import Layout, Shard
@@ -234,14 +235,6 @@ def _known_steps(plan: Plan, full: Graph) -> dict[Place, RedistributionPlan]:
 
 
 def _carried_steps(need: _Need, draft: Plan, graph: Graph, hardware: Hardware) -> RedistributionPlan:
-    made = redistribution(
-        graph,
-        draft.mesh,
-        hardware,
-        need.tensor,
-        need.source,
-        need.target,
-        need.consumers,
-        draft.search.all_to_all,
-    )
+    context = context_of(draft, graph, hardware)
+    made = redistribution(context, need.tensor, need.source, need.target, need.consumers)
     return replace(made, steps=need.steps) if need.steps is not None else made

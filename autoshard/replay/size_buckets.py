@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.constraints.held_pins import held_pins
 from autoshard.errors import UserError
+from autoshard.formulation.planning_context import context_of
 from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -158,11 +159,10 @@ def _outputs(plan: Plan, graph: Graph) -> tuple[str, ...]:
 
 def _with_outputs(plan: Plan, wanted: Sequence[str], asked: Asked) -> Plan:
     """`plan`, whose outputs come out as `wanted`."""
-    program = lower(plan, asked.graph)
+    program, context = lower(plan, asked.graph), context_of(plan, asked.graph, asked.hardware)
     more = [
         redistribution(
-            asked.graph, plan.mesh, asked.hardware, own.tensor, own.layout, type(own.layout).parse(layout), (OUTPUT,),
-            plan.search.all_to_all,
+            context, own.tensor, own.layout, type(own.layout).parse(layout), (OUTPUT,)
         )
         for own, layout in zip(map(program.value, program.outputs), wanted, strict=True)
         if str(own.layout) != layout

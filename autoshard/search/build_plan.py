@@ -12,6 +12,7 @@ import numpy as np
 from autoshard import redistribute
 from autoshard.cluster.hardware import Hardware, hardware_text
 from autoshard.formulation.formulate import STORED, Formulation, Site
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import graph_hash
 from autoshard.ir.layout import Layout
@@ -152,8 +153,8 @@ def plan_of(
         capacity_bytes=capacity_bytes,
         certificate=Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound),
         versions=_versions(),
-        step=StepPlan(formulation.micro_batches),
-        search=Search(all_to_all=formulation.all_to_all),
+        step=StepPlan(formulation.context.micro_batches),
+        search=Search(all_to_all=formulation.context.all_to_all),
         fusion=origin.fusion,
     )
     from autoshard.simulation.fusion_sizes import with_sizes
@@ -219,7 +220,7 @@ def _moves_of(formulation: Formulation, choice: tuple[int, ...]) -> tuple[Redist
 def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
     from autoshard import costs
 
-    graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
+    graph = formulation.graph
     known: dict[tuple[object, ...], RedistributionPlan] = {}
     found = []
     for value, site in zip(formulation.problem.values, formulation.values, strict=True):
@@ -235,9 +236,7 @@ def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[R
                 info = graph.tensor(site.tensor)
                 key = costs.moving_facts(graph, info), source, target
                 if key not in known:
-                    known[key] = redistribution(
-                        graph, mesh, hardware, site.tensor, source, target, (), formulation.all_to_all
-                    )
+                    known[key] = redistribution(formulation.context, site.tensor, source, target, ())
                 found.append(replace(known[key], tensor=site.tensor, consumers=tuple(names)))
     return tuple(found)
 
@@ -247,19 +246,13 @@ def _label(site: Site) -> str:
 
 
 def redistribution(
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    tensor: str,
-    source: Layout,
-    target: Layout,
-    consumers: Sequence[str],
-    all_to_all: bool = True,
+    context: PlanningContext, tensor: str, source: Layout, target: Layout, consumers: Sequence[str]
 ) -> RedistributionPlan:
     """The cheapest path from `source` to `target`, with its price: what backward gathers again is in its seconds."""
     from autoshard import costs
 
-    terms = costs.moving_terms(hardware, mesh, graph, graph.tensor(tensor), all_to_all)
+    mesh, value = context.mesh, context.graph.tensor(tensor)
+    terms = costs.moving_terms(context.hardware, mesh, context.graph, value, context.all_to_all)
     path = redistribute.path(source, target, terms)
     steps = tuple(_plan_step(step, mesh) for step in path.steps)
     backward = path.backward_seconds + (terms.forward_times - 1) * path.forward_seconds

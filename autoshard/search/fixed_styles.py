@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
-from autoshard.ir.graph import Graph
-from autoshard.ir.mesh import Mesh
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
 from autoshard.solvers.common.result import Solution
@@ -17,19 +15,11 @@ from autoshard.solvers.heuristics import random_plans
 
 
 def random_plan(
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    seed: int,
-    *,
-    origin: Origin | None = None,
-    allowed: Allowed | None = None,
-    all_to_all: bool = True,
-    micro_batches: int = 1,
+    context: PlanningContext, seed: int, *, origin: Origin | None = None, allowed: Allowed | None = None
 ) -> Plan:
     """A seeded random valid plan: any strategy (that `allowed` keeps) of any op, every redistribution possible. Memory
     is not limited."""
-    formulation = formulate(graph, mesh, hardware, float("inf"), allowed, all_to_all, micro_batches)
+    formulation = formulate(context, allowed)
     choice = random_plans.random_choice(formulation.problem, seed)
     return plan_of_choice(formulation, choice, origin, f"random:{seed}")
 

@@ -14,6 +14,7 @@ from autoshard.constraints.apply_pins import pinned, pinned_nodes
 from autoshard.constraints.host_offers import offered
 from autoshard.constraints.pins import Pin, graph_pins
 from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Candidate, Plan
@@ -53,7 +54,6 @@ class SearchTask:
     answers: SearchCache = field(default_factory=lambda: SearchCache(None, ""))
     seen: SeenPlans = field(default_factory=SeenPlans)
     styles: dict[str, Figures] = field(default_factory=dict)
-    on_host: frozenset[str] = frozenset()  # tables that may lie in host memory
 
     @property
     def solver(self) -> str:
@@ -139,11 +139,11 @@ class SearchTask:
 
     def with_hosts(self) -> SearchTask | None:
         """The same where every table that can may lie in host memory; None where that is no other search."""
-        graph, hardware = self.formulation.graph, self.formulation.hardware
-        every = frozenset(host_tables(graph))
-        if hardware.host is None or every <= self.on_host:
+        own = self.formulation.context
+        every = frozenset(host_tables(own.graph))
+        if own.hardware.host is None or every <= own.on_host:
             return None
-        return prepare(graph, self.formulation.mesh, hardware, self.request, self.options, self.log, every)
+        return prepare(own.graph, own.mesh, own.hardware, self.request, self.options, self.log, every)
 
     def holds(self, plan: Plan | Figures) -> bool:
         """Whether its program fits the memory limit."""
@@ -210,17 +210,17 @@ def prepare(
     log, pins = [] if log is None else log, (*graph_pins(graph, mesh), *request.pins_on(mesh))
     limit = hardware.usable_memory_bytes if request.memory_limit_bytes is None else request.memory_limit_bytes
     with timed(log, f"formulating {mesh}"):
-        count = micro_batches(graph, request)
-        own = request.all_to_all, count
-        whole = formulated(request.cache, graph, mesh, hardware, limit, *own)
+        context = PlanningContext(graph, mesh, hardware, request.all_to_all, micro_batches(graph, request))
+        whole = formulated(request.cache, context).within(limit)
         if on_host := on_host | offered(whole, pins, limit):
-            whole = formulated(request.cache, graph, mesh, hardware, limit, *own, on_host)
+            context = replace(context, on_host=on_host)
+            whole = formulated(request.cache, context).within(limit)
         if request.strategy in STYLES:  # for all that no pin decides
             whole = in_style(whole, request.strategy, pinned_nodes(whole, pins))
         fixed = pinned(whole, pins)
-    answers = answers_of(request.cache, graph, mesh, hardware, *own, on_host, request.strategy, pins, request.fuse)
+    answers = answers_of(request.cache, context, request.strategy, pins, request.fuse)
     options = options or Options()
-    return SearchTask(fixed.formulation, request, options, limit, pins, fixed.nodes, log, answers, on_host=on_host)
+    return SearchTask(fixed.formulation, request, options, limit, pins, fixed.nodes, log, answers)
 
 
 @contextmanager

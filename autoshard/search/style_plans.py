@@ -17,6 +17,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError, UserError
 from autoshard.formulation.fewer_choices import Keep, narrowed
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import context_of
 from autoshard.formulation.step_resources import StepResources, in_a_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, StepPlan
@@ -62,29 +63,23 @@ def style_plans(
     formulation: Formulation | None = None,
     known: Mapping[str, Plan | Figures] | None = None,
     cache: DiskCache | None = None,
-    on_host: frozenset[str] = frozenset(),
 ) -> tuple[StylePlan, ...]:
     """One for each style, in a fixed order; those that `clock` leaves no time for say so.
 
-    `formulation`: of all strategies on the plan's mesh, where the search has made it already, `on_host` as it was;
-    `known`: what programs of styles take that it has simulated. `cache`: what earlier commands found.
+    `formulation`: of all strategies on the plan's mesh, where the search has made it already; `known`:
+    what programs of styles take that it has simulated. `cache`: what earlier commands found.
     """
     clock = clock or Clock()
     if plan.step.is_whole:
         return _of_step(plan, graph, hardware, clock, formulation)
-    own = plan.search.all_to_all, plan.step.micro_batches
-    if formulation is None:
-        formulation, on_host = formulated(cache, graph, plan.mesh, hardware, float("inf"), *own), frozenset()
-    else:
-        own = formulation.all_to_all, formulation.micro_batches
-        formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
-    answers = answers_of(cache, graph, plan.mesh, hardware, *own, on_host)
+    formulation = (formulation or formulated(cache, context_of(plan, graph, hardware))).within()
+    answers = answers_of(cache, formulation.context)
     itself = _itself(plan)
     low = with_low_weights(graph)
 
     @once
     def gathered_low() -> Formulation:
-        return formulate(low, plan.mesh, hardware, float("inf"), None, *own)
+        return formulate(replace(formulation.context, graph=low, on_host=frozenset()))
 
     def comparison(name: str) -> _Comparison:
         also = gathered_low if low is not graph and STYLES[name].low_weights and name not in itself else None
@@ -100,11 +95,7 @@ def _of_step(
 ) -> tuple[StylePlan, ...]:
     """Each style on the plan's own step: its stages, schedule, micro-batches and what is recomputed. What it shards, it
     gathers for each use."""
-    if formulation is None:
-        formulation = formulate(
-            graph, plan.mesh, hardware, float("inf"), None, plan.search.all_to_all, plan.step.micro_batches
-        )
-    formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
+    formulation = (formulation or formulate(context_of(plan, graph, hardware))).within()
     found = []
     for name, style in STYLES.items():
         meaning = f"{style.meaning}; --strategy {name}"

@@ -26,6 +26,7 @@ from autoshard.costs.bands import COUNTS
 from autoshard.errors import NAMED, ROWS, InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
+from autoshard.formulation.planning_context import context_of
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Parts, Plan
 from autoshard.ir.problem import Problem
@@ -216,12 +217,12 @@ def formulated(plan: Plan, graph: Graph, hardware: Hardware, asked: Sequence[Pin
     """The problem that the plan solves, its style and pins applied; what is `asked` of host memory is offered, too."""
     if plan.servers.count:
         (plan, _, graph), hardware = worker_program(plan, graph), served_hardware(hardware)
-    own = plan.search.all_to_all, plan.step.micro_batches
-    formulation = formulated_once(None, graph, plan.mesh, hardware, plan.capacity_bytes, *own)
+    context = context_of(plan, graph, hardware)
+    formulation = formulated_once(None, context).within(plan.capacity_bytes)
     pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]
     there = {tensor.name for tensor in plan.parameters if tensor.layout.host}
     if on_host := offered(formulation, [*pins, *asked], plan.capacity_bytes) | there:
-        formulation = formulated_once(None, graph, plan.mesh, hardware, plan.capacity_bytes, *own, on_host)
+        formulation = formulated_once(None, replace(context, on_host=on_host)).within(plan.capacity_bytes)
     for name in _styles(plan):
         formulation = in_style(formulation, name, pinned_nodes(formulation, pins))
     return pinned(formulation, pins)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.resize.rebatch import batch_dims, rebatched
@@ -110,11 +111,12 @@ class FrontStore:
         replicas, inner, samples = choice.replicas, choice.inner, choice.micro_batch
         key = replicas, inner, samples, choice.zero > 0
         if key not in self.left:
-            small, wide = self._of(samples).graph, self._of(replicas * samples).graph
+            graph = self._of(samples).graph
             batch = self._batch if replicas > 1 else {}
             mesh, sharded = Mesh(((REPLICAS, replicas), *inner)), choice.zero > 0
-            of = small, wide, mesh, Mesh(inner), batch, sharded, self.hardware, self.asked.all_to_all
-            self.left[key] = self._kept(key, mesh, lambda: self.pins.left(*of))
+            small = PlanningContext(graph, Mesh(inner), self.hardware, self.asked.all_to_all)
+            wide = replace(small, graph=self._of(replicas * samples).graph, mesh=mesh)
+            self.left[key] = self._kept(key, mesh, lambda: self.pins.left(small, wide, batch, sharded))
         return self.left[key]
 
     def _kept(self, key: object, mesh: Mesh, make: Callable[[], Made]) -> Made:

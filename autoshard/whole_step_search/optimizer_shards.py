@@ -16,6 +16,7 @@ from autoshard.constraints.step_request import AUTO, StepRequest
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site, formulate
+from autoshard.formulation.planning_context import context_of
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.plan import PLACED_FIELDS, Plan
@@ -121,8 +122,7 @@ def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest
         cast = may_cast(op, strategy, weights)
         return strategy == chosen[op.name] if cast is None else cast
 
-    count, all_to_all = plan.step.micro_batches, plan.search.all_to_all
-    formulation = formulate(graph, plan.mesh, hardware, float("inf"), allowed, all_to_all, count)
+    formulation = formulate(context_of(plan, graph, hardware), allowed)
     keep = {
         n: _stored(site, uses[site.name], graph, formulation, wanted) for n, site in weight_sites(formulation, uses)
     }

@@ -15,7 +15,8 @@ from autoshard.constraints.step_request import StepRequest
 from autoshard.html_report.timeline_series import series
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
-from autoshard.package.package_files import Beside, report_text
+from autoshard.package.package_files import report_text
+from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan, simulate_plan
 from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -36,14 +37,14 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def made() -> package_files.SimulatedPlan:
+def made() -> SimulatedPlan:
     """Layers split so that both axes talk, one at a time and together."""
     return built(mlp_graph(3, 64, 128), seed=3)
 
 
 @pytest.fixture(scope="module")
-def html(made: package_files.SimulatedPlan) -> str:
-    return report_text(made, Beside(styles=style_plans(made.plan, made.graph, made.hardware)))
+def html(made: SimulatedPlan) -> str:
+    return report_text(made, ReportExtras(styles=style_plans(made.plan, made.graph, made.hardware)))
 
 
 def many_events() -> Timeline:
@@ -136,9 +137,7 @@ def test_touch_pinches(chromium: Any, html: str, tmp_path: Path) -> None:
         page.wait_for_function("(whole) => document.getElementById('view-range').textContent !== whole", arg=whole)
 
 
-def test_a_click_says_all_about_an_operator(
-    chromium: Any, html: str, made: package_files.SimulatedPlan, tmp_path: Path
-) -> None:
+def test_a_click_says_all_about_an_operator(chromium: Any, html: str, made: SimulatedPlan, tmp_path: Path) -> None:
     with opened(chromium, html, tmp_path) as shown:
         page = shown.page
         page.locator("#timeline").scroll_into_view_if_needed()
@@ -171,7 +170,7 @@ def test_search_finds_and_goes_there(chromium: Any, html: str, tmp_path: Path) -
 
 
 def test_a_joint_collective_stands_on_each_of_its_axes(
-    chromium: Any, html: str, made: package_files.SimulatedPlan, tmp_path: Path
+    chromium: Any, html: str, made: SimulatedPlan, tmp_path: Path
 ) -> None:
     joint = [event for event in made.timeline.events if len(event.axes) > 1]
     assert joint
@@ -194,7 +193,7 @@ def test_a_joint_collective_stands_on_each_of_its_axes(
         assert found >= 2 * 2  # two rows of 26 pixels, a look every 10
 
 
-def test_what_nothing_hides_is_what_python_says(chromium: Any, made: package_files.SimulatedPlan, html: str) -> None:
+def test_what_nothing_hides_is_what_python_says(chromium: Any, made: SimulatedPlan, html: str) -> None:
     """The page's own row, added up, is the exposed communication of the simulation."""
     marked = made.step.account.mean.exposed_seconds
     page = chromium.new_page()
@@ -207,9 +206,7 @@ def test_what_nothing_hides_is_what_python_says(chromium: Any, made: package_fil
     assert marked > 0 and drawn == pytest.approx(marked, rel=1e-4)
 
 
-def test_memory_lists_what_is_alive(
-    chromium: Any, html: str, made: package_files.SimulatedPlan, tmp_path: Path
-) -> None:
+def test_memory_lists_what_is_alive(chromium: Any, html: str, made: SimulatedPlan, tmp_path: Path) -> None:
     with opened(chromium, html, tmp_path) as shown:
         page = shown.page
         page.locator("#show-peak").click()
@@ -357,7 +354,7 @@ def test_a_phone_shows_every_column(chromium: Any, html: str, tmp_path: Path) ->
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_two_plans_compared(chromium: Any, made: package_files.SimulatedPlan, tmp_path: Path) -> None:
+def test_two_plans_compared(chromium: Any, made: SimulatedPlan, tmp_path: Path) -> None:
     other = built(mlp_graph(3, 64, 128), "dp=4")
     with opened(chromium, package_files.diff_text(made, other), tmp_path) as shown:
         assert "B - A" in shown.page.locator("#figures").inner_text()
@@ -373,8 +370,8 @@ def test_ninety_six_layers_on_sixty_four_devices(chromium: Any, tmp_path: Path) 
     graph = capture("examples/gpt2.py:build", sizes)
     hardware = load_hardware("a100-80g-sxm")
     plan = search(graph, hardware, SearchRequest(Mesh.parse("dp=8,tp=8")))
-    made = package_files.build(plan, graph, hardware)
-    page = package_files.package_files(made, Beside(style_plans(plan, graph, hardware)))["report.html"]
+    made = simulate_plan(plan, graph, hardware)
+    page = package_files.package_files(made, ReportExtras(style_plans(plan, graph, hardware)))["report.html"]
     print(f"{len(page.encode()) / 1e6:.2f} MB, {len(made.timeline.events)} events")
     assert len(page.encode()) < 2e6
     with opened(chromium, page, tmp_path) as shown:
@@ -390,7 +387,7 @@ def staged() -> str:
     """The page of two stages with six micro-batches."""
     plan, graph, hardware = (one := built(mlp_graph(4, 64, 128), "tp=2", seed=3)).plan, one.graph, one.hardware
     plan = predicted(with_step(plan, graph, StepRequest(micro_batches=6, stages=2)), graph)
-    return report_text(package_files.build(plan, graph, hardware))
+    return report_text(simulate_plan(plan, graph, hardware))
 
 
 def test_the_whole_step_is_read_slot_by_slot(chromium: Any, staged: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.load_model import load_model
 from autoshard.ir.mesh import Mesh
@@ -71,8 +72,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
     meshes = {name: Mesh.parse(text) for name, text in {"tensor": "tp=2", "other": "dp=2", "alone": "dp=1"}.items()}
     plans = {
         "tensor": search(graph, hardware, SearchRequest(meshes["tensor"], strategy="megatron")),
-        "other": random_plan(graph, meshes["other"], hardware, 1),
-        "alone": random_plan(graph, meshes["alone"], hardware, 0),
+        "other": random_plan(PlanningContext(graph, meshes["other"], hardware), 1),
+        "alone": random_plan(PlanningContext(graph, meshes["alone"], hardware), 0),
     }
     for name, plan in plans.items():
         write_package(root / name, emit(lower(plan, graph), plan, graph))

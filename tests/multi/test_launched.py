@@ -14,6 +14,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.launchers.launch_files import launch_of, write_launch
@@ -34,7 +35,7 @@ ROOT = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_A
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     graph = capture(spec("residual"), {})
-    plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), 3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2"), load_hardware("cpu-local")), 3)
     write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
     for on, hosts in (("ssh", ("127.0.0.1", "localhost")), ("slurm", ("n1", "n2")), ("mpirun", ()), ("ray", ())):
         launch = launch_of(plan, on, None, hosts, OPTIONS, python=sys.executable)
@@ -46,7 +47,7 @@ def package(tmp_path: Path) -> Path:
 def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
     """No TorchScript for half a second, no inductor; what would hold a group is there before the group."""
     graph = capture(spec("residual"), {})
-    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=1"), load_hardware("cpu-local")), 3)
     write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
     command = [sys.executable, "-X", "importtime", str(tmp_path / "package" / "train.py"), "--backend", "gloo"]
     command += ["--steps", "2", "--save", str(tmp_path / "saved")]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
@@ -39,7 +40,7 @@ def build() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def write(folder: Path, mesh: str, stages: int) -> Path:
     graph = capture(f"{__file__}:build", {}, "fp16-mixed")
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("v100-32g-sxm2"), 3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("v100-32g-sxm2")), 3)
     plan = with_step(plan, graph, StepRequest(micro_batches=2, stages=stages))
     files = dict(emit(lower(plan, graph), plan, graph))
     assert "scaler.unscale_(optimizer)" in files["train.py"]

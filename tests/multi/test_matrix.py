@@ -17,6 +17,7 @@ import pytest
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.emit import emit
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Shard
@@ -99,14 +100,14 @@ def test_named_plans(model: str, mesh: str, name: str) -> None:
 def test_random_plans(model: str, mesh: str) -> None:
     where = case(model, uneven=True)
     for seed in range(RANDOM_PLANS):
-        _, proof = check(random_plan(where.graph, Mesh.parse(mesh), hardware(), seed), where)
+        _, proof = check(random_plan(PlanningContext(where.graph, Mesh.parse(mesh), hardware()), seed), where)
         assert proof.passed, f"seed {seed}: {proof.failure}"
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_without_all_to_all(model: str) -> None:
     where = case(model, uneven=True)
-    plan = random_plan(where.graph, Mesh.parse("dp=2,tp=2"), hardware(), 1, all_to_all=False)
+    plan = random_plan(PlanningContext(where.graph, Mesh.parse("dp=2,tp=2"), hardware(), all_to_all=False), 1)
     _, proof = check(plan, where)
     assert proof.passed, proof.failure
 
@@ -139,7 +140,7 @@ def test_the_megatron_plan_is_one() -> None:
 @pytest.mark.parametrize("model", quick(MODELS, ("mlp",)))
 def test_every_kind_is_executed(model: str) -> None:
     where, mesh = case(model, uneven=True, steps=1), Mesh.parse("dp=2,tp=2")
-    formulation = formulate(where.graph, mesh, hardware(), float("inf"))
+    formulation = formulate(PlanningContext(where.graph, mesh, hardware()))
     plans, programs = [], []
 
     def run(plan: Plan) -> None:
@@ -176,7 +177,7 @@ def test_inference() -> None:
     graph = capture(spec("lenet"), SIZES["lenet"], training=False)
     where = make_case(spec("lenet"), SIZES["lenet"], graph)
     for seed in range(RANDOM_PLANS):
-        _, proof = check(random_plan(graph, Mesh.parse("dp=2,tp=2"), hardware(), seed), where)
+        _, proof = check(random_plan(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), hardware()), seed), where)
         assert proof.passed, proof.failure
         assert proof.clipped_steps == 0
         assert {kind.kind: kind.count > 0 for kind in proof.kinds}["gradient"] is False

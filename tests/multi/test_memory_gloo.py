@@ -10,6 +10,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
@@ -52,7 +53,7 @@ def forced(build: Callable[[], Graph], target: str, variant: str, seed: int = 0)
     def allowed(op: Op, strategy: Strategy) -> bool:
         return op.target != target or strategy.variant == variant
 
-    return lambda mesh: (graph := build(), random_plan(graph, mesh, HARDWARE, seed, allowed=allowed))
+    return lambda mesh: (graph := build(), random_plan(PlanningContext(graph, mesh, HARDWARE), seed, allowed=allowed))
 
 
 def images() -> Graph:

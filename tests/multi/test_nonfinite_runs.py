@@ -9,6 +9,7 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
@@ -31,7 +32,9 @@ def make_loader():
 
 def package(folder: Path, stages: int) -> Path:
     graph = capture(spec("residual"), {})
-    plan = random_plan(graph, Mesh.parse("dp=2" if stages == 1 else "dp=1"), load_hardware("cpu-local"), 3)
+    plan = random_plan(
+        PlanningContext(graph, Mesh.parse("dp=2" if stages == 1 else "dp=1"), load_hardware("cpu-local")), 3
+    )
     micro_batches = 2 if stages > 1 else 1
     if stages > 1:
         plan = with_step(plan, graph, StepRequest(micro_batches=micro_batches, stages=stages))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.load_model import load_model
 from autoshard.ir.graph import Graph
@@ -63,7 +64,7 @@ def case() -> Case:
 def planned(mesh: str, seed: int, cut: int | None = None, graph: Graph | None = None, **step: object) -> Plan:
     """A random plan in stages; `cut`: anywhere, drawn, not between blocks."""
     graph = graph or captured()
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), seed)
     request = StepRequest(**({"micro_batches": COUNT, "stages": 2} | step))  # type: ignore[arg-type]
     plan = with_step(plan, graph, request)
     if cut is None:

@@ -10,6 +10,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
@@ -73,7 +74,7 @@ def files(spec: str, second: bool) -> tuple[Mapping[str, str], int]:
     """A package, and its processes."""
     graph, hardware = capture(spec, {}), load_hardware("cpu-local")
     parts = parts_on(graph, op_places(graph, SECOND if second else FIRST))
-    plan = random_plan(graph, Mesh.parse("dp=2" if second else "dp=1"), hardware, 1)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2" if second else "dp=1"), hardware), 1)
     plan = predicted(replace(plan, step=StepPlan(1, "1f1b", 1, parts)), graph)
     return dict(emit(lower(plan, graph), plan, graph)), plan.devices
 

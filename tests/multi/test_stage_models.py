@@ -11,6 +11,7 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import RECOMPUTE, StepRequest
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, StagePart
@@ -35,7 +36,7 @@ def test_random_stages_and_policies(name: str, mesh: str, step: dict[str, object
     spec, drawn = f"{MODELS / name.split(':')[0]}:{name.split(':')[1]}", random.Random(f"{name}{seed}")
     sizes = {"layers": 4} if name.startswith(("decoders", "pairs")) else {}
     graph = capture(spec, sizes)
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), seed)
     request = StepRequest(micro_batches=COUNT, recompute="full", **step)  # type: ignore[arg-type]
     plan = with_step(plan, graph, request)
     starts = [0, *sorted(drawn.sample(range(1, len(graph.ops)), len(plan.step.parts) - 1))]

@@ -15,6 +15,7 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
@@ -69,7 +70,7 @@ def waits():
 
 def made(folder: Path, mesh: str, stages: int = 1) -> Path:
     graph = capture(spec("residual"), {})
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), 3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), 3)
     if stages > 1:
         plan = with_step(plan, graph, StepRequest(micro_batches=2, stages=stages))
     write_package(folder / "package", emit(lower(plan, graph), plan, graph))

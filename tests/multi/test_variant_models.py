@@ -12,6 +12,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
 from autoshard.ir.mesh import Mesh
@@ -52,7 +53,9 @@ def test_a_model_that_must_use_the_variant(name: str, target: str, variant: str,
     def allowed(op: Op, strategy: Strategy) -> bool:
         return op.target != target or strategy.variant == variant
 
-    plan = random_plan(where.graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm"), 0, allowed=allowed)
+    plan = random_plan(
+        PlanningContext(where.graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm")), 0, allowed=allowed
+    )
     own = [op.variant for op in plan.ops if where.graph.by_op[op.op].target == target]
     assert own and set(own) == {variant}
     program = lower(plan, where.graph)

@@ -15,6 +15,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit, header_of
 from autoshard.emit.model_file import model_file
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -87,7 +88,7 @@ def captured() -> Graph:
 def planned(style: str, mesh: str = "dp=2,tp=2") -> Plan:
     """A plan of a known style, or at random where `style` is a seed."""
     if style.isdecimal():
-        return random_plan(captured(), Mesh.parse(mesh), HARDWARE, int(style))
+        return random_plan(PlanningContext(captured(), Mesh.parse(mesh), HARDWARE), int(style))
     return search(captured(), HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=style))
 
 
@@ -131,7 +132,7 @@ def test_cuts_that_depend_on_the_batch_keep_their_numbers() -> None:
 def test_gathers_that_another_batch_does_not_allow_keep_their_numbers() -> None:
     """Of 7 samples 2 x 2 devices hold what one cut in 4 leaves; of 14 they do not."""
     graph = mlp_graph(layers=2, batch=7, hidden=12)
-    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, 37)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), HARDWARE), 37)
     program = lower(plan, graph)
     with pytest.raises(UsageError, match=r"of \(14, 12\)"):
         lower(plan, rebatched(graph, 14))

@@ -12,6 +12,7 @@ from torch import nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.errors import CaptureError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
@@ -165,7 +166,7 @@ def proved(spec: str) -> None:
     graph = capture(spec, {})
     assert graph.loss is not None
     case = make_case(spec, {}, graph, steps=2)
-    plan = random_plan(graph, Mesh.parse("a=2"), load_hardware("cpu-local"), seed=3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("a=2"), load_hardware("cpu-local")), 3)
     program = lower(plan, graph)
     proof = check_files(case, program, emit(program, plan, graph))
     assert proof.passed, proof.failure
@@ -359,7 +360,7 @@ def test_a_guard_that_was_not_passed_fails_the_verification(tmp_path: Path) -> N
     spec = spec_of(tmp_path, "", f"h = self.a(x)\nif not torch.isfinite(h * 1e305 * 1e5).all():\n    h = -2 * h\n{END}")
     graph = capture(spec, {})
     case = make_case(spec, {}, graph, steps=1)
-    plan = random_plan(graph, Mesh.parse("a=2"), load_hardware("cpu-local"), seed=3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("a=2"), load_hardware("cpu-local")), 3)
     program = lower(plan, graph)
     assert not check_files(case, program, emit(program, plan, graph)).passed
 

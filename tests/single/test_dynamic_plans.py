@@ -20,6 +20,7 @@ from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.errors import UserError
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.dynamic_sizes.graph_numbers import numbers_of, sizes_of
 from autoshard.graph_capture.dynamic_sizes.numbers import resized
@@ -88,7 +89,7 @@ def test_a_package_is_right_at_another_size_in_each_step(name: str, text: str, m
 @pytest.mark.parametrize("seed", range(4))
 def test_random_plans_are_right_too(seed: int) -> None:
     graph = graph_of("words", WORDS)
-    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), HARDWARE), seed)
     try:
         files = emit(lower(plan, graph), plan, graph)
     except UserError as error:  # a redistribution that is another one at another size
@@ -227,8 +228,8 @@ def test_the_weighted_problem_is_the_mean_of_those_of_each_size() -> None:
     """Of every choice, and so its optimum by brute force."""
     graph, mesh = graph_of("declared"), Mesh.parse("dp=2")
     sizes, weights = (4, 16, 64), (0.5, 0.3, 0.2)
-    base = formulate(graph, mesh, HARDWARE, math.inf)
-    others = [formulate(resized(graph, {"batch": size}), mesh, HARDWARE, math.inf) for size in sizes]
+    base = formulate(PlanningContext(graph, mesh, HARDWARE))
+    others = [formulate(PlanningContext(resized(graph, {"batch": size}), mesh, HARDWARE)) for size in sizes]
     problem = weighted(base, others, weights)
     assert problem is not None
     found = solve(problem, "exhaustive") if size_of(base) < 1e5 else solve(problem, "dp")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
@@ -47,7 +48,7 @@ def package() -> LoadedPackage:
 
 def package_of(model: nn.Module, *inputs: Tensor) -> LoadedPackage:
     graph = capture_model(model, inputs or (torch.randn(16, 8), torch.randn(16, 8)))
-    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local"), 3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local")), 3)
     with written(emit(lower(plan, graph), plan, graph)) as folder:
         return load_package(folder)
 

@@ -16,15 +16,16 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.expressions import ExpressionWriter
 from autoshard.errors import InvalidFileError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
-from autoshard.html_report import render
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.graph import Graph, Registration
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
+from autoshard.package.package_files import report_text
 from autoshard.program.lower import lower
+from autoshard.replay.simulated_plan import simulate_plan
 from autoshard.search.fixed_styles import random_plan
-from autoshard.simulation import simulate
 from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
@@ -54,7 +55,7 @@ def graph() -> Graph:
 
 @pytest.fixture(scope="module")
 def plan(graph: Graph) -> Plan:
-    return random_plan(graph, MESH, HARDWARE, 1)
+    return random_plan(PlanningContext(graph, MESH, HARDWARE), 1)
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -104,18 +105,18 @@ def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.
     def load(text: str) -> None:
         Path("graph.json").write_text(text, encoding="utf-8")
         read = read_graph(ModelRequest("graph.json", {}))
-        runs_nothing(random_plan(read, MESH, HARDWARE, 1), read)
+        runs_nothing(random_plan(PlanningContext(read, MESH, HARDWARE), 1), read)
 
     found = survivors(json.loads(graph_json.dumps(graph)), load)
     assert {"inner.weight", "weights", "Classifier", "x", "p_inner_weight", "linear", graph.source} <= set(found)
     assert not {op.target for op in graph.ops} & set(found)
 
     together = graph_json.loads(json.dumps(planted(json.loads(graph_json.dumps(graph)), found)))
-    plan = random_plan(together, MESH, HARDWARE, 1)
+    plan = random_plan(PlanningContext(together, MESH, HARDWARE), 1)
     files = runs_nothing(plan, together)
     assert not Path(MARK).exists()
     assert f"\n{CODE}" not in files["README.md"] and f"<script>{CODE}" not in files["README.md"].replace("\\<", "")
-    page = render(plan, together, program := lower(plan, together), HARDWARE, simulate(program, together, HARDWARE))
+    page = report_text(simulate_plan(plan, together, HARDWARE))
     assert f"<script>{CODE}" not in page and CODE.replace("'", "&#39;") in page
 
 
@@ -153,7 +154,7 @@ def test_python_of_a_graph_file_is_not_copied(
     Path("graph.json").write_text(graph_json.dumps(own), encoding="utf-8")
     read = read_graph(ModelRequest("graph.json", {}))
     assert "my.op" in capsys.readouterr().err
-    plan = random_plan(read, MESH, HARDWARE, 1)
+    plan = random_plan(PlanningContext(read, MESH, HARDWARE), 1)
     files = emit(lower(plan, read), plan, read)
     assert not any(CODE in text for text in files.values())
     assert 'register_operators("", "my.op")' in files["model_parallel.py"]

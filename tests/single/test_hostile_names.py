@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.module_members import TAKEN
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
@@ -106,7 +107,7 @@ def check(names: Sequence[str], mesh: str) -> None:
     original = {name: value.clone() for name, value in model.state_dict().items()}
     inputs = (torch.randn(4, 4), torch.randn(4, 4))
     graph = capture_model(model, inputs)
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), 1)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), 1)
     expected = float(model(*inputs).detach())
     with written(emit(lower(plan, graph), plan, graph)) as folder:
         package = load_package(folder)

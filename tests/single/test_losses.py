@@ -10,6 +10,7 @@ from autoshard.constraints.step_request import StepRequest
 from autoshard.costs.temporaries import kept
 from autoshard.emit import emit
 from autoshard.emit.runtime import parallel_cross_entropy
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
 from autoshard.ir.layout import Layout
@@ -62,7 +63,7 @@ NOT_COUNTED = ("unreduced", "of probabilities")
 @pytest.mark.parametrize("name", LABEL_LOSSES)
 def test_the_step_is_that_of_the_original(name: str) -> None:
     graph = capture(SPEC, {"name": name})
-    plan = random_plan(graph, Mesh.parse("tp=2"), load_hardware("cpu-local"), 1)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("tp=2"), load_hardware("cpu-local")), 1)
     one = with_step(plan, graph, StepRequest(micro_batches=3))
     program = lower(one, graph)
     files = emit(program, one, graph)
@@ -95,7 +96,7 @@ def test_a_buffer_that_is_communicated_is_named_by_its_path() -> None:
     [buffer] = graph.buffers
     found = 0
     for seed in range(1, 9):
-        plan = random_plan(graph, Mesh.parse("tp=2"), load_hardware("cpu-local"), seed)
+        plan = random_plan(PlanningContext(graph, Mesh.parse("tp=2"), load_hardware("cpu-local")), seed)
         for move in plan.redistributions:
             if move.tensor == buffer.tensor and (lines := move_lines([move], plan, graph)):
                 assert lines[0].startswith("weights: ")

@@ -16,6 +16,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh, label_shares
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
@@ -160,7 +161,9 @@ def test_classes_count_by_their_weights(mesh: str) -> None:
     graph = capture(f"{__file__}:build_classes", {})
     case = make_case(f"{__file__}:build_classes", {}, graph, micro_batches=3)
     for seed in range(3):
-        plan = replace(random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed), step=StepPlan(3))
+        plan = replace(
+            random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), seed), step=StepPlan(3)
+        )
         program = lower(plan, graph)
         files = emit(program, plan, graph)
         assert '"loss.weight")' in files["model_parallel.py"]

@@ -15,6 +15,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
 from autoshard.emit import emit
 from autoshard.errors import CaptureError, UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import dumps, graph_hash, loads
@@ -77,7 +78,7 @@ def untouched() -> Graph:
 
 
 def step_of(graph: Graph, **said: object) -> StepPlan:
-    plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), 0)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2"), load_hardware("cpu-local")), 0)
     return with_step(plan, graph, StepRequest(**said)).step  # type: ignore[arg-type]
 
 

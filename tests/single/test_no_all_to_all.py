@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.operators import EXCHANGING
 from autoshard.workflow import ModelRequest, read_graph
@@ -24,7 +25,7 @@ def test_no_variant_exchanges(model: str, arguments: dict[str, Any], exchanging:
     mesh, hardware = Mesh.parse("tp=2"), load_hardware("a100-80g-sxm")
 
     def variants(all_to_all: bool) -> set[str]:
-        made = formulate(graph, mesh, hardware, float("inf"), all_to_all=all_to_all)
+        made = formulate(PlanningContext(graph, mesh, hardware, all_to_all=all_to_all))
         return {strategy.variant for site in made.sites for strategy in site.strategies}
 
     assert variants(True) >= exchanging

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.runtime.weights import regathering
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture import capture as capturing
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
@@ -117,7 +118,7 @@ def overwritten(program: Program, graph: Graph) -> set[str]:
 def failure(seed: int, mesh: str, count: int = 1, again: str = "") -> str:
     spec = f"{__file__}:model"
     graph = capture(spec, {"seed": seed})
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm"), seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm")), seed)
     plan = replace(plan, step=StepPlan(count, recompute=(BlockPolicy(again, "input"),) if again else ()))
     program = lower(plan, graph)
     check(program, graph, chosen_strategies(plan, graph))
@@ -141,7 +142,7 @@ def test_a_lost_copy_is_an_error_under_hooks_too(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(capturing, "keep_overwritten", lambda graph: graph)
     spec = f"{__file__}:model"
     graph = capture(spec, {"seed": 0})
-    plan = random_plan(graph, Mesh.parse("tp=2"), load_hardware("a100-80g-sxm"), 0)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("tp=2"), load_hardware("a100-80g-sxm")), 0)
     program = lower(plan, graph)
     assert overwritten(program, graph)
     proof = check_files(make_case(spec, {"seed": 0}, graph, steps=1), program, emit(program, plan, graph))

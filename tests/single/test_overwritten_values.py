@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.tracing.functionalise import _Functionaliser
 from autoshard.ir.mesh import Mesh
@@ -46,7 +47,7 @@ def proved(write: str, mesh: str) -> Proof:
     torch.manual_seed(0)
     model, inputs = Overwritten(write), (torch.randn(8, 8), torch.randint(0, 4, (8,)))
     graph = capture_model(model, inputs)
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), 1)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), 1)
     program = lower(plan, graph)
     return check_files(case_of(model, inputs, graph), program, emit(program, plan, graph), backend="lockstep")
 

@@ -20,6 +20,7 @@ from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.emit import emit
 from autoshard.emit.runtime.places import Handed, PlaceMessage, PlaceSlot, Routes, read_slots
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op, Parameter
 from autoshard.ir.graph import Tensor as Value
@@ -180,7 +181,7 @@ def captured(seed: int) -> Graph:
 
 
 def placed(seed: int, graph: Graph, schedule: str = "1f1b", mesh: str = "dp=1", count: int = 2) -> Plan:
-    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), seed)
     plan = replace(plan, step=StepPlan(count, schedule, 1, random_parts(graph, seed)))
     check_step(plan.step, graph)
     return predicted(plan, graph)
@@ -260,7 +261,7 @@ def test_towers_on_two_places_run_at_the_same_time() -> None:
     graph = towers_graph()
     parts = placed_parts(graph, [("left", 0), ("right", 1), ("join", 1), ("head", 1)])
     assert [(part.stage, part.chunk) for part in parts] == [(0, 0), (1, 0), (1, 1)]  # the join is a part of its own
-    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=1"), load_hardware("cpu-local")), 0)
     plan = replace(plan, step=StepPlan(parts=parts))
     timeline = simulate_plan_step(plan, lower(plan, graph), graph, load_hardware("cpu-local"))
     assert [slots[0].start_seconds for slots in timeline.by_stage] == [0.0, 0.0]
@@ -316,7 +317,7 @@ def test_every_pin_has_a_sentence(pins: tuple[str, ...], further: dict[str, obje
     with pytest.raises(UsageError, match=re.escape(message)):
         request = with_requests(step_request(further, pins), graph)
         request.check()
-        plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+        plan = random_plan(PlanningContext(graph, Mesh.parse("dp=1"), load_hardware("cpu-local")), 0)
         with_step(plan, graph, request)
 
 
@@ -331,7 +332,7 @@ def test_without_a_job_of_several_devices_place_has_no_effect_and_the_plan_says_
 
 def test_a_difference_of_places_alone_is_said() -> None:
     graph = towers_graph()
-    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=1"), load_hardware("cpu-local")), 0)
     steps = [StepPlan(parts=placed_parts(graph, [("left", left), ("right", 1 - left)])) for left in (0, 1)]
     one, other = (predicted(replace(plan, step=step), graph) for step in steps)
     assert "but not the step" in plan_diff.text(plan_diff.diff(one, graph, other, graph))
@@ -344,7 +345,7 @@ def test_a_buffer_of_two_places_is_refused() -> None:
     places = [int(buffer in op.operands) for op in graph.ops]
     places[next(i for i, op in enumerate(graph.ops) if new in op.results)] = 0
     if len(set(places)) > 1 and sum(places) < len(places):
-        plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+        plan = random_plan(PlanningContext(graph, Mesh.parse("dp=1"), load_hardware("cpu-local")), 0)
         plan = replace(plan, step=StepPlan(1, parts=parts_on(graph, places)))
         with pytest.raises(UsageError, match="on one place"):
             stage_programs(lower(plan, graph))

@@ -19,6 +19,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.package import package_files
 from autoshard.program.lower import lower
+from autoshard.replay.simulated_plan import simulate_plan
 from autoshard.search.fixed_step import balanced_parts, predicted, with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -98,10 +99,10 @@ def test_the_report_is_of_the_whole_step() -> None:
     plan, graph = planned(), gpt2()
     request = StepRequest(micro_batches=6, stages=2, recompute="full")
     plan = predicted(with_step(plan, graph, request), graph)
-    found = package_files.report_text(package_files.build(plan, graph, hardware()))
+    found = package_files.report_text(simulate_plan(plan, graph, hardware()))
     assert f'<span class="value">{format_seconds(plan.step.predicted_seconds)}</span>' in found
     assert f"on each of {plan.step.stages} stages, {2 * plan.mesh.size} devices" in found
-    view = whole_step(plan, graph, package_files.build(plan, graph, hardware()).step)
+    view = whole_step(plan, graph, simulate_plan(plan, graph, hardware()).step)
     assert view is not None
     assert [row[1:3] for row in view["rows"][1:]] == [
         ("the start, transformer.h.0 … transformer.h.1", "all"), ("transformer.h.2 … transformer.h.3, the end", "all"),
@@ -113,7 +114,7 @@ def test_the_report_is_of_the_whole_step() -> None:
     assert f">ranks {size} to {2 * size - 1}</text>" in drawn
     assert ">stage 0</text>" not in plan_svg(planned(), graph, hardware())
     assert view["picture"].count(">5</text>") == 4  # the last micro-batch, there and back, on both
-    assert whole_step(planned(), graph, package_files.build(planned(), graph, hardware()).step) is None
+    assert whole_step(planned(), graph, simulate_plan(planned(), graph, hardware()).step) is None
 
 
 def test_parts_together_take_what_the_whole_takes_and_hand_on_their_boundary() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
@@ -90,7 +91,7 @@ CASES = [
 
 def formulated(case: Case) -> Formulation:
     graph = capture_model(case.network(), (torch.rand(64, 64),), training=False)
-    return formulate(graph, MESH, load_hardware("a100-80g-sxm"), float("inf"))
+    return formulate(PlanningContext(graph, MESH, load_hardware("a100-80g-sxm")))
 
 
 def cuts(layout: Layout, rank: int) -> tuple[int, ...]:

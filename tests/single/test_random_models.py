@@ -11,6 +11,7 @@ import torch
 import autoshard.emit.runtime as runtime
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
@@ -33,7 +34,7 @@ def test_random_model(seed: int) -> None:
 @pytest.mark.parametrize("fault", [(".tanh()", ".sin()"), (".sum()", ".mean()")])
 def test_a_fault_in_the_source_is_a_mismatch(fault: tuple[str, str]) -> None:
     graph = capture(SPEC, {"seed": 3})
-    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm"), 3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")), 3)
     program = lower(plan, graph)
     files = dict(emit(program, plan, graph))
     before = files["model_parallel.py"]

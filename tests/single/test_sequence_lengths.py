@@ -17,6 +17,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -229,7 +230,8 @@ def test_fixed_where_the_model_does_something_else(way: str, own: int, why: str)
 def test_uneven_cuts_of_a_sequence_keep_its_length() -> None:
     graph = asked(SPEC, "divided", 9)
     assert sequences(graph).fixed == ""
-    plan = next(p for p in (random_plan(graph, Mesh.parse("sp=2"), HARDWARE, n) for n in range(50)) if cuts_words(p))
+    context = PlanningContext(graph, Mesh.parse("sp=2"), HARDWARE)
+    plan = next(p for p in (random_plan(context, n) for n in range(50)) if cuts_words(p))
     code = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
     fixed = code.partition("FIXED_SIZES = {")[2].partition("OPTIMIZER")[0]
     assert CUTS.format("sequence") in "".join(fixed.split('"'))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -48,7 +49,7 @@ def build_resnet() -> tuple[nn.Module, dict[str, Tensor]]:
 @cache
 def planned(name: str, seed: int = 0) -> tuple[Graph, Plan]:
     graph = capture(f"{__file__}:{name}", {})
-    return graph, random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm"), seed)
+    return graph, random_plan(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")), seed)
 
 
 def with_parts(plan: Plan, parts: tuple[StagePart, ...]) -> Plan:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
@@ -117,7 +118,7 @@ def empties() -> tuple[nn.Module, tuple[Tensor, ...]]:
 @pytest.mark.parametrize("seed", range(3))
 def test_tensors_without_elements_are_initialised(seed: int) -> None:
     graph = capture(f"{__file__}:empties", {})
-    plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2"), load_hardware("cpu-local")), seed)
     program = lower(plan, graph)
     proof = check_files(
         make_case(f"{__file__}:empties", {}, graph), program, emit(program, plan, graph), own_precision=True

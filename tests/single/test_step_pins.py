@@ -19,6 +19,7 @@ from autoshard.constraints.apply_pins import pinned
 from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import UsageError
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir import graph_json
 from autoshard.ir.graph import CAST, Graph, Op
@@ -127,17 +128,17 @@ def test_a_strategy_of_a_replica_stays_where_one_of_the_whole_mesh_keeps_the_pin
     replicas, inner = whole.sizes[0], Mesh(whole.axes[1:])
     small, wide = rebatched(short, 2), rebatched(short, 2 * replicas)
     batch = batch_dims(short) if replicas > 1 else {}
-    own = step_pins(gpt2(3), pins)
+    own, around = step_pins(gpt2(3), pins), PlanningContext(wide, whole, hardware())
     try:
-        left = dict(own.left(small, wide, whole, inner, batch, False, hardware()).ops)
+        left = dict(own.left(replace(around, graph=small, mesh=inner), around, batch, False).ops)
     except PinRefused:
         left = {}
     try:
-        fixed = pinned(formulate(wide, whole, hardware(), math.inf), own.on(whole)).formulation
+        fixed = pinned(formulate(around), own.on(whole)).formulation
     except UsageError:
         assert not left
         return
-    inside = formulate(small, inner, hardware(), math.inf)
+    inside = formulate(PlanningContext(small, inner, hardware()))
     found = {}
     for site, there in zip(inside.sites, fixed.sites, strict=True):
         if ("op", site.name) in own.everything:

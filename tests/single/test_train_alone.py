@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.load_model import load_model
 from autoshard.ir.mesh import Mesh
@@ -59,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def emitted(out: Path) -> Path:
     graph = capture(MODEL, {})
-    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=1"), load_hardware("cpu-local")), 0)
     write_package(out, emit(lower(plan, graph), plan, graph))
     (out.parent / "data.py").write_text(LOADER)
     return out

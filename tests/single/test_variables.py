@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.tracing import source_lines
 from autoshard.ir.graph import Graph
@@ -166,7 +167,7 @@ class Viewed(nn.Module):
 @pytest.mark.parametrize("seed", range(4, 11))
 def test_a_variable_is_let_go_of_once(seed: int) -> None:
     graph = capture_model(Viewed(), (torch.randn(256, 64),))
-    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local"), seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local")), seed)
     text = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
     bound: set[str] = set()
     forward = next(node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == "forward")

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import chosen_strategies, lower
@@ -120,7 +121,7 @@ def verified(name: str, mesh: str = "dp=2,tp=2", seeds: int = 2) -> Case:
     graph = capture(spec, {})
     case = make_case(spec, {}, graph)
     for seed in range(seeds):
-        plan = random_plan(graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm"), seed)
+        plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm")), seed)
         program = lower(plan, graph)
         check(program, graph, chosen_strategies(plan, graph))
         proof = check_files(case, program, emit(program, plan, graph))

@@ -9,6 +9,7 @@ import pytest
 
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op, Tensor
 from autoshard.ir.layout import AxisShard, Layout, LocalSize, local_sizes
@@ -98,7 +99,7 @@ def shrunk() -> Graph:
 
 
 def plan(mesh: str, seed: int = 0) -> Plan:
-    return random_plan(shrunk(), Mesh.parse(mesh), load_hardware("a100-80g-sxm"), seed)
+    return random_plan(PlanningContext(shrunk(), Mesh.parse(mesh), load_hardware("a100-80g-sxm")), seed)
 
 
 @pytest.mark.parametrize("mesh", ["dp=4,pp=8,tp=8", "dp=1024", "a=6,b=6,c=6"])

@@ -14,8 +14,9 @@ from autoshard.emit.readme import launch
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.package.package_files import build, read_package
+from autoshard.package.package_files import read_package
 from autoshard.replay.command_line import command
+from autoshard.replay.simulated_plan import simulate_plan
 from autoshard.simulation import Timeline
 from autoshard.simulation.step_account import one_stage
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
@@ -46,7 +47,7 @@ def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert said[0] == "autoshard"
     assert commands.main([*said[1:], "--out", "other"]) == 0
     assert plan_json.dumps(plan_json.load("other/plan.json")) == plan_json.dumps(plan)
-    assert header_of(build(plan, graph, hardware).program, plan, graph).command == command(plan)
+    assert header_of(simulate_plan(plan, graph, hardware).program, plan, graph).command == command(plan)
 
 
 STEPS = {

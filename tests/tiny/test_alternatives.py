@@ -13,6 +13,7 @@ from autoshard.html_report.alternatives_view import alternatives, plot
 from autoshard.html_report.picture.plot_axis import PlotAxis
 from autoshard.ir.plan import Candidate, Plan
 from autoshard.package import package_files
+from autoshard.replay.simulated_plan import ReportExtras
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan, style_plans
 from tests.graphs import mlp_graph
@@ -56,7 +57,7 @@ def test_a_plan_found_twice_is_one_point() -> None:
 def test_every_point_leads_to_its_row() -> None:
     made = built(seed=2)
     styles = style_plans(made.plan, made.graph, made.hardware)
-    page = package_files.report_text(made, package_files.Beside(styles, (Point(1.0, 1.0, 1.0, True),)))
+    page = package_files.report_text(made, ReportExtras(styles, (Point(1.0, 1.0, 1.0, True),)))
     links = re.findall(r'href="#(alternative-\d+)"', page)
     assert len(links) >= 4 and set(links) <= set(checked(page).ids)
 

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +22,13 @@ from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware, parse_hardware
 from autoshard.formulation import formulation_store
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.package.package_files import build
 from autoshard.program.lower import lower
+from autoshard.replay.simulated_plan import simulate_plan
 from autoshard.search import search_task
 from autoshard.search.build_plan import priced
 from autoshard.search.cached import search_cache
@@ -207,20 +209,21 @@ def test_a_key_holds_all_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     cache, graph = DiskCache(tmp_path), mlp_graph(2)
     slower = parse_hardware(HARDWARE.text.replace('{ value = "2 us"', '{ value = "3 us"', 1))
     assert slower.launch_seconds != HARDWARE.launch_seconds
-    usual = (graph, MESH, HARDWARE, True, 1, frozenset[str](), "best", ())
-    others = [
-        (0, mlp_graph(3)), (0, replace(graph, precision="bf16-mixed")), (1, Mesh.parse("tp=2,dp=2")), (2, slower),
-        (2, replace(HARDWARE, memory_bytes=HARDWARE.memory_bytes + 1)), (3, False), (4, 2), (5, frozenset({"table"})),
-        (6, "fsdp"),
+    usual = PlanningContext(graph, MESH, HARDWARE)
+    others: list[dict[str, Any]] = [
+        {"graph": mlp_graph(3)}, {"graph": replace(graph, precision="bf16-mixed")},
+        {"mesh": Mesh.parse("tp=2,dp=2")}, {"hardware": slower},
+        {"hardware": replace(HARDWARE, memory_bytes=HARDWARE.memory_bytes + 1)}, {"all_to_all": False},
+        {"micro_batches": 2}, {"on_host": frozenset({"table"})},
     ]  # fmt: skip
-    keys = [answers_of(cache, *usual).key]  # type: ignore[arg-type]
-    for position, other in others:
-        keys.append(answers_of(cache, *usual[:position], other, *usual[position + 1 :]).key)  # type: ignore[arg-type]
-    assert answers_of(cache, *usual).key == keys[0]  # type: ignore[arg-type]
+    assert {name for own in others for name in own} == {field.name for field in fields(PlanningContext)}
+    keys = [answers_of(cache, usual).key, answers_of(cache, usual, "fsdp").key]
+    keys += [answers_of(cache, replace(usual, **other)).key for other in others]
+    assert answers_of(cache, usual).key == keys[0]
     monkeypatch.setattr(disk_cache, "own_code", lambda: "of another autoshard")
-    keys.append(answers_of(cache, *usual).key)  # type: ignore[arg-type]
+    keys.append(answers_of(cache, usual).key)
     monkeypatch.setattr(disk_cache, "libraries", lambda: ("0",) * 3)
-    keys.append(answers_of(cache, *usual).key)  # type: ignore[arg-type]
+    keys.append(answers_of(cache, usual).key)
     assert len(set(keys)) == len(keys)
 
 
@@ -349,8 +352,8 @@ def pattern(found: list[object]) -> list[int]:
 def test_a_formulation_is_read_back(mesh: str) -> None:
     """Every number to the last bit, and as it lies in memory; what was one object is one."""
     graph, own = mlp_graph(2, 48, 96), Mesh.parse(mesh)
-    made = formulate(graph, own, HARDWARE, 1e9)
-    read = formulation_store.loads(formulation_store.dumps(made), graph, own, HARDWARE, 1e9)
+    made = formulate(PlanningContext(graph, own, HARDWARE), capacity_bytes=1e9)
+    read = formulation_store.loads(formulation_store.dumps(made), made.context).within(1e9)
     before, after = objects(made), objects(read)
     assert pattern(before) == pattern(after)
     for one, other in zip(before, after, strict=True):
@@ -373,7 +376,7 @@ def test_a_formulation_is_read_back(mesh: str) -> None:
 
 
 def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
-    formulation = formulate(mlp_graph(2), MESH, HARDWARE, 1e12)
+    formulation = formulate(PlanningContext(mlp_graph(2), MESH, HARDWARE), capacity_bytes=1e12)
 
     def asked(clock: Clock) -> SearchCache:
         answers = SearchCache(DiskCache(tmp_path), KEY)
@@ -391,24 +394,29 @@ def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
 
 
 def is_its_own(plan: Plan, graph: Graph) -> bool:
-    made = build(plan, graph, HARDWARE)
+    made = simulate_plan(plan, graph, HARDWARE)
     program = lower(plan, graph)
     return made.program == program and made.timeline == simulate(program, graph, HARDWARE)
 
 
 def test_a_kept_program_is_that_of_the_plan() -> None:
     graph = mlp_graph(2)
-    plans = [priced(random_plan(graph, MESH, HARDWARE, seed), graph, HARDWARE) for seed in range(6)]
+    plans = [priced(random_plan(PlanningContext(graph, MESH, HARDWARE), seed), graph, HARDWARE) for seed in range(6)]
     assert all(is_its_own(plan, graph) for plan in plans)
     fastest = min(plans, key=lambda plan: plan.predicted_seconds)
-    kept = build(fastest, graph, HARDWARE).program
-    assert build(replace(fastest, capacity_bytes=1.0), graph, HARDWARE).program is kept  # what is said of it alone
+    kept = simulate_plan(fastest, graph, HARDWARE).program
+    assert (
+        simulate_plan(replace(fastest, capacity_bytes=1.0), graph, HARDWARE).program is kept
+    )  # what is said of it alone
     others = [
         replace(fastest, precision="bf16-mixed"),
         replace(fastest, step=replace(fastest.step, micro_batches=2)),
         replace(fastest, step=replace(fastest.step, zero=1)),
     ]
     for other in others:
-        assert is_its_own(other, graph) and build(other, graph, HARDWARE).program is not kept
+        assert is_its_own(other, graph) and simulate_plan(other, graph, HARDWARE).program is not kept
     slower = replace(HARDWARE, launch_seconds=1.0)
-    assert build(fastest, graph, slower).timeline.step_seconds > build(fastest, graph, HARDWARE).timeline.step_seconds
+    assert (
+        simulate_plan(fastest, graph, slower).timeline.step_seconds
+        > simulate_plan(fastest, graph, HARDWARE).timeline.step_seconds
+    )

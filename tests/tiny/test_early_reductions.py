@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Program
@@ -27,7 +28,7 @@ QUIET = {"overlap.slowdown": 0.0, "host.dispatch": 0.0}
 
 def made() -> tuple[Graph, Hardware, Formulation]:
     graph, hardware = mlp_graph(layers=4, batch=4096, hidden=2048), load_hardware("h100-80g-sxm")
-    return graph, hardware, formulate(graph, Mesh.parse("dp=2,tp=2"), hardware, float("inf"))
+    return graph, hardware, formulate(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), hardware))
 
 
 def programs(count: int = 12) -> list[Program]:

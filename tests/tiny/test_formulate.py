@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
@@ -16,7 +17,7 @@ def test_a_buffer_is_stored_only_as_it_can_be_held_unflattened() -> None:
     op = Op("view", "aten.reshape", ("table",), (("shape", (4, 4)),), ("view",))
     graph = Graph("hand", tensors, (), (), (Parameter("table", "table"),), (op,), ("view",), None)
     mesh = Mesh.parse("dp=2,tp=2")
-    formulation = formulate(graph, mesh, load_hardware("a100-80g-sxm"), float("inf"))
+    formulation = formulate(PlanningContext(graph, mesh, load_hardware("a100-80g-sxm")))
     asked = {s.operands[0] for site in formulation.sites if site.kind == "op" for s in site.strategies}
     assert Layout.parse("S0 S0/4") in asked
     (stored,) = [site.layouts for site in formulation.sites if site.kind == "buffer"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from autoshard import costs, rules
@@ -13,6 +12,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.errors import InfeasibleError, InvalidFileError, UsageError
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.formulation.step_resources import step_resources
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
@@ -127,7 +127,7 @@ def test_nothing_is_issued_while_the_host_looks_up() -> None:
 def test_no_plan_is_quicker_than_the_bound() -> None:
     """Of random plans, with tables on either side."""
     graph, mesh, sides = model(tables=3), Mesh.parse("dp=2"), set()
-    formulation = formulate(graph, mesh, A100, np.inf, on_host=frozenset({"t0", "t1", "t2"}))
+    formulation = formulate(PlanningContext(graph, mesh, A100, on_host=frozenset({"t0", "t1", "t2"})))
     resources = step_resources(formulation)
     for seed in range(40):
         choice = random_choice(formulation.problem, seed)

@@ -16,6 +16,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.operator import compute_seconds
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.layout import Shard, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
@@ -50,7 +51,7 @@ def every(problem: Problem) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module", params=[(64, 2), (2, 512), (1024, 1024)], ids=str)
 def formulation(request: pytest.FixtureRequest) -> Formulation:
     batch, hidden = request.param
-    return formulate(mlp_graph(1, batch, hidden), Mesh.parse("tp=4"), HARDWARE, math.inf)
+    return formulate(PlanningContext(mlp_graph(1, batch, hidden), Mesh.parse("tp=4"), HARDWARE))
 
 
 def by_hand(formulation: Formulation, choice: tuple[int, ...]) -> float:

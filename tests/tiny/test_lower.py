@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, PlanStep
@@ -53,7 +54,7 @@ def test_the_best_the_megatron_and_random_plans_lower_to_sound_programs(text):
     checked(search(GRAPH, HARDWARE, SearchRequest(mesh)))
     checked(search(GRAPH, HARDWARE, SearchRequest(mesh, strategy="megatron")))
     for seed in range(10):
-        checked(random_plan(GRAPH, mesh, HARDWARE, seed))
+        checked(random_plan(PlanningContext(GRAPH, mesh, HARDWARE), seed))
 
 
 def test_every_strategy_lowers_to_a_sound_program():
@@ -71,7 +72,7 @@ def test_a_weight_of_two_uses_whose_gradients_lie_differently():
     tensors = tuple(tensor for tensor in GRAPH.tensors if tensor.name not in own)
     graph, mixed = replace(GRAPH, ops=ops, parameters=left, tensors=tensors), 0
     for seed in range(40):
-        plan = random_plan(graph, Mesh.parse("dp=2"), HARDWARE, seed)
+        plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2"), HARDWARE), seed)
         strategies = chosen_strategies(plan, graph)
         mixed += {str(strategies[op].operands[1]) for op in ("linear_0", "linear_1")} == {"R", "R+"}
         check(lower(plan, graph), graph, strategies)

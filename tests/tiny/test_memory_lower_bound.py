@@ -27,6 +27,7 @@ from autoshard.formulation.memory_bound.memory_lower_bound import (
     floors,
     memory_lower_bound,
 )
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph, Op, Saved, Tensor
 from autoshard.ir.mesh import Mesh
@@ -117,7 +118,7 @@ def some(formulation: Formulation, count: int) -> Iterator[Choice]:
 @pytest.mark.parametrize(("name", "mesh"), list(zip(GRAPHS, itertools.cycle(MESHES), strict=False)))
 def test_no_moment_of_a_program_has_less(name: str, mesh: str) -> None:
     """Of a single plan: every moment of its own program. And the least over all plans is below each program's peak."""
-    formulation = formulate(GRAPHS[name], Mesh.parse(mesh), HARDWARE, math.inf)
+    formulation = formulate(PlanningContext(GRAPHS[name], Mesh.parse(mesh), HARDWARE))
     least, near = memory_lower_bound(formulation).bytes, 0.0
     for choice in some(formulation, 3):
         program, memory = program_of(formulation, choice)
@@ -140,7 +141,7 @@ def test_no_moment_of_a_program_has_less(name: str, mesh: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_below_the_least_of_all_programs(seed: int) -> None:
     """Brute force over what two random choices of each node leave."""
-    whole = formulate(mlp_graph(1, 4, 8), Mesh.parse("a=2"), HARDWARE, math.inf)
+    whole = formulate(PlanningContext(mlp_graph(1, 4, 8), Mesh.parse("a=2"), HARDWARE))
     pair = [random_choice(whole.problem, 2 * seed + i) for i in range(2)]
     formulation = narrowed(whole, {n: sorted(set(own)) for n, own in enumerate(zip(*pair, strict=True))})
     sizes = [range(len(node.seconds)) for node in formulation.problem.nodes]
@@ -153,7 +154,7 @@ def test_below_the_least_of_all_programs(seed: int) -> None:
 def test_a_limit_below_it_is_refused_with_a_proof() -> None:
     mesh, graph = Mesh.parse("tp=2"), mlp_graph(1, 64, 64)
     least = search(graph, HARDWARE, SearchRequest(mesh, level=1)).predicted_peak_bytes
-    floor = memory_lower_bound(formulate(graph, mesh, HARDWARE, math.inf)).bytes
+    floor = memory_lower_bound(formulate(PlanningContext(graph, mesh, HARDWARE))).bytes
     assert 0.7 * least < floor <= least
     for level in (0, 1, 2):
         with pytest.raises(InfeasibleError, match=r"^proved: no plan of mesh tp=2 fits: each holds") as caught:
@@ -191,7 +192,7 @@ def test_plans_of_a_style_are_bounded_alone() -> None:
 
 def test_a_step_of_several_micro_batches_holds_no_less() -> None:
     mesh, graph, step = Mesh.parse("tp=2"), GRAPHS["mlp"], StepRequest(micro_batches=4)
-    formulation = formulate(graph, mesh, HARDWARE, math.inf, micro_batches=4)
+    formulation = formulate(PlanningContext(graph, mesh, HARDWARE, micro_batches=4))
     for choice in some(formulation, 3):
         solution = Solution(formulation.problem, choice, 0.0, "test")
         plan = predicted(plan_of(formulation, solution, Origin("test"), 1e18, "test"), graph)

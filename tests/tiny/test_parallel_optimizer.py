@@ -9,6 +9,7 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
@@ -54,7 +55,9 @@ def cut(plan: Plan) -> dict[str, set[int]]:
 def test_a_threshold_leaves_small_weights_whole() -> None:
     """Sizes are of the whole parameter; what does not exceed the threshold stays, and operators stay as they were."""
     graph, hardware = mlp_graph(), load_hardware("a100-80g-sxm")
-    plan = random_plan(graph, Mesh.parse("dp=2"), hardware, 3, allowed=lambda op, s: "S0" in str(s.results[0]))
+    plan = random_plan(
+        PlanningContext(graph, Mesh.parse("dp=2"), hardware), 3, allowed=lambda op, s: "S0" in str(s.results[0])
+    )
     plan = replace(plan, step=StepPlan(4))
     size = {p.path: 4 * graph.tensor(p.tensor).numel for p in graph.parameters}
     limit = sorted(size.values())[1]
@@ -69,7 +72,7 @@ def test_a_threshold_leaves_small_weights_whole() -> None:
 def test_level_1_of_a_step_is_the_leaner_of_two() -> None:
     """What holds least in a micro-batch need not do so in a step that adds up gradients."""
     graph, hardware = mlp_graph(), load_hardware("a100-80g-sxm")
-    plan = random_plan(graph, Mesh.parse("dp=2"), hardware, 3)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2"), hardware), 3)
     least, fastest = (
         replace(plan, step=StepPlan(4, predicted_seconds=seconds, predicted_peak_bytes=size))
         for seconds, size in ((4.0, 163.8), (2.0, 163.4))

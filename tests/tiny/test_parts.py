@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.cost_breakdown import alternatives, parts
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import memory, objective
 from autoshard.solvers.heuristics import random_plans
@@ -41,7 +42,7 @@ def test_a_flip_costs_the_difference_of_the_objectives(seed: int) -> None:
 @pytest.mark.parametrize("model", ["mlp", "gpt"])
 def test_parts_add_up(model: str, seed: int) -> None:
     graph = mlp_graph(2, 64, 64) if model == "mlp" else gpt(1, 4, 16, 96, 12, 97)
-    formulation = formulate(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, math.inf)
+    formulation = formulate(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), HARDWARE))
     problem = formulation.problem
     choice = random_plans.random_choice(problem, seed)
     found = parts(formulation, choice)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from autoshard.constraints.apply_pins import choice_text, pinned
 from autoshard.constraints.pins import parse_pin, read_pins
 from autoshard.errors import NAMED, InfeasibleError, InvalidFileError, UsageError
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.search.search_request import SearchRequest
@@ -41,11 +41,11 @@ def products() -> Formulation:
     w.op("active", "aten.relu", ["product"], (64, 64))
     w.op("batched", "aten.matmul", ["a", "b"], (8, 16, 32, 32))
     w.op("total", "aten.sum", ["active"], ())
-    return formulate(w.graph("total"), MESH, HARDWARE, math.inf)
+    return formulate(PlanningContext(w.graph("total"), MESH, HARDWARE))
 
 
 PRODUCTS = products()
-MLP = formulate(mlp_graph(3, 64, 64), MESH, HARDWARE, math.inf)
+MLP = formulate(PlanningContext(mlp_graph(3, 64, 64), MESH, HARDWARE))
 
 
 def choices(formulation: Formulation, *texts: str) -> dict[str, str]:
@@ -73,7 +73,7 @@ def test_placements() -> None:
 
 
 def test_an_axis_need_not_be_named_where_there_is_one() -> None:
-    formulation = formulate(mlp_graph(1, 64, 64), Mesh.parse("tp=4"), HARDWARE, math.inf)
+    formulation = formulate(PlanningContext(mlp_graph(1, 64, 64), Mesh.parse("tp=4"), HARDWARE))
     assert choices(formulation, "linear_0=Shard(1)")["linear_0"] == "Shard(1)@tp"
 
 
@@ -172,7 +172,7 @@ def test_a_dim_that_the_operator_needs_whole() -> None:
     w.parameter("x", (64, 64))
     w.op("sums", "aten.cumsum", ["x"], (64, 64), dim=1)
     w.op("total", "aten.sum", ["sums"], ())
-    formulation = formulate(w.graph("total"), MESH, HARDWARE, math.inf)
+    formulation = formulate(PlanningContext(w.graph("total"), MESH, HARDWARE))
     with pytest.raises(UsageError, match="the operator needs all of it"):
         pinned(formulation, [parse_pin("sums=Shard(1)@tp", MESH)])
     with pytest.raises(UsageError, match="the operator needs all of it"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InvalidFileError, UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir import plan_json
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard
 from autoshard.ir.mesh import Mesh
@@ -179,7 +180,7 @@ FULL, REDUCED = mlp_graph(layers=4, batch=32, hidden=64), mlp_graph(layers=2, ba
 
 
 def test_the_same_graph_gets_the_same_plan_back():
-    plan = random_plan(FULL, Mesh.parse("dp=2,tp=2"), HARDWARE, seed=3)
+    plan = random_plan(PlanningContext(FULL, Mesh.parse("dp=2,tp=2"), HARDWARE), 3)
     assert reapply(plan, FULL, FULL, HARDWARE).ops == plan.ops
     assert lower(reapply(plan, FULL, FULL, HARDWARE), FULL) == lower(plan, FULL)
 
@@ -187,7 +188,7 @@ def test_the_same_graph_gets_the_same_plan_back():
 @pytest.mark.parametrize("seed", range(5))
 def test_fewer_layers_keep_the_strategies_and_steps_of_those_that_stay(seed):
     mesh = Mesh.parse("dp=2,tp=2")
-    plan = random_plan(FULL, mesh, HARDWARE, seed)
+    plan = random_plan(PlanningContext(FULL, mesh, HARDWARE), seed)
     smaller = reapply(plan, FULL, REDUCED, HARDWARE)
     check(lower(smaller, REDUCED), REDUCED, chosen_strategies(smaller, REDUCED))
     decided = {op.op: op.strategy for op in plan.ops}
@@ -202,13 +203,15 @@ def test_a_plan_without_all_to_all_stays_one(style):
     if style == "best":
         plan = search(FULL, HARDWARE, SearchRequest(mesh, all_to_all=False))
     else:
-        plan = random_plan(FULL, mesh, HARDWARE, seed=1, all_to_all=False)
+        plan = random_plan(PlanningContext(FULL, mesh, HARDWARE, all_to_all=False), 1)
     smaller = reapply(plan, FULL, REDUCED, HARDWARE)
     for own in (plan, loads(dumps(plan)), smaller):
         assert not own.search.all_to_all
         actions = {action for r in own.redistributions for s in r.steps for action in (s.forward, s.backward)}
         assert (actions or style == "best") and not actions & {"all_to_all", "exchange"}
-    assert style == "best" or _exchanges(random_plan(FULL, mesh, HARDWARE, seed=1))  # where they are not forbidden
+    assert style == "best" or _exchanges(
+        random_plan(PlanningContext(FULL, mesh, HARDWARE), 1)
+    )  # where they are not forbidden
 
 
 def _exchanges(plan):

@@ -16,6 +16,7 @@ from autoshard.html_report.picture.shard_glyph import glyph
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
+from autoshard.replay.simulated_plan import SimulatedPlan
 from autoshard.text import plan_labels
 from autoshard.text.collective_lines import collectives, moved_bytes, stored_paths
 from tests.graphs import mlp_graph
@@ -24,7 +25,7 @@ from tests.tiny.test_report import built
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(made: package_files.SimulatedPlan) -> ElementTree.Element:
+def drawn(made: SimulatedPlan) -> ElementTree.Element:
     return ElementTree.fromstring(plan_svg(made.plan, made.graph, made.hardware))
 
 

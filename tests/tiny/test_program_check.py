@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, GradientBucket, Program
 from autoshard.program.lower import chosen_strategies, lower
@@ -16,7 +17,7 @@ from autoshard.search.fixed_styles import random_plan
 from tests.graphs import mlp_graph
 
 GRAPH = mlp_graph(batch=6, hidden=10)
-PLAN = random_plan(GRAPH, Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm"), 4)
+PLAN = random_plan(PlanningContext(GRAPH, Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")), 4)
 SOUND = lower(PLAN, GRAPH)
 
 

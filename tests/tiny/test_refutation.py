@@ -13,6 +13,7 @@ from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem, memory, objective
 from autoshard.solvers import Options, refutation
@@ -91,7 +92,9 @@ def test_prices_bound_the_bytes_of_every_plan() -> None:
 
 def test_of_a_model_by_its_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the solver's bound, which is above what the smallest sizes need; nothing is counted."""
-    problem = formulate(mlp_graph(3, 16, 32), Mesh.parse("dp=2,tp=2"), load_hardware("h100-80g-sxm"), math.inf).problem
+    problem = formulate(
+        PlanningContext(mlp_graph(3, 16, 32), Mesh.parse("dp=2,tp=2"), load_hardware("h100-80g-sxm"))
+    ).problem
     asked: list[str] = []
     by_program = refutation._by_program
     monkeypatch.setattr(refutation, "_by_program", lambda *args: asked.append("program") or by_program(*args))

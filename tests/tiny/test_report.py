@@ -13,6 +13,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.emit.model_file import operator_lines
 from autoshard.errors import UsageError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.html_report import render
 from autoshard.html_report.decision_rows import blocks
 from autoshard.html_report.op_records import OtherChoices, op_records
@@ -22,6 +23,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
 from autoshard.package import package_files
+from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan, simulate_plan
 from autoshard.rules.granularities import granularities
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
@@ -51,17 +53,17 @@ PROOF = {
 }
 
 
-VERIFIED = package_files.Beside(verification=PROOF)
+VERIFIED = ReportExtras(verification=PROOF)
 
 
-def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> package_files.SimulatedPlan:
+def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> SimulatedPlan:
     graph, hardware = graph or mlp_graph(4, 64, 128), load_hardware("a100-80g-sxm")
     origin = Origin("mlp.py:build")
     if seed is None:
         plan = search(graph, hardware, SearchRequest(Mesh.parse(mesh), origin=origin))
     else:
-        plan = random_plan(graph, Mesh.parse(mesh), hardware, seed, origin=origin)
-    return package_files.build(plan, graph, hardware)
+        plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), hardware), seed, origin=origin)
+    return simulate_plan(plan, graph, hardware)
 
 
 class Checker(HTMLParser):
@@ -304,7 +306,7 @@ def test_styles_stand_in_the_answer() -> None:
     assert all((style.predicted_seconds > 0) != bool(style.reason) for style in styles)  # priced, or why not
     assert [style.name for style in styles if style.reason] == ["Megatron-SP"]  # nothing stands between its layers
     assert styles[0].predicted_peak_bytes > styles[1].predicted_peak_bytes
-    text = " ".join(checked(package_files.report_text(made, package_files.Beside(styles))).text)
+    text = " ".join(checked(package_files.report_text(made, ReportExtras(styles))).text)
     for style in styles:
         assert ("" if style.reason else "vs. ") + style.name in text and gain_words(made.plan, style) in text
     assert from_json(json.loads(as_json(styles))) == styles
@@ -351,7 +353,7 @@ def test_what_a_step_waits_for_adds_up_to_it_and_stands_beside_a_large_gap() -> 
         assert bool(left_open(plan, made.timeline)) == shown
         flat = " ".join(summary(plan, made.graph, timeline=made.timeline).split())
         assert ("left open critical path of the step: the host" in flat) == shown
-        page = render(plan, made.graph, made.program, made.hardware, made.timeline)
+        page = render(replace(made, plan=plan), ReportExtras())
         assert ("Left open: critical path of the step: the host" in page) == shown
 
 

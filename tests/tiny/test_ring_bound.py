@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.formulation.step_resources import step_resources
 from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
 from autoshard.ir.mesh import Mesh
@@ -40,7 +41,7 @@ def ring_graph(length: int) -> Graph:
 def test_rings_over_two_axes_take_turns_on_links_of_alike_speed(variant: str) -> None:
     """In a node over PCIe, and between nodes: neither hides the other, in the bound as in the step."""
     hardware, mesh = load_hardware("l40s-48g"), Mesh.parse("a=2,b=8")
-    formulation = formulate(ring_graph(16384), mesh, hardware, float("inf"))
+    formulation = formulate(PlanningContext(ring_graph(16384), mesh, hardware))
     number, site = next((n, site) for n, site in enumerate(formulation.sites) if site.kind == "op" and site.name == "y")
     both = [own.variant == variant and str(own.operands[1]) == "S2 S2" for own in site.strategies].index(True)
     resources = step_resources(formulation)

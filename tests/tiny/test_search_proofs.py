@@ -14,6 +14,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -83,7 +84,7 @@ def judge(plan: Plan, least_seconds: float, least: float) -> None:
 def test_a_search_that_is_stopped_at_any_look_says_nothing_false(level: int, share: float) -> None:
     free = search(GRAPH, HARDWARE, SearchRequest(MESH))
     limit = free.predicted_peak_bytes * share
-    formulation = formulate(GRAPH, MESH, HARDWARE, limit)
+    formulation = formulate(PlanningContext(GRAPH, MESH, HARDWARE), capacity_bytes=limit)
     seconds = optimum(formulation.problem)
     least = optimum(ratio_problem(formulation)) if level == RATIO else seconds
     if level == MEMORY:
@@ -105,7 +106,7 @@ def test_a_search_that_is_stopped_at_any_look_says_nothing_false(level: int, sha
 
 
 def test_only_what_is_proved_is_called_the_optimum() -> None:
-    problem = formulate(GRAPH, MESH, HARDWARE, math.inf).problem
+    problem = formulate(PlanningContext(GRAPH, MESH, HARDWARE)).problem
     best = solve(problem)
     for bound, name in ((best.objective, "optimum"), (0.9 * best.objective, "best found"), (-math.inf, "best found")):
         found = Solution(problem, best.choice, bound, "dp")

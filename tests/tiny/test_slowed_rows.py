@@ -11,6 +11,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.formulation.resource_tables import COMPUTE, HIDDEN, HOST, IN_ROW, PATH
 from autoshard.formulation.slowed_rows import SLOWED, SlowedRows
 from autoshard.formulation.step_resources import follows, pair_seconds, step_resources
@@ -94,7 +95,7 @@ def test_the_update_is_slowed_by_no_link() -> None:
 @pytest.mark.parametrize("style", ["fsdp", "dp"])
 def test_it_says_more_of_a_step_than_any_other_resource(style: str) -> None:
     graph = transformer_graph(Transformer(3, 4096, 8, 2048, 512), 16, "bf16-mixed", "adamw").graph
-    formulation = formulate(graph, Mesh.parse("dp=8"), load_hardware("h100-80g-sxm"), float("inf"))
+    formulation = formulate(PlanningContext(graph, Mesh.parse("dp=8"), load_hardware("h100-80g-sxm")))
     resources, choice = step_resources(formulation), style_choice(formulation, style)
     used = resources.least_used(choice)
     others = np.array([not name.startswith(SLOWED) for name in resources.names])

@@ -15,6 +15,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import portfolio, solve
@@ -343,7 +344,7 @@ def test_what_parts_say_of_the_same_axes_is_added() -> None:
 # --- a formulation with fewer choices costs what the whole one does, and forbids what it should ---
 
 
-WHOLE = formulate(mlp_graph(3, 64, 64), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm"), math.inf)
+WHOLE = formulate(PlanningContext(mlp_graph(3, 64, 64), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")))
 
 
 @given(st.integers(0, 10**9))

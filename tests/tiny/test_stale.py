@@ -12,12 +12,14 @@ from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware, parse_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import UserError
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.html_report.page import warnings
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.package import package_files
 from autoshard.replay import reevaluate
+from autoshard.replay.simulated_plan import simulate_plan
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -36,7 +38,7 @@ MADE = {
     "micro-batches": lambda: search(
         GRAPH, HARDWARE, SearchRequest(MESH, strategy="dp", step=StepRequest(micro_batches=4))
     ),
-    "random": lambda: random_plan(GRAPH, MESH, HARDWARE, 3),
+    "random": lambda: random_plan(PlanningContext(GRAPH, MESH, HARDWARE), 3),
 }
 
 
@@ -68,7 +70,7 @@ def test_another_version_is_told(old: Plan) -> None:
     assert "costs have changed" not in text_of(plan)
     assert f"A: {note}" in plan_diff.text(plan_diff.diff(plan, GRAPH, old, GRAPH))
     assert "note" not in plan_diff.text(plan_diff.diff(old, GRAPH, old, GRAPH))
-    built = package_files.build(plan, GRAPH, HARDWARE)
+    built = simulate_plan(plan, GRAPH, HARDWARE)
     assert note in plan_summary.timeline_summary(built.timeline, plan, GRAPH)
     assert note.capitalize() in package_files.report_text(built, None)
 
@@ -87,14 +89,14 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
     said = explain.text(explained)
     assert "costs have changed since this plan was made (objective" in said and "no lower bound" in said
     assert "gap" not in said
-    built = package_files.build(plan, GRAPH, HARDWARE)
+    built = simulate_plan(plan, GRAPH, HARDWARE)
     assert "simulated again: when the plan was made, its predicted step was" in plan_summary.timeline_summary(
         built.timeline, plan, GRAPH
     )
 
 
 def test_a_timeline_of_compiled_blocks_is_not_laid_beside_eager_ones_unsaid(old: Plan) -> None:
-    compiled = package_files.build(old, GRAPH, HARDWARE, compiled=True).timeline
+    compiled = simulate_plan(old, GRAPH, HARDWARE, compiled=True).timeline
     told = plan_summary.timeline_summary(compiled, old, GRAPH, compiled=True)
     assert "note: with eager blocks the predicted step is" in told and "simulated again" not in told
     again = replace(old, step=replace(old.step, predicted_seconds=1.0))
@@ -117,7 +119,7 @@ def test_choices_that_are_no_longer_offered(old: Plan) -> None:
     first = replace(old.ops[0], strategy="gone gone")
     plan = replace(old, ops=(first, *old.ops[1:]))
     with pytest.raises(UserError, match="has no strategy 'gone gone'"):
-        package_files.build(plan, GRAPH, HARDWARE)
+        simulate_plan(plan, GRAPH, HARDWARE)
     fixed = explain.formulated(old, GRAPH, HARDWARE)
     now = reevaluate.today(plan, fixed.formulation)
     assert not now.offered and "does not offer all choices" in now.notes[-1]
@@ -128,9 +130,7 @@ def test_the_notes_are_in_json(old: Plan, tmp_path: Path, capsys: pytest.Capture
     plan = replace(old, versions=(("autoshard", "0.0.1"),))
     from autoshard.package import output_folder
 
-    output_folder.write_package(
-        tmp_path / "out", package_files.package_files(package_files.build(plan, GRAPH, HARDWARE))
-    )
+    output_folder.write_package(tmp_path / "out", package_files.package_files(simulate_plan(plan, GRAPH, HARDWARE)))
     assert commands.main(["explain", str(tmp_path / "out"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"][0].startswith("this plan was made by autoshard 0.0.1")
     assert commands.main(["diff", str(tmp_path / "out"), str(tmp_path / "out"), "--json"]) == 0
@@ -151,4 +151,4 @@ def test_an_optimum_says_of_what(name: str, said: str, reported: str) -> None:
     proved = replace(plan.certificate, status="optimal", level_bound=plan.certificate.level_objective)
     best = replace(plan, certificate=proved)
     assert said in " ".join(plan_summary.summary(best, GRAPH).split())
-    assert reported in package_files.report_text(package_files.build(best, GRAPH, HARDWARE), None)
+    assert reported in package_files.report_text(simulate_plan(best, GRAPH, HARDWARE), None)

@@ -16,11 +16,13 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.html_report.timeline_series import TICK_SECONDS, step_series
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.package import package_files
+from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan, simulate_plan
 from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
@@ -48,8 +50,8 @@ def searched() -> Plan:
     return search(graph(), HARDWARE, SearchRequest(Mesh.parse("tp=2")))
 
 
-def built(plan: Plan, request: StepRequest) -> package_files.SimulatedPlan:
-    return package_files.build(predicted(with_step(plan, graph(), request), graph()), graph(), HARDWARE)
+def built(plan: Plan, request: StepRequest) -> SimulatedPlan:
+    return simulate_plan(predicted(with_step(plan, graph(), request), graph()), graph(), HARDWARE)
 
 
 @given(
@@ -92,7 +94,7 @@ def test_the_parts_of_every_stage_add_up_to_the_step(
 ) -> None:
     """Of random programs, schedules and stages; the bubble is what the slots leave, by their own times."""
     stages, chunks, schedule = cut
-    plan = random_plan(graph(), Mesh.parse("dp=2,tp=2"), HARDWARE, seed)
+    plan = random_plan(PlanningContext(graph(), Mesh.parse("dp=2,tp=2"), HARDWARE), seed)
     staged = {"stages": stages, "virtual_stages": chunks, "schedule": schedule} if stages > 1 else {}
     made = built(plan, StepRequest(micro_batches=stages * groups, recompute=recompute, **staged))
     account, timeline = made.step.account, made.step.timeline
@@ -111,7 +113,7 @@ def test_the_parts_of_every_stage_add_up_to_the_step(
         assert_shown(made)
 
 
-def assert_shown(made: package_files.SimulatedPlan) -> None:
+def assert_shown(made: SimulatedPlan) -> None:
     """What the page draws, as its script reads it, ends with the step, and each stage's lanes add up to its account."""
     assert made.step.operators is not None
     account, drawn = made.step.account, step_series(made.step.operators, {})
@@ -144,7 +146,7 @@ def assert_shown(made: package_files.SimulatedPlan) -> None:
 def test_weights_that_are_gathered_once_a_step_are_shown(chunks: int) -> None:
     request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
     plan = with_step(search(graph(), HARDWARE, SearchRequest(Mesh.parse("dp=4"), strategy="fsdp")), graph(), request)
-    made = package_files.build(predicted(replace(plan, step=replace(plan.step, zero=1)), graph()), graph(), HARDWARE)
+    made = simulate_plan(predicted(replace(plan, step=replace(plan.step, zero=1)), graph()), graph(), HARDWARE)
     names = {event.name for own in made.step.operators.segments for event in own.events}
     assert "copy weights that were gathered ahead" in names
     assert ("gather weights, once a step" in names) == (chunks > 1)
@@ -158,7 +160,7 @@ def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
     styles = style_plans(made.plan, graph(), HARDWARE)
     seconds, size = format_seconds(made.plan.step_seconds), format_bytes(made.plan.step_peak_bytes)
     text = summary(made.plan, graph(), styles, 100, made.timeline, made.step)
-    page = package_files.report_text(made, package_files.Beside(styles))
+    page = package_files.report_text(made, ReportExtras(styles))
     for own in (text, page):
         assert seconds in own and size in own
         for words in ("bubble", "exposed all-reduce" if own is page else "exposed", "optimizer"):
@@ -193,7 +195,7 @@ def test_known_styles_are_of_the_same_step() -> None:
 
 
 def test_a_step_of_one_micro_batch_has_one_stage() -> None:
-    made = package_files.build(searched(), graph(), HARDWARE)
+    made = simulate_plan(searched(), graph(), HARDWARE)
     account = made.step.account
     assert made.step.timeline is None and len(account.stages) == 1
     assert account.step_seconds == made.timeline.step_seconds == searched().predicted_seconds

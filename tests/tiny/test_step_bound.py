@@ -20,6 +20,7 @@ from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.host_lead import with_leads
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.formulation.resource_tables import ResourceTables
 from autoshard.formulation.slowed_rows import SLOWED
 from autoshard.formulation.step_resources import HOST, IN_ROW, PATH, StepResources, follows, step_resources
@@ -55,7 +56,7 @@ SIZES = ((16, 64), (4096, 2048))  # (rows, width): the host limits, the device l
 def made(mesh: str, rows: int, width: int, micro_batches: int = 1) -> Formulation:
     graph = mlp_graph(layers=4, batch=rows, hidden=width)
     hardware = load_hardware("h100-80g-sxm")
-    return formulate(graph, Mesh.parse(mesh), hardware, float("inf"), micro_batches=micro_batches)
+    return formulate(PlanningContext(graph, Mesh.parse(mesh), hardware, micro_batches=micro_batches))
 
 
 def plans(formulation: Formulation, best: Choice) -> Iterator[Choice]:
@@ -169,7 +170,7 @@ HOST_BOUND = {
 @pytest.mark.parametrize("name", HOST_BOUND)
 @pytest.mark.parametrize("mesh", ("dp=1", "dp=2"))
 def test_what_the_host_issues_is_no_longer_than_a_step(name: str, mesh: str) -> None:
-    formulation = formulate(HOST_BOUND[name](), Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+    formulation = formulate(PlanningContext(HOST_BOUND[name](), Mesh.parse(mesh), load_hardware("h100-80g-sxm")))
     search = StepSearch(formulation)
     best = search.first()
     assert best is not None
@@ -185,7 +186,7 @@ def test_without_a_loss_no_gradients_are_summed(mesh: str) -> None:
     last = graph.ops[-2].results[0]
     kept = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
     graph = replace(graph, loss=None, ops=graph.ops[:-1], outputs=(last,), tensors=kept, inputs=("x",))
-    formulation = formulate(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+    formulation = formulate(PlanningContext(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm")))
     resources = step_resources(formulation)
     best = StepSearch(formulation).first()
     assert best is not None and 0.5 < all_hold(resources, formulation, best) <= 1 + 1e-9
@@ -327,7 +328,7 @@ def test_an_estimate_counts_what_is_certain() -> None:
     """What a way probably occupies is not below what it surely does: of weights that are gathered before and after
     they are cast, alone and together, once and again."""
     graph = transformer_graph(Transformer(2, 256, 4, 64, 512), 8, "bf16-mixed", "adamw").graph
-    formulation = formulate(graph, Mesh.parse("dp=2,tp=4"), load_hardware("h100-80g-sxm"), float("inf"))
+    formulation = formulate(PlanningContext(graph, Mesh.parse("dp=2,tp=4"), load_hardware("h100-80g-sxm")))
     resources = step_resources(formulation)
     unused = (PATH, SLOWED)  # of these the estimate has no use
     counted = np.tile([not name.startswith(unused) for name in resources.names], 2)
@@ -379,7 +380,7 @@ def in_blocks(layers: int) -> Graph:
 
 def test_weights_of_all_blocks_but_one_are_gathered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fully sharded: the links' seconds of the backward are those that the simulator gives them."""
-    formulation = formulate(in_blocks(6), Mesh.parse("dp=8"), load_hardware("h100-80g-sxm"), float("inf"))
+    formulation = formulate(PlanningContext(in_blocks(6), Mesh.parse("dp=8"), load_hardware("h100-80g-sxm")))
     keep = STYLES["fsdp"].keep(formulation)
     assert not isinstance(keep, str)
     small = narrowed(formulation, keep)
@@ -418,7 +419,7 @@ def kept_choice(formulation: Formulation, keep: Mapping[int, Sequence[int]]) -> 
 def test_what_is_sure_of_weights_that_go_together_is_no_more_than_a_step(mesh: str, hidden: int, sequence: int) -> None:
     """Of a transformer's blocks, stored in shards or as they are used, and with choices changed."""
     graph = transformer_graph(Transformer(2, hidden, 4, sequence, 512), 8, "bf16-mixed", "adamw").graph
-    formulation = formulate(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+    formulation = formulate(PlanningContext(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm")))
     resources, free = step_resources(formulation), step_resources(formulation, in_order=False)
     for style in ("fsdp", "dp"):
         best = style_choice(formulation, style)
@@ -435,7 +436,7 @@ def test_gathers_that_become_one_count_no_more_than_that_one() -> None:
     weights = tuple(p for p in graph.parameters if p.tensor.startswith("w"))
     tensors = tuple(t for t in graph.tensors if not t.name.startswith("b"))
     graph = replace(graph, ops=tuple(ops), parameters=weights, tensors=tensors)
-    formulation = formulate(graph, Mesh.parse("a=4,b=4"), load_hardware("rtx-4090-24g"), math.inf)
+    formulation = formulate(PlanningContext(graph, Mesh.parse("a=4,b=4"), load_hardware("rtx-4090-24g")))
     keep = {}
     for n, site in enumerate(formulation.sites):
         if site.kind == "parameter":

@@ -7,6 +7,7 @@ import pytest
 from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.formulation.step_resources import in_a_row, step_resources
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import objective
@@ -21,7 +22,7 @@ from tests.tiny.test_step_bound import MESHES, SIZES, Counted, made, plans, step
 
 def deep(mesh: str) -> Formulation:
     graph = mlp_graph(layers=12, batch=64, hidden=256)
-    return formulate(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+    return formulate(PlanningContext(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm")))
 
 
 def test_weights_are_found_over_few_choices_and_one_bound_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:

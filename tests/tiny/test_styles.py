@@ -15,6 +15,7 @@ from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir import graph_json
 from autoshard.ir.graph import CAST
 from autoshard.ir.layout import PARTIAL, Layout, Shard
@@ -160,7 +161,7 @@ def test_baselines_gather_every_matrix_in_the_low_precision(style: str, tied: bo
     model = Transformer(2, 256, 4, 256, 8192, activation="swiglu", positions="rotary", tied=tied, bias=False)
     graph = transformer_graph(model, 8, "bf16-mixed", "adamw").graph
     low = with_low_weights(graph)
-    formulation = formulate(low, Mesh.parse("dp=2,tp=4"), HARDWARE, float("inf"))
+    formulation = formulate(PlanningContext(low, Mesh.parse("dp=2,tp=4"), HARDWARE))
     program = lower(least_of(style, formulation), low)
     own = [step for step in program.instructions if isinstance(step, Collective) and step.forward == "all_gather"]
     wide = [program.by_name[step.operand] for step in own if program.by_name[step.operand].dtype == "float32"]
@@ -171,7 +172,7 @@ def test_copies_are_summed_once_a_bucket() -> None:
     """HSDP had an all-reduce of its own for every weight, at its cast in the low precision: 21.5 for 15.3 ms a step of
     GPT-2 on dp=2,tp=2."""
     graph = transformer_graph(Transformer(2, 768, 12, 1024, 50257), 4, "bf16-mixed", "adamw").graph
-    formulation = formulate(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, float("inf"))
+    formulation = formulate(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), HARDWARE))
     program = lower(least_of("hsdp", formulation), graph)
     reduced = [step for step in program.instructions if isinstance(step, Collective) and step.gradient_dtype]
     assert {step.backward for step in reduced} == {"reduce_scatter"} and program.gradient_buckets

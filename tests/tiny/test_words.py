@@ -13,6 +13,7 @@ from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.ir import graph_json
@@ -23,6 +24,7 @@ from autoshard.ir.plan import Candidate, Plan
 from autoshard.package import package_files
 from autoshard.replay import reevaluate
 from autoshard.replay.command_line import command
+from autoshard.replay.simulated_plan import simulate_plan
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
@@ -174,7 +176,7 @@ def test_the_sentence_of_a_search_is_true(level: int) -> None:
 
 def test_the_panel_says_it_of_each_operator() -> None:
     plan = made()
-    page = package_files.report_text(package_files.build(plan, graph(), HARDWARE))
+    page = package_files.report_text(simulate_plan(plan, graph(), HARDWARE))
     assert reasons(plan) in page and "sum of all costs is least with it" not in page
 
 
@@ -195,7 +197,7 @@ def test_a_random_plan_tells_the_step_that_it_was_simulated_to_take(
 
 def test_costs_of_a_random_plans_choices_are_told_and_add_up() -> None:
     graph, hardware, mesh = mlp_graph(3, 64, 128), load_hardware("a100-80g-sxm"), Mesh.parse("dp=2,tp=2")
-    plans = [random_plan(graph, mesh, hardware, seed) for seed in (0, 1)]
+    plans = [random_plan(PlanningContext(graph, mesh, hardware), seed) for seed in (0, 1)]
     for plan in plans:
         each = [decided.parts for _, decided in reevaluate.decisions(plan)]
         total = sum(part.compute_seconds + part.communication_seconds for part in each) + plan.search.outputs_seconds

@@ -11,16 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.pins import Pin
 from autoshard.formulation import formulation_store
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import graph_hash
-from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.solver_options import Clock
@@ -29,56 +27,38 @@ from autoshard.system.disk_cache import DiskCache, key_of
 HELD = 4  # in memory of one: formulations of a graph, plans of a formulation
 
 
-def formulated(
-    cache: DiskCache | None,
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    capacity_bytes: float,
-    all_to_all: bool,
-    micro_batches: int,
-    on_host: frozenset[str] = frozenset(),
-) -> Formulation:
+def formulated(cache: DiskCache | None, context: PlanningContext) -> Formulation:
     """`formulate` of all strategies, made once for a graph; read where another command made it."""
-    known, key = graph.once(_formulations), (mesh, hardware, all_to_all, micro_batches, on_host)
-    made = known.pop(key, None) or _made(cache, graph, *key)
+    known, key = context.graph.once(_formulations), context.key
+    made = known.pop(key, None) or _made(cache, context)
     known[key] = made  # used last
     while len(known) > HELD:
         del known[next(iter(known))]
-    return replace(made, problem=replace(made.problem, capacity_bytes=capacity_bytes))
+    return made
 
 
 def _formulations(graph: Graph) -> dict[object, Formulation]:
     return {}
 
 
-def _made(
-    cache: DiskCache | None,
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    all_to_all: bool,
-    micro_batches: int,
-    on_host: frozenset[str],
-) -> Formulation:
+def _made(cache: DiskCache | None, context: PlanningContext) -> Formulation:
     if cache is None:
-        return formulate(graph, mesh, hardware, math.inf, None, all_to_all, micro_batches, on_host)
-    key = _problem_key(graph, mesh, hardware, all_to_all, micro_batches, on_host)
+        return formulate(context)
+    key = _problem_key(context)
     content = cache.read("formulation", key)
     if content is not None:
         with contextlib.suppress(ValueError):  # made anew, and written over
-            return formulation_store.loads(content, graph, mesh, hardware, math.inf)
-    made = formulate(graph, mesh, hardware, math.inf, None, all_to_all, micro_batches, on_host)
+            return formulation_store.loads(content, context)
+    made = formulate(context)
     with contextlib.suppress(ValueError):  # something in it has no text: it is made each time
         cache.write("formulation", key, formulation_store.dumps(made))
     return made
 
 
-def _problem_key(
-    graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool, micro_batches: int, on_host: frozenset[str]
-) -> str:
-    known = (graph_hash(graph), str(mesh), repr(hardware), all_to_all, micro_batches, sorted(on_host))
-    return key_of("problem", *known)
+def _problem_key(context: PlanningContext) -> str:
+    mesh, hardware, *own = context.key
+    said = (graph_hash(context.graph), str(mesh), repr(hardware), *own[:-1], sorted(context.on_host))
+    return key_of("problem", *said)
 
 
 class Figures(NamedTuple):
@@ -134,12 +114,7 @@ class SearchCache:
 
 def answers_of(
     cache: DiskCache | None,
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    all_to_all: bool,
-    micro_batches: int,
-    on_host: frozenset[str],
+    context: PlanningContext,
     strategy: str = "best",
     pins: Sequence[Pin] = (),
     fuse: Sequence[str] = (),
@@ -147,8 +122,7 @@ def answers_of(
     """Of the problem that a style and pins leave, and of what goes together."""
     if cache is None:
         return SearchCache(None, "")
-    problem = _problem_key(graph, mesh, hardware, all_to_all, micro_batches, on_host)
-    return SearchCache(cache, key_of("answers", problem, strategy, tuple(map(repr, pins)), tuple(fuse)))
+    return SearchCache(cache, key_of("answers", _problem_key(context), strategy, tuple(map(repr, pins)), tuple(fuse)))
 
 
 def unhurried(clock: Clock) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from autoshard.cluster.hardware import Hardware
 from autoshard.constraints import shard_counts
 from autoshard.constraints.apply_pins import choices_left, label
 from autoshard.constraints.pin_names import Named, named
@@ -19,6 +18,7 @@ from autoshard.constraints.pins import ON_HOST, Pin, parse_pin
 from autoshard.errors import UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site, sites_of
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
@@ -135,21 +135,18 @@ class StepPins:
 
     def left(
         self,
-        small: Graph,
-        wide: Graph,
-        mesh: Mesh,
-        inner: Mesh,
+        small: PlanningContext,
+        wide: PlanningContext,
         batch: Mapping[str, int],
         sharded: bool,
-        hardware: Hardware,
-        all_to_all: bool = True,
     ) -> Left:
-        """Choices that the pins leave in `small`, a graph of one replica's samples on its mesh `inner`; `wide` has
-        those of all replicas on `mesh`, which cut dim `batch[tensor]`. PinRefused where a pin leaves nothing."""
-        pins, there = self.on(mesh), sites_of(wide, mesh, hardware, self.everything, all_to_all)
-        inside = sites_of(small, inner, hardware, {own for own in there if own[0] == "op"}, all_to_all)
-        whole = Formulation(wide, mesh, hardware, Problem((), (), float("inf"), 0), (), ())
-        sites = {own: _in_space(site, wide, batch, mesh, sharded) for own, site in there.items()}
+        """Choices that the pins leave in `small`, of one replica's samples on its mesh; `wide` has those of all
+        replicas on a mesh that cuts dim `batch[tensor]`. PinRefused where a pin leaves nothing."""
+        mesh, inner = wide.mesh, small.mesh
+        pins, there = self.on(mesh), sites_of(wide, self.everything)
+        inside = sites_of(small, {own for own in there if own[0] == "op"})
+        whole = Formulation(wide, Problem((), (), float("inf"), 0), (), ())
+        sites = {own: _in_space(site, wide.graph, batch, mesh, sharded) for own, site in there.items()}
         ops: dict[str, frozenset[Strategy]] = {}
         stored: dict[Named, frozenset[Layout]] = {}
         taken: dict[str, shard_counts.Counts] = {}

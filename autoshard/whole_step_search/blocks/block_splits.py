@@ -17,6 +17,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.fewer_choices import Keep, narrowed
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout
 from autoshard.ir.mesh import Mesh
@@ -71,7 +72,7 @@ def block_splits(
     by pins. PinRefused where that, or what is `asked` for, is none."""
     asked = asked or SplitRequest()
     cuts = second_cuts(graph, mesh)
-    whole = _stored_as_used(formulate(graph, mesh, hardware, float("inf"), cuts, asked.all_to_all))
+    whole = _stored_as_used(formulate(PlanningContext(graph, mesh, hardware, all_to_all=asked.all_to_all), cuts))
     found: list[BlockSplit] = []
     for title, base in _in_styles(whole, asked.style, left):
         pinned = base if left == NOTHING_SAID else left.narrowed(base)

@@ -17,6 +17,7 @@ from autoshard.constraints.apply_pins import pinned
 from autoshard.constraints.pins import Pin
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import REPLICATE_PARTIAL, Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
@@ -63,9 +64,8 @@ def replicated_split(
     allowed = _allowed(
         wanted, split, mesh, batch, weights, {p.tensor for p in line.graph.parameters} | {*line.graph.weights}
     )
-    formulation = formulate(
-        line.graph, mesh, hardware, float("inf"), allowed, split.plan.search.all_to_all, micro_batches
-    )
+    context = PlanningContext(line.graph, mesh, hardware, split.plan.search.all_to_all, micro_batches)
+    formulation = formulate(context, allowed)
     formulation = split.left.storage(pinned(formulation, pins).formulation if pins else formulation)
     stored = _in_shards(formulation, wanted) if weights else _whole(formulation)
     return stored, solvers.solve(stored.problem, "auto", Options(rough=True))

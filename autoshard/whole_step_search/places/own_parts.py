@@ -20,6 +20,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import STORED, Formulation, formulate
+from autoshard.formulation.planning_context import context_of
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
@@ -168,9 +169,8 @@ def _decided(plan: Plan, mesh: Mesh, places: Sequence[_OwnPlace], graph: Graph, 
     def allowed(op: Op, strategy: Strategy) -> bool:
         return op.name not in chosen or strategy == chosen[op.name]
 
-    count, all_to_all = plan.step.micro_batches, plan.search.all_to_all
     kind = hardware if mesh == plan.mesh else places[0].hardware
-    whole = formulate(graph, mesh, kind, math.inf, allowed, all_to_all, count)
+    whole = formulate(replace(context_of(plan, graph, kind), mesh=mesh), allowed)
     layouts = {
         n: [site.layouts.index(stored[site.name])]
         for n, site in enumerate(whole.sites)
