@@ -13,14 +13,11 @@ from autoshard.rules.operators import record
 
 
 def ideal_seconds(graph: Graph, hardware: Hardware, devices: int) -> float:
-    """Seconds a step of the whole model takes on `devices` devices at peak FLOP/s; 0 where a peak is not known.
-
-    Matrix products, convolutions and attention, forward, and once more for each operand that needs a gradient
-    (attention twice more): recomputation and repeated work do not count, as in PaLM, arXiv:2204.02311, appendix B.
-    """
+    """Seconds a step of the whole model takes on `devices` devices at peak FLOP/s; 0 where a peak is not known."""
     try:
         if not hardware.kinds:
-            return sum(_op_seconds(graph, hardware, op) for op in graph.ops) / devices
+            flops = graph.once(flops_by_dtype)
+            return sum(own / hardware.peak_flops(dtype) for dtype, own in flops.items()) / devices
         first, rate = 0, 0.0
         for kind in hardware.kinds:
             count = max(0, min(devices - first, kind.devices))
@@ -31,19 +28,26 @@ def ideal_seconds(graph: Graph, hardware: Hardware, devices: int) -> float:
         return 0.0
 
 
-def _op_seconds(graph: Graph, hardware: Hardware, op: Op) -> float:
-    work = record(op.target).work
-    whole = _whole(graph, op)
-    dtype = whole.results[0].dtype
-    if work is Work.ATTENTION:
-        forward, passes = attention_flops(whole), 2 * any(t.requires_grad for t in whole.operands if t)
-    elif isinstance(work, Product):
-        forward = product_flops(whole, work)
-        passes = sum(whole.operand(position).requires_grad for position in work.multiplied)
-        dtype = work.cast_to if is_cast(whole, work) else dtype
-    else:
-        return 0.0
-    return forward * (1 + passes * (graph.loss is not None)) / hardware.peak_flops(dtype)
+def flops_by_dtype(graph: Graph) -> dict[str, float]:
+    """FLOPs of a step of the whole model by the dtype that computes them, the most first.
+
+    Matrix products, convolutions and attention, forward, and once more for each operand that needs a gradient
+    (attention twice more): recomputation and repeated work do not count, as in PaLM, arXiv:2204.02311, appendix B.
+    """
+    found: dict[str, float] = {}
+    for op in graph.ops:
+        work, whole = record(op.target).work, _whole(graph, op)
+        dtype = whole.results[0].dtype
+        if work is Work.ATTENTION:
+            forward, passes = attention_flops(whole), 2 * any(t.requires_grad for t in whole.operands if t)
+        elif isinstance(work, Product):
+            forward = product_flops(whole, work)
+            passes = sum(whole.operand(position).requires_grad for position in work.multiplied)
+            dtype = work.cast_to if is_cast(whole, work) else dtype
+        else:
+            continue
+        found[dtype] = found.get(dtype, 0.0) + forward * (1 + passes * (graph.loss is not None))
+    return dict(sorted(found.items(), key=lambda own: -own[1]))
 
 
 def _whole(graph: Graph, op: Op) -> LocalOp:

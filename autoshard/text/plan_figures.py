@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoshard.cluster.hardware import PRECISION_DTYPES, parse_hardware
+from autoshard.cluster.hardware import PRECISION_DTYPES, Hardware, parse_hardware
 from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.bands import Band, family
-from autoshard.costs.model_flops import ideal_seconds
+from autoshard.costs.model_flops import flops_by_dtype, ideal_seconds
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.search.objectives import NAMES
@@ -19,7 +19,7 @@ from autoshard.step_corrections.software import KERNELS
 from autoshard.step_corrections.step_bands import step_kind, whole_step_band
 from autoshard.text.answer_labels import MEMORY, gain_words, gap, gap_words, space
 from autoshard.text.size_table import step_name
-from autoshard.units import counted, format_bytes, format_seconds
+from autoshard.units import counted, format_bytes, format_flop_rate, format_seconds
 
 HOST_MEMORY = "host memory"
 
@@ -63,8 +63,15 @@ def figures(plan: Plan, graph: Graph, account: StepAccount | None = None) -> lis
         about = f"{note}; {format_bytes(hardware.host_memory_bytes)} of its host are for a device"
         found.append(PlanFigure(HOST_MEMORY, format_bytes(plan_host_bytes(plan, graph)), note, about))
     if used := utilisation(plan, graph, step):
-        found.append(PlanFigure("MFU", f"{used:.1%}", "of the devices' peak FLOP/s", share=_percent(used)))
+        found.append(PlanFigure("MFU", f"{used:.1%}", _peak(graph, hardware), share=_percent(used)))
     return found
+
+
+def _peak(graph: Graph, hardware: Hardware) -> str:
+    """That of the dtype in which most is computed; of several kinds of devices no figure."""
+    dtype = next(iter(graph.once(flops_by_dtype)))
+    rate = "FLOP/s" if hardware.kinds else format_flop_rate(hardware.peak_flops(dtype), 3)
+    return f"of the devices' peak, {rate} ({dtype})"
 
 
 def _percent(share: float) -> float:
