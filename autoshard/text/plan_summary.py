@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from autoshard.simulation.steps.program_step import AccountedStep
 
 SHOWN_DTYPES = ("bfloat16", "float16", "float32")  # the first that a device has stands in the list of profiles
-SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
 
 
 def summary(

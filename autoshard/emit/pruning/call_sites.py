@@ -61,12 +61,10 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """`inside`: the qualified name of the function that makes it; "" at the top of a module. `in_text`: it stands in a
-    formatted text."""
+    """`inside`: the qualified name of the function that makes it; "" at the top of a module."""
 
     node: ast.Call
     inside: str
-    in_text: bool
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def call_sites(text: str) -> CallSites:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             called.add(node.value)  # a class whose method is called is not passed on
         if isinstance(node, ast.Call):
-            calls.append(Call(node, inside.get(node, ""), node in source.in_texts))
+            calls.append(Call(node, inside.get(node, "")))
             called.add(node.func)
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("options"):
             continue  # of the command line
