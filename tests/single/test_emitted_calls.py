@@ -70,6 +70,7 @@ OUTSIDE = [  # operators that the table lacks and that are written as torch.NAME
     case("aten.std_mean", X, dim=(-1,), correction=0, keepdim=True),
     case("aten.take", (*floats((4, 6)), integers((5,), 24))),
     case("aten.take_along_dim", (*floats((4, 6)), integers((4, 2), 6)), dim=1),
+    case("aten.take_along_dim", (*floats((4, 6)), integers((3,), 24))),
     case("aten.tile", X, dims=(3,)),
     case("aten.trace", X),
     case("aten.var_mean", X, dim=(0,), correction=2, keepdim=False),
@@ -96,6 +97,18 @@ def test_the_emitted_call_gives_what_the_schema_says(one: OpCase) -> None:
     count = len(results(one))
     torch.manual_seed(0)
     assert same(one, run_emitted(one.target, random_operands(one, 0), dict(one.attributes), count))
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")
+@pytest.mark.parametrize("one", [*ROWS, *OUTSIDE], ids=case_id)
+def test_the_emitted_call_takes_operands_that_lie_otherwise_in_memory(one: OpCase) -> None:
+    """A transpose leaves the last dim outermost; here of every other operand."""
+    operands = random_operands(one, 0)
+    operands[::2] = [x if x is None or x.dim() < 2 else x.mT.contiguous().mT for x in operands[::2]]
+    torch.manual_seed(0)
+    found = run_emitted(one.target, operands, dict(one.attributes), len(results(one)))
+    if not is_random(one_op_graph(one).ops[0]) and one.target not in ("aten.empty_like", "aten.rrelu_with_noise"):
+        torch.testing.assert_close(found, results(one), equal_nan=True)
 
 
 def test_every_name_that_is_written_as_torchs_is_called_here() -> None:

@@ -229,7 +229,8 @@ OPERATORS: dict[str, Operator] = {
     "aten.scatter_add": Operator(
         rule=scatter, autocast="widest", spelling="{0}.scatter_add({dim}, {1}, {2})", chooses="along", dims="dim"
     ),
-    **each("searchsorted take take_along_dim", Operator(in_torch=True)),
+    **each("searchsorted take", Operator(in_torch=True)),
+    "aten.take_along_dim": Operator(in_torch=True, spelling="torch.take_along_dim({0}.contiguous(), {1}<dim>)"),
     "aten.select_scatter": Operator(
         rule=slice_scatter,
         saves=NOTHING,

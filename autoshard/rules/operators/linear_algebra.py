@@ -77,7 +77,8 @@ OPERATORS: dict[str, Operator] = {
     "aten.cross": Operator(autocast="widest", in_torch=True),
     "aten.dot": Operator(rule="k, k -> () | sum: k", autocast="widest", in_torch=True),
     "aten.einsum": Operator(rule=einsum, autocast="low", spelling="torch.einsum({equation}, {*})"),
-    **each("inner kron trace", Operator(in_torch=True)),
+    **each("inner trace", Operator(in_torch=True)),
+    "aten.kron": Operator(in_torch=True, spelling="torch.kron({0}.contiguous(), {1}.contiguous())"),  # it views them
     "aten.linear": Operator(
         rule="... m, n m, +n? -> ... n | sum: m",
         saves=FACTORS,
