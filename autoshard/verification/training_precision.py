@@ -92,7 +92,7 @@ def _step(
         with autocast_as_planned(graph.precision, float8):
             outputs = accumulated(module, graph, inputs, seed, 0, count, scale)
     else:
-        with autocast_as_planned(graph.precision, float8), exact_dropout(seed, 0, graph.unread_draws):
+        with autocast_as_planned(graph.precision, float8), exact_dropout(seed, 0, graph):
             outputs = outputs_of(module(*as_captured(graph, inputs)))
         if graph.loss is not None:
             (outputs[graph.outputs.index(graph.loss)] * scale).backward()

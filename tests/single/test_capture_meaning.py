@@ -152,6 +152,14 @@ KEPT = {
     "a buffer that is filled": ("self.register_buffer('on', torch.zeros(3))",
         f"self.on.fill_(2)\nself.on[:1] = torch.ones(1)\nh = self.a(x)\n{END}"),
     "a module moved to where it is": ("", f"self.a.to(x.device)\nh = self.a.to(torch.float32)(x)\n{END}"),
+    "dropouts that draw nothing, before one that does": ("self.r = nn.LSTM(8, 8, 2, dropout=1.0)",
+        "h = F.dropout(self.a(x), 0.2)\nF.dropout(h, 1.0)\nh = h + F.alpha_dropout(h, 1.0, self.training)\n"
+        "h = h + self.r(h)[0] + F.dropout(x[:0], 0.5, self.training).sum()\n"
+        f"h = F.dropout(h, 0.5, self.training)\n{END}"),
+    "writes into views that are not slices": ("",
+        "h = self.a(x) + 0\nh.T[1].add_(1)\nh.mT[2].mul_(3)\nu = h.view(4, 2, 4)\nu.mT[0, 1].mul_(5)\n"
+        "u.swapaxes(0, 2)[1] += 2\nh.narrow(-1, 5, 2).copy_(x[:, :2])\nh.narrow(0, -2, 2).mul_(2)\nv = h[1]\n"
+        f"h.transpose_(0, 1)\nh.swapdims_(0, 1).mul_(2)\nh = h + v\n{END}"),
     "a parametrisation": ("nn.utils.parametrizations.weight_norm(self.a)", f"h = self.a(x)\n{END}"),
 }  # fmt: skip
 
@@ -180,6 +188,10 @@ REFUSED = {
         "this Function's backward is not linear and elementwise", "a gradient that autograd makes"),
     "a checkpoint by hand": ("", "h = Again.apply(self.a(x), nn.Sequential(self.b, nn.Tanh()))\nreturn h.mean()",
         "h = Again", "the backward of Again runs autograd itself", "torch.utils.checkpoint"),
+    "statistics in a checkpoint": ("self.n = nn.BatchNorm1d(8)",
+        f"h = checkpoint(self.n, self.a(x), use_reentrant=False)\n{END}", "", "runs a write", "--recompute full"),
+    "a count in a reentrant checkpoint": ("self.n, self.f = nn.Buffer(torch.ones(8)), lambda h: h * self.n.add_(1)",
+        f"h = checkpoint(self.f, self.a(x), use_reentrant=True)\n{END}", "self.n, self.f", "runs a write", "full"),
     "a gradient set aside": ("", f"h = Aside.apply(self.a(x), [self.b.bias])\n{END}",
         "h = Aside", "the backward of Aside runs autograd itself", "torch.utils.checkpoint"),
     "a hook that clips": ("", f"h = self.a(x)\nh.register_hook(lambda g: g.clamp(-1, 1))\n{END}", "h.register_hook",

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph_json import dumps, loads
-from autoshard.verification.original.random_draws import exact_dropout
+from autoshard.verification.original.random_draws import ExactDropout, exact_dropout
 from tests.forced import check
 
 
@@ -54,7 +54,7 @@ def test_the_others_are_numbered_without_them() -> None:
     x = torch.ones(64)
     with exact_dropout(1, 0):
         plain = [functional.dropout(x, 0.5) for _ in range(2)]
-    with exact_dropout(1, 0, (0, 2)):
+    with ExactDropout(1, 0, (0, 2)):
         drawn = [functional.dropout(x, 0.5) for _ in range(4)]
     assert torch.equal(drawn[1], plain[0]) and torch.equal(drawn[3], plain[1])
     assert not torch.equal(drawn[0], plain[0]) and not torch.equal(drawn[2], plain[1])

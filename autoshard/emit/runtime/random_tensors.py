@@ -92,7 +92,9 @@ def random_noise(
     if not random.training:
         return x
     noise = _drawn(random, index, shape, layout, "bernoulli", 1 - p, 0.0).to(x.dtype)
-    return x * scaled_noise(noise, p)[0] + scaled_noise(noise, p)[1] if alpha else x * noise / max(1 - p, 1e-30)
+    if not alpha or p == 1:
+        return x * noise / max(1 - p, 1e-30)
+    return x * scaled_noise(noise, p)[0] + scaled_noise(noise, p)[1]
 
 
 def scaled_noise(noise: Tensor, p: float) -> tuple[Tensor, Tensor]:

@@ -238,7 +238,8 @@ def _bernoulli(op: Op, tensors: Tensors) -> Op:
 
 
 def _dropout(op: Op, tensors: Tensors) -> Op:
-    active = op.attribute("train") and op.attribute("p") != 0
+    """Of no element torch draws no number."""
+    active = op.attribute("train") and op.attribute("p") != 0 and 0 not in _operand(op, tensors).shape
     return op if active else replace(op, target="aten.alias", attributes=())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from autoshard.ir.graph import Graph, Op, Tensor
-from autoshard.rules.operators import is_random
+from autoshard.rules.operators import drops_all, is_random
 
 MARK = "\0"  # in an op's source: what stands behind it is a strategy asked for there
 
@@ -49,6 +49,7 @@ def deadcode(graph: Graph) -> Graph:
         if needed.intersection(op.results):
             kept.append(op)
             needed.update(op.operands)
-    drawing, names = [op.name for op in graph.ops if is_random(op)], {op.name for op in kept}
+    drawing = [op.name for op in graph.ops if is_random(op) and not drops_all(op)]
+    names = {op.name for op in kept}
     unread = tuple(position for position, name in enumerate(drawing) if name not in names)
     return replace(rewrite(graph, reversed(kept)), unread_draws=unread)

@@ -18,6 +18,7 @@ _VALUES = {
 }  # fmt: skip
 _GIVEN = ("full", "full_like", "new_full", "fill", "fill_")
 
+CHECKPOINTED = {"autoshard_checkpointed": True}  # in the meta of a node's own: backward runs it again
 INITIALISERS = ("uniform_", "normal_")  # the methods by which `torch.nn.init` draws
 _INITIALISES = "autoshard_initialises"  # in the meta of a node's own: a parameter is drawn
 

@@ -16,16 +16,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoshard.errors import CaptureError
-from autoshard.graph_capture.tracing.fills import draws, fill_value, full, op_name
+from autoshard.graph_capture.tracing.fills import CHECKPOINTED, draws, fill_value, full, op_name
 from autoshard.graph_capture.tracing.source_lines import node_quote
 
 aten = torch.ops.aten
-_RENAMES_ITSELF = ("detach_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "requires_grad_", "resize_")
+_RENAMES_ITSELF = ("detach_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "as_strided_")
 _SCATTERS = {
     "slice": aten.slice_scatter.default, "select": aten.select_scatter.default,
     "diagonal": aten.diagonal_scatter.default,
 }  # fmt: skip
+_OWN_INVERSES = ("transpose", "t", "swapaxes", "swapdims", "numpy_T", "mT")
 _WHOLE = ("copy_", "uniform_", "normal_", "bernoulli_", "exponential_")  # and fills: nothing of what they write is left
+_AGAIN = "leave the checkpoint out and plan with --recompute full, which writes once; or take the write out of it"
 _OUT = "the form of it that returns a new tensor"
 _SAME = ("alias", "detach", "contiguous", "to", "type_as", "lift_fresh", "dropout", "alpha_dropout", "feature_dropout")
 _RESHAPES = (
@@ -74,7 +76,7 @@ class _Functionaliser:
         name = op_name(node)
         if name == "batch_norm" and node.args[5] and isinstance(node.args[3], fx.Node):
             self._batch_norm(node, list(before))
-        elif name in _RENAMES_ITSELF:
+        elif torch.Tag.inplace_view in getattr(node.target, "tags", ()) or name == "requires_grad_":
             self._rename(node, next(iter(before)))
         elif name and node.target._schema.is_mutable:
             self._write_op(node, name, before[out] if isinstance(out, fx.Node) else next(iter(before.values())))
@@ -114,6 +116,9 @@ class _Functionaliser:
 
     def _write(self, node: fx.Node, value: fx.Node) -> None:
         if node not in self.parent:
+            if node.op == "placeholder" and value.meta.get("custom", {}).keys() >= CHECKPOINTED.keys():
+                what = "torch.utils.checkpoint runs a write to a buffer again in backward"
+                raise CaptureError(f"{what}, at {node_quote(value)}", _AGAIN)
             self.current[node] = value
             self.version[node] = self.version.get(node, 0) + 1
             return
@@ -128,12 +133,16 @@ class _Functionaliser:
             return self._behind(whole, value, view)
         if name in _SAME:
             return value
+        if name == "narrow":
+            dim, start, length = view.args[1:]
+            start += shape.shape[dim] if start < 0 else 0
+            return self._call(aten.slice_scatter.default, (whole, value, dim, start, start + length), {}, shape, view)
         if name in _SCATTERS:
             return self._call(_SCATTERS[name], (whole, value, *view.args[1:]), dict(view.kwargs), shape, view)
         if name in _RESHAPES:
             return self._call(aten.reshape.default, (value, list(shape.shape)), {}, shape, view)
-        if name in ("transpose", "t"):
-            return self._call(aten.transpose.int, (value, *(view.args[1:] or (0, 1))), {}, shape, view)
+        if name in _OWN_INVERSES:
+            return self._call(view.target, (value, *view.args[1:]), dict(view.kwargs), shape, view)
         if name == "permute":
             dims = [d % len(view.args[1]) for d in view.args[1]]
             inverse = sorted(range(len(dims)), key=dims.__getitem__)
@@ -232,11 +241,12 @@ class _Functionaliser:
 
     def _rename(self, node: fx.Node, operand: fx.Node) -> None:
         """`squeeze_` and its like change how a tensor looks, not what it holds: from here on its name is a view."""
-        if op_name(node) in ("requires_grad_", "resize_"):
+        name = op_name(node)
+        overload = _functional_overload(node, name)
+        if overload is None or name not in _RENAMES_ITSELF:
             raise CaptureError(
                 f"{node.target} can't be captured, at {node_quote(node)}", "leave the call out of forward"
             )
-        overload = getattr(getattr(aten, op_name(node).rstrip("_")), node.target._overloadname)
         view = self._call(overload, node.args, dict(node.kwargs), node.meta["val"], node)
         self.parent[view] = self._identify(operand)
         self.identity[node] = view

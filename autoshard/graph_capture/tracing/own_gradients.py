@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.tracing import LARGEST_ELEMENTS
-from autoshard.graph_capture.tracing.fills import op_name
+from autoshard.graph_capture.tracing.fills import CHECKPOINTED, op_name
 from autoshard.graph_capture.tracing.source_lines import here, node_quote
 
 aten = torch.ops.aten
@@ -79,7 +79,8 @@ def apply_function(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...]) -
 def apply_checkpoint(args: tuple[Any, ...]) -> Any:
     """A reentrant checkpoint of `args[0]`: without an input that has a gradient, nothing inside gets one."""
     function, _, *operands = args
-    with torch.set_grad_enabled(torch.is_grad_enabled() and _wants_gradient(operands)):
+    again = torch.is_grad_enabled() and _wants_gradient(operands)
+    with torch.set_grad_enabled(again), fx.traceback.annotate(CHECKPOINTED if again else {}):
         return function(*operands)
 
 

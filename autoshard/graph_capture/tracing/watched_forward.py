@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.tracing.data_dependence import ASKED, Answers, is_causal_mask
-from autoshard.graph_capture.tracing.fills import INITIALISERS, initialising
+from autoshard.graph_capture.tracing.fills import CHECKPOINTED, INITIALISERS, initialising
 from autoshard.graph_capture.tracing.own_gradients import (
     DerivesError,
     apply_checkpoint,
@@ -120,6 +121,7 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
             (autograd.Function, "apply", _apply(autograd.Function.__dict__["apply"].__func__)),
             (torch.Tensor, "register_hook", _hooked(torch.Tensor.register_hook)),
             (graph, "__enter__", _saved(graph.__enter__)),
+            *((_CHECKPOINT, name, _noted(getattr(_CHECKPOINT, name))) for name in ("__enter__", "__exit__")),
             *(
                 (owner, name, _refused(getattr(owner, name), "the forward differentiates", _DERIVES, DerivesError))
                 for owner, name in _DERIVING
@@ -128,6 +130,7 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
     return patches
 
 
+_CHECKPOINT = torch.utils.checkpoint._checkpoint_hook
 _NORMS = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.SyncBatchNorm)
 _SEEDS = ((torch, "manual_seed"), (torch, "seed"), (torch.random, "manual_seed"), (torch.random, "seed"))
 _DERIVING = ((torch.autograd, "grad"), (torch.autograd, "backward"), (torch.Tensor, "backward"))
@@ -237,6 +240,18 @@ def _saved(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self)
 
     return enter
+
+
+def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A checkpoint notes that backward runs again what is inside."""
+
+    def noted(self: Any, *given: Any) -> Any:
+        if not given:
+            self._note = fx.traceback.annotate(CHECKPOINTED)
+        getattr(self._note, original.__name__)(*given)
+        return original(self, *given)
+
+    return noted
 
 
 @contextlib.contextmanager

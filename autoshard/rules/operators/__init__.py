@@ -49,6 +49,12 @@ def is_random(op: Op) -> bool:
     return all(given.get(name) for name in draws)
 
 
+def drops_all(op: Op) -> bool:
+    """Is it a dropout of everything? It counts as random, and torch draws no number for it."""
+    given = dict(op.attributes)
+    return is_random(op) and any(given[n] == 1 and given[n] is not True for n in record(op.target).draws or ())
+
+
 def random_index(graph: Graph, op: Op) -> int:
     """Ordinal of a random op in execution order; -1 of one that draws nothing."""
     return graph.once(_ordinals).get(op.name, -1)

@@ -15,6 +15,8 @@ from autoshard.emit.runtime.random_tensors import chosen, exact_values
 from autoshard.emit.runtime.randomness import Step, dropout_mask
 from autoshard.errors import UsageError
 from autoshard.graph_capture.tracing.fills import INITIALISERS
+from autoshard.ir.graph import Graph
+from autoshard.rules.operators import drops_all, is_random
 
 _UNSUPPORTED = {"randperm", "rrelu_with_noise", "poisson", "geometric_", "cauchy_", "log_normal_"}
 # operator -> (kind, the arguments after the drawn tensor or its shape: their defaults), see `runtime.random_tensors`
@@ -29,15 +31,16 @@ _IN_PLACE = ("uniform_", "normal_", "exponential_")
 
 class ExactDropout(TorchDispatchMode):
     """The n-th mask drawn is the mask of operator n: a function of (seed, step, operator, global index). The `unread`
-    ones, by position, belong to no operator of the program, and the others are counted without them.
+    ones, by position, belong to no operator of the program, and the others are counted without them; the `undrawn`
+    operators, by number, draw in the program alone.
 
     On the CPU, dropout of every kind, in attention too, draws by one `bernoulli_` an operator. An operator is known by
     the state of the generator: activation checkpointing brings that back, and so draws the same mask again.
     """
 
-    def __init__(self, seed: int, step: Step, unread: Sequence[int] = ()) -> None:
+    def __init__(self, seed: int, step: Step, unread: Sequence[int] = (), undrawn: Sequence[int] = ()) -> None:
         super().__init__()
-        self.seed, self.step, self.unread = seed, step, unread
+        self.seed, self.step, self.unread, self.undrawn = seed, step, unread, undrawn
         self.numbers: dict[bytes, int] = {}
 
     @property
@@ -50,7 +53,10 @@ class ExactDropout(TorchDispatchMode):
         state = torch.default_generator.get_state().numpy().tobytes()
         torch.rand(())
         position = self.numbers.setdefault(hashlib.blake2b(state).digest(), len(self.numbers))
-        return -1 - position if position in self.unread else position - bisect(self.unread, position)
+        number = position - bisect(self.unread, position)
+        for skipped in self.undrawn:
+            number += skipped <= number
+        return -1 - position if position in self.unread else number
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -114,7 +120,11 @@ def _names(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def exact_dropout(seed: int, step: Step, unread: Sequence[int] = ()) -> Iterator[ExactDropout]:
-    with torch.random.fork_rng(devices=[]), ExactDropout(seed, step, unread) as mode:
+def exact_dropout(seed: int, step: Step, graph: Graph | None = None) -> Iterator[ExactDropout]:
+    """`graph`: the program's, if some of its numbers are not the original's."""
+    drawing = [op for op in graph.ops if is_random(op)] if graph else []
+    undrawn = [number for number, op in enumerate(drawing) if drops_all(op)]
+    unread = graph.unread_draws if graph else ()
+    with torch.random.fork_rng(devices=[]), ExactDropout(seed, step, unread, undrawn) as mode:
         torch.manual_seed(seed)
         yield mode

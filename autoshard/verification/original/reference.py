@@ -169,7 +169,7 @@ def accumulated(
     made: list[torch.Tensor] = []
     for number, own in enumerate(batches):
         counting = sharing(shares[number]) if shares is not None else contextlib.nullcontext()
-        with exact_dropout(seed, at(step, number), graph.unread_draws), torch.set_grad_enabled(graph.loss is not None):
+        with exact_dropout(seed, at(step, number), graph), torch.set_grad_enabled(graph.loss is not None):
             with counting:
                 outputs = outputs_of(module(*as_captured(graph, own)))
             if graph.loss is not None:
