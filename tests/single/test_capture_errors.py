@@ -87,13 +87,19 @@ BROKEN = [
     ("return self.missing(x)", "mine.py:13 `return self.missing(x)`", "missing"),
     ("y = x.numpy()\nreturn self.layer(x).sum()", "mine.py:13 `y = x.numpy()`", ""),
     ("with torch.autocast('cpu'):\n    y = self.layer(x)\nreturn y", "mine.py:13 `with torch.auto", "autocast"),
+    ("y = torch.func.grad(lambda u: self.layer(u).sum())(x)\nreturn y.sum()", "mine.py:13 `y = t", "differentiates"),
+    ("y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.layer(x),))\nreturn y.sum()", "mine.py:13 `y = t",
+     "the model uses cond"),
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("body, place, reason", BROKEN)
-def test_the_line_that_breaks_the_capture_is_named(model, body: str, place: str, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_the_line_that_breaks_the_capture_is_named(  # type: ignore[no-untyped-def]
+    model, body: str, place: str, reason: str, training: bool
+) -> None:
     spec = model(body) + ":build"
-    text = message(CaptureError, lambda: capture(spec, {}))
+    text = message(CaptureError, lambda: capture(spec, {}, training=training))
     assert place in text and reason in text, text
 
 

@@ -114,6 +114,10 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
         (torch, "ctc_loss", _refused(torch.ctc_loss, "the work of a loss depends on its lengths' values", _CTC)),
         (torch._VF, "_pack_padded_sequence", _refused(torch._VF._pack_padded_sequence, _PACKED, _PADDED)),
         *((torch.Tensor, name, initialising(getattr(torch.Tensor, name))) for name in INITIALISERS),
+        *(
+            (owner, name, _refused(getattr(owner, name), "the forward differentiates", _DERIVES, DerivesError))
+            for owner, name in _DERIVING
+        ),
     ]
     if training:
         patches += [
@@ -122,10 +126,6 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
             (torch.Tensor, "register_hook", _hooked(torch.Tensor.register_hook)),
             (graph, "__enter__", _saved(graph.__enter__)),
             *((_CHECKPOINT, name, _noted(getattr(_CHECKPOINT, name))) for name in ("__enter__", "__exit__")),
-            *(
-                (owner, name, _refused(getattr(owner, name), "the forward differentiates", _DERIVES, DerivesError))
-                for owner, name in _DERIVING
-            ),
         ]
     return patches
 
@@ -205,7 +205,7 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is torch.utils.checkpoint.CheckpointFunction:
             return apply_checkpoint(args)
-        if kwargs or cls.__module__ in _LIBRARY:
+        if kwargs or cls.__module__ in _LIBRARY or cls.__module__.startswith("torch._higher_order_ops"):
             return original(cls, *args, **kwargs)
         return apply_function(cls, lambda *given: original(cls, *given), args)
 
