@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -11,8 +12,9 @@ from autoshard.errors import NAMED, InfeasibleError, UsageError
 from autoshard.ir.problem import Problem
 from autoshard.solvers import portfolio
 from autoshard.solvers.common.effort import BUDGET_ENTRIES
+from autoshard.solvers.common.infeasibility import least, short
 from autoshard.solvers.common.restrict import original, restricted
-from autoshard.solvers.common.result import FalseProof, Solution, fits
+from autoshard.solvers.common.result import FalseProof, Solution, fits, none_within
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.common.validate import check, check_pins
 from autoshard.units import ROUNDING
@@ -71,7 +73,10 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
     check_pins(problem, options.pinned)
     pinned, clock = dict(options.pinned), PartialClock(options.clock.left, whole=options.clock)
     small = restricted(problem, pinned)
+    needed = least(small).bytes if math.isfinite(small.capacity_bytes) else 0.0
     try:
+        if none_within(needed, small.capacity_bytes):  # which no search has to find
+            raise short(small, needed - small.capacity_bytes)
         found = SOLVERS[solver](small, replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock))
     except InfeasibleError as error:
         from autoshard.solvers.refutation import checked  # what few answers need is not read for each

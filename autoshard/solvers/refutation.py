@@ -26,7 +26,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import SLAB, Floats, Problem, Value
 from autoshard.solvers.common.arc_consistency import Fences
-from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.clock import Pace, attempt, watched
 from autoshard.solvers.common.infeasibility import least
 from autoshard.solvers.common.result import none_within
 from autoshard.solvers.common.solver_options import Clock, PartialClock
@@ -94,12 +94,12 @@ def _by_program(problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
     if prices is None or len(prices) != small.horizon or not prices.sum() > 0:
         prices = np.zeros(small.horizon)
         prices[least(small).time] = 1.0
-    sum_ = priced(small, prices / prices.sum())
+    pace, sum_ = Pace(2), priced(small, prices / prices.sum())
     kept = [np.flatnonzero(flags) for flags in Fences(sum_).flags]
     if sum(map(len, kept)) + sum(v.seconds.size * len(v.consumers) for v in sum_.values) > _COLUMNS:
         return False
     typical = problem.capacity_bytes if 0 < problem.capacity_bytes < math.inf else 1.0
-    program = Highs(linear(sum_, kept), clock, typical)
+    program = Highs(linear(sum_, kept), clock, typical, pace)
     relaxed = program.relax()
     if relaxed is None:
         return program.infeasible

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
+from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
 from autoshard.solvers.linear_program.memory_constraints import LARGEST
@@ -46,7 +47,7 @@ class SectionProgram:
         self.core, self.kept, self.clock = core, kept, clock
         self.model = linear(_problem(core.graph), kept)
         typical = value if math.isfinite(value) else float(self.model.cost.mean()) * len(kept)
-        self.highs = Highs(self.model, clock, typical)
+        self.highs = Highs(self.model, clock, typical, Pace(2))
         self.times: list[int] = []
         slots = np.concatenate([np.zeros(0, np.int64), *kept])
         begin = np.append(0, core.items.ends[:-1]) if len(kept) else np.zeros(0, np.int64)

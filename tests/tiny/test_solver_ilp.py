@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Floats, Problem, memory, objective
 from autoshard.solvers import Clock, Options, portfolio, solve
+from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.elimination import least_excess
 from autoshard.solvers.elimination.dominance import finite
@@ -104,7 +105,7 @@ def test_the_relaxation_is_a_bound_and_every_plan_a_point_of_it(seed: int) -> No
     if plan is None:
         return
     model = linear(problem, kept)
-    highs = Highs(model, Clock(), plan.objective)
+    highs = Highs(model, Clock(), plan.objective, Pace(2))
     relaxed = highs.relax()
     assert relaxed is not None
     assert relaxed.bound <= plan.objective * (1 + 1e-9) + 1e-9
@@ -116,7 +117,7 @@ def test_the_relaxation_is_a_bound_and_every_plan_a_point_of_it(seed: int) -> No
     x[columns] = 1.0
     assert model.picked(x) == choice
     if math.isfinite(objective(problem, choice)):
-        one = Highs(fixed, Clock(), 1.0).relax()
+        one = Highs(fixed, Clock(), 1.0, Pace(2)).relax()
         assert one is not None and close(one.bound, objective(problem, choice))
     alive = expected(problem, model, x)
     assert (alive <= memory(problem, choice) + 1e-9).all()
@@ -135,7 +136,7 @@ def test_a_memory_row_says_what_is_alive(seed: int) -> None:
             continue
         limit = replace(problem, capacity_bytes=float(capacity))
         model = linear(limit, [np.array([s]) for s in choice])
-        highs = Highs(model, Clock(), 1.0)
+        highs = Highs(model, Clock(), 1.0, Pace(2))
         highs.add(MemoryRows(limit, model, len(model.cost)).rows(range(limit.horizon)))
         assert (highs.relax() is not None) == fits
 
@@ -194,7 +195,7 @@ def test_the_clock_stops_highs_inside() -> None:
             return self.looks > 3
 
     model = linear(blocks(40), finite(blocks(40)))
-    highs = Highs(model, Late(), 1.0)
+    highs = Highs(model, Late(), 1.0, Pace(2))
     relaxed = highs.relax()
     assert highs.solver.getInfo().simplex_iteration_count < 100
     assert relaxed is None or relaxed.bound <= portfolio.solve(blocks(40)).objective
@@ -212,7 +213,7 @@ def test_excess_is_below_every_plan_with_the_choice(seed: int) -> None:
     except InfeasibleError:
         return
     model = linear(problem, kept)
-    relaxed = Highs(model, Clock(), 1.0).relax()
+    relaxed = Highs(model, Clock(), 1.0, Pace(2)).relax()
     if relaxed is None:
         return
     more = excess(model, relaxed.reduced)
@@ -227,7 +228,7 @@ def test_trees_say_more_than_reduced_costs() -> None:
     problem = blocks(8)
     model = linear(problem, finite(problem))
     best = portfolio.solve(problem).objective
-    relaxed = Highs(model, Clock(), best).relax()
+    relaxed = Highs(model, Clock(), best, Pace(2)).relax()
     assert relaxed is not None
     gap = 1.005 * best - relaxed.bound
     by_trees = (excess(model, relaxed.reduced) <= gap).sum()

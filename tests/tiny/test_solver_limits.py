@@ -22,8 +22,11 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.heuristics import brute_force
+from autoshard.solvers.linear_program.highs_engine import Highs
+from autoshard.solvers.linear_program.rows import linear
 from autoshard.solvers.relax import reader_terms, restricted_start, wide_choices
 from autoshard.solvers.relax.limited_search import LimitedSearch
+from autoshard.solvers.relax.memory_presolve import starting_plan
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.trws_layouts import Beliefs
 from tests.looks import Looks
@@ -86,6 +89,33 @@ def test_what_can_not_fit_is_proven_from_the_least_memory() -> None:
     with pytest.raises(InfeasibleError) as error:
         solvers.solve(problem, "auto")
     assert error.value.proven
+
+
+@pytest.mark.parametrize("solver", ["auto", "dp", "ilp"])
+def test_that_the_smallest_sizes_overflow_is_proven_without_any_time(solver: str) -> None:
+    with pytest.raises(InfeasibleError, match="every plan needs at least 1 B more") as error:
+        solvers.solve(replace(layers(60), capacity_bytes=59.0), solver, Options(clock=Clock(0.0)))
+    assert error.value.proven
+
+
+def test_integer_programs_begin_with_what_was_found_before_the_clock_ended() -> None:
+    problem, clock = replace(layers(60), capacity_bytes=0.6 * 240.0), Clock(1500.0, timer=Looks())
+    with watched(clock):
+        begun = starting_plan(problem, Options(clock=clock))
+    assert clock.cut and begun.bound >= 60.0, "as without the limit, where each takes its fast way"
+
+
+def test_no_program_is_taken_in_that_took_longer_to_write_than_is_left() -> None:
+    problem = layers(4)
+    model = linear(problem, [np.arange(2)] * 4)
+    for left, in_time in ((30.0, True), (5.0, False)):
+        clock = Clock(20.0 + left, timer=Looks())
+        with watched(clock):
+            pace = Pace(2)
+            while clock.seconds < 20.0:
+                pass
+            made = attempt(Highs, model, clock, 1.0, pace)
+        assert (made is not None) == in_time == (not clock.cut)
 
 
 @pytest.mark.parametrize("seed", range(60))

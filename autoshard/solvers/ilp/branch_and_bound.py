@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Problem, memory, objective
-from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.clock import Pace, attempt, watched
 from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.common.local_search import Aim, Choice, descend, links
 from autoshard.solvers.common.memory_repair import repaired
@@ -48,9 +48,8 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
     started, known = time.perf_counter(), 0.0
     search = _IntegerSearch(condensed(problem), options.clock)
     with watched(options.clock):
-        begun = attempt(starting_plan, search.problem, options) if start else None
-        if begun is not None:
-            choice, known, search.prices = begun
+        if start:
+            choice, known, search.prices = starting_plan(search.problem, options)
             search.offer(choice)
         attempt(search.run)
     if start and search.clock.cut:  # dp's bound may be the better one
@@ -125,11 +124,11 @@ class _IntegerSearch:
 
     def under_prices(self, kept: list[Integers]) -> list[Integers]:
         """Prunes by a relaxation without memory rows, their prices being in its costs: it is solved much faster."""
-        model = linear(self.problem, kept)
+        pace, model = Pace(2), linear(self.problem, kept)
         memory_rows = MemoryRows(self.problem, model, len(model.cost))
         times = np.flatnonzero(self.prices)
         priced, paid = with_prices(model, memory_rows.rows(times), self.prices[times] * memory_rows.unit)
-        relaxed = Highs(priced, self.clock, self.value).relax()
+        relaxed = Highs(priced, self.clock, self.value, pace).relax()
         if relaxed is None:
             return kept
         bound = relaxed.bound - paid
@@ -165,8 +164,9 @@ class _HighsProgram:
 
     def __init__(self, search: _IntegerSearch, kept: Sequence[Integers], times: Sequence[int]) -> None:
         self.search = search
-        model = linear(search.problem, kept)
-        self.highs = Highs(model, search.clock, search.value if search.best else float(model.cost.mean()) * len(kept))
+        pace, model = Pace(2), linear(search.problem, kept)
+        typical = search.value if search.best else float(model.cost.mean()) * len(kept)
+        self.highs = Highs(model, search.clock, typical, pace)
         self.memory = MemoryRows(search.problem, model, len(model.cost))
         self.infeasible = False
         self.limit(times)

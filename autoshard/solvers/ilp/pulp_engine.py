@@ -18,7 +18,7 @@ import numpy as np
 
 from autoshard.errors import UsageError
 from autoshard.ir.problem import Floats, Problem, memory, objective
-from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.effort import MOST_ROUNDS
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, finish, fits
@@ -59,8 +59,8 @@ def _solve(problem: Problem, options: Options) -> Solution:
     make = maker(options.engine)
     small = condensed(problem)
     with watched(options.clock):
-        begun = attempt(starting_plan, small, options)
-    best, known = (begun.choice, begun.bound) if begun else (warm_start.plan(small), 0.0)
+        best, known, _ = starting_plan(small, options)
+    best = warm_start.plan(small) if best is None and options.clock.cut else best
     value = objective(problem, best) if best is not None else math.inf
     program = _PulpProgram(small, value)
     for _ in range(MOST_ROUNDS):

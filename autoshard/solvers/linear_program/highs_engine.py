@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.common.effort import CLOSE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.linear_program.rows import SCALED_TOTAL, Linear, Rows
@@ -39,9 +40,12 @@ class Searched:
 
 
 class Highs:
-    """`typical`: about what the objective will be, in seconds; the scale of everything that HiGHS sees."""
+    """`typical`: about what the objective will be, in seconds; the scale of everything that HiGHS sees. `pace`: of two
+    steps, begun before the model was written. HiGHS does not look at the clock while it takes in a program, nor while
+    it begins to solve it, and each lasts longer than all before."""
 
-    def __init__(self, model: Linear, clock: Clock, typical: float) -> None:
+    def __init__(self, model: Linear, clock: Clock, typical: float, pace: Pace) -> None:
+        pace.step(1)
         import highspy
 
         self.model, self.clock = model, clock
@@ -67,6 +71,7 @@ class Highs:
         kinds = highspy.cb.HighsCallbackType
         for kind in (kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt, kinds.kCallbackIpmInterrupt):
             self.solver.startCallback(kind)
+        pace.step(1)
 
     def _called(self, kind: Any, message: str, out: Any, answer: Any, data: object) -> None:
         small = out.mip_node_count > _PATIENT and out.mip_gap <= CLOSE

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.solvers.common import clock
 
 SCALED_TOTAL = 1e5  # what the objective is scaled to, about: tolerances of solvers are absolute
 
@@ -113,6 +114,7 @@ def linear(problem: Problem, kept: Sequence[Integers]) -> Linear:
     columns = int(first[-1])
     flows: list[Flow] = []
     for value in problem.values:
+        clock.check()
         block = blocks.of(value)
         ends = np.concatenate([np.arange(first[n], first[n + 1]) for n in (value.producer, *value.consumers)])
         cost[0][ends] += block.own

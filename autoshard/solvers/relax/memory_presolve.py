@@ -10,6 +10,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.effort import ROUNDS, SOON_ENTRIES
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
@@ -31,17 +32,18 @@ class Start(NamedTuple):
 
 
 def starting_plan(problem: Problem, options: Options) -> Start:
-    """What dp finds within a small budget.
+    """What dp finds within a small budget, and until the clock is over.
 
     `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
     """
     budget = min(options.budget_entries or SOON_ENTRIES, SOON_ENTRIES)
-    state, prices = Incumbent(problem), np.zeros(problem.horizon)
+    state, prices = Incumbent(problem), None
     try:
-        prices = fitted(state, minimise(problem, Contents(problem), budget_entries=budget), budget)
+        found = attempt(minimise, problem, Contents(problem), budget_entries=budget)
+        prices = None if found is None else attempt(fitted, state, found, budget)
     except InfeasibleError as error:
         state.failed(error)
-    return Start(state.choice, state.bound, prices)
+    return Start(state.choice, state.bound, np.zeros(problem.horizon) if prices is None else prices)
 
 
 def worth_keeping(problem: Problem) -> list[Integers]:
