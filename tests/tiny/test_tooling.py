@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.planted_faults import explained, stale
 from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,11 @@ def test_the_tests_near_a_planted_fault_are_there() -> None:
     tests = {*near["by_processes"]}.union(*code.values())
     assert not [name for name in tests if not (ROOT / "tests" / name).exists()] and tests
     assert not [name for name in code if not (ROOT / "autoshard" / name).exists()]
+
+
+def test_the_places_of_faults_that_change_nothing_are_there() -> None:
+    assert explained() and not stale(explained())
+    assert stale(["emit/classes.py gone: 0 -> 1"]), "the function is looked for, too"
 
 
 def test_no_test_depends_on_how_fast_a_machine_is() -> None:
