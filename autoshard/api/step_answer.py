@@ -23,12 +23,12 @@ from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_step import predicted, with_ranks
-from autoshard.search.memory_fit import NEAR, TIGHTER, no_step_within
+from autoshard.search.memory_fit import TIGHTER, no_step_within
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.style_plans import StylePlan, style_plans
 from autoshard.simulation.fusion_sizes import with_unused_fusion
-from autoshard.solvers.common.effort import LOOSE, ROUNDS
+from autoshard.solvers.common.effort import LOOSE, ROUGHLY, ROUNDS
 from autoshard.solvers.common.result import fits
 from autoshard.text import step_text
 from autoshard.units import counted
@@ -193,7 +193,8 @@ def _fitting(
         fitting = own if fits(own.bytes, limit) else None
     if fitting is None:
         raise no_step_within(limit, min(sizes), first.plan)
-    while too_much - room > NEAR * too_much and wanted.level == SPEED and fitting.seconds > first.seconds * (1 + LOOSE):
+    slow = first.seconds * (1 + LOOSE)
+    while too_much - room > ROUGHLY * too_much and wanted.level == SPEED and fitting.seconds > slow:
         middle = (room + too_much) / 2
         try:
             own = within(middle)

@@ -65,5 +65,5 @@ def test_searches_of_less_room_come_to_fit_split_no_block_anew_and_try_what_lies
     assert made.best.program_bytes <= 0.85 * free.program_bytes
     assert made.best.problem.capacity_bytes < 0.85 * free.program_bytes, "one search is enough"
     assert len(split) == 2 * once
-    monkeypatch.setattr("autoshard.api.step_answer.NEAR", 1.0)
+    monkeypatch.setattr("autoshard.api.step_answer.ROUGHLY", 1.0)
     assert made.best.program_seconds < planned_step(model, hardware(), tight).found.best.program_seconds
