@@ -159,9 +159,9 @@ def _of_orders(
     if not made:
         raise refused[0]
     hardware, found, graph, plan = min(made, key=lambda each: each[3].step_seconds)
-    least = min(each[1].bound_seconds for each in made)
-    if least < found.bound_seconds:
-        found = replace(found, bound_seconds=least)
+    least = min(each[1].bound for each in made)
+    if least < found.bound:
+        found = replace(found, bound=least)
         graph, plan = joint_plan(found, hardware, origin)
     return hardware, found, graph, plan
 
@@ -240,7 +240,7 @@ def _made(
     `limit_bytes`: of programs, which those that fit are taken by; `wider`: what was found within more, with its bound
     on all."""
     found = replace(searched_step(graph, hardware, wanted, stores, wider is None), limit_bytes=limit_bytes)
-    found = found.of_wider(wider) if wider else found
+    found = replace(found, bound=wider.bound) if wider else found
     try:
         return _Made(*confirmed(found, hardware, origin), wanted)
     except UsageError as error:

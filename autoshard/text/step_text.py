@@ -93,29 +93,26 @@ def certainty(found: JointResult) -> list[str]:
         return [
             f"gap {found.gap:.2%} (cost model of blocks): {format_seconds(found.best.rest_seconds)} of communication, "
             "recomputation and replicated computation per step, mean over devices; lower bound for all plans searched: "
-            f"{format_seconds(found.bound_rest_seconds)}. Pipeline bubbles do not count, and nothing is proved of the "
+            f"{format_seconds(found.bound)}. Pipeline bubbles do not count, and nothing is proved of the "
             "step's time",
-            _searched(found, "", "have more of it by their bounds"),
+            _searched(found, "have more of it by their bounds"),
         ]
     if found.level == MEMORY:
         return [
             f"gap {found.gap:.2%} (cost model of blocks): the fullest device holds "
             f"{format_bytes(found.best.peak_bytes)}; lower bound for all plans searched: "
-            f"{format_bytes(found.bound_bytes)}. Nothing is proved of its time",
-            _searched(found, "", "hold more by their bounds"),
+            f"{format_bytes(found.bound)}. Nothing is proved of its time",
+            _searched(found, "hold more by their bounds"),
         ]
     return [
         f"gap {found.gap:.2%} (cost model of blocks): {format_seconds(found.best.seconds)}; lower bound for all "
-        f"plans searched, whatever their schedule: {format_seconds(found.bound_seconds)}{_below(found)}",
-        f"gap {found.model_gap:.2%} of the closed-form step; its lower bound: {format_seconds(found.model_bound)}",
-        _searched(
-            found, f", {found.fitting:,} of which fit{'s' * (found.fitting == 1)}", "can't be better by their bounds"
-        ),
+        f"plans searched, whatever their schedule: {format_seconds(found.bound)}{_below(found)}",
+        _searched(found, "can't be better by their bounds"),
     ]
 
 
-def _searched(found: JointResult, of_these: str, others: str) -> str:
-    solved = f"{found.solved:,} {'was' if found.solved == 1 else 'were'} solved{of_these}"
+def _searched(found: JointResult, others: str) -> str:
+    solved = f"{found.solved:,} {'was' if found.solved == 1 else 'were'} solved"
     kinds, searches = counted(len(found.best.problem.costs), "kind"), counted(found.fronts, "search")
     choices = f"{found.considered:,} outer choice{'s' * (found.considered != 1)}"
     return (
@@ -139,7 +136,7 @@ def taken(own: SolvedStep) -> float:
 
 def _below(found: JointResult) -> str:
     """Said where a program is predicted to take less than the bound on the costs of blocks."""
-    if not 0 < found.best.program_seconds < found.bound_seconds:
+    if not 0 < found.best.program_seconds < found.bound:
         return ""
     less = 1 - found.best.program_seconds / found.best.seconds
     return f"; its program is predicted to take {less:.1%} less than its blocks, which the bound does not speak of"
@@ -187,7 +184,6 @@ def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:
         **_bounds(found),
         "considered": found.considered,
         "solved": found.solved,
-        "fitting": found.fitting,
         "global_batch": wanted.step.global_batch,
         "devices": wanted.devices,
     }
@@ -195,17 +191,11 @@ def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:
 
 def _bounds(found: JointResult) -> dict[str, Any]:
     if found.level == RATIO:
-        rest, bound = found.best.rest_seconds, found.bound_rest_seconds
+        rest, bound = found.best.rest_seconds, found.bound
         return {"rest_seconds": rest, "bound_rest_seconds": bound, "gap": found.gap}
     if found.level == MEMORY:
-        return {"peak_bytes": found.best.peak_bytes, "bound_bytes": found.bound_bytes, "gap": found.gap}
-    return {
-        "bound_seconds": found.bound_seconds,
-        "gap": found.gap,
-        "model_seconds": found.model_seconds,
-        "model_bound_seconds": found.model_bound,
-        "model_gap": found.model_gap,
-    }
+        return {"peak_bytes": found.best.peak_bytes, "bound_bytes": found.bound, "gap": found.gap}
+    return {"bound_seconds": found.bound, "gap": found.gap}
 
 
 def _found(result: JointResult, own: SolvedStep) -> dict[str, Any]:

@@ -1,78 +1,109 @@
-"""The fastest plan of a stage problem that fits as it is simulated."""
+"""One outer choice: the best plans of its stages, and the best of these that fits as it is simulated.
+
+A stage problem counts what a block works with beside all that is kept, and what several chunks keep as their mean: of
+one stage the exact plan takes its place where it may be better; of several, where a plan holds more than there is, as
+much less room is taken to be there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from autoshard.ir.problem import Floats
-from autoshard.search.memory_fit import NEAR
-from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
+from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import fits
-from autoshard.solvers.stages.stage_partition import StageSolution
-from autoshard.solvers.stages.stage_problem import StagePlan
+from autoshard.solvers.stages.one_stage import RunningBlock, fastest_points, least_peak
+from autoshard.solvers.stages.room_bound import RoomBound
+from autoshard.solvers.stages.stage_partition import solve_stages
+from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, closed_form
 from autoshard.whole_step_search.blocks.block_splits import BlockSplit
-from autoshard.whole_step_search.point_reassignment import reassigned_points
-from autoshard.whole_step_search.solved_steps import SolvedStep, best_stages
+from autoshard.whole_step_search.solved_steps import SolvedStep
 from autoshard.whole_step_search.step_costs import StepProblem
 
-FAR = 0.9  # the closed form is at most this much above the simulated step
+SIMULATED = 2  # plans of one stage problem
 
 
-def fastest_step(
-    problem: StepProblem, split: BlockSplit | None, solution: StageSolution | None, best: float
+def fitting_step(
+    problem: StepProblem, split: BlockSplit | None, plans_of: Callable[[StepProblem], Sequence[StagePlan]], level: int
 ) -> SolvedStep | None:
-    """The fastest of its plans that fits as it is simulated. Where none does as fast as it was solved, a stage is given
-    as much less room as it needs more: several chunks of a stage keep more than their mean while one of them runs
-    ahead. Between what is too little and what is enough the least is then sought."""
-    own, found, room = problem, solution, problem.withheld_bytes
-    made: SolvedStep | None = None
+    """Of the plans that `plans_of` makes of the problem, with less room while none fits as it is simulated: the best
+    that does, else the first; None without any."""
+    own, first = problem, None
     for attempt in range(ROUNDS):
-        known = min(best, made.seconds) if made else best
-        if solution is None or found is None or found.plans[0].seconds * FAR >= known:
+        made = [(plan, problem.step_costs(plan)) for plan in plans_of(own)]
+        fitting = [
+            SolvedStep(problem, split, plan, simulate_step(costs))
+            for plan, costs in made
+            if fits(problem.fullest_bytes(costs.peak_bytes), problem.capacity_bytes)
+        ]
+        if fitting:
+            return min(fitting, key=lambda step: (step.value(level), step.seconds))
+        if not made:
             break
-        fastest, first = _fastest_fitting(problem, found)
-        if fastest is not None and (made is None or fastest[1].step_seconds < made.seconds):
-            made = SolvedStep(problem, split, fastest[0], solution, fastest[1])
-        over = np.maximum(np.array(first.peak_bytes) - problem.capacities, 0.0)
-        solved = found.plans[0].seconds * (1 + LOOSE) if over.any() else np.inf
-        if made is not None and fastest is not None and fastest[0].seconds <= solved:
-            return made if attempt == 0 else _with_more_room(made, own.withheld_bytes, room, best)
-        room = own.withheld_bytes
+        first = first or SolvedStep(problem, split, made[0][0], simulate_step(made[0][1]))
+        over = np.maximum(np.array(made[0][1].peak_bytes) - problem.capacities, 0.0)
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
-        found = best_stages(own)
-    return made
+    return first
 
 
-def _with_more_room(made: SolvedStep, enough: float | Floats, too_little: float | Floats, best: float) -> SolvedStep:
-    """`made` or a faster one that fits: bytes withheld of the stages are bisected. What can't be simulated to less than
-    `best` is not: it takes more room."""
-    while (np.abs(np.asarray(enough) - too_little) > NEAR * made.problem.capacities).any():
-        middle = (np.asarray(enough) + too_little) / 2
-        own = replace(made.problem, withheld_bytes=middle)
-        found = best_stages(own)
-        if found is not None and found.plans[0].seconds * FAR >= min(best, made.seconds):
-            enough = middle
-            continue
-        fastest = _fastest_fitting(made.problem, found)[0] if found is not None else None
-        if fastest is None:
-            too_little = middle
-            continue
-        enough = middle
-        if fastest[1].step_seconds < made.seconds:
-            made = replace(made, plan=fastest[0], timeline=fastest[1])
-    return made
+def best_stages(problem: StepProblem) -> list[StagePlan]:
+    """The fastest by the closed form. Where none of several stages fits as the stage problem counts, those that fit by
+    what is surely held: which of them do is for the simulated step to say."""
+    found = solve_stages(problem.stage_problem, SIMULATED, LOOSE)
+    if not _is_one(problem):
+        return found or solve_stages(problem.bounding, SIMULATED, LOOSE)
+    several = problem.choice.micro_batches > 1  # then the form counts no less than is held
+    if several and found and found[0].seconds * (1 - LOOSE) <= RoomBound(problem.bounding).form_seconds:
+        return found
+    points = least_points(problem, [own.front for own in problem.fronts])
+    if points is None:
+        return found
+    exact = one_stage(problem, points)
+    return [exact, *(other for other in found if other.seconds > exact.seconds)][:SIMULATED]
 
 
-def _fastest_fitting(
-    problem: StepProblem, found: StageSolution
-) -> tuple[tuple[StagePlan, StepTimeline] | None, StepCosts]:
-    """The fastest of its plans that fits, their points as they are or dealt anew, as they are simulated, and the costs
-    of the first as it is."""
-    plans = dict.fromkeys(own for plan in found.plans for own in (plan, *reassigned_points(problem, plan)))
-    made = [(plan, problem.step_costs(plan)) for plan in plans]
-    room = problem.capacity_bytes
-    fitting = [(plan, simulate_step(own)) for plan, own in made if fits(problem.fullest_bytes(own.peak_bytes), room)]
-    return min(fitting, key=lambda each: each[1].step_seconds, default=None), made[0][1]
+def one_stage(problem: StepProblem, points: tuple[int, ...]) -> StagePlan:
+    parts = (Part(0, 0, 0, len(problem.kinds)),)
+    return StagePlan(parts, points, closed_form(problem.stage_problem, parts, points))
+
+
+def least_points(problem: StepProblem, fronts: Sequence[Front]) -> tuple[int, ...] | None:
+    """Points of the one-stage plan with the least seconds of these `fronts`, by kind, within what that holds as it is
+    simulated; None where none fits, or too many are to be followed, or there are more stages."""
+    if not _is_one(problem):
+        return None
+    blocks, always = _running(problem, fronts)
+    return fastest_points(blocks, problem.capacity_bytes - always)
+
+
+def one_stage_bytes(problem: StepProblem) -> float:
+    """What the plan of one stage that holds least holds, and what is withheld of it; infinite with more stages, and
+    where too many plans are to be followed."""
+    if not _is_one(problem):
+        return np.inf
+    blocks, always = _running(problem, [own.front for own in problem.fronts])
+    return always + least_peak(blocks)
+
+
+def _is_one(problem: StepProblem) -> bool:
+    everywhere = problem.allowed is None or bool(problem.allowed.all())
+    return problem.choice.stages == 1 and float(problem.live[0]) == 1 and everywhere
+
+
+def _running(problem: StepProblem, fronts: Sequence[Front]) -> tuple[list[RunningBlock], float]:
+    """Blocks along the line, their seconds in `fronts` of a micro-batch with a share of the tail's, and the bytes that
+    are held in any case. Of a single micro-batch the gradients of a block, and of those after it, are there as it
+    runs."""
+    fresh = [problem.fresh_bytes(block) for block in range(len(problem.kinds))]
+    made, found = sum(fresh), []
+    for block, kind in enumerate(problem.kinds):
+        front = fronts[kind]
+        working = np.array([problem.working_bytes(block, point) for point in range(front.points)])
+        seconds = front.seconds + front.tail_seconds / problem.choice.micro_batches
+        found.append(RunningBlock(seconds, front.kept_bytes, working + made))
+        made -= fresh[block]
+    always = sum(problem.always_bytes(block) for block in range(len(problem.kinds)))
+    return found, always + float(np.max(problem.withheld_bytes))

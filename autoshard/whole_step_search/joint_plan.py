@@ -139,8 +139,7 @@ def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
         return fits(own.program_bytes, found.room_bytes)
 
     for own in left[:MOST_LIKELY]:
-        blocks = {RATIO: own.rest_seconds, MEMORY: own.peak_bytes}.get(found.level, own.seconds)
-        if blocks >= min((by_program(other)[0] for other, *_ in made if fit(other)), default=math.inf):
+        if own.value(found.level) >= min((by_program(other)[0] for other, *_ in made if fit(other)), default=math.inf):
             break
         times = min((1.0 if fit(other) else other.program_bytes / other.peak_bytes for other, *_ in made), default=1.0)
         if not fits(own.peak_bytes * times, found.room_bytes):

@@ -1,18 +1,17 @@
-"""The best whole step: outer choices best first by a bound, stages and kept values of each exactly, the best simulated.
+"""The best whole step of a space: every outer choice with each split of its blocks, the best of them at the level that
+is asked for.
 
-No plan of the space takes less than `bound_seconds`, in whatever order its undivided forwards and backwards run that
-its devices' memory allows: of what was solved the certificate says so (solvers/stages), of the rest the bound by which
-it was left.
-The space: every outer choice; every block split over a replica's devices in one of the ways that were found; each block
-keeping all, what is dear, or its input, and where it is asked for what collectives gave beside these.
+No plan of the space is better than the bound, in whatever order its undivided forwards and backwards run that its
+devices' memory allows (level 2). The space: every outer choice; every block split over a replica's devices in one of
+the ways that were found; each block keeping all, what is dear, or its input, and where it is asked for what collectives
+gave beside these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -23,9 +22,8 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, PLAIN
 from autoshard.program.step_check import not_again
-from autoshard.search.objectives import MEMORY, RATIO, SPEED
-from autoshard.solvers.stages.room_bound import RoomBound
-from autoshard.solvers.stages.stage_partition import StageSolution, certificate
+from autoshard.search.objectives import SPEED
+from autoshard.whole_step_search.best_first import Later, Problem, best_steps
 from autoshard.whole_step_search.blocks.block_costs import BlockCosts
 from autoshard.whole_step_search.blocks.block_line import BlockLine
 from autoshard.whole_step_search.blocks.block_pins import PinRefused, StepPins
@@ -37,15 +35,10 @@ from autoshard.whole_step_search.config_space import (
     parallel_configs,
     what_divides,
 )
-from autoshard.whole_step_search.fitting_steps import FAR, fastest_step
 from autoshard.whole_step_search.front_store import FrontStore, FrontStores, SplitCosts, measured_replicas
-from autoshard.whole_step_search.least_memory import leanest_of
-from autoshard.whole_step_search.least_overhead import least_overhead_of
-from autoshard.whole_step_search.solved_steps import JointResult, SolvedStep, best_stages, fastest_of_each, none_fits
+from autoshard.whole_step_search.solved_steps import JointResult
 from autoshard.whole_step_search.step_costs import StepProblem
-from autoshard.whole_step_search.step_local_search import as_solved, nearby_steps
-
-Problem = tuple[StepProblem, BlockSplit | None]
+from autoshard.whole_step_search.step_levels import OBJECTIVES
 
 
 def joint_search(
@@ -110,17 +103,12 @@ def joint_search(
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         message = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
         raise InfeasibleError(message, what_divides(space, hardware))
-    if level != SPEED:
-        search = {RATIO: least_overhead_of, MEMORY: leanest_of}[level]
-        problems = problems_of(choices)
-        _check_pins(store, problems)
-        return replace(search(problems, line, log, count, len(store.made), tell), pins=pins)
-    later = _later(choices, store, problems_of)
+    later = _later(choices, store, problems_of) if level == SPEED else []
     problems = problems_of([choice for choice in choices if len(choice.inner) == 1] if later else choices)
     if not problems:  # of one axis pins leave none
         problems, later = [problem for own in later for problem in own.problems()], []
         _check_pins(store, problems)
-    found = best_of(problems, line, log, count, 0, tell, later, bounded)
+    found = best_steps(OBJECTIVES[level], problems, line, log, count, tell, later, bounded)
     return replace(found, fronts=len(store.made), pins=pins)
 
 
@@ -163,16 +151,6 @@ def _kept_splits(store: FrontStore, choice: ParallelConfig, log: RejectedConfigs
 def _check_pins(store: FrontStore, problems: list[Problem]) -> None:
     if not problems and store.nearest is not None:
         raise store.nearest[1]
-
-
-@dataclass(frozen=True, eq=False)
-class Later:
-    """Outer choices of one mesh of a replica, whose blocks are split once they may be among the best: of none the step
-    takes less than `least_seconds`."""
-
-    choices: tuple[ParallelConfig, ...]
-    least_seconds: float
-    problems: Callable[[], list[Problem]]
 
 
 def _later(
@@ -228,136 +206,3 @@ def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray |
     for block, stage in stage_of.items():
         allowed[:, block] = np.arange(stages) == stage
     return allowed
-
-
-def best_of(
-    problems: Iterable[Problem],
-    line: BlockLine,
-    log: RejectedConfigs,
-    count: int,
-    fronts: int,
-    tell: Callable[[str], None],
-    later: Sequence[Later] = (),
-    bounded: bool = True,
-) -> JointResult:
-    """Best first: what is left when the bound passes the best simulated step can't be better. Not `bounded`: without
-    the bound on any order."""
-    search = _BestFirst([_BoundedStep(problem, split) for problem, split in problems], list(later))
-    found: list[SolvedStep] = []
-    unfit: list[SolvedStep] = []
-    for own in search.hopeful():
-        made = fastest_step(own.problem, own.split, own.solution, search.best)
-        if made is not None:
-            found.append(made)
-            search.best = min(search.best, made.seconds)
-            tell(f"{own.problem.choice}: {made.seconds:.4g} s")
-        elif own.solution is not None:
-            unfit.append(as_solved(own.problem, own.split, own.solution))
-    found = nearby_steps(found, unfit)
-    search.best = min((own.seconds for own in found), default=np.inf)
-    if not found:
-        raise none_fits([own.problem for own in search.bounded])
-    left = sum(len(own.choices) for own in search.later)
-    found = fastest_of_each(found)
-    solved = [own for own in search.bounded if own.solved]
-    solutions = [own.solution for own in solved if own.solution is not None]
-    model = min(solution.plans[0].seconds for solution in solutions)
-    model_bound = min(own.form_least for own in search.bounded)
-    model_bound = min([model_bound, *(own.least_seconds for own in search.later)])  # a form is no less than a step
-    bound = search.bound() if bounded else 0.0
-    return JointResult(
-        found[0], tuple(found[1 : count + 1]), line, bound, float(model), float(min(model, model_bound)),
-        len(search.bounded) + left, len(solved), len(solutions), fronts, tuple(log.reasons.items()),
-    )  # fmt: skip
-
-
-class _BoundedStep:
-    """A problem with the bounds on it, each made when it is asked for."""
-
-    def __init__(self, problem: StepProblem, split: BlockSplit | None) -> None:
-        self.problem, self.split = problem, split
-        self.solved = self.roomed = False
-
-    @cached_property
-    def room(self) -> RoomBound:
-        """Bound of every plan that fits as it is simulated."""
-        self.roomed = True
-        return RoomBound(self.problem.bounding)
-
-    @cached_property
-    def form_room(self) -> RoomBound:
-        """Bound of every plan that fits as `best_stages` counts memory."""
-        counted = self.room if self.problem.choice.stages == 1 else RoomBound(self.problem.stage_problem)
-        return counted if np.isfinite(counted.slowest_seconds) else self.room
-
-    @cached_property
-    def solution(self) -> StageSolution | None:
-        self.solved = True
-        return best_stages(self.problem)
-
-    @property
-    def any_order_least(self) -> float:
-        """Below every step, in any order, by what is known."""
-        known = self.problem.any_order_least
-        return max(known, self.room.step_seconds) if self.roomed else known
-
-    @property
-    def form_least(self) -> float:
-        """Below every closed form, by what is known."""
-        if self.solved:
-            return self.solution.model_bound if self.solution else np.inf
-        known = max(self.problem.model_least, self.any_order_least)  # a form is no less than that bound
-        return max(known, self.form_room.form_seconds) if self.roomed else known
-
-
-class _BestFirst:
-    """Steps in the order of their bounds: the memory of stages is looked at where the bound without it does not
-    say enough, and a problem is solved where that does not. `best`: seconds of the fastest step so far."""
-
-    def __init__(self, bounded: list[_BoundedStep], later: list[Later]) -> None:
-        self.bounded, self.later = bounded, later
-        self.best = np.inf
-
-    def hopeful(self) -> Iterator[_BoundedStep]:
-        """Steps whose simulation may be below the best so far."""
-        heap = [(own.any_order_least, number) for number, own in enumerate(self.bounded)]
-        heapify(heap)
-        while True:
-            if not heap or heap[0][0] >= self.best:
-                made = self._made_later()
-                if not made:
-                    return
-                for number in made:
-                    heappush(heap, (self.bounded[number].any_order_least, number))
-                continue
-            _, number = heappop(heap)
-            own = self.bounded[number]
-            if not own.roomed:
-                heappush(heap, (max(own.room.step_seconds, own.form_room.form_seconds * FAR), number))
-            elif own.solution is not None and own.solution.plans[0].seconds * FAR < self.best:
-                yield own
-
-    def _made_later(self) -> range:
-        """Steps of the mesh of which the step may be shortest, if it may be shorter than the best."""
-        least = min(self.later, key=lambda own: own.least_seconds, default=None)
-        if least is None or least.least_seconds >= self.best:
-            return range(0)
-        self.later.remove(least)
-        first = len(self.bounded)
-        self.bounded += [_BoundedStep(*problem) for problem in least.problems()]
-        return range(first, len(self.bounded))
-
-    def bound(self) -> float:
-        """Below the step of every plan in any order. The least bounds are made exact first; those that are left to
-        be made are above the best."""
-        least = self.best
-        heap = [(own.any_order_least, number) for number, own in enumerate(self.bounded)]
-        heapify(heap)
-        while heap and heap[0][0] < least:
-            _, number = heappop(heap)
-            own = self.bounded[number]
-            if not own.roomed:
-                heappush(heap, (own.room.step_seconds, number))
-            else:
-                least = certificate(own.problem.bounding, least)
-        return least

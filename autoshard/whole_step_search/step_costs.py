@@ -10,6 +10,7 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
+from autoshard.ir.graph import Derives
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats
 from autoshard.program.step_check import dealt
@@ -37,7 +38,7 @@ from autoshard.whole_step_search.config_space import ParallelConfig
 
 
 @dataclass(frozen=True, eq=False)
-class StepProblem:
+class StepProblem(Derives):
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
     be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity.
     `by_stage`: where stages are of several kinds of devices, the problem with all of them of that stage's kind, and
@@ -169,13 +170,6 @@ class StepProblem:
             one = min(float(own.front.seconds.min()) for own in self.fronts)  # each chunk before has a block at least
             return choice.micro_batches * self.least_seconds / choice.stages + (choice.stages - 1) / 2 * one
         return self.least_seconds / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
-
-    @property
-    def model_least(self) -> float:
-        """Below the closed form of every plan of this choice."""
-        choice = self.choice
-        chunks, total = choice.virtual_stages, self.least_seconds
-        return total / chunks + (choice.micro_batches - 1 / chunks) * total / choice.stages
 
     def received_seconds(self, block: int) -> float:
         """Seconds to receive what a block reads of stages before."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
+from autoshard.solvers.common.result import fits
 from autoshard.solvers.stages.counted_points import undominated
 from autoshard.solvers.stages.range_costs import parts_of
-from autoshard.solvers.stages.stage_partition import StageSolution
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
 from autoshard.units import ROUNDING
-from autoshard.whole_step_search.blocks.block_splits import BlockSplit
 from autoshard.whole_step_search.point_reassignment import reassigned_points
 from autoshard.whole_step_search.solved_steps import SolvedStep
 from autoshard.whole_step_search.step_costs import StepProblem
@@ -29,57 +29,67 @@ EFFORT = 1_500_000  # slots that may be simulated, a block's costs counted as so
 _OF_BLOCK = 20
 
 
-def as_solved(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> SolvedStep:
-    """The best plan of a solution, whether it fits as it is simulated or not."""
-    plan = solution.plans[0]
-    return SolvedStep(problem, split, plan, solution, simulate_step(problem.step_costs(plan)))
+Known = Callable[[StepProblem, StagePlan, StepCosts], float]
+
+
+class StepRank(NamedTuple):
+    """Bytes of all stages that are too many; of what is minimised as much as is known before a step is simulated;
+    seconds. The less, the better, the first before the others."""
+
+    over: float
+    known: float
+    seconds: float
+
+    def may_be_better(self, over: float, known: float) -> bool:
+        return over < self.over or (over == self.over and known <= self.known * (1 + ROUNDING))
+
+    def is_better(self, other: StepRank) -> bool:
+        """`other` than this one."""
+        if other.over != self.over:
+            return other.over < self.over
+        return other.known < self.known * (1 - ROUNDING) or other.seconds < self.seconds * (1 - ROUNDING)
 
 
 class StepLocalSearch:
-    """Looks around plans as long as its effort lasts, at those that are `allowed`."""
+    """Looks around plans as long as its effort lasts. `known`: of what is minimised, before a step is simulated."""
 
-    def __init__(self, allowed: Callable[[StepProblem, StagePlan], bool] = lambda problem, plan: True) -> None:
-        self.left, self.allowed = EFFORT, allowed
+    def __init__(self, known: Known = lambda problem, plan, costs: 0.0) -> None:
+        self.left, self.known = EFFORT, known
 
-    def fastest(self, found: SolvedStep) -> SolvedStep:
-        """A step that fits and is faster than `found`, or fits where that does not; else `found`."""
-        problem = found.problem
-        own, timeline = found.plan, found.timeline
-        value = _value(problem, timeline)
+    def best(self, found: SolvedStep) -> SolvedStep:
+        """A step that fits and is better than `found`, or fits where that does not; else `found`."""
+        problem, costs = found.problem, found.timeline.costs
+        value = StepRank(_over(problem, costs), self.known(problem, found.plan, costs), found.seconds)
         better = True
         while better and self.left > 0:
             better = False
-            for plan in _neighbours(problem, own):
-                made = self._simulated(problem, plan, value)
+            for plan in _neighbours(problem, found.plan):
+                made = self._better(problem, plan, value)
                 if made is not None:
-                    own, timeline, better = plan, made, True
-                    value = _value(problem, made)
+                    (value, timeline), better = made, True
+                    found = replace(found, plan=plan, timeline=timeline)
                     break
                 if self.left <= 0:
                     break
-        return replace(found, plan=own, timeline=timeline)
+        return found
 
-    def _simulated(self, problem: StepProblem, plan: StagePlan, value: tuple[float, float]) -> StepTimeline | None:
+    def _better(self, problem: StepProblem, plan: StagePlan, value: StepRank) -> tuple[StepRank, StepTimeline] | None:
         """Where it is better than `value`."""
         self.left -= _OF_BLOCK * len(problem.kinds)
-        if not self.allowed(problem, plan):
-            return None
         costs = problem.step_costs(plan)
-        if _over(problem, costs) > value[0]:
+        over, known = _over(problem, costs), self.known(problem, plan, costs)
+        if not value.may_be_better(over, known):
             return None
         self.left -= len(costs.sequence.slots)
-        made = simulate_step(costs)
-        over, seconds = _value(problem, made)
-        return made if over < value[0] or seconds < value[1] * (1 - ROUNDING) else None
-
-
-def _value(problem: StepProblem, timeline: StepTimeline) -> tuple[float, float]:
-    """(bytes that are too many, seconds): the less, the better."""
-    return _over(problem, timeline.costs), timeline.step_seconds
+        timeline = simulate_step(costs)
+        made = StepRank(over, min(known, value.known) if over == value.over else known, timeline.step_seconds)
+        return (made, timeline) if value.is_better(made) else None
 
 
 def _over(problem: StepProblem, costs: StepCosts) -> float:
     """Bytes of all stages that are too many."""
+    if fits(problem.fullest_bytes(costs.peak_bytes), problem.capacity_bytes):
+        return 0.0
     return float(np.maximum(np.array(costs.peak_bytes) - problem.capacities, 0.0).sum())
 
 
@@ -150,14 +160,14 @@ def _other_points(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[int, 
                 points[block], points[other] = points[other], points[block]
 
 
-def nearby_steps(found: list[SolvedStep], unfit: list[SolvedStep]) -> list[SolvedStep]:
-    """`found` with faster ones near them in their place, and of `unfit` what fits near them. The fastest are looked at
+def nearby_steps(found: list[SolvedStep], level: int, known: Known) -> list[SolvedStep]:
+    """What fits of `found`, better ones near them in their place, and what fits near the others. The best are looked at
     first."""
-    search, best = StepLocalSearch(), min((own.seconds for own in found), default=np.inf)
+    search, best = StepLocalSearch(known), min((own.value(level) for own in found if own.fits), default=np.inf)
     made = []
-    for own in sorted([*found, *unfit], key=lambda own: own.seconds):
-        looked = search.fastest(own) if own.seconds * NEAR < best and search.left > 0 else own
-        if _value(looked.problem, looked.timeline)[0] == 0:
+    for own in sorted(found, key=lambda own: own.value(level)):
+        looked = search.best(own) if own.value(level) * NEAR < best and search.left > 0 else own
+        if looked.fits:
             made.append(looked)
-            best = min(best, looked.seconds)
+            best = min(best, looked.value(level))
     return made

@@ -24,7 +24,7 @@ def overhead_fronts(problem: StepProblem) -> tuple[Front, ...]:
 
 def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
     """The stage problem `counted` with overhead in place of seconds: its stages add up to the overhead of a step."""
-    pairs = zip(counted.fronts, overhead_fronts(problem), strict=True)
+    pairs = zip(counted.fronts, problem.once(overhead_fronts), strict=True)
     fronts = (
         replace(
             own,
@@ -40,7 +40,7 @@ def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
 
 def overhead_of(problem: StepProblem, plan: StagePlan) -> float:
     """Seconds of a step, the mean of all devices."""
-    fronts, choice = overhead_fronts(problem), problem.choice
+    fronts, choice = problem.once(overhead_fronts), problem.choice
     owns = [(fronts[kind], point) for kind, point in zip(problem.kinds, plan.points, strict=True)]
     each = sum(float(front.seconds[point] + front.tail_seconds[point] / choice.micro_batches) for front, point in owns)
     sent = sum(2 * problem.received_seconds(part.first) for part in plan.parts if part.first)

@@ -219,7 +219,7 @@ def test_a_searched_step_takes_unequal_shares_where_they_pay() -> None:
         joint_search(large(), TWO, replace(ways, equal_shares=own), TWO.usable_memory_bytes) for own in (False, True)
     )
     assert found.best.problem.by_replica and not equal.best.problem.by_replica
-    assert found.bound_seconds <= found.best.seconds < 0.9 * equal.best.seconds
+    assert found.bound <= found.best.seconds < 0.9 * equal.best.seconds
     _, plan = joint_plan(found, TWO, Origin(model=GPT2))
     assert len(set(plan.step.batch_shares)) == 2
     assert plan.step_seconds == pytest.approx(found.best.seconds, rel=0.1)

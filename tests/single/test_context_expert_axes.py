@@ -190,7 +190,7 @@ def test_the_best_of_all_meshes_is_found_though_few_are_split() -> None:
     assert steps[1] and steps[2]
     best = min(min(each) for each in steps.values())
     assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
-    assert found.bound_seconds <= best * (1 + 1e-9)
+    assert found.bound <= best * (1 + 1e-9)
     assert found.considered >= len(choices)
 
 

@@ -30,6 +30,7 @@ from autoshard.ir.plan_json import load
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.search.build_plan import Origin
+from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
@@ -38,6 +39,7 @@ from autoshard.solvers.stages.stage_problem import StagePlan
 from autoshard.text.stage_table import step_cells
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
+from autoshard.whole_step_search.best_first import best_of_each
 from autoshard.whole_step_search.blocks.block_costs import BlockCosts, HeldParameters
 from autoshard.whole_step_search.blocks.block_line import block_line, shortened
 from autoshard.whole_step_search.blocks.block_measure import block_costs
@@ -46,17 +48,16 @@ from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
 from autoshard.whole_step_search.config_space import (
     ConfigSpace,
     ParallelConfig,
-    RejectedConfigs,
     parallel_configs,
 )
 from autoshard.whole_step_search.front_store import FrontStore, measured_replicas
 from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
-from autoshard.whole_step_search.joint_search import best_of, joint_search
-from autoshard.whole_step_search.least_memory import leanest_of
-from autoshard.whole_step_search.solved_steps import JointResult, fastest_of_each
+from autoshard.whole_step_search.joint_search import joint_search
+from autoshard.whole_step_search.solved_steps import JointResult
 from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_request_space import searched_step
 from tests.stage_brute_force import every_plan
+from tests.tiny.test_stage_rooms import found_of
 
 GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"
 
@@ -155,7 +156,7 @@ def test_the_searched_step_is_the_best_of_all_or_within_half_a_percent(room: flo
     best = everything(own, graph, capacity)
     assert found.best.peak_bytes <= capacity
     assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
-    assert found.bound_seconds <= best * (1 + 1e-9)
+    assert found.bound <= best * (1 + 1e-9)
 
 
 def block_of(kept: float, lean: float) -> BlockCosts:
@@ -173,18 +174,16 @@ def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(r
     keeps = (("all",), ("all", "input"), ("all",))
     problem = StepProblem(choice, (0, *[1] * 8, 2), costs, keeps, hardware(), room)
     solution = solve_stages(problem.stage_problem, 2, 1e-3)
-    assert solution is not None
-    peak = max(simulate_step(problem.step_costs(solution.plans[0])).peak_bytes)
+    peak = max(simulate_step(problem.step_costs(solution[0])).peak_bytes)
     assert (peak > room) == (room < 22e9)  # the form counts the mean of both parts
     free = replace(problem, capacity_bytes=1e15)
     steps = (simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem))
     fitting = [step.step_seconds for step in steps if max(step.peak_bytes) <= room]
-    log = RejectedConfigs()
     if not fitting:
         with pytest.raises(InfeasibleError):
-            best_of([(problem, None)], block_line(gpt2()), log, 1, 1, lambda text: None)
+            found_of(SPEED, [(problem, None)])
         return
-    found = best_of([(problem, None)], block_line(gpt2()), log, 1, 1, lambda text: None).best
+    found = found_of(SPEED, [(problem, None)]).best
     assert found.peak_bytes <= room and found.seconds == pytest.approx(min(fitting))
 
 
@@ -200,20 +199,24 @@ def test_copies_of_shared_parameters_take_room_where_their_block_stands(room: fl
     fastest = min((step.step_seconds for step in steps if max(step.peak_bytes) <= room), default=None)
     if fastest is None:
         with pytest.raises(InfeasibleError):
-            best_of([(problem, None)], block_line(gpt2()), RejectedConfigs(), 1, 1, lambda text: None)
+            found_of(SPEED, [(problem, None)])
         return
-    found = best_of([(problem, None)], block_line(gpt2()), RejectedConfigs(), 1, 1, lambda text: None)
-    assert found.best.peak_bytes <= room and found.bound_seconds <= fastest * (1 + 1e-9)
+    found = found_of(SPEED, [(problem, None)])
+    assert found.best.peak_bytes <= room and found.bound <= fastest * (1 + 1e-9)
     assert found.best.seconds == pytest.approx(fastest)
-    leanest = leanest_of([(problem, None)], block_line(gpt2()), RejectedConfigs(), 1, 1, lambda text: None)
+    leanest = found_of(MEMORY, [(problem, None)])
     assert leanest.best.peak_bytes <= room
-    assert leanest.bound_bytes <= min(max(step.peak_bytes) for step in steps) * (1 + 1e-9)
+    assert leanest.bound <= min(max(step.peak_bytes) for step in steps) * (1 + 1e-9)
 
 
 def test_the_fastest_split_of_each_choice_stands_in_order() -> None:
     made = [("a", 3.0), ("b", 2.0), ("a", 1.0), ("b", 4.0), ("c", 2.5)]
-    found: Any = [SimpleNamespace(problem=SimpleNamespace(choice=c), seconds=s, peak_bytes=0.0) for c, s in made]
-    assert [(own.problem.choice, own.seconds) for own in fastest_of_each(found)] == [("a", 1.0), ("b", 2.0), ("c", 2.5)]
+    found: Any = [
+        SimpleNamespace(problem=SimpleNamespace(choice=c), seconds=s, peak_bytes=0.0, value=lambda level, s=s: s)
+        for c, s in made
+    ]
+    ranked = best_of_each(found, SPEED)
+    assert [(own.problem.choice, own.seconds) for own in ranked] == [("a", 1.0), ("b", 2.0), ("c", 2.5)]
 
 
 def picked(found: JointResult) -> tuple[int, int, int]:
@@ -263,7 +266,7 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert best["step_seconds"] == pytest.approx(plan.step.predicted_seconds, rel=0.06)
     assert main(["explain", str(out)]) == 0
     explained, page = " ".join(capsys.readouterr().out.split()), html.unescape((out / "report.html").read_text())
-    assert [told[:4] for told in plan.search.step_messages[:2]] == ["gap "] * 2  # of the step, and of the closed form
+    assert [told[:4] for told in plan.search.step_messages[:2]] == ["gap ", "the "]
     assert all(told in explained and told[1:] in page for told in plan.search.step_messages)
     assert "costs have changed" not in explained
     assert len(plan.search.steps) == 1 + len(summary["searched_step"]["others"])

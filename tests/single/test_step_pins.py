@@ -196,7 +196,7 @@ def test_the_searched_step_is_the_best_of_all_that_keep_the_pin(pin: str) -> Non
             steps = (simulate_step(problem.step_costs(plan)) for plan in every_plan(problem.stage_problem))
             best = min(best, min(step.step_seconds for step in steps))
     assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
-    assert found.bound_seconds <= best * (1 + 1e-9)
+    assert found.bound <= best * (1 + 1e-9)
     assert free.best.seconds < found.best.seconds and found.pins.texts == (pin,)
     left_out = {reason: count for reason, count in found.undivided if pin in reason}
     assert sum(left_out.values()) == len(choices) - len(kept) and len(left_out) == 1

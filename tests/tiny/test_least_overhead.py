@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 
 import pytest
 
+from autoshard.search.objectives import RATIO
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.whole_step_search.config_space import RejectedConfigs
-from autoshard.whole_step_search.least_overhead import least_overhead, least_overhead_of, overhead_bound
+from autoshard.whole_step_search.best_first import OuterChoice
 from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_levels import OBJECTIVES
 from autoshard.whole_step_search.step_overhead import overhead_of
 from tests.stage_brute_force import every_plan
-from tests.tiny.test_stage_rooms import LINE, problem
-
-SILENT = lambda text: None  # noqa: E731
+from tests.tiny.test_stage_rooms import found_of, problem
 
 
 def drawn(draw: random.Random, chunks: int) -> StepProblem:
@@ -38,9 +38,10 @@ def test_no_plan_that_fits_has_less_rest_than_the_bound(seed: int, chunks: int) 
         fitting = [
             overhead_of(own, plan) for plan, peak in zip(plans, peaks, strict=True) if peak <= own.capacity_bytes
         ]
-        bound, made = overhead_bound(own), least_overhead(own, None)
+        outer = OuterChoice(own, None)
+        bound, made = OBJECTIVES[RATIO].bounds[-1](outer), OBJECTIVES[RATIO].solved(outer, math.inf)
         assert bound <= min(fitting) * (1 + 1e-12)
-        if made is not None:
+        if made is not None and made.fits:
             assert made.peak_bytes <= own.capacity_bytes
             assert made.rest_seconds >= bound
             assert len(plans) == 400 or made.rest_seconds >= min(fitting) * (1 - 1e-9)
@@ -51,10 +52,10 @@ def test_without_a_limit_the_least_is_found(seed: int) -> None:
     draw = random.Random(f"least {seed}")
     own = drawn(draw, 1)
     plans = list(every_plan(own.stage_problem))
-    found = least_overhead_of([(own, None)], LINE, RejectedConfigs(), 8, 1, SILENT)
+    found = found_of(RATIO, [(own, None)])
     least = min(overhead_of(own, plan) for plan in plans)
     assert found.best.rest_seconds == pytest.approx(least, rel=1e-9)
-    assert found.bound_rest_seconds <= found.best.rest_seconds
+    assert found.bound <= found.best.rest_seconds
     assert found.gap <= 1e-6
     as_little = [plan for plan in plans if overhead_of(own, plan) <= least * (1 + 1e-9)]
     fastest = min(simulate_step(own.step_costs(plan)).step_seconds for plan in as_little)

@@ -13,19 +13,20 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.program.schedules.pipeline_schedule import interleaved, most_in_flight, receive_buffers
+from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import certificate, is_possible, solve_stages
 from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem, bytes_of
 from autoshard.solvers.stages.stage_values import stage_values
+from autoshard.whole_step_search.best_first import Problem, best_steps
 from autoshard.whole_step_search.blocks.block_costs import BlockCosts, HeldParameters
 from autoshard.whole_step_search.blocks.block_line import block_line
 from autoshard.whole_step_search.config_space import ParallelConfig, RejectedConfigs
-from autoshard.whole_step_search.joint_search import best_of
-from autoshard.whole_step_search.least_memory import leanest_of
 from autoshard.whole_step_search.point_reassignment import reassigned_points
 from autoshard.whole_step_search.solved_steps import JointResult, SolvedStep
 from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_levels import OBJECTIVES
 from autoshard.whole_step_search.step_local_search import StepLocalSearch
 from tests.graphs import mlp_graph
 from tests.slow import quick, slow
@@ -35,6 +36,10 @@ FREE = 1e15  # bytes
 KEEPS = ("all", "expensive", "input")
 A100, V100 = load_hardware("a100-80g-sxm"), load_hardware("v100-32g-sxm2")
 LINE = block_line(mlp_graph())
+
+
+def found_of(level: int, problems: list[Problem]) -> JointResult:
+    return best_steps(OBJECTIVES[level], problems, LINE, RejectedConfigs(), 1)
 
 
 def held(draw: random.Random) -> HeldParameters:
@@ -167,13 +172,13 @@ def test_of_one_stage_the_fastest_and_the_leanest_that_fit_are_found(seed: int, 
     made = sorted((step.peak_bytes[0], step.step_seconds) for step in steps)
     for peak, _ in made[:: max(1, len(made) // 4)]:
         tight = [(replace(free, capacity_bytes=peak * (1 + 1e-9)), None)]
-        found = best_of(tight, LINE, RejectedConfigs(), 1, 1, lambda text: None)
+        found = found_of(SPEED, tight)
         fastest = min(seconds for own, seconds in made if own <= peak)
         assert found.best.peak_bytes <= peak * (1 + 1e-9)
-        assert found.bound_seconds <= fastest * (1 + 1e-9) and found.model_seconds >= found.model_bound
+        assert found.bound <= fastest * (1 + 1e-9)
         assert found.best.seconds <= fastest * 1.001
-        leanest = leanest_of(tight, LINE, RejectedConfigs(), 1, 1, lambda text: None)
-        assert leanest.bound_bytes <= made[0][0] * (1 + 1e-9) and leanest.best.peak_bytes <= made[0][0] * (1 + 1e-6)
+        leanest = found_of(MEMORY, tight)
+        assert leanest.bound <= made[0][0] * (1 + 1e-9) and leanest.best.peak_bytes <= made[0][0] * (1 + 1e-6)
 
 
 def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
@@ -185,9 +190,9 @@ def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
         (8.99e9, "was found to fit, which is not proven: even"),
         (1e9, "fits by the costs of blocks: even"),
     ):
-        for found in (best_of, leanest_of):
+        for level in (SPEED, MEMORY):
             with pytest.raises(InfeasibleError, match=f"^none of 1 ways to train {said}"):
-                found([(replace(line, capacity_bytes=room), None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
+                found_of(level, [(replace(line, capacity_bytes=room), None)])
 
 
 @pytest.mark.parametrize("chunks", [1, 2, slow(3)])
@@ -222,8 +227,8 @@ def test_a_plan_that_alone_fits_as_it_is_simulated_is_found(seed: int) -> None:
     made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
     room = min(made)[0] * (1 + 1e-9)
     own = replace(free, capacity_bytes=room)
-    assert (solve_stages(own.stage_problem) is None) == (seed == 3)
-    found = best_of([(own, None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
+    assert (not solve_stages(own.stage_problem)) == (seed == 3)
+    found = found_of(SPEED, [(own, None)])
     assert found.best.peak_bytes <= room
     assert found.best.seconds == pytest.approx(min(seconds for peak, seconds in made if peak <= room))
 
@@ -235,7 +240,7 @@ def fastest_of_a_share(seed: int, chunks: int, share: float) -> tuple[float, Joi
     made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
     least, enough = min(made)[0], min(made, key=lambda own: own[1])[0]
     room = (least + share * (enough - least)) * (1 + 1e-9)
-    found = best_of([(replace(free, capacity_bytes=room), None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
+    found = found_of(SPEED, [(replace(free, capacity_bytes=room), None)])
     assert found.best.peak_bytes <= room
     return min(seconds for peak, seconds in made if peak <= room), found
 
@@ -261,7 +266,7 @@ def test_blocks_go_to_other_stages_where_that_makes_the_simulated_step_faster(se
     costs = tuple(block(draw, 1e8) for _ in range(3))
     choice = ParallelConfig(3, 1, "1f1b", 1, 1, 1, 4, 0)
     free = StepProblem(choice, (0, 1, 1, 1, 1, 2), costs, (("all",),) * 3, A100, FREE)
-    found = best_of([(free, None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
+    found = found_of(SPEED, [(free, None)])
     every = [simulate_step(free.step_costs(plan)).step_seconds for plan in every_plan(free.stage_problem)]
     assert found.best.seconds <= min(every) * (1 + 1e-9)
 
@@ -271,11 +276,9 @@ def test_near_a_plan_of_one_stage_are_faster_ones() -> None:
     draw = random.Random("one stage")
     choice = ParallelConfig(1, 1, "1f1b", 1, 1, 1, 3, 0)
     free = StepProblem(choice, (0, 1, 1, 2), tuple(block(draw, 1e8) for _ in range(3)), (KEEPS,) * 3, A100, FREE)
-    solution = solve_stages(free.stage_problem)
-    assert solution is not None
     every = [(simulate_step(free.step_costs(plan)), plan) for plan in every_plan(free.stage_problem)]
     slowest, plan = max(every, key=lambda own: own[0].step_seconds)
-    made = StepLocalSearch().fastest(SolvedStep(free, None, plan, solution, slowest))
+    made = StepLocalSearch().best(SolvedStep(free, None, plan, slowest))
     assert made.seconds == pytest.approx(min(own.step_seconds for own, _ in every))
 
 
@@ -285,8 +288,8 @@ def test_the_least_memory_is_found_where_only_the_simulated_step_has_room(seed: 
     free = problem(random.Random(f"tight {seed}"), chunks)
     peaks = (max(simulate_step(free.step_costs(plan)).peak_bytes) for plan in every_plan(free.stage_problem))
     room = min(peaks) * (1 + 1e-9)
-    found = leanest_of([(replace(free, capacity_bytes=room), None)], LINE, RejectedConfigs(), 1, 1, lambda text: None)
-    assert found.bound_bytes <= found.best.peak_bytes <= room
+    found = found_of(MEMORY, [(replace(free, capacity_bytes=room), None)])
+    assert found.bound <= found.best.peak_bytes <= room
 
 
 def test_only_the_last_stage_may_hold_the_last_block() -> None:
@@ -297,5 +300,5 @@ def test_only_the_last_stage_may_hold_the_last_block() -> None:
     own = StageProblem((small, large), (0, 0, 0, 0, 1), 3, 6, np.array([3.0, 2.0, 1.0]), np.full(3, 5.0))
     assert is_possible(own)
     found = solve_stages(own)
-    assert found is not None and found.plans[0].seconds == min(plan.seconds for plan in every_plan(own))
+    assert found and found[0].seconds == min(plan.seconds for plan in every_plan(own))
     assert not is_possible(replace(own, capacity_bytes=np.full(3, 3.0)))

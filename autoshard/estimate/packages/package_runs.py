@@ -28,17 +28,16 @@ from autoshard.estimate.stage_layers import balanced
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import Recompute, Schedule, TrainingRun, Transformer, is_possible
+from autoshard.search.objectives import SPEED
 from autoshard.step_corrections.software import PACKAGES
 from autoshard.system.process_memory import infrequent_gc
-from autoshard.whole_step_search.blocks.block_splits import BlockSplit
+from autoshard.whole_step_search.best_first import Problem, best_steps
 from autoshard.whole_step_search.config_space import ConfigSpace, ParallelConfig, RejectedConfigs, parallel_configs
 from autoshard.whole_step_search.front_store import measured_replicas
-from autoshard.whole_step_search.joint_search import best_of
 from autoshard.whole_step_search.solved_steps import SolvedStep
-from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_levels import OBJECTIVES
 
 WORDS: tuple[Recompute, ...] = ("none", "selective", "full")
-Problem = tuple[StepProblem, BlockSplit | None]
 
 
 def best_runs_any(
@@ -72,11 +71,11 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
     offered = _offered(space)
     problems = list(_problems(space, choices, offered, own))
     store = _store(space, _sequences(space, choices[0].tensor)[0], measured_replicas(choices), own)
-    found = best_of(problems, store.line, log, count, len(problems), lambda text: None)
+    found = best_steps(OBJECTIVES[SPEED], problems, store.line, log, count)
     steps = (found.best, *found.others)[:count]
     made = [_estimate(space, step, own) for step in steps]
     made.sort(key=lambda row: (not row.memory.fits(hardware), row.step_seconds, row.memory.peak))
-    return BestRuns(tuple(made), found.considered, None, found.solved, found.bound_seconds)
+    return BestRuns(tuple(made), found.considered, None, found.solved, found.bound)
 
 
 def _outer(space: RunSpace) -> ConfigSpace:

@@ -13,9 +13,6 @@ with, of stages of one chunk, what their memory makes them wait for (idle_bound)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
@@ -26,35 +23,17 @@ from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
 from autoshard.units import EXACT
 
 _INF = float("inf")
-_ABOVE = 1.05  # the closed form, as far as a certificate is made exact
 
 
-@dataclass(frozen=True, eq=False)
-class StageSolution:
-    """`plans`: the best by the closed form, first, and others met on the way, no two equal. `model_bound` is below the
-    closed form of every plan, `any_order_bound` below every step of every plan."""
-
-    problem: StageProblem
-    plans: tuple[StagePlan, ...]
-    model_bound: float
-
-    @cached_property
-    def any_order_bound(self) -> float:
-        return certificate(self.problem, _ABOVE * (self.plans[0].seconds + float(self.problem.first_seconds[-1])))
-
-
-def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> StageSolution | None:
-    """The best plan and up to `count` in all; None where none fits. The search over the maximum ends when what is left
-    is at most `tolerance` (relative) better."""
+def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> list[StagePlan]:
+    """The best plan by the closed form, and up to `count` in all that were met on the way, no two equal; none where
+    none fits. The search over the maximum ends when what is left is at most `tolerance` (relative) better."""
     if not is_possible(problem):
-        return None
+        return []
     costs = RangeCosts(problem, 1.0, 1 / problem.micro_batches)
     first = _first_feasible(problem, costs)
-    if first is None:
-        return None
-    plans, bound = _swept(problem, costs, first, tolerance)
-    ranked = sorted(set(plans), key=lambda plan: (plan.seconds, plan.parts, plan.points))
-    return StageSolution(problem, tuple(ranked[:count]), bound)
+    plans = _swept(problem, costs, first, tolerance) if first is not None else []
+    return sorted(set(plans), key=lambda plan: (plan.seconds, plan.parts, plan.points))[:count]
 
 
 def is_possible(problem: StageProblem) -> bool:
@@ -99,8 +78,8 @@ def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, li
 
 def _swept(
     problem: StageProblem, costs: RangeCosts, first: tuple[float, list[int], float], tolerance: float
-) -> tuple[list[StagePlan], float]:
-    """Plans at the maxima that may be best, and the bound on all."""
+) -> list[StagePlan]:
+    """Plans at the maxima that may be best."""
     best = _formula(problem, first[0], first[2])
     factor = problem.micro_batches - 1 / problem.chunks
     free = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
@@ -118,20 +97,15 @@ def _swept(
     loosest = least_sum(table, float(values[-1]))
     assert loosest is not None, "the plan that set the limit is in the table"
     met: dict[tuple[int, ...], tuple[float, list[int], float]] = {tuple(loosest[1]): loosest}
-    best, left, index = min(best, _formula(problem, loosest[0], loosest[2])), _INF, low
-    while index < len(values):
-        bound = _formula(problem, loosest[0], float(values[index]))
-        if bound >= best * (1 - tolerance):
-            left = bound
+    best = min(best, _formula(problem, loosest[0], loosest[2]))
+    for value in values[low:]:
+        if _formula(problem, loosest[0], float(value)) >= best * (1 - tolerance):
             break
-        found = least_sum(table, float(values[index]))
+        found = least_sum(table, float(value))
         if found is not None:
             met.setdefault(tuple(found[1]), found)
             best = min(best, _formula(problem, found[0], found[2]))
-        index += 1
-    plans = [plan_of_cuts(problem, costs, cuts) for _, cuts, _ in met.values()]
-    exact = min(plan.seconds for plan in plans)
-    return plans, min(left, exact)
+    return [plan_of_cuts(problem, costs, cuts) for _, cuts, _ in met.values()]
 
 
 def least_sum(table: list[Floats], limit: float) -> tuple[float, list[int], float] | None:

@@ -1,0 +1,180 @@
+"""One best-first search over outer choices, for every level: what a level minimises is its `Objective`
+(step_levels.py).
+
+Each choice has bounds, the cheapest first. The choice with the least bound is looked at next: its next bound is made,
+or, where it has them all, its best step is found. What is left when the least bound passes the best step can't be
+better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import ceil, inf, log2
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.graph import Derives
+from autoshard.ir.mesh import Mesh
+from autoshard.solvers.common.result import none_within
+from autoshard.units import ROUNDING, format_bytes
+from autoshard.whole_step_search.blocks.block_line import BlockLine
+from autoshard.whole_step_search.blocks.block_splits import BlockSplit
+from autoshard.whole_step_search.config_space import ParallelConfig, RejectedConfigs
+from autoshard.whole_step_search.solved_steps import JointResult, SolvedStep
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_local_search import Known, nearby_steps
+
+Problem = tuple[StepProblem, BlockSplit | None]
+
+
+@dataclass(frozen=True, eq=False)
+class OuterChoice(Derives):
+    """An outer choice with one split of the blocks, and (`once`) what is known of it."""
+
+    problem: StepProblem
+    split: BlockSplit | None
+
+
+Bound = Callable[[OuterChoice], float]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a level minimises of a step, `SolvedStep.value(level)`; `known` of it before a plan is simulated.
+
+    `bounds`: below what is found of an outer choice, each dearer than the one before; infinite where nothing fits.
+    `proofs`, as far as they are below the best that was found: the same, below every plan that fits as it is simulated,
+    whatever its order. `solved`: the best step of an outer choice, or one that does not fit; None where there is none,
+    or none that may be better than the best so far.
+    `text`: the value in words.
+    """
+
+    level: int
+    known: Known
+    bounds: Sequence[Bound]
+    proofs: Callable[[float], Sequence[Bound]]
+    solved: Callable[[OuterChoice, float], SolvedStep | None]
+    text: Callable[[float], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """Outer choices of one mesh of a replica, whose blocks are split once they may be among the best: of none the step
+    takes less than `least_seconds`."""
+
+    choices: tuple[ParallelConfig, ...]
+    least_seconds: float
+    problems: Callable[[], list[Problem]]
+
+
+def best_steps(
+    objective: Objective,
+    problems: Iterable[Problem],
+    line: BlockLine,
+    log: RejectedConfigs,
+    count: int = 8,
+    tell: Callable[[str], None] = lambda text: None,
+    later: Iterable[Later] = (),
+    bounded: bool = True,
+) -> JointResult:
+    """The best step and up to `count` others, each of another outer choice. Not `bounded`: without the bound on all.
+    InfeasibleError where none fits."""
+    level, choices, waiting = objective.level, [OuterChoice(*problem) for problem in problems], list(later)
+    found: list[SolvedStep] = []
+    best, solved = inf, 0
+
+    def more() -> list[OuterChoice]:
+        """Those of the mesh of which the step may be shortest, if it may be shorter than the best."""
+        first = min(waiting, key=lambda own: own.least_seconds, default=None)
+        if first is None or first.least_seconds >= best:
+            return []
+        waiting.remove(first)
+        return [OuterChoice(*problem) for problem in first.problems()]
+
+    def limit() -> float:
+        return best
+
+    for _, own in best_first(choices, objective.bounds, limit, more):
+        solved += 1
+        made = objective.solved(own, best)
+        if made is not None:
+            found.append(made)
+        if made is not None and made.fits:
+            best = min(best, made.value(level))
+            tell(f"{own.problem.choice}: {objective.text(made.value(level))}")
+    ranked = best_of_each(nearby_steps(found, level, objective.known), level)
+    if not ranked:
+        raise none_fits([own.problem for own in choices])
+    best = ranked[0].value(level)
+    proved = (least for least, _ in best_first(choices, objective.proofs(best), limit))
+    bound = min(best, next(proved, best)) if bounded else 0.0
+    considered = len(choices) + sum(len(own.choices) for own in waiting)
+    others, undivided = tuple(ranked[1 : count + 1]), tuple(log.reasons.items())
+    return JointResult(level, ranked[0], others, line, bound, considered, solved, undivided)
+
+
+def best_first(
+    choices: list[OuterChoice],
+    bounds: Sequence[Bound],
+    most: Callable[[], float],
+    more: Callable[[], list[OuterChoice]] = list,
+) -> Iterator[tuple[float, OuterChoice]]:
+    """(its highest bound, the choice) of those of which none is above `most()`, the least first. Where none is left,
+    there may be `more`, which become part of `choices`."""
+    heap: list[tuple[float, int, int]] = []
+    begun = 0
+    while True:
+        for number in range(begun, len(choices)):
+            heappush(heap, (choices[number].once(bounds[0]), number, 1))
+        begun = len(choices)
+        while heap and heap[0][0] <= most() * (1 + ROUNDING) and heap[0][0] < inf:
+            least, number, made = heappop(heap)
+            if made == len(bounds):
+                yield least, choices[number]
+            else:
+                heappush(heap, (max(least, choices[number].once(bounds[made])), number, made + 1))
+        choices += more()
+        if len(choices) == begun:
+            return
+
+
+def best_of_each(found: Iterable[SolvedStep], level: int) -> list[SolvedStep]:
+    """The best split of every outer choice, the best choice first; of equal ones the faster, then the leaner."""
+    each: dict[ParallelConfig, SolvedStep] = {}
+    for own in sorted(found, key=lambda own: (own.value(level), own.seconds, own.peak_bytes)):
+        each.setdefault(own.problem.choice, own)
+    return list(each.values())
+
+
+def none_fits(problems: list[StepProblem]) -> InfeasibleError:
+    """How much the leanest stage needs: that none fits is said where that is more than there is, of costs of blocks; of
+    their programs nothing is proven."""
+    least = inf
+    for problem in problems:
+        own = problem.bounding
+        sizes = own.point_bytes(own.stages - 1)
+        whole = sum(float(sizes[kind].min()) for kind in own.line)
+        rooms = problem.capacities
+        each = (whole / own.stages + float((rooms - own.capacity_bytes).min())) * problem.capacity_bytes / rooms.mean()
+        least = min(least, max(each, problem.one_stage_least_bytes))
+    room = format_bytes(problems[0].capacity_bytes)
+    short = none_within(float(least), problems[0].capacity_bytes)
+    none = "fits by the costs of blocks" if short else "was found to fit, which is not proven"
+    share = f"even shares of the least memory need {format_bytes(least)} a device, {room} may be used"
+    hint = _untried(problems, float(least) / problems[0].capacity_bytes)
+    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", hint, proven=False)
+
+
+def _untried(problems: list[StepProblem], short: float) -> str:
+    """Options that make a step leaner, of which none of the problems had the most. `short`: times the memory needed."""
+    choices = [problem.choice for problem in problems]
+    devices = max(own.stages * own.replicas * Mesh(own.inner).size for own in choices)
+    said = [f"--devices {devices * 2 ** max(1, ceil(log2(max(short, 1.0))))}"]
+    if all(own.zero < 3 for own in choices):
+        said.append("--zero 3")
+    if not any("input" in keeps for problem in problems for keeps in problem.keeps):
+        said.append("--recompute full")
+    least = min(own.micro_batch for own in choices)
+    said += ["--micro-batch 1"] if least > 1 else []
+    return " or ".join(said) + ", or a model with a smaller batch, sequence or width"

@@ -1,0 +1,203 @@
+"""What each level minimises of a whole step, and how an outer choice's best step is found: a row of OBJECTIVES each.
+
+0 `ratio`   what devices communicate and compute again: a sum over blocks and cuts, so that its least within the memory
+            of stages is found exactly (step_overhead.py)
+1 `memory`  what the fullest device holds: the fastest plan that holds no more than the least of its outer choice
+2 `speed`   the simulated step: stages by their closed form, exactly
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autoshard.ir.problem import Floats
+from autoshard.search.objectives import MEMORY, RATIO, SPEED
+from autoshard.solvers.stages.least_held import least_bytes
+from autoshard.solvers.stages.room_bound import RoomBound
+from autoshard.solvers.stages.stage_partition import certificate, solve_stages
+from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem, closed_form
+from autoshard.solvers.stages.stage_values import solve_sum
+from autoshard.units import ROUNDING, format_bytes, format_seconds
+from autoshard.whole_step_search.best_first import Bound, Objective, OuterChoice
+from autoshard.whole_step_search.fitting_steps import (
+    best_stages,
+    fitting_step,
+    least_points,
+    one_stage,
+    one_stage_bytes,
+)
+from autoshard.whole_step_search.solved_steps import SolvedStep
+from autoshard.whole_step_search.step_costs import StepProblem
+from autoshard.whole_step_search.step_overhead import mean_seconds, overhead_fronts, overhead_of, with_overhead
+
+FAR = 0.9  # the closed form is at most this much above the simulated step
+
+
+def _any_order(own: OuterChoice) -> float:
+    """Below every step, whatever memory there is."""
+    return own.problem.any_order_least
+
+
+def _room(own: OuterChoice) -> RoomBound:
+    """Bound of every plan that fits as it is simulated."""
+    return RoomBound(own.problem.bounding)
+
+
+def _roomed(own: OuterChoice) -> float:
+    """Below every step that fits."""
+    return own.once(_room).step_seconds
+
+
+def _form(own: OuterChoice) -> float:
+    """Below the step of every plan that fits as `best_stages` counts memory, as far as its closed form may be above."""
+    room = own.once(_room)
+    counted = room if own.problem.choice.stages == 1 else RoomBound(own.problem.stage_problem)
+    form = counted if np.isfinite(counted.slowest_seconds) else room
+    return max(room.step_seconds, form.form_seconds * FAR)
+
+
+def _fastest(own: OuterChoice, best: float) -> SolvedStep | None:
+    def plans(problem: StepProblem) -> list[StagePlan]:
+        found = best_stages(problem)
+        return found if found and found[0].seconds * FAR < best else []
+
+    return fitting_step(own.problem, own.split, plans, SPEED)
+
+
+def _in_any_order(best: float) -> Sequence[Bound]:
+    return _any_order, _roomed, lambda own: certificate(own.problem.bounding, best)
+
+
+def _shared_bytes(own: OuterChoice) -> float:
+    """Below what the fullest stage holds: an equal share of the leanest."""
+    problem = own.problem.bounding
+    sizes = [[float(points.min()) for points in problem.point_bytes(stage)] for stage in range(problem.stages)]
+    each: Floats = np.min(sizes, axis=0)
+    share = sum(float(each[kind]) for kind in problem.line) / problem.stages
+    return _within(own.problem, share + float(_beside(own.problem, problem).min()))
+
+
+def _held_bytes(own: OuterChoice) -> float:
+    """The same, exactly by what each stage surely holds: with several chunks only blocks of the run that is dealt out
+    count what they keep."""
+    problem = own.problem
+    held = least_bytes(problem.bounding, _beside(problem, problem.bounding))
+    return _within(problem, max(held, problem.one_stage_least_bytes))
+
+
+def _within(problem: StepProblem, size: float) -> float:
+    return size if size <= problem.capacity_bytes * (1 + ROUNDING) else np.inf
+
+
+def _beside(problem: StepProblem, counted: StageProblem) -> Floats:
+    """What a stage holds beside its blocks."""
+    return problem.capacity_bytes - counted.capacity_bytes
+
+
+def _leanest(own: OuterChoice, best: float) -> SolvedStep | None:
+    return fitting_step(own.problem, own.split, _leanest_plans, MEMORY)
+
+
+def _leanest_plans(problem: StepProblem) -> list[StagePlan]:
+    """The fastest plans that hold no more than the least; where that is more than there is, as much as there is."""
+    room = one_stage_bytes(problem)
+    if not np.isfinite(room):
+        room = least_bytes(problem.stage_problem, _beside(problem, problem.stage_problem))
+    leaner = replace(problem, capacity_bytes=min(room * (1 + ROUNDING), problem.capacity_bytes))
+    return best_stages(leaner) or best_stages(problem)
+
+
+def _least_rest(own: OuterChoice) -> float:
+    """Below the rest of every plan, whatever memory there is."""
+    problem = own.problem
+    owns, count = problem.once(overhead_fronts), problem.choice.micro_batches
+    least = [float((front.seconds + front.tail_seconds / count).min()) for front in owns]
+    counted = problem.stage_problem
+    sent = sum(sum(counted.sends(stage)) for stage in range(counted.stages)) * counted.send_seconds
+    return mean_seconds(problem, sum(least[kind] for kind in problem.kinds) + sent) * (1 - ROUNDING)
+
+
+def _fitting_rest(own: OuterChoice) -> float:
+    """Below the rest of every plan that fits as it is simulated."""
+    problem = own.problem
+    roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + ROUNDING))
+    found = solve_sum(with_overhead(roomy, roomy.bounding), _entering(problem))
+    if found is None:
+        return np.inf
+    points = least_points(roomy, roomy.once(overhead_fronts))
+    exact = overhead_of(roomy, one_stage(roomy, points)) if points else 0.0
+    return max(mean_seconds(problem, found[0]), exact) * (1 - ROUNDING)
+
+
+def _least_overhead(own: OuterChoice, best: float) -> SolvedStep | None:
+    return fitting_step(own.problem, own.split, _least_plans, RATIO)
+
+
+def _least_plans(problem: StepProblem) -> list[StagePlan]:
+    """Plans of the least overhead: on one stage by what it holds exactly; else of those that fit by the count of
+    `stage_problem`, and of all that may; where none may, the fastest."""
+    points = least_points(problem, problem.once(overhead_fronts))
+    if points is not None:
+        return [one_stage(problem, points)]
+    each = (problem.stage_problem, problem.bounding)
+    solved = (solve_sum(with_overhead(problem, own), _entering(problem)) for own in each)
+    made = dict.fromkeys(_timed(problem, own[1]) for own in solved if own)
+    return list(dict.fromkeys([*made, *_fastest_of_least(problem)])) or best_stages(problem)
+
+
+def _fastest_of_least(problem: StepProblem) -> list[StagePlan]:
+    """The fastest cut of blocks that all have the least rest that they may, where that fits."""
+    counted, least = problem.stage_problem, []
+    for own, front in zip(problem.once(overhead_fronts), counted.fronts, strict=True):
+        rest = own.seconds + own.tail_seconds / counted.micro_batches
+        least.append(int(np.lexsort((front.seconds, rest))[0]))
+    fronts = tuple(_only(front, point) for front, point in zip(counted.fronts, least, strict=True))
+    found = solve_stages(replace(counted, fronts=fronts))
+    return [_timed(problem, replace(plan, points=tuple(least[kind] for kind in problem.kinds))) for plan in found]
+
+
+def _timed(problem: StepProblem, plan: StagePlan) -> StagePlan:
+    return replace(plan, seconds=closed_form(problem.stage_problem, plan.parts, plan.points))
+
+
+def _only(front: Front, point: int) -> Front:
+    """With one of its points alone."""
+    arrays: dict[str, Any] = {name: own[[point]] for name, own in vars(front).items() if isinstance(own, np.ndarray)}
+    return replace(front, **arrays)
+
+
+def _entering(problem: StepProblem) -> Floats:
+    """Seconds of what is sent before each block, its gradient back with it."""
+    return np.array([2 * problem.received_seconds(block) for block in range(len(problem.kinds))])
+
+
+OBJECTIVES: Sequence[Objective] = (
+    Objective(
+        RATIO,
+        lambda problem, plan, costs: overhead_of(problem, plan),
+        (_least_rest, _fitting_rest),
+        lambda best: (_least_rest, _fitting_rest),
+        _least_overhead,
+        format_seconds,
+    ),
+    Objective(
+        MEMORY,
+        lambda problem, plan, costs: problem.fullest_bytes(costs.peak_bytes),
+        (_shared_bytes, _held_bytes),
+        lambda best: (_shared_bytes, _held_bytes),
+        _leanest,
+        format_bytes,
+    ),
+    Objective(
+        SPEED,
+        lambda problem, plan, costs: 0.0,
+        (_any_order, _form),
+        _in_any_order,
+        _fastest,
+        format_seconds,
+    ),
+)
