@@ -29,8 +29,8 @@ SIMULATED = 2  # plans of one stage problem
 def fitting_step(
     problem: StepProblem, split: BlockSplit | None, plans_of: Callable[[StepProblem], Sequence[StagePlan]], level: int
 ) -> SolvedStep | None:
-    """Of the plans that `plans_of` makes of the problem, with less room while none fits as it is simulated: the best
-    that does, else the first; None without any."""
+    """The best plan that fits as it is simulated, of those that `plans_of` makes of the problem, with less room while
+    none does; else the first; None without any."""
     own, first = problem, None
     for attempt in range(ROUNDS):
         made = [(plan, problem.step_costs(plan)) for plan in plans_of(own)]

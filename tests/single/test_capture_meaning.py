@@ -36,10 +36,7 @@ KEPT = {
         f"h = h.softmax(-1)\n{END}",
     ),
     "a hook that looks": ("seen = []\nself.seen = seen.append", f"h = self.a(x)\nh.register_hook(self.seen)\n{END}"),
-    "two hooks": (
-        "",
-        f"h = self.a(x).tanh()\nh.register_hook(lambda g: -g)\nh.register_hook(lambda g: g * 3)\n{END}",
-    ),
+    "two hooks": ("", f"h = self.a(x).tanh()\nfor s in (-1, 3):\n    h.register_hook(lambda g, s=s: g * s)\n{END}"),
     "retained gradient": ("", f"h = self.a(x)\nh.retain_grad()\n{END}"),
     "a reentrant checkpoint": ("", f"h = checkpoint(torch.tanh, self.a(x), use_reentrant=True)\n{END}"),
     "a checkpoint": ("", f"h = checkpoint(torch.tanh, self.a(x), use_reentrant=False)\n{END}"),

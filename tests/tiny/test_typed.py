@@ -27,8 +27,8 @@ from autoshard.replay.command_line import command
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text.plan_summary import next_command
+from autoshard.whole_step_search.best_first import _untried
 from autoshard.whole_step_search.config_space import ParallelConfig
-from autoshard.whole_step_search.solved_steps import _untried
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
 
