@@ -20,6 +20,7 @@ from autoshard.ir.graph import ColumnRanges, Graph, InputRange, Op, RecipeCall
 from autoshard.rules.operators import record
 
 _ALSO_MOVES = frozenset(f"aten.{name}" for name in ("unbind", "stack", "where", "masked_fill"))
+_BAGS = ("autoshard.embedding_bags", "aten.embedding_bag")
 _CHOOSE_COLUMNS = frozenset(f"aten.{name}" for name in ("select", "slice", "narrow", "unbind", "split", "chunk"))
 
 CallsOf = Callable[[torch.Tensor], tuple[RecipeCall, ...]]
@@ -41,6 +42,8 @@ def _range(graph: Graph, name: str, example: torch.Tensor, calls_of: CallsOf) ->
     is_integer = not example.is_floating_point() and not example.is_complex() and example.dtype != torch.bool
     if not 0 < example.numel() <= LARGEST_ELEMENTS or not (is_integer or example.is_floating_point()):
         return None
+    if is_integer and (starts := _starts(graph, name)):
+        return ColumnRanges(name, tuple((float(start), start + 1.0) for start in starts))
     if is_integer and not _is_computed_with(graph, name):
         return None
     if calls := calls_of(example):
@@ -53,6 +56,16 @@ def _range(graph: Graph, name: str, example: torch.Tensor, calls_of: CallsOf) ->
     if is_integer:
         return _of_columns(name, example) if _columns_differ(graph, name) else InputRange(name, low, high + 1)
     return InputRange(name, 0.0, 1.0) if 0 <= low < high <= 1 else None
+
+
+def _starts(graph: Graph, name: str) -> list[int]:
+    """Where the bags of a list of ids begin, all of one length, if the input says it."""
+    moved = [own for op, _ in _integer_uses(graph, name) if _moves(op) for own in op.results]
+    for op, position in (use for own in (name, *moved) for use in graph.consumers[own]):
+        if op.target in _BAGS and position == 2 and op.operands[1] is not None:
+            count, bags = graph.tensor(op.operands[1]).numel, graph.tensor(op.results[0]).shape[0]
+            return [count * place // max(bags, 1) for place in range(graph.tensor(name).numel)]
+    return []
 
 
 def _of_columns(name: str, example: torch.Tensor) -> ColumnRanges:

@@ -96,6 +96,7 @@ def test_lists_keep_their_offsets() -> None:
     (said,) = graph.assumed
     assert said.startswith("gradients are dense, sparse=True says nothing (at")
     assert dict(bags_of(graph)[1].attributes) == {"mode": "mean", "padding_idx": 3}
+    assert [low for columns in graph.column_ranges for low, _ in columns.bounds] == [0, 3, 6, 9]  # synthetic ones
 
 
 @pytest.mark.parametrize("factor", ["vocabulary", slow("d"), slow("b")])
