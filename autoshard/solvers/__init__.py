@@ -1,4 +1,4 @@
-"""Solvers of the strategy-selection problem: `solve(problem, solver) -> Solution`. numpy only."""
+"""Solvers of the strategy-selection problem: `solve(problem, solver) -> Solution`. numpy; HiGHS and PuLP in two folders."""
 
 from __future__ import annotations
 

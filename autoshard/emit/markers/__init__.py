@@ -1,1 +1,1 @@
-"""Calls with an effect in emitted classes, read again and held against the program."""
+"""Reads the calls with an effect back from emitted classes and checks them against the program."""

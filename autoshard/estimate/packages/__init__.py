@@ -1,1 +1,1 @@
-"""Estimates packages of `autoshard plan` by the code that searches and prices plans."""
+"""Predicts packages that `autoshard plan` would write, by its own search and prices."""

@@ -1,1 +1,1 @@
-"""Searches for places of modules that have none: the shortest step."""
+"""Chooses places for modules that have none, for the shortest step."""
