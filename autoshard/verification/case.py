@@ -126,6 +126,7 @@ def case_of(
     for batches, mildly, notes in tries:
         _set_state(module, own)
         randomise_state(module, seed, buffers, mildly)
+        tie(module, graph)  # another dtype ends what buffers share
         with attributes_put_back(module):  # what it keeps from call to call is of these values, and in float64
             reference = _reference(module, graph, batches, make, seed, literal, micro_batches, last=mildly)
         if reference is not None and (reference.finite or mildly):

@@ -79,6 +79,27 @@ def test_a_cache_of_weights_is_one_for_inference() -> None:
         capture_model(Keeping("a product of a weight", grows=True), (torch.randn(4, 4),), training=False)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_mode_is_state_like_any_other(first: bool) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if first:
+                self.norm.eval()
+            made = self.norm(self.a(x)).square().mean()
+            self.norm.eval()
+            return made
+
+    if first:
+        assert capture_model(Frozen(), (torch.randn(4, 4),)).loss
+    else:
+        with pytest.raises(CaptureError, match=r"changes its attribute norm.training from True to False"):
+            capture_model(Frozen(), (torch.randn(4, 4),))
+
+
 def test_a_list_of_tensors_beside_the_parameters_is_no_state() -> None:
     class Remembers(nn.Module):
         def __init__(self) -> None:

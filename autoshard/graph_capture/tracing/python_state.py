@@ -20,7 +20,7 @@ from autoshard.graph_capture.tracing import ONE_BY_ONE
 from autoshard.graph_capture.tracing.call_caches import attributes_put_back, cached_alike
 from autoshard.graph_capture.tracing.source_lines import is_visible, quote
 
-_OWN = frozenset(Module().__dict__)
+_OWN = frozenset(Module().__dict__) - {"training"}
 _FAR = torch.iinfo(torch.int32).max  # a step that no warm-up reaches
 _RANDOM = "torch.rand, or nn.Dropout: packages draw torch's numbers alike on all replicas"
 _STATE = (
@@ -74,11 +74,15 @@ def _without_new_attributes(model: Module) -> Iterator[None]:
 
 @contextmanager
 def hooks_put_back(model: Module) -> Iterator[None]:
-    """Where what the forward sets is gone, the hooks that it registered are: its next call would add them again."""
+    """Where what the forward sets is gone, the hooks that it registered are: its next call would add them again. So
+    are the modes that it set."""
+    modes = [(module, module.training) for module in model.modules()]
     stores = [(store, store.copy()) for module in model.modules() for store in _stores(module).values()]
     try:
         yield
     finally:
+        for module, mode in modes:
+            module.training = mode
         for store, was in stores:
             store.clear()
             store.update(was)

@@ -35,7 +35,8 @@ def _place(module: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
 def randomise_state(module: torch.nn.Module, seed: int, buffers: Collection[str], mildly: bool = False) -> None:
     """Every parameter and the floating ones of the named `buffers` of `module`, in place; it becomes float64.
 
-    Ties stay ties. Buffers that capture has folded into constants (masks) are not in the graph and keep their values.
+    Ties of parameters stay ties. Buffers that capture has folded into constants (masks) are not in the graph and keep
+    their values.
     `mildly`: within a fifth of what they are, for models that are numbers only there.
     """
     module.double()
