@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
@@ -11,6 +13,12 @@ pytestmark = pytest.mark.processes
 
 def test_all_ranks_run() -> None:
     run_processes("timeit", ["-n", "1", "import os; assert os.environ['WORLD_SIZE'] == '3'"], 3, 500)
+
+
+def test_a_file_in_the_current_folder_hides_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "datetime.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    run_processes("calendar", [], 1, 500)
 
 
 def test_the_failing_rank_and_its_error_are_named() -> None:

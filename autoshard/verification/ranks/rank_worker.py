@@ -43,4 +43,5 @@ def _run(package: Path, job_file: Path, results: Path) -> Any:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path.cwd()))  # for what the package imports
     main(*sys.argv[1:])
