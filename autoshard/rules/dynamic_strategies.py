@@ -1,6 +1,6 @@
 """Which strategies hold at every dynamic size: those that the rules offer at sizes that stand for all.
 
-Two sizes stand for all of `divisor * n + remainder`: one with a prime n that is larger than any axis, which only what
+Two sizes stand for all of `divisor * n + remainder`: one with a prime n that no axis has devices for, which only what
 divides all of them divides, and the least, for what needs some length. A strategy must cut there as it does at the
 planned size, and evenly where the length is dynamic.
 """
@@ -37,14 +37,18 @@ def probes(graph: Graph) -> Probes:
 def _probes(graph: Graph) -> Probes:
     if not graph.dynamic:
         return Probes()
-    most = max(size for tensor in graph.tensors for size in tensor.shape)  # no axis that cuts has more devices
-    prime = {own.name: own.divisor * n + own.remainder for own, n in zip(graph.dynamic, _primes(most), strict=False)}
+    prime = {own.name: own.divisor * n + own.remainder for own, n in zip(graph.dynamic, _primes(graph), strict=False)}
     least = {own.name: max(own.least, own.divisor + own.remainder) for own in graph.dynamic}
     return Probes((at_sizes(graph, prime), at_sizes(graph, least)))
 
 
-def _primes(above: int) -> Iterator[int]:
-    return (n for n in itertools.count(above + 1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
+def _primes(graph: Graph) -> Iterator[int]:
+    """Above every dynamic size, as no axis that cuts one has more devices, and no part of any length. What is held is
+    a run a block: large ones, of which images multiply three, take gigabytes."""
+    above = max(graph.tensor(tensor).shape[dim] for own in graph.dynamic for tensor, dim in own.dims)
+    lengths = {size for tensor in graph.tensors for size in tensor.shape if size}
+    prime = (n for n in itertools.count(above + 1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
+    return (n for n in prime if all(size % n for size in lengths))
 
 
 def holds(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy, at_probes: list[Offered]) -> bool:

@@ -31,6 +31,7 @@ from autoshard.ir.problem import objective
 from autoshard.program.lower import lower
 from autoshard.replay.expected_step import weighted
 from autoshard.replay.resize import reapply
+from autoshard.rules.dynamic_strategies import probes
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.search.fixed_step import predicted
 from autoshard.search.fixed_styles import random_plan
@@ -84,6 +85,13 @@ def test_a_package_is_right_at_another_size_in_each_step(name: str, text: str, m
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=strategy))
     files = proved(name, graph, plan)
     assert len(step_sizes(graph)) > 3 and "DYNAMIC_SIZES" in files["model_parallel.py"]
+
+
+def test_sizes_that_stand_for_all_are_near_those_that_there_are() -> None:
+    """As a device holds a run for each block: pixels, counted together, in blocks by the billion took 23 GB."""
+    graph = graph_of("image", "batch=4..32/4,height=16..64/4@pixels.2,width=16..64/4@pixels.3")
+    sizes = probes(graph).graphs[0].tensor("pixels").shape
+    assert sizes == (4 * 67, 3, 4 * 71, 4 * 73), "divisor times a prime above 64"
 
 
 @pytest.mark.parametrize("seed", range(4))
