@@ -7,7 +7,7 @@ much less room is taken to be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,46 +23,42 @@ from autoshard.whole_step_search.blocks.block_splits import BlockSplit
 from autoshard.whole_step_search.solved_steps import SolvedStep
 from autoshard.whole_step_search.step_costs import StepProblem
 
-SIMULATED = 2  # plans of one stage problem
+Plans = Iterable[StagePlan | None]
 
 
 def fitting_step(
-    problem: StepProblem, split: BlockSplit | None, plans_of: Callable[[StepProblem], Sequence[StagePlan]], level: int
+    problem: StepProblem, split: BlockSplit | None, plans_of: Callable[[StepProblem], Plans], level: int
 ) -> SolvedStep | None:
-    """The best plan that fits as it is simulated, of those that `plans_of` makes of the problem, with less room while
-    none does; else the first; None without any."""
-    own, first = problem, None
+    """Of the plans that `plans_of` makes of the problem, and of it with less room until the first of them fits as it is
+    simulated: the best that does, else the first; None without any."""
+    own, first, fitting = problem, None, list[SolvedStep]()
     for attempt in range(ROUNDS):
-        made = [(plan, problem.step_costs(plan)) for plan in plans_of(own)]
-        fitting = [
-            SolvedStep(problem, split, plan, simulate_step(costs))
-            for plan, costs in made
-            if fits(problem.fullest_bytes(costs.peak_bytes), problem.capacity_bytes)
-        ]
-        if fitting:
-            return min(fitting, key=lambda step: (step.value(level), step.seconds))
+        plans = [plan for plan in dict.fromkeys(plans_of(own)) if plan is not None]
+        made = [(plan, problem.step_costs(plan)) for plan in plans]
         if not made:
             break
-        first = first or SolvedStep(problem, split, made[0][0], simulate_step(made[0][1]))
+        for plan, costs in made:
+            if fits(problem.fullest_bytes(costs.peak_bytes), problem.capacity_bytes):
+                fitting.append(SolvedStep(problem, split, plan, simulate_step(costs)))
         over = np.maximum(np.array(made[0][1].peak_bytes) - problem.capacities, 0.0)
+        if not over.any():
+            break
+        first = first or SolvedStep(problem, split, plans[0], simulate_step(made[0][1]))
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
-    return first
+    return min(fitting, key=lambda step: (step.value(level), step.seconds), default=first)
 
 
-def best_stages(problem: StepProblem) -> list[StagePlan]:
-    """The fastest by the closed form. Where none of several stages fits as the stage problem counts, those that fit by
-    what is surely held: which of them do is for the simulated step to say."""
-    found = solve_stages(problem.stage_problem, SIMULATED, LOOSE)
+def best_stages(problem: StepProblem) -> StagePlan | None:
+    """The fastest by the closed form; None where there is none. Where none of several stages fits as the stage problem
+    counts, one that fits by what is surely held: whether it does is for the simulated step to say."""
+    found = solve_stages(problem.stage_problem, LOOSE)
     if not _is_one(problem):
-        return found or solve_stages(problem.bounding, SIMULATED, LOOSE)
+        return found or solve_stages(problem.bounding, LOOSE)
     several = problem.choice.micro_batches > 1  # then the form counts no less than is held
-    if several and found and found[0].seconds * (1 - LOOSE) <= RoomBound(problem.bounding).form_seconds:
+    if several and found and found.seconds * (1 - LOOSE) <= RoomBound(problem.bounding).form_seconds:
         return found
     points = least_points(problem, [own.front for own in problem.fronts])
-    if points is None:
-        return found
-    exact = one_stage(problem, points)
-    return [exact, *(other for other in found if other.seconds > exact.seconds)][:SIMULATED]
+    return found if points is None else one_stage(problem, points)
 
 
 def one_stage(problem: StepProblem, points: tuple[int, ...]) -> StagePlan:

@@ -3,13 +3,12 @@
 A stage problem counts what blocks keep as of all chunks alike, and what one works with beside all that is kept. The
 step holds less: a block that keeps most stands where fewest micro-batches are in flight, and last in its part, where it
 works while the others keep little. Of equal blocks every number at each point is tried, with the blocks that keep most
-in the last chunks, the first ones, or in turn.
+in the last chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,46 +18,38 @@ from autoshard.simulation.step_timeline import StepCosts
 from autoshard.solvers.stages.counted_points import undominated
 from autoshard.solvers.stages.stage_moments import fullest_moments
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
-from autoshard.units import EXACT
 from autoshard.whole_step_search.step_costs import StepProblem
 
 _MOST = 5_000  # ways to choose of a stage
 
 
-def reassigned_points(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
-    """The plans with the least seconds on each stage that fit, by the position of the blocks that keep most; empty
-    where none fits. `plan` as it is where one stage has all blocks, or where parts have other blocks than one run of
-    equal ones with something before and after it."""
+def reassigned_points(problem: StepProblem, plan: StagePlan) -> StagePlan | None:
+    """The plan with the least seconds on each stage that fits; None where none does. `plan` as it is where one stage
+    has all blocks, or where parts have other blocks than one run of equal ones with something before and after it."""
     run = problem.kinds[problem.stage_problem.run[0]]
     blocks = [[k for k in range(part.first, part.stop) if problem.kinds[k] == run] for part in plan.parts]
     front = problem.fronts[run].front
     choice = undominated(front.seconds, front.kept_bytes)  # the leanest first
     apart = any(own and own[-1] - own[0] >= len(own) for own in blocks)
     if problem.choice.stages == 1 or len(choice) < 2 or apart:
-        return [plan]
-    points = [list(plan.points) for _ in _ORDERS]
-    costs = problem.step_costs(plan)
+        return plan
+    points, costs = list(plan.points), problem.step_costs(plan)
     for stage in range(problem.choice.stages):
         numbers = [number for number, part in enumerate(plan.parts) if part.stage == stage]
         own = [blocks[number] for number in numbers]
         counts = _counts(sum(map(len, own)), len(choice))
         if counts is None:
             continue
-        ways = _placed(counts, tuple(map(len, own)))
+        ways = _placed(counts, np.array(list(map(len, own))))
         fits = _peak(problem, plan, costs, stage, [plan.parts[number] for number in numbers], own, choice, ways)
         seconds = ways.sum(axis=1) @ problem.of_stage(stage).fronts[run].front.seconds[choice]
         seconds = np.where(fits <= problem.capacities[stage], seconds, np.inf)
         if not np.isfinite(seconds).any():
-            return []
-        each = seconds.reshape(len(_ORDERS), -1)
-        for order, mine in enumerate(points):
-            some = each[order] <= seconds.min() * (1 + EXACT)
-            way = int(some.argmax()) + order * each.shape[1] if some.any() else int(seconds.argmin())
-            for run_blocks, taken in zip(own, ways[way], strict=True):
-                for block, point in zip(run_blocks, np.repeat(choice, taken), strict=True):
-                    mine[block] = int(point)
-    made = [replace(plan, points=each) for each in dict.fromkeys(map(tuple, points))]
-    return [replace(each, seconds=closed_form(problem.stage_problem, each.parts, each.points)) for each in made]
+            return None
+        for run_blocks, taken in zip(own, ways[seconds.argmin()], strict=True):
+            for block, point in zip(run_blocks, np.repeat(choice, taken), strict=True):
+                points[block] = int(point)
+    return StagePlan(plan.parts, tuple(points), closed_form(problem.stage_problem, plan.parts, points))
 
 
 @lru_cache(maxsize=256)
@@ -75,32 +66,11 @@ def _counts(blocks: int, points: int) -> Integers | None:
     return every
 
 
-_ORDERS: tuple[Callable[[int, int], int], ...] = (  # in which blocks fill chunks, by place in a chunk and chunk:
-    lambda place, chunk: -chunk,  # the last chunks first
-    lambda place, chunk: place,  # in turn
-    lambda place, chunk: chunk,  # the first chunks first
-)
-
-
-@lru_cache(maxsize=256)
-def _of_turns(sizes: tuple[int, ...]) -> tuple[Integers, ...]:
-    """[blocks, chunk], of each order in which chunks of so many blocks may be filled: how many of the first ones are in
-    each."""
-    blocks = [(place, chunk) for chunk, own in enumerate(sizes) for place in range(own)]
-    found = []
-    for order in _ORDERS:
-        ranked = sorted((order(place, chunk), -chunk) for place, chunk in blocks)
-        chunks = np.array([-chunk for _, chunk in ranked], dtype=np.int64)
-        one = chunks[:, None] == np.arange(len(sizes))
-        found.append(np.vstack([np.zeros((1, len(sizes)), np.int64), one.cumsum(axis=0)]))
-    return tuple(found)
-
-
-def _placed(counts: Integers, sizes: tuple[int, ...]) -> Integers:
-    """[way, chunk, point]: the blocks of `counts` on chunks of so many, in each of the orders what keeps most first."""
+def _placed(counts: Integers, sizes: Integers) -> Integers:
+    """[way, chunk, point]: the blocks of `counts` on chunks of so many, what keeps most on the last chunks."""
     ends = np.column_stack([np.zeros(len(counts), np.int64), counts[:, ::-1].cumsum(axis=1)])
-    every = [np.diff(before[ends], axis=1)[:, ::-1] for before in _of_turns(sizes)]
-    found: Integers = np.moveaxis(np.concatenate(every), 1, 2)
+    filled = np.clip(ends[:, :, None] - (sizes.sum() - sizes.cumsum()), 0, sizes)
+    found: Integers = np.moveaxis(np.diff(filled, axis=1)[:, ::-1], 1, 2)
     return found
 
 

@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,8 @@ from autoshard.ir.problem import Floats
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.solvers.stages.least_held import least_bytes
 from autoshard.solvers.stages.room_bound import RoomBound
-from autoshard.solvers.stages.stage_partition import certificate, solve_stages
-from autoshard.solvers.stages.stage_problem import Front, StagePlan, StageProblem, closed_form
+from autoshard.solvers.stages.stage_partition import certificate
+from autoshard.solvers.stages.stage_problem import StagePlan, StageProblem, closed_form
 from autoshard.solvers.stages.stage_values import solve_sum
 from autoshard.units import ROUNDING, format_bytes, format_seconds
 from autoshard.whole_step_search.best_first import Bound, Objective, OuterChoice
@@ -30,6 +29,7 @@ from autoshard.whole_step_search.fitting_steps import (
     one_stage,
     one_stage_bytes,
 )
+from autoshard.whole_step_search.point_reassignment import reassigned_points
 from autoshard.whole_step_search.solved_steps import SolvedStep
 from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_overhead import mean_seconds, overhead_fronts, overhead_of, with_overhead
@@ -61,9 +61,10 @@ def _form(own: OuterChoice) -> float:
 
 
 def _fastest(own: OuterChoice, best: float) -> SolvedStep | None:
-    def plans(problem: StepProblem) -> list[StagePlan]:
+    def plans(problem: StepProblem) -> Iterator[StagePlan | None]:
         found = best_stages(problem)
-        return found if found and found[0].seconds * FAR < best else []
+        if found is not None and found.seconds * FAR < best:
+            yield from (found, reassigned_points(problem, found))
 
     return fitting_step(own.problem, own.split, plans, SPEED)
 
@@ -102,13 +103,13 @@ def _leanest(own: OuterChoice, best: float) -> SolvedStep | None:
     return fitting_step(own.problem, own.split, _leanest_plans, MEMORY)
 
 
-def _leanest_plans(problem: StepProblem) -> list[StagePlan]:
-    """The fastest plans that hold no more than the least; where that is more than there is, as much as there is."""
+def _leanest_plans(problem: StepProblem) -> list[StagePlan | None]:
+    """The fastest plan that holds no more than the least; where that is more than there is, as much as there is."""
     room = one_stage_bytes(problem)
     if not np.isfinite(room):
         room = least_bytes(problem.stage_problem, _beside(problem, problem.stage_problem))
     leaner = replace(problem, capacity_bytes=min(room * (1 + ROUNDING), problem.capacity_bytes))
-    return best_stages(leaner) or best_stages(problem)
+    return [best_stages(leaner) or best_stages(problem)]
 
 
 def _least_rest(own: OuterChoice) -> float:
@@ -137,7 +138,7 @@ def _least_overhead(own: OuterChoice, best: float) -> SolvedStep | None:
     return fitting_step(own.problem, own.split, _least_plans, RATIO)
 
 
-def _least_plans(problem: StepProblem) -> list[StagePlan]:
+def _least_plans(problem: StepProblem) -> list[StagePlan | None]:
     """Plans of the least overhead: on one stage by what it holds exactly; else of those that fit by the count of
     `stage_problem`, and of all that may; where none may, the fastest."""
     points = least_points(problem, problem.once(overhead_fronts))
@@ -145,29 +146,11 @@ def _least_plans(problem: StepProblem) -> list[StagePlan]:
         return [one_stage(problem, points)]
     each = (problem.stage_problem, problem.bounding)
     solved = (solve_sum(with_overhead(problem, own), _entering(problem)) for own in each)
-    made = dict.fromkeys(_timed(problem, own[1]) for own in solved if own)
-    return list(dict.fromkeys([*made, *_fastest_of_least(problem)])) or best_stages(problem)
-
-
-def _fastest_of_least(problem: StepProblem) -> list[StagePlan]:
-    """The fastest cut of blocks that all have the least rest that they may, where that fits."""
-    counted, least = problem.stage_problem, []
-    for own, front in zip(problem.once(overhead_fronts), counted.fronts, strict=True):
-        rest = own.seconds + own.tail_seconds / counted.micro_batches
-        least.append(int(np.lexsort((front.seconds, rest))[0]))
-    fronts = tuple(_only(front, point) for front, point in zip(counted.fronts, least, strict=True))
-    found = solve_stages(replace(counted, fronts=fronts))
-    return [_timed(problem, replace(plan, points=tuple(least[kind] for kind in problem.kinds))) for plan in found]
+    return [_timed(problem, own[1]) for own in solved if own] or [best_stages(problem)]
 
 
 def _timed(problem: StepProblem, plan: StagePlan) -> StagePlan:
     return replace(plan, seconds=closed_form(problem.stage_problem, plan.parts, plan.points))
-
-
-def _only(front: Front, point: int) -> Front:
-    """With one of its points alone."""
-    arrays: dict[str, Any] = {name: own[[point]] for name, own in vars(front).items() if isinstance(own, np.ndarray)}
-    return replace(front, **arrays)
 
 
 def _entering(problem: StepProblem) -> Floats:

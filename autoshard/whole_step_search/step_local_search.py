@@ -109,12 +109,10 @@ def _of(problem: StepProblem, parts: tuple[Part, ...], points: tuple[int, ...]) 
 
 
 def _dealt(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
-    """Points anew for other cuts; the leanest where none fit."""
-    made = reassigned_points(problem, plan)
-    if made:
-        return made
-    leanest = [own[0] for own in _by_bytes(problem)]
-    return [_of(problem, plan.parts, tuple(leanest[kind] for kind in problem.kinds))]
+    """`plan` of other cuts as it is, and with points chosen anew for them."""
+    own = _of(problem, plan.parts, plan.points)
+    other = reassigned_points(problem, own)
+    return [own, other] if other and other != own else [own]
 
 
 def _by_bytes(problem: StepProblem) -> list[list[int]]:

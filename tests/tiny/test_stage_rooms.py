@@ -212,11 +212,10 @@ def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int
         tight = replace(free, capacity_bytes=peak * (1 + 1e-9))
         start = next(plan for plan in every if plan.parts == parts)
         found = reassigned_points(tight, start)
-        assert found and all(
-            max(simulate_step(free.step_costs(own)).peak_bytes) <= tight.capacity_bytes for own in found
-        )
+        assert found is not None
+        assert max(simulate_step(free.step_costs(found)).peak_bytes) <= tight.capacity_bytes
         fastest = min(seconds for own, seconds, other in made if own <= peak and other == parts)
-        assert fastest * (1 - 1e-9) <= found[0].seconds <= fastest * (1.03 if chunks > 1 else 1 + 1e-9)
+        assert fastest * (1 - 1e-9) <= found.seconds <= fastest * (1.03 if chunks > 1 else 1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [3, 5, 6])
@@ -227,7 +226,7 @@ def test_a_plan_that_alone_fits_as_it_is_simulated_is_found(seed: int) -> None:
     made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
     room = min(made)[0] * (1 + 1e-9)
     own = replace(free, capacity_bytes=room)
-    assert (not solve_stages(own.stage_problem)) == (seed == 3)
+    assert (solve_stages(own.stage_problem) is None) == (seed == 3)
     found = found_of(SPEED, [(own, None)])
     assert found.best.peak_bytes <= room
     assert found.best.seconds == pytest.approx(min(seconds for peak, seconds in made if peak <= room))
@@ -300,5 +299,5 @@ def test_only_the_last_stage_may_hold_the_last_block() -> None:
     own = StageProblem((small, large), (0, 0, 0, 0, 1), 3, 6, np.array([3.0, 2.0, 1.0]), np.full(3, 5.0))
     assert is_possible(own)
     found = solve_stages(own)
-    assert found and found[0].seconds == min(plan.seconds for plan in every_plan(own))
+    assert found is not None and found.seconds == min(plan.seconds for plan in every_plan(own))
     assert not is_possible(replace(own, capacity_bytes=np.full(3, 3.0)))

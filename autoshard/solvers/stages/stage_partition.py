@@ -25,15 +25,17 @@ from autoshard.units import EXACT
 _INF = float("inf")
 
 
-def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> list[StagePlan]:
-    """The best plan by the closed form, and up to `count` in all that were met on the way, no two equal; none where
-    none fits. The search over the maximum ends when what is left is at most `tolerance` (relative) better."""
+def solve_stages(problem: StageProblem, tolerance: float = 0.0) -> StagePlan | None:
+    """The best plan by the closed form; None where none fits. The search over the maximum ends when what is left is at
+    most `tolerance` (relative) better."""
     if not is_possible(problem):
-        return []
+        return None
     costs = RangeCosts(problem, 1.0, 1 / problem.micro_batches)
     first = _first_feasible(problem, costs)
-    plans = _swept(problem, costs, first, tolerance) if first is not None else []
-    return sorted(set(plans), key=lambda plan: (plan.seconds, plan.parts, plan.points))[:count]
+    if first is None:
+        return None
+    plans = _swept(problem, costs, first, tolerance)
+    return min(plans, key=lambda plan: (plan.seconds, plan.parts, plan.points))
 
 
 def is_possible(problem: StageProblem) -> bool:
