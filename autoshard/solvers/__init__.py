@@ -1,4 +1,4 @@
-"""Solvers of the strategy-selection problem: `solve(problem, solver) -> Solution`. numpy; HiGHS and PuLP in two folders."""
+"""Solvers of the strategy-selection problem: `solve(problem, solver) -> Solution`. Without torch."""
 
 from __future__ import annotations
 

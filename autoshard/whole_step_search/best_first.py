@@ -43,7 +43,7 @@ Bound = Callable[[OuterChoice], float]
 class Objective:
     """What a level minimises of a step, `SolvedStep.value(level)`; `known` of it before a plan is simulated.
 
-    `bounds`: below what is found of an outer choice, each slower to compute than the one before; infinite where nothing fits.
+    `bounds`: below what is found of an outer choice, each slower to make than the one before; infinite: nothing fits.
     `proofs`, as far as they are below the best that was found: the same, below every plan that fits as it is simulated,
     whatever its order. `solved`: the best step of an outer choice, or one that does not fit; None where there is none,
     or none that may be better than the best so far.
