@@ -162,8 +162,8 @@ def composed(rows: Sequence[Step], held: Sequence[Sequence[Step]], each: Sequenc
         f"These times were composed from layers, not measured as whole steps: in {len(linear)} groups of models that",
         f"differ in depth alone, they are linear in depth (to {largest:.0e}). So there are only {len(means)}",
         f"independent measurements (width, TP, micro-batch); with each counted once the error is {percent(bias)},",
-        f"and rows of one of these differ by {np.median(spread):.1%} (median). The 20 runs include most of these layers;",
-        "only the second row of the table, judged on other widths, is independent.",
+        f"and rows of one of these differ by {np.median(spread):.1%} (median). The 20 runs include most of these",
+        "layers; only the second row of the table, judged on other widths, is independent.",
     ]
 
 

@@ -29,8 +29,8 @@ Plans = Iterable[StagePlan | None]
 def fitting_step(
     problem: StepProblem, split: BlockSplit | None, plans_of: Callable[[StepProblem], Plans], level: int
 ) -> SolvedStep | None:
-    """The best plan that fits as it is simulated, of those that `plans_of` makes of the problem, and of it with less room
-    until the first of them fits; else the first; None without any."""
+    """The best plan that fits as it is simulated, of those that `plans_of` makes of the problem, and of it with less
+    room until the first of them fits; else the first; None without any."""
     own, first, fitting = problem, None, list[SolvedStep]()
     for attempt in range(ROUNDS):
         plans = [plan for plan in dict.fromkeys(plans_of(own)) if plan is not None]
