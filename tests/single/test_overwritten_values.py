@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.tracing.functionalise import _Functionaliser
 from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import StepPlan
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import case_of, check_files
@@ -55,6 +57,31 @@ def proved(write: str, mesh: str) -> Proof:
 @pytest.mark.parametrize("write", WRITES)
 def test_a_step_is_that_of_the_original(write: str) -> None:
     proof = proved(write, "dp=2,tp=2")
+    assert proof.passed, proof.summary()
+
+
+class Written(nn.Module):
+    """Writes into its input, and returns a parameter, which the step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 9)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x.mul_(2).add_(1)
+        return {"loss": self.layer(x).square().mean(), "weight": self.layer.weight}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_a_forward_is_given_and_returns_is_that_of_its_time(seed: int, count: int) -> None:
+    model, inputs = Written(), (torch.randn(6, 8),)
+    graph = capture_model(model, inputs)
+    plan = random_plan(graph, Mesh.parse("tp=3"), load_hardware("cpu-local"), seed)
+    plan = replace(plan, step=StepPlan(count))
+    program = lower(plan, graph)
+    case = case_of(model, inputs, graph, micro_batches=count)
+    proof = check_files(case, program, emit(program, plan, graph), own_precision=True)
     assert proof.passed, proof.summary()
 
 

@@ -63,7 +63,7 @@ def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, s
     with attributes_put_back(module):  # buffers that a forward makes are gone with it
         for number, batch in enumerate(batches):
             with exact_dropout(seed, at(step, number)), torch.no_grad(), _LabelMeans() as means:
-                module(*batch)
+                module(*(x.clone() for x in batch))
             counts.append(means.counts)
     with torch.no_grad():
         for name, buffer in module.named_buffers():

@@ -174,14 +174,14 @@ def accumulated(
                 outputs = outputs_of(module(*as_captured(graph, own)))
             if graph.loss is not None:
                 (outputs[graph.outputs.index(graph.loss)] / micro_batches * scale).backward()
-        made += outputs
+        made += [output.detach().clone() for output in outputs]  # one may be a parameter, which the step changes
     return made
 
 
 def as_captured(graph: Graph, batch: Batch) -> list[torch.Tensor]:
-    """Inputs that require a gradient do, as those that the model was captured with: a reentrant checkpoint asks."""
+    """Copies. Inputs that require a gradient do, as those that the model was captured with: a reentrant checkpoint asks."""
     pairs = zip(batch, graph.inputs, strict=True)
-    return [x.detach().requires_grad_() if graph.tensor(name).requires_grad else x for x, name in pairs]
+    return [x.detach().requires_grad_() if graph.tensor(name).requires_grad else x.clone() for x, name in pairs]
 
 
 def _gradient_norm(trainable: list[torch.nn.Parameter]) -> float:

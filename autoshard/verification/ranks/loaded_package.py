@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from autoshard.errors import CheckError
 from autoshard.system.guard import guarded_folder
@@ -52,7 +53,8 @@ class GradientRecorder:
 
     def _note(self, model: torch.nn.Module, mesh: Any, outputs: list[Any]) -> None:
         gradients = {self.runtime.sharding(p).name: self._local(p) for p in model.parameters() if p.requires_grad}
-        self.seen[mesh.global_rank] = RankTensors(outputs, gradients)
+        made = tree_map_only(torch.Tensor, lambda x: x.detach().clone(), outputs)  # one may be a parameter
+        self.seen[mesh.global_rank] = RankTensors(made, gradients)
 
     def _local(self, parameter: torch.Tensor) -> torch.Tensor:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
