@@ -179,7 +179,7 @@ def accumulated(
 
 
 def as_captured(graph: Graph, batch: Batch) -> list[torch.Tensor]:
-    """Copies. Inputs that require a gradient do, as those that the model was captured with: a reentrant checkpoint asks."""
+    """Copies. Inputs that require a gradient do, as those captured with: a reentrant checkpoint asks."""
     pairs = zip(batch, graph.inputs, strict=True)
     return [x.detach().requires_grad_() if graph.tensor(name).requires_grad else x.clone() for x, name in pairs]
 
