@@ -10,8 +10,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.step_request import ZERO_LEVELS
 from autoshard.errors import UsageError
 from autoshard.units import counted
-from autoshard.whole_step_search.blocks.context_expert_cuts import CONTEXT, EXPERT, TENSOR
-from autoshard.whole_step_search.context_expert_axes import second_axes, unsearched
+from autoshard.whole_step_search.blocks.context_expert_axes import CONTEXT, EXPERT, TENSOR, second_axes, unsearched
 
 AUTO = "auto"
 Inner = tuple[tuple[str, int], ...]  # of them, (name, size)

@@ -37,6 +37,9 @@ from autoshard.whole_step_search.step_overhead import mean_seconds, overhead_fro
 FAR = 0.9  # the closed form is at most this much above the simulated step
 
 
+# --- level 2 ---
+
+
 def _any_order(own: OuterChoice) -> float:
     """Below every step, whatever memory there is."""
     return own.problem.any_order_least
@@ -71,6 +74,9 @@ def _fastest(own: OuterChoice, best: float) -> SolvedStep | None:
 
 def _in_any_order(best: float) -> Sequence[Bound]:
     return _any_order, _roomed, lambda own: certificate(own.problem.bounding, best)
+
+
+# --- level 1 ---
 
 
 def _shared_bytes(own: OuterChoice) -> float:
@@ -110,6 +116,9 @@ def _leanest_plans(problem: StepProblem) -> list[StagePlan | None]:
         room = least_bytes(problem.stage_problem, _beside(problem, problem.stage_problem))
     leaner = replace(problem, capacity_bytes=min(room * (1 + ROUNDING), problem.capacity_bytes))
     return [best_stages(leaner) or best_stages(problem)]
+
+
+# --- level 0 ---
 
 
 def _least_rest(own: OuterChoice) -> float:
@@ -158,29 +167,29 @@ def _entering(problem: StepProblem) -> Floats:
     return np.array([2 * problem.received_seconds(block) for block in range(len(problem.kinds))])
 
 
-OBJECTIVES: Sequence[Objective] = (
+OBJECTIVES: Sequence[Objective] = (  # by level
     Objective(
-        RATIO,
-        lambda problem, plan, costs: overhead_of(problem, plan),
-        (_least_rest, _fitting_rest),
-        lambda best: (_least_rest, _fitting_rest),
-        _least_overhead,
-        format_seconds,
+        level=RATIO,
+        known=lambda problem, plan, costs: overhead_of(problem, plan),
+        bounds=(_least_rest, _fitting_rest),
+        proofs=lambda best: (_least_rest, _fitting_rest),
+        solved=_least_overhead,
+        text=format_seconds,
     ),
     Objective(
-        MEMORY,
-        lambda problem, plan, costs: problem.fullest_bytes(costs.peak_bytes),
-        (_shared_bytes, _held_bytes),
-        lambda best: (_shared_bytes, _held_bytes),
-        _leanest,
-        format_bytes,
+        level=MEMORY,
+        known=lambda problem, plan, costs: problem.fullest_bytes(costs.peak_bytes),
+        bounds=(_shared_bytes, _held_bytes),
+        proofs=lambda best: (_shared_bytes, _held_bytes),
+        solved=_leanest,
+        text=format_bytes,
     ),
     Objective(
-        SPEED,
-        lambda problem, plan, costs: 0.0,
-        (_any_order, _form),
-        _in_any_order,
-        _fastest,
-        format_seconds,
+        level=SPEED,
+        known=lambda problem, plan, costs: 0.0,
+        bounds=(_any_order, _form),
+        proofs=_in_any_order,
+        solved=_fastest,
+        text=format_seconds,
     ),
 )

@@ -19,7 +19,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.whole_step_search.blocks.block_line import BlockLine, block_line
 from autoshard.whole_step_search.blocks.block_pins import StepPins, step_pins
 from autoshard.whole_step_search.blocks.block_splits import SplitRequest
-from autoshard.whole_step_search.blocks.context_expert_cuts import expert_count, longest_tokens
+from autoshard.whole_step_search.blocks.context_expert_axes import expert_count, longest_tokens
 from autoshard.whole_step_search.config_space import ConfigSpace, read_choices
 from autoshard.whole_step_search.front_store import FrontStores
 from autoshard.whole_step_search.joint_search import joint_search

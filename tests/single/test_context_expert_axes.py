@@ -22,9 +22,14 @@ from autoshard.simulation.step_timeline import simulate_step
 from autoshard.step_corrections.shared_sequences import LEAST_TOKENS, shared_sequences
 from autoshard.whole_step_search.blocks.block_line import block_line, shortened
 from autoshard.whole_step_search.blocks.block_splits import block_splits
-from autoshard.whole_step_search.blocks.context_expert_cuts import EXPERTS, expert_count, longest_tokens
+from autoshard.whole_step_search.blocks.context_expert_axes import (
+    EXPERTS,
+    expert_count,
+    longest_tokens,
+    second_axes,
+    shared_experts,
+)
 from autoshard.whole_step_search.config_space import ConfigSpace, RejectedConfigs, parallel_configs
-from autoshard.whole_step_search.context_expert_axes import second_axes, shared_experts
 from autoshard.whole_step_search.front_store import FrontStore, measured_replicas
 from autoshard.whole_step_search.joint_plan import joint_plan, step_seconds
 from autoshard.whole_step_search.joint_search import joint_search

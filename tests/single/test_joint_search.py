@@ -44,7 +44,7 @@ from autoshard.whole_step_search.blocks.block_costs import BlockCosts, HeldParam
 from autoshard.whole_step_search.blocks.block_line import block_line, shortened
 from autoshard.whole_step_search.blocks.block_measure import block_costs
 from autoshard.whole_step_search.blocks.block_splits import block_splits
-from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
+from autoshard.whole_step_search.blocks.context_expert_axes import TENSOR
 from autoshard.whole_step_search.config_space import (
     ConfigSpace,
     ParallelConfig,
@@ -212,10 +212,8 @@ def test_copies_of_shared_parameters_take_room_where_their_block_stands(room: fl
 
 def test_the_fastest_split_of_each_choice_stands_in_order() -> None:
     made = [("a", 3.0), ("b", 2.0), ("a", 1.0), ("b", 4.0), ("c", 2.5)]
-    found: Any = [
-        SimpleNamespace(problem=SimpleNamespace(choice=c), seconds=s, peak_bytes=0.0, value=lambda level, s=s: s)
-        for c, s in made
-    ]
+    of = SimpleNamespace
+    found: Any = [of(problem=of(choice=c), seconds=s, peak_bytes=0.0, value=lambda level, s=s: s) for c, s in made]
     ranked = best_of_each(found, SPEED)
     assert [(own.problem.choice, own.seconds) for own in ranked] == [("a", 1.0), ("b", 2.0), ("c", 2.5)]
 

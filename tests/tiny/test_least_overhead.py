@@ -35,9 +35,8 @@ def test_no_plan_that_fits_has_less_rest_than_the_bound(seed: int, chunks: int) 
     peaks = [max(free.step_costs(plan).peak_bytes) for plan in plans]
     for share in (0.0, 0.3, 1.0):
         own = replace(free, capacity_bytes=min(peaks) + share * (max(peaks) - min(peaks)))
-        fitting = [
-            overhead_of(own, plan) for plan, peak in zip(plans, peaks, strict=True) if peak <= own.capacity_bytes
-        ]
+        pairs = zip(plans, peaks, strict=True)
+        fitting = [overhead_of(own, plan) for plan, peak in pairs if peak <= own.capacity_bytes]
         outer = OuterChoice(own, None)
         bound, made = OBJECTIVES[RATIO].bounds[-1](outer), OBJECTIVES[RATIO].solved(outer, math.inf)
         assert bound <= min(fitting) * (1 + 1e-12)

@@ -23,7 +23,7 @@ from autoshard.whole_step_search.blocks.block_line import KEPT, block_line
 from autoshard.whole_step_search.blocks.block_measure import block_costs
 from autoshard.whole_step_search.blocks.block_pins import NOTHING_SAID, Left
 from autoshard.whole_step_search.blocks.block_splits import BlockSplit
-from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
+from autoshard.whole_step_search.blocks.context_expert_axes import TENSOR
 from autoshard.whole_step_search.config_space import Inner, ParallelConfig
 from autoshard.whole_step_search.front_store import MEASURED, FrontStore, SplitCosts, by_kind
 from autoshard.whole_step_search.step_costs import StepProblem

@@ -24,7 +24,7 @@ from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.step_timeline import PartCosts, StepCosts
 from autoshard.simulation.steps.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 from autoshard.whole_step_search.blocks.block_line import KEPT, block_line
-from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
+from autoshard.whole_step_search.blocks.context_expert_axes import TENSOR
 from autoshard.whole_step_search.blocks.replicated_split import replicated_split
 
 Layers = Mapping[str, int]  # what a layer keeps -> how many of a part's layers keep that

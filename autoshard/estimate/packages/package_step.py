@@ -20,7 +20,7 @@ from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.step_corrections.software import KERNELS, PACKAGES, with_software
 from autoshard.step_corrections.step_bands import step_kind, whole_step_band
 from autoshard.whole_step_search.blocks.block_costs import HeldParameters, held_together
-from autoshard.whole_step_search.blocks.context_expert_cuts import TENSOR
+from autoshard.whole_step_search.blocks.context_expert_axes import TENSOR
 
 
 def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardware:

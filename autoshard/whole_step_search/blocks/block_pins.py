@@ -25,7 +25,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.whole_step_search.blocks.block_line import Marks
-from autoshard.whole_step_search.blocks.context_expert_cuts import CONTEXT, EXPERT, TENSOR
+from autoshard.whole_step_search.blocks.context_expert_axes import CONTEXT, EXPERT, TENSOR
 from autoshard.whole_step_search.blocks.stage_axes import DATA, INNER, REPLICAS, in_space, same_inside
 
 EVERY_AXIS = Mesh(tuple((name, 1) for name in (REPLICAS, CONTEXT, EXPERT, TENSOR)))

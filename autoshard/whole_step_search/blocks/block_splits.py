@@ -1,6 +1,6 @@
 """Ways to split all blocks over the devices of one model replica: the least time, and less memory for it.
 
-The replica's mesh has the axis tp, and a second one where it is offered (cp or ep, see context_expert_cuts.py);
+The replica's mesh has the axis tp, and a second one where it is offered (cp or ep, see context_expert_axes.py);
 replicas (dp) each take samples of their own and are priced apart. Parameters are stored as they are used: optimizer and
 weight sharding over the replicas is a choice of its own.
 """
@@ -30,7 +30,7 @@ from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Options
 from autoshard.styles.known_styles import STYLES
 from autoshard.whole_step_search.blocks.block_pins import NOTHING_SAID, Left, pins_together, style_refused
-from autoshard.whole_step_search.blocks.context_expert_cuts import second_cuts
+from autoshard.whole_step_search.blocks.context_expert_axes import second_cuts
 
 STYLE = "megatron-sp"  # tried beside what is searched
 OF_STYLE = {  # of what --strategy says, the styles inside a replica
