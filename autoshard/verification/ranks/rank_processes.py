@@ -40,7 +40,7 @@ def run_processes(
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, log in enumerate(logs):
-                command = [sys.executable, "-P", "-m", module, *arguments]  # a a module `queue` of the user's hides no module
+                command = [sys.executable, "-P", "-m", module, *arguments]  # no file of the user hides one
                 environment = _environment(rank, ranks, [store.port for store in ports])
                 environment |= {} if scratch is None else {"TMPDIR": str(scratch)}
                 processes.append(start(command, environment, log, group))
