@@ -136,7 +136,7 @@ def test_the_road_of_a_large_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "verified on dp=4,cp=4,tp=4 (which stands for dp=4,cp=4,tp=16): 64 devices in lock-step" in printed
     assert "not verified: 16 devices along tp: 4 ran" in printed
-    assert "emits at the full number of devices, which did not run" in printed
+    assert "the package itself, the same plan at the full number of devices, was not run" in printed
 
 
 @pytest.mark.slow
