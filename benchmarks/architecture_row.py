@@ -15,6 +15,7 @@ from typing import Any
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import load
@@ -179,7 +180,7 @@ def plans(graph: Graph, extent: Extent) -> Iterator[tuple[str, Callable[[], Plan
         if text in extent.best:
             yield f"{text} best", partial(search, graph, hardware, SearchRequest(mesh))
         for seed in extent.seeds:
-            yield f"{text} random:{seed}", partial(random_plan, graph, mesh, hardware, seed)
+            yield f"{text} random:{seed}", partial(random_plan, PlanningContext(graph, mesh, hardware), seed)
 
 
 def _failed(row: Row, reason: str) -> Row:

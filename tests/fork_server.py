@@ -77,6 +77,8 @@ def _become(request: dict[str, Any]) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = list(request["argv"])
     try:
+        if sys.argv[0] == "-P":  # without the folder that it runs in
+            del sys.argv[0], sys.path[0]
         if sys.argv[0] == "-m":
             del sys.argv[0]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

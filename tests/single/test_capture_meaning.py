@@ -29,6 +29,7 @@ KEPT = {
     "a Function that weighs by a parameter": (
         "self.w = nn.Parameter(torch.ones(8))", f"h = Weighed.apply(self.a(x), [self.w])\n{END}",
     ),
+    "a region of torch's own": ("", "h = self.a(x)\nreturn F.gaussian_nll_loss(h, h * 2, h.exp(), eps=1)"),
     "a hook that scales": ("", f"h = self.a(x)\nh.register_hook(lambda g: g * 0.5)\n{END}"),
     "a hook on infinite scores": (
         "",

@@ -77,7 +77,7 @@ class Written(nn.Module):
 def test_what_a_forward_is_given_and_returns_is_that_of_its_time(seed: int, count: int) -> None:
     model, inputs = Written(), (torch.randn(6, 8),)
     graph = capture_model(model, inputs)
-    plan = random_plan(graph, Mesh.parse("tp=3"), load_hardware("cpu-local"), seed)
+    plan = random_plan(PlanningContext(graph, Mesh.parse("tp=3"), load_hardware("cpu-local")), seed)
     plan = replace(plan, step=StepPlan(count))
     program = lower(plan, graph)
     case = case_of(model, inputs, graph, micro_batches=count)

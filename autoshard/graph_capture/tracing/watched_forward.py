@@ -114,6 +114,7 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
         (torch, "ctc_loss", _refused(torch.ctc_loss, "the work of a loss depends on its lengths' values", _CTC)),
         (torch._VF, "_pack_padded_sequence", _refused(torch._VF._pack_padded_sequence, _PACKED, _PADDED)),
         *((torch.Tensor, name, initialising(getattr(torch.Tensor, name))) for name in INITIALISERS),
+        (torch.nn.functional, "has_torch_function_variadic", _as_written),
         *(
             (owner, name, _refused(getattr(owner, name), "the forward differentiates", _DERIVES, DerivesError))
             for owner, name in _DERIVING
@@ -159,6 +160,13 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
         return self if there and same and layout is None else original(self, *args, **kwargs)
 
     return to
+
+
+def _as_written(*operands: Any) -> bool:
+    """Of a function of torch.nn.functional whether it is handed to torch.export's mode whole, where a region without
+    gradients in it is lost: gaussian_nll_loss."""
+    code = sys._getframe(2).f_code
+    return "no_grad" not in code.co_names and torch.overrides.has_torch_function(operands)
 
 
 _inference: list[bool] = []  # modes that the forward is within, the innermost last
