@@ -17,7 +17,7 @@ from autoshard.code_text import typed
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.model_spec import LOSS, check_spec, holds_graph
 from autoshard.package import output_folder
-from autoshard.package.package_files import REPORT, VERIFICATION, read_beside, report_text
+from autoshard.package.package_files import REPORT, VERIFICATION, read_extras, report_text
 from autoshard.system.process_memory import infrequent_gc
 
 if TYPE_CHECKING:
@@ -470,6 +470,6 @@ def verify_package(
     proof = verify(path, backend=backend, full=full, arguments=arguments)
     noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}
     text = json.dumps(noted, indent=1, ensure_ascii=False) + "\n"
-    beside = replace(read_beside(path, verified=False), verification=noted)
-    output_folder.update_package(path, {VERIFICATION: text, REPORT: report_text(built, beside)})
+    extras = replace(read_extras(path, verified=False), verification=noted)
+    output_folder.update_package(path, {VERIFICATION: text, REPORT: report_text(built, extras)})
     return proof

@@ -13,7 +13,7 @@ from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.plan_json import plan_hash
-from autoshard.package.package_files import read_beside
+from autoshard.package.package_files import read_extras
 from autoshard.replay.simulated_plan import ReportExtras, SimulatedPlan, simulate_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.pareto_front import Point
@@ -72,9 +72,9 @@ class PlannedModel:
         return simulate_plan(self.plan, self.graph, self.hardware, self.compiled)
 
     @property
-    def beside(self) -> ReportExtras:
-        """What its report shows beside it: from the search, or from its package."""
-        return ReportExtras(self.styles, self.front) if self.folder is None else read_beside(self.folder)
+    def extras(self) -> ReportExtras:
+        """What its report shows in addition: from the search, or from its package."""
+        return ReportExtras(self.styles, self.front) if self.folder is None else read_extras(self.folder)
 
     @property
     def hash(self) -> str:

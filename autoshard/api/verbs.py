@@ -246,26 +246,26 @@ def write_files(plan: PlannedModel, folder: Path, also: Sequence[PlannedModel] =
     if len(set(numbers)) < len(numbers):
         message = f"plans for {', '.join(map(str, numbers))} devices in one package"
         raise UsageError(message, "one for each number of devices")
-    files = _files(plan, replace(plan.beside, others=others))
+    files = _files(plan, replace(plan.extras, others=others))
     for own in also:
-        nested = _files(own, own.beside)
+        nested = _files(own, own.extras)
         files |= {f"{output_folder.NESTED_FOLDER}{own.plan.devices}/{name}": text for name, text in nested.items()}
     output_folder.write_package(folder, files)
     write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))
     return sorted(files)
 
 
-def _files(plan: PlannedModel, beside: ReportExtras) -> dict[str, str]:
+def _files(plan: PlannedModel, extras: ReportExtras) -> dict[str, str]:
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")
     built = replace(plan.simulated, graph=with_sizes_asked(plan))
-    return package_files.package_files(built, beside)
+    return package_files.package_files(built, extras)
 
 
 def report(plan: PlannedModel, path: str | Path | None = None) -> str:
     """The HTML page that shows the plan; written to `path` where one is given."""
-    page = report_text(plan.simulated, plan.beside)
+    page = report_text(plan.simulated, plan.extras)
     if path is not None:
         write_text(Path(path), page)
     return page

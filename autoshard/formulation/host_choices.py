@@ -12,7 +12,7 @@ from autoshard.rules.host_tables import TABLE
 
 
 class HostChoices:
-    """What look-ups in the tables `on_host` of a context may do there beside what they may do on the device."""
+    """What look-ups in the tables `on_host` of a context may also do there."""
 
     def __init__(self, context: PlanningContext) -> None:
         self.graph, self.mesh, self.hardware = context.graph, context.mesh, context.hardware

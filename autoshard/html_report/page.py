@@ -52,7 +52,7 @@ FIGURES = ("data parallel", "FSDP", "Megatron")  # the styles that stand among t
 NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
 
 
-def page(built: SimulatedPlan, beside: ReportExtras) -> dict[str, Any]:
+def page(built: SimulatedPlan, extras: ReportExtras) -> dict[str, Any]:
     """Everything the template names."""
     plan, graph, hardware, timeline, step = built.plan, built.graph, built.hardware, built.timeline, built.step
     model = plan.model or graph.name
@@ -64,15 +64,15 @@ def page(built: SimulatedPlan, beside: ReportExtras) -> dict[str, Any]:
         "stages": plan.step.stages,
         "whole_step": whole_step(plan, graph, step),
         **size_view(plan, graph, hardware),
-        "devices_table": devices_table([plan, *beside.others]) if beside.others else [],
-        "devices_note": devices_note([plan, *beside.others]),
+        "devices_table": devices_table([plan, *extras.others]) if extras.others else [],
+        "devices_note": devices_note([plan, *extras.others]),
         "servers": {"title": server_title(plan), "rows": server_rows(plan)} if plan.servers.count else None,
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,
         "optimizer": purpose(plan, graph),
-        "verification": verdict(beside.verification, plan.model),
-        **_answer(built, beside.styles),
+        "verification": verdict(extras.verification, plan.model),
+        **_answer(built, extras.styles),
         "picture": plan_svg(plan, graph, hardware),
         "picture_text": about(plan, graph, hardware),
         "warnings": [
@@ -84,11 +84,11 @@ def page(built: SimulatedPlan, beside: ReportExtras) -> dict[str, Any]:
         "command": command(plan, graph),
         "provenance": provenance(plan, graph),
         **_timeline(timeline, step.operators),
-        "data": _data(built, beside.model_text),
+        "data": _data(built, extras.model_text),
         **_memory(built),
         **_chosen(built),
         **_certificate(plan, timeline),
-        **view(plan, beside.styles, beside.front),
+        **view(plan, extras.styles, extras.front),
     }
 
 

@@ -16,9 +16,9 @@ DRAWING = "units timeline_data timeline_view timeline_input memory_view stages_v
 SCRIPTS = (*(f"{name}.js" for name in DRAWING.split()), *TABLE_SCRIPTS)
 
 
-def render(built: SimulatedPlan, beside: ReportExtras) -> str:
-    """The report as HTML, with what is known `beside` the plan."""
-    return _filled("report.html.jinja", SCRIPTS, page(built, beside))
+def render(built: SimulatedPlan, extras: ReportExtras) -> str:
+    """The report as HTML."""
+    return _filled("report.html.jinja", SCRIPTS, page(built, extras))
 
 
 def render_diff(one: SimulatedPlan, other: SimulatedPlan) -> str:

@@ -35,28 +35,28 @@ STAGES_PICTURE = "stages.svg"
 DIFF = "diff.html"
 
 
-def package_files(built: SimulatedPlan, beside: ReportExtras | None = None) -> dict[str, str]:
+def package_files(built: SimulatedPlan, extras: ReportExtras | None = None) -> dict[str, str]:
     """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report."""
     from autoshard.emit import emit
     from autoshard.ir import graph_json, plan_json
 
     files = dict(emit(built.program, built.plan, built.graph))
     files |= {PLAN: plan_json.dumps(built.plan), GRAPH: graph_json.dumps(built.graph)}
-    beside = replace(beside or ReportExtras(), model_text=files[MODEL])
-    if beside.front:
+    extras = replace(extras or ReportExtras(), model_text=files[MODEL])
+    if extras.front:
         from autoshard.search import pareto_front
 
-        plot = pareto_front.plot(beside.front, f"{built.plan.mesh}")
-        files |= {PARETO: pareto_front.as_json(beside.front), PARETO_PLOT: plot}
-    if beside.styles:
+        plot = pareto_front.plot(extras.front, f"{built.plan.mesh}")
+        files |= {PARETO: pareto_front.as_json(extras.front), PARETO_PLOT: plot}
+    if extras.styles:
         from autoshard.search import style_plans
 
-        files[STYLES] = style_plans.as_json(beside.styles)
+        files[STYLES] = style_plans.as_json(extras.styles)
     if built.plan.step.parts and built.step.timeline is not None:
         from autoshard.html_report.picture.stages_picture import stages_svg
 
         files[STAGES_PICTURE] = stages_svg(built.step.timeline)
-    return files | {TIMELINE: trace_text(built), REPORT: report_text(built, beside)}
+    return files | {TIMELINE: trace_text(built), REPORT: report_text(built, extras)}
 
 
 def log_text(log: Sequence[tuple[str, float]]) -> str:
@@ -79,11 +79,11 @@ def trace_text(built: SimulatedPlan) -> str:
     return json.dumps(trace, ensure_ascii=False) + "\n"
 
 
-def report_text(built: SimulatedPlan, beside: ReportExtras | None = None) -> str:
+def report_text(built: SimulatedPlan, extras: ReportExtras | None = None) -> str:
     """The self-contained HTML page."""
     from autoshard.html_report.render import render
 
-    return render(built, beside or ReportExtras())
+    return render(built, extras or ReportExtras())
 
 
 def diff_text(one: SimulatedPlan, other: SimulatedPlan) -> str:
@@ -150,7 +150,7 @@ def read_verification(package: Path) -> dict[str, Any] | None:
     return result
 
 
-def read_beside(package: Path, verified: bool = True) -> ReportExtras:
+def read_extras(package: Path, verified: bool = True) -> ReportExtras:
     """What stands beside the plan of a package; what is not there is empty. `verified`: with what `verify` found."""
     from autoshard.search import pareto_front, style_plans
 

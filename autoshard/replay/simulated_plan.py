@@ -1,4 +1,4 @@
-"""A plan carried to its program and simulated step, and what a package and its report hold beside it."""
+"""A plan carried to its program and simulated step, and what a package and its report hold in addition."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class ReportExtras:
-    """What a package holds beside its plan: how known styles compare, the front if asked for, what `verify` found, the
-    emitted model_parallel.py, and plans for other numbers of devices, the most first."""
+    """What a package holds in addition to its plan: how known styles compare, the front if asked for, what `verify`
+    found, the emitted model_parallel.py, and plans for other numbers of devices, the most first."""
 
     styles: tuple[StylePlan, ...] = ()
     front: tuple[Point, ...] = ()

@@ -148,8 +148,8 @@ def best_of_each(found: Iterable[SolvedStep], level: int) -> list[SolvedStep]:
 
 
 def none_fits(problems: list[StepProblem]) -> InfeasibleError:
-    """How much the leanest stage needs: that none fits is said where that is more than there is, of costs of blocks; of
-    their programs nothing is proven."""
+    """The error, with what the leanest stage needs: where that is more than there is, none fits by the costs of blocks;
+    of their programs nothing is proven."""
     least = inf
     for problem in problems:
         own = problem.bounding

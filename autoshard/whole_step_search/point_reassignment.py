@@ -1,4 +1,4 @@
-"""The points of a plan's blocks chosen anew within the cuts it has, by what each stage holds as it is simulated.
+"""Other points for a plan's blocks within the cuts it has, by what each stage holds as it is simulated.
 
 A stage problem counts what blocks keep as of all chunks alike, and what one works with beside all that is kept. The
 step holds less: a block that keeps most stands where fewest micro-batches are in flight, and last in its part, where it

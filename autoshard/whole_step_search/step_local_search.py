@@ -109,7 +109,7 @@ def _of(problem: StepProblem, parts: tuple[Part, ...], points: tuple[int, ...]) 
 
 
 def _dealt(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
-    """`plan` of other cuts as it is, and with points chosen anew for them."""
+    """`plan` of other cuts as it is, and with points chosen for these cuts."""
     own = _of(problem, plan.parts, plan.points)
     other = reassigned_points(problem, own)
     return [own, other] if other and other != own else [own]

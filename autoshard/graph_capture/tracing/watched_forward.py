@@ -162,11 +162,14 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
+_GRAD_MODES = frozenset(("no_grad", "enable_grad", "set_grad_enabled", "inference_mode"))
+
+
 def _as_written(*operands: Any) -> bool:
-    """Of a function of torch.nn.functional whether it is handed to torch.export's mode whole, where a region without
-    gradients in it is lost: gaussian_nll_loss."""
-    code = sys._getframe(2).f_code
-    return "no_grad" not in code.co_names and torch.overrides.has_torch_function(operands)
+    """Whether a function of torch.nn.functional is handed to torch.export's mode whole: not one that turns gradients
+    off or on (gaussian_nll_loss), which the trace would lose."""
+    names = sys._getframe(2).f_code.co_names
+    return _GRAD_MODES.isdisjoint(names) and torch.overrides.has_torch_function(operands)
 
 
 _inference: list[bool] = []  # modes that the forward is within, the innermost last
