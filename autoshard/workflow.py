@@ -213,7 +213,9 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
     wanted = replace(wanted, step=without_idle_place(wanted.step, graph))
     typed = wanted.step.text
-    wanted = replace(wanted, step=with_requests(wanted.step, graph)).of_one_stage()
+    step = with_requests(wanted.step, graph)
+    step.check()
+    wanted = replace(wanted, step=step).of_one_stage()
     seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
         assert wanted.mesh is not None  # `random_seed` says so to a user
@@ -471,5 +473,8 @@ def verify_package(
     noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}
     text = json.dumps(noted, indent=1, ensure_ascii=False) + "\n"
     extras = replace(read_extras(path, verified=False), verification=noted)
-    output_folder.update_package(path, {VERIFICATION: text, REPORT: report_text(built, extras)})
+    try:
+        output_folder.update_package(path, {VERIFICATION: text, REPORT: report_text(built, extras)})
+    except UsageError as error:  # a folder that may only be read
+        return replace(proof, notes=(*proof.notes, f"no record in the package: {error.message}"))
     return proof

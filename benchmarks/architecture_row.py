@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import load
@@ -23,10 +21,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.rules.operator_table import has_rule
-from autoshard.search.fixed_styles import random_plan
-from autoshard.search.search_request import SearchRequest
-from autoshard.search.select_plan import search
 from autoshard.verification import check_files, make_case
+from benchmarks import harness
 from benchmarks.package_runs import STAGES, run_package
 from tests.models import NAMES, missing_library
 
@@ -174,13 +170,11 @@ def _counts(graph: Graph) -> dict[str, Any]:
 
 def plans(graph: Graph, extent: Extent) -> Iterator[tuple[str, Callable[[], Plan]]]:
     """(label, function that makes the plan): random ones on each mesh, and the best on those of `extent.best`."""
-    hardware = load_hardware("a100-80g-sxm")
     for text in extent.meshes:
-        mesh = Mesh.parse(text)
+        plan = partial(harness.planned, graph, "a100-80g-sxm", Mesh.parse(text))
         if text in extent.best:
-            yield f"{text} best", partial(search, graph, hardware, SearchRequest(mesh))
-        for seed in extent.seeds:
-            yield f"{text} random:{seed}", partial(random_plan, PlanningContext(graph, mesh, hardware), seed)
+            yield f"{text} best", plan
+        yield from ((f"{text} random:{seed}", partial(plan, seed)) for seed in extent.seeds)
 
 
 def _failed(row: Row, reason: str) -> Row:

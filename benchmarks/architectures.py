@@ -12,11 +12,9 @@ kind, CPU or CUDA, of torch); without it they are "not installed", and not count
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.architecture_row import EXTENTS, FULL, INFERENCE_MESH, QUICK, Extent, Row, measure, row_of
 from benchmarks.harness import ROOT
-from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY, kill_family, patience
+from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY
 from tests.models import NAMES, missing_library
 
 TIMEOUT_SECONDS = {FULL: 3600.0, QUICK: 1200.0}
@@ -54,30 +52,16 @@ def is_pending(name: str, row: Row | None, extent: Extent, again: bool = False) 
 
 def run(name: str, extent: Extent) -> Row:
     """Measure in a fresh process; a crash or a timeout is a reason too. Nothing that it started is left."""
-    command = [sys.executable, "-m", "benchmarks.architectures", "--worker", name, *["--quick"] * (extent == QUICK)]
-    with (
-        tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as errors,
-        tempfile.TemporaryDirectory(prefix="autoshard-architecture-", ignore_cleanup_errors=True) as temporary,
-    ):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": temporary}
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
-        try:
-            code = process.wait(limit := patience(TIMEOUT_SECONDS[extent]))
-            end = f"ended with {code}" if code else ""
-        except subprocess.TimeoutExpired:
-            end = f"stopped after {limit:.0f} s"
-        finally:
-            kill_family(process)
-        output.seek(0)
-        errors.seek(0)
-        row, said = _last_row(name, extent, output.read().decode()), errors.read().decode(errors="replace")
+    command = [sys.executable, "-c", f"from benchmarks import architectures as a; a.work({name!r}, {extent.name!r})"]
+    with tempfile.TemporaryDirectory(prefix="autoshard-architecture-", ignore_cleanup_errors=True) as temporary:
+        made = harness.ended(command, TIMEOUT_SECONDS[extent], HF_HUB_OFFLINE="1", TMPDIR=temporary)
+    row = _last_row(name, extent, made.output)
     if os.environ.get("AUTOSHARD_TRACEBACK"):
-        sys.stderr.write(said)
-    if not end:
+        sys.stderr.write(made.errors)
+    if not made.end:
         return row
-    last = said.strip().splitlines()[-1:] if end.startswith("ended") else []
-    return replace(row, reasons=(*row.reasons, ": ".join([end, *last])))
+    last = made.errors.strip().splitlines()[-1:] if made.code else []
+    return replace(row, reasons=(*row.reasons, ": ".join([made.end, *last])))
 
 
 def _last_row(name: str, extent: Extent, output: str) -> Row:
@@ -94,11 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help=f"verify only {QUICK.words.replace('`', '')}")
     parser.add_argument("--again", action="store_true", help="run those again that did not pass")
     parser.add_argument("--jobs", type=int, default=1, help="architectures at a time")
-    parser.add_argument("--worker", choices=NAMES, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     extent = EXTENTS["quick" if given.quick else "full"]
-    if given.worker:
-        return _work(given.worker, extent)
     if unknown := [name for name in given.names if name not in NAMES]:
         parser.error(f"no architecture {', '.join(unknown)}; there are {', '.join(NAMES)}")
     names, rows = harness.part(list(dict.fromkeys(given.names)) or list(NAMES), given.part), read(given.results)
@@ -125,14 +106,14 @@ def _measured(names: Sequence[str], extent: Extent, jobs: int, results: Path) ->
     return rows
 
 
-def _work(name: str, extent: Extent) -> int:
+def work(name: str, extent: str) -> None:
+    """In the process of one architecture: prints its row, as far as it is, before each plan and at the end."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
     def show(row: Row) -> None:
         print(json.dumps(asdict(row)), flush=True)
 
-    show(measure(name, extent, show))
-    return 0
+    show(measure(name, EXTENTS[extent], show))
 
 
 def _line(row: Row) -> str:

@@ -5,8 +5,7 @@ Prints the constants with their held-out errors (ten seeded draws); `--write` wr
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -26,17 +25,9 @@ from benchmarks import measurements as m
 from benchmarks.megatron_steps import head_slope
 from benchmarks.published_rows import FITTED_WIDTH, single_rows
 
-TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0)"
-SOURCES = {
-    "matmul": f"{TABLES}, bf16, weight shapes held out",
-    "attention": f"{TABLES}, causal flash-attention in bf16",
-    "collective": "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB",
-}
-VTRAIN = "vTrain's all-reduce table (VIA-Research/vTrain, MIT), 2 to 8 GPUs, 1 MiB to 1 GiB"
-SIMUMAX = "SimuMax's kernel tables (MooreThreads/SimuMax, Apache-2.0)"
 DTYPES = "bfloat16"  # what the tables are of
-VIDUR = "Vidur A100 and H100 profiles"
-DEFAULTS = tomllib.loads(Path(__file__).with_name("default_constants.toml").read_text("utf-8"))
+DEFAULTS = harness.rows_of("default_constants.toml")
+SOURCES = DEFAULTS["sources"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ def part(kind: str, data: Path, device: str) -> Part:
     """Fitted to all rows of `measurements.measured`."""
     own = m.measured(kind, data, device)
     error = float(np.abs(own.cross_validated()[1]).mean())
-    source = VTRAIN if (kind, device) == ("collective", "v100") else SOURCES[kind]
+    source = SOURCES["all_reduce" if (kind, device) == ("collective", "v100") else kind]
     told = f"fit to {len(own.rows['seconds'])} rows of {source}; held-out error {error:.1%}"
     return Part(own.model, fit(own.model, own.rows).constants, error, told)
 
@@ -62,10 +53,8 @@ def layouts(data: Path, forward: Part) -> dict[str, float]:
     """How fast the two products of the backward are beside the forward's: the median over shapes of measured rate over
     predicted rate, by layout (TN forward, NN gradient of the input, NT gradient of the weight)."""
     found: dict[str, list[float]] = {"TN": [], "NN": [], "NT": []}
-    for shape, rate, _ in m.kernels(data, "matmul", "a100_pcie"):
-        sizes = m.sizes_of(shape)
-        predicted = 2 * np.prod([sizes[key] for key in "mnk"]) / forward.model.seconds(forward.constants, sizes)[0]
-        found[shape["layout"]].append(rate / predicted)
+    for layout, ratio in m.product_ratios(data, "a100_pcie", forward.model, forward.constants):
+        found[layout].append(1 / ratio)
     medians = {layout: float(np.median(ratios)) for layout, ratios in found.items()}
     return {"dgrad": medians["NN"] / medians["TN"], "wgrad": medians["NT"] / medians["TN"]}
 
@@ -107,10 +96,17 @@ def defaults(name: str, device: str = "") -> list[Entry]:
     kinds = {"A100 and H100": ("measured" if device in ("a100", "h100") else "default", "")}
     found = []
     for key, value, kind, source in DEFAULTS[name]:
-        own, words = (kinds[kind][0], VIDUR) if kind in kinds else (kind, "")
+        own, words = (kinds[kind][0], SOURCES["vidur"]) if kind in kinds else (kind, "")
         words = words if own == "measured" or not words else f"as on A100 and H100 ({words})"
         found.append(Entry(key, value, own, f"{words}: {source}" if words else source))
     return found
+
+
+def measured_on(devices: Sequence[str], device: str, key: str, value: float, source: str) -> Entry:
+    """What was measured on some devices, and is a default elsewhere."""
+    if device in devices:
+        return Entry(key, round(value, 3), "measured", source)
+    return Entry(key, round(value, 3), "default", f"as on {' and '.join(map(str.upper, devices))}: {source}")
 
 
 def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
@@ -118,25 +114,18 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
     kinds = ["collective", *["matmul"] * (device != "v100"), *["attention"] * (device in ("a100", "h100"))]
     parts = {kind: part(kind, data, device) for kind in kinds}
     found = [e for name in ("matmul", "attention") for e in (entries(parts[name]) if name in parts else defaults(name))]
-    back = layouts(data, a100)
-    for key, value in back.items():
-        where = "" if device == "a100" else "as on A100: "
-        kind = "measured" if device == "a100" else "default"
-        source = f"{where}median over the products of an A100-PCIe in {SIMUMAX}, beside the forward"
-        found.append(Entry(f"matmul.{key}", round(value, 3), kind, source))
+    where = f"in {SOURCES['simumax']}, beside the forward"
+    found += [
+        measured_on(("a100",), device, f"matmul.{key}", value, f"median over the products of an A100-PCIe {where}")
+        for key, value in layouts(data, a100).items()
+    ]
     if device != "v100":
-        where = "" if device == "a100" else "as on A100: "
-        source = f"{where}the head over 50,257 words in {FITTED_WIDTH} wide models of vTrain's single-node steps"
-        kind = "measured" if device == "a100" else "default"
-        found.append(Entry("matmul.misaligned", round(misaligned(data), 2), kind, source))
+        source = f"the head over 50,257 words in {FITTED_WIDTH} wide models of vTrain's single-node steps"
+        found.append(measured_on(("a100",), device, "matmul.misaligned", round(misaligned(data), 2), source))
     fill = "start and end of the loop over k; between 94 and 133 fit best on four GPUs"
     found.append(Entry("matmul.fill", 128.0, "default", fill))
-    source = f"median over A100-PCIe and B200 in {SIMUMAX}, beside the forward"
-    own = device in ("a100", "b200")
-    source = source if own else f"as on A100 and B200: {source}"
-    found.append(
-        Entry("attention.backward", round(attention_backward(data), 3), "measured" if own else "default", source)
-    )
+    source = f"median over A100-PCIe and B200 {where}"
+    found.append(measured_on(("a100", "b200"), device, "attention.backward", attention_backward(data), source))
     found += defaults("memory", device) + entries(parts["collective"])
     if device == "v100":  # only all-reduces were measured
         found += _as_all_reduce(entries(parts["collective"]))
@@ -166,7 +155,7 @@ def main() -> None:
             print(f"  {entry.key} = {entry.value} ({entry.kind})")
         if options.write:
             fitted = {"matmul", "attention"} if device == "v100" else set()
-            note = f"fitted by benchmarks/fit_costs.py to {TABLES if device != 'v100' else VTRAIN}"
+            note = f"fitted by benchmarks/fit_costs.py to {SOURCES['all_reduce' if device == 'v100' else 'tables']}"
             if fitted:
                 note += "; products and attention are generic"
             path = data_folder("costmodels") / f"nvidia-{device}.toml"

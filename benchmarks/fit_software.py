@@ -18,35 +18,16 @@ import numpy as np
 from autoshard.step_corrections import software
 from autoshard.system.files import data_folder
 from benchmarks import harness
+from benchmarks import published_rows as runs
 from benchmarks.megatron_steps import DISPATCH_SECONDS, STALL_SECONDS
-from benchmarks.published_rows import (
-    ASCEND,
-    FITTED_WIDTH,
-    FSDP_SOFTWARE,
-    GENERATIONS,
-    MEGATRON,
-    Step,
-    ascend,
-    mpt,
-    single_rows,
-)
+from benchmarks.published_rows import Step
 from benchmarks.steps import Floats, errors, predicted, seconds_of, with_software
 
 RATES = tuple(float(rate) for rate in np.arange(0.60, 1.001, 0.02))
 PRODUCTS = ("products",)
 GRIDS = {"products": RATES, "dispatch": DISPATCH_SECONDS, "stall": STALL_SECONDS}
-HALF, HALVES = "every second model", {"megatron": f"models {FITTED_WIDTH} wide"}
 BEGIN = "# What follows is written by benchmarks/fit_software.py."
-SUMMARIES = {
-    "megatron": "Megatron-LM, eager, of 2022: what its host takes for an operator, and how long a layer idles",
-    "fsdp": "PyTorch's FSDP, eager, mixed precision (float32 shards)",
-    "mindspeed": "MindSpeed-LLM on 910B, MindFormers on 910A, of 2024",
-}
-SOURCES = {
-    "megatron": "single-node steps of vTrain (VIA-Research/vTrain, MIT)",
-    "fsdp": "FSDP steps of MPT models (mosaicml/llm-foundry, Apache-2.0)",
-    "mindspeed": "steps of MindSpeed-LLM's and MindFormers' READMEs",
-}
+FITS = harness.rows_of("fit_software.toml")
 
 
 @dataclass(frozen=True)
@@ -69,11 +50,11 @@ def shown(figure: str, value: float) -> str:
 
 
 def fits(data: Path) -> Iterator[Fit]:
-    yield Fit(MEGATRON, ("dispatch", "stall"), "ampere", with_software(single_rows(data), MEGATRON))
-    for generation, gpus in GENERATIONS.items():
-        yield Fit(FSDP_SOFTWARE, PRODUCTS, generation, [row for row in mpt(data) if row.workload[0] in gpus])
+    yield Fit(runs.MEGATRON, ("dispatch", "stall"), "ampere", with_software(runs.single_rows(data), runs.MEGATRON))
+    for generation, gpus in runs.GENERATIONS.items():
+        yield Fit(runs.FSDP_SOFTWARE, PRODUCTS, generation, [row for row in runs.mpt(data) if row.workload[0] in gpus])
     for profile, generation in (("ascend-910b2", "ascend-910b"), ("ascend-910a", "ascend-910a")):
-        yield Fit(ASCEND, PRODUCTS, generation, [row for row in ascend() if row.hardware.name == profile])
+        yield Fit(runs.ASCEND, PRODUCTS, generation, [row for row in runs.ascend() if row.hardware.name == profile])
 
 
 def lines_of(fit: Fit) -> dict[str, str]:
@@ -84,7 +65,7 @@ def lines_of(fit: Fit) -> dict[str, str]:
     best = min(found, key=lambda values: float(np.abs(np.log1p(found[values])).mean()))
     held = float(np.abs(errors(fit.rows, _predicted(fit, best))[~seen]).mean())
     source = (
-        f"fit to {int(seen.sum())} {SOURCES[fit.software]}, {HALVES.get(fit.software, HALF)}; mean error there "
+        f"fit to {int(seen.sum())} {FITS[fit.software]['source']}; mean error there "
         f"{np.abs(found[best]).mean():.1%}, on the {int((~seen).sum())} steps of the other models {held:.1%}"
     )
     return {
@@ -109,7 +90,7 @@ def main() -> None:
     for fit in fits(options.data):
         top = f"[software.{fit.software}]"
         if top not in lines:
-            lines += ["", top, f'summary = "{SUMMARIES[fit.software]}"']
+            lines += ["", top, f'summary = "{FITS[fit.software]["summary"]}"']
         for figure, text in lines_of(fit).items():
             head = f"[software.{fit.software}.{figure}]"
             lines += ["", head] * (head not in lines) + [text]

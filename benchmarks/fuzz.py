@@ -17,9 +17,7 @@ Exit code 6 where a package computes something else or anything crashes.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import re
 import signal
@@ -32,11 +30,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.errors import CaptureError, UsageError
-from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -44,9 +40,6 @@ from autoshard.ir.plan import Plan, StepPlan
 from autoshard.program.lower import lower
 from autoshard.program.step_check import check_step
 from autoshard.search.fixed_step import predicted, with_place_plans, with_step
-from autoshard.search.fixed_styles import random_plan
-from autoshard.search.search_request import SearchRequest
-from autoshard.search.select_plan import search
 from autoshard.verification.case import check_files, make_case
 from benchmarks import harness
 from benchmarks.harness import ROOT
@@ -107,14 +100,9 @@ def run_seed(seed: int, debug: bool = False) -> Row:
     mesh = Mesh.parse(MESHES[seed % len(MESHES)])
 
     def work() -> Ran:
-        hardware = load_hardware("a100-80g-sxm")
         graph = capture(str(ROOT / SPEC), {"seed": seed})
         searched = seed // len(MESHES) % SEARCHED == 0
-        plan = (
-            search(graph, hardware, SearchRequest(mesh))
-            if searched
-            else random_plan(PlanningContext(graph, mesh, hardware), seed)
-        )
+        plan = harness.planned(graph, "a100-80g-sxm", mesh, "best" if searched else seed)
         program = lower(plan, graph)
         model, inputs = random_models.build(seed)
         return _targets(graph), compare(model, inputs, program, emit(program, plan, graph)), _collectives(program)
@@ -148,9 +136,8 @@ def run_places(seed: int, debug: bool = False) -> Row:
         step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
         check_step(step, graph)
         own = StepRequest(place_mesh=random_meshes(step.stages, seed))
-        hardware = load_hardware("cpu-local")
         made = with_place_plans(
-            replace(plan, step=step), own, lambda one, _: random_plan(PlanningContext(graph, one, hardware), seed)
+            replace(plan, step=step), own, lambda one, _: harness.planned(graph, "cpu-local", one, seed)
         )
         return predicted(made, graph)
 
@@ -170,13 +157,14 @@ def run_places(seed: int, debug: bool = False) -> Row:
 
 
 _LINES: dict[int, Resumed] = {}  # the placements of each model so far
+RUNS = {"": run_seed, "steps": run_step, "places": run_places}
 
 
 def _verified(given: Any, mesh: str, seed: int, count: int, backend: str, stepped: Callable[[Any, Any], Any]) -> Any:
     """A random step's model under a random plan, verified; with the program, its files and the plan."""
     spec = str(ROOT / STEPS)
     graph = capture(spec, given)
-    plan = stepped(random_plan(PlanningContext(graph, Mesh.parse(mesh), load_hardware("cpu-local")), seed), graph)
+    plan = stepped(harness.planned(graph, "cpu-local", Mesh.parse(mesh), seed), graph)
     program = lower(plan, graph)
     files = emit(program, plan, graph)
     proof = check_files(make_case(spec, given, graph, steps=2, micro_batches=count), program, files, backend, 120.0)
@@ -197,13 +185,12 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def run_batch(seeds: Sequence[int], options: Sequence[str] = ()) -> Iterator[Row]:
+def run_batch(seeds: Sequence[int], kind: str) -> Iterator[Row]:
     """In a process of their own: a crash or a hang of one seed is its row, and the next go on in a new process."""
     left = list(seeds)
     while left:
-        command = [sys.executable, "-m", "benchmarks.fuzz", "--worker", ",".join(map(str, left)), *options]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", f"from benchmarks import fuzz; fuzz.work({left}, {kind!r})"]
+        done = subprocess.run(command, cwd=ROOT, env=harness.one_thread(), capture_output=True, text=True, check=False)
         rows = [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
         yield from rows
         left = left[len(rows) :]
@@ -246,30 +233,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--debug", action="store_true", help="with --seed: the traceback")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--steps", action="store_const", dest="kind", const="steps", default="", help="whole steps")
     parser.add_argument("--places", action="store_const", dest="kind", const="places", help="those on random places")
     given = parser.parse_args(arguments)
-    run = {"": run_seed, "steps": run_step, "places": run_places}[given.kind]
-    if given.worker:
-        return _work([int(seed) for seed in given.worker.split(",")], run)
     if given.seed is not None:
         first = given.seed // EACH * EACH
-        rows = [run(s, given.debug) for s in (range(first, first + EACH) if given.kind == "places" else [given.seed])]
+        rows = [
+            RUNS[given.kind](s, given.debug)
+            for s in (range(first, first + EACH) if given.kind == "places" else [given.seed])
+        ]
         print(*[json.dumps(asdict(row)) for row in rows], sep="\n")
     else:
         seeds = range(given.first, given.first + given.models)
-        rows = list(run_all(seeds, given.jobs, [f"--{given.kind}"] * bool(given.kind)))
+        rows = list(run_all(seeds, given.jobs, given.kind))
     if given.write:
         PAGE.write_text(renewed(PAGE.read_text("utf-8"), given.kind, rows), "utf-8")
     return 0 if all(row.end in (RIGHT, REFUSED) for row in rows) else 6
 
 
-def run_all(seeds: Sequence[int], jobs: int, options: Sequence[str]) -> Iterator[Row]:
+def run_all(seeds: Sequence[int], jobs: int, kind: str) -> Iterator[Row]:
     """In batches; what is not right is printed."""
     batches, ends = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)], Counter[str]()
     with ThreadPoolExecutor(jobs) as pool:
-        for rows in pool.map(lambda batch: list(run_batch(batch, options)), batches):
+        for rows in pool.map(lambda batch: list(run_batch(batch, kind)), batches):
             ends.update(row.end for row in rows)
             for row in rows:
                 if row.end != RIGHT:
@@ -278,7 +264,9 @@ def run_all(seeds: Sequence[int], jobs: int, options: Sequence[str]) -> Iterator
             yield from rows
 
 
-def _work(seeds: Sequence[int], run: Callable[[int], Row]) -> int:
+def work(seeds: Sequence[int], kind: str) -> None:
+    """In the process of a batch: prints a row for each seed."""
+
     def late(*_: Any) -> None:
         raise TimeoutError(f"more than {LIMIT_SECONDS} s of the processor, or {HANG_SECONDS} s")
 
@@ -287,10 +275,9 @@ def _work(seeds: Sequence[int], run: Callable[[int], Row]) -> int:
     for seed in seeds:
         signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
         signal.alarm(HANG_SECONDS)
-        print(json.dumps(asdict(run(seed))), flush=True)
+        print(json.dumps(asdict(RUNS[kind](seed))), flush=True)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,25 +11,25 @@ import os
 import platform
 import re
 import resource
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jinja2
 
+if TYPE_CHECKING:  # planted_faults.py has imported nothing of the code
+    from autoshard.ir.graph import Graph
+    from autoshard.ir.mesh import Mesh
+    from autoshard.ir.plan import Plan
+
 ROOT = Path(__file__).resolve().parents[1]
-WARM_UP = 3  # rounds of steps that do not count
 Item = TypeVar("Item")
 README = ROOT / "benchmarks" / "README.md"
-GPT2, LLAMA = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/sized_models.py:llama")
-LLAMA_8B = {
-    "hidden": 4096, "inner": 14336, "heads": 32, "heads_of_keys": 8, "words": 128256, "layers": 32, "batch": 16,
-}  # fmt: skip
 
 
 def options(
@@ -92,10 +92,13 @@ def publish(
         put(name, [f"{head}{machine()}", "", *lines])
 
 
+JINJA = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+JINJA.filters |= {"f": format, "lines": lambda rows: "\n".join(cells(*row) for row in rows)}
+
+
 def rendered(template: str, **values: object) -> str:
     """The text of a page, of a template that stands beside the benchmarks."""
-    rules = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    return rules.from_string(Path(__file__).with_name(template).read_text(encoding="utf-8")).render(values)
+    return JINJA.from_string((ROOT / "benchmarks" / template).read_text(encoding="utf-8")).render(values)
 
 
 def part(items: Sequence[Item], text: str) -> list[Item]:
@@ -120,69 +123,100 @@ def log(path: Path, entry: Mapping[str, Any]) -> None:
         stream.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
 
 
-def fresh(*words: str, environment: Mapping[str, str] | None = None, cache: str = "off") -> str:
+class Ended(NamedTuple):
+    """A process: its `code`, None where it was stopped; `end`: in words, where it is not 0; what it printed."""
+
+    code: int | None
+    end: str
+    output: str
+    errors: str
+
+
+def ended(command: Sequence[str], seconds: float, folder: Path | None = None, **environment: str) -> Ended:
+    """Runs it on one thread to its end, in `folder`, or until its time is over. Nothing that it started is left."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
+        own = one_thread(**environment)
+        process = subprocess.Popen(command, cwd=folder, env=own, stdout=output, stderr=errors)
+        try:
+            code: int | None = process.wait(limit := patience(seconds))
+            end = f"ended with {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            code, end = None, f"stopped after {limit:.0f} s"
+        finally:
+            kill_family(process)
+        output.seek(0)
+        errors.seek(0)
+        return Ended(code, end, output.read(), errors.read())
+
+
+def one_thread(**more: str) -> dict[str, str]:
+    """The environment of a process that computes on one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def patience(seconds: float) -> float:
+    """`seconds`, longer where more programs run than there are cores: a machine with other work makes no row fail."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def kill_family(process: subprocess.Popen[Any]) -> None:
+    """The process and all that it started, at once, as a power cut would; nothing where it has ended."""
+    if process.poll() is not None:  # its number may be another's by now
+        return
+    family = [process.pid]
+    for pid in family:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                family += map(int, children.read_text().split())
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def fresh(*words: str, cache: str = "off") -> str:
     """What a fresh interpreter prints, on one thread, with this clone's autoshard."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "AUTOSHARD_CACHE": cache, **(environment or {})}
+    own = one_thread(PYTHONPATH=path, AUTOSHARD_CACHE=cache)
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
 
-def measured(name: str, *words: str) -> Any:
-    """What a benchmark measures in a fresh process, as the JSON of the last line that it prints."""
-    return json.loads(fresh("-W", "ignore", "-m", f"benchmarks.{name}", "--measure", *words).splitlines()[-1])
+def measured(name: str, *given: object) -> Any:
+    """What `measure` of a benchmark gives for these JSON values, in a fresh process."""
+    work = (
+        f"import json, sys; from benchmarks.{name} import measure; print(json.dumps(measure(*json.loads(sys.argv[1]))))"
+    )
+    return json.loads(fresh("-W", "ignore", "-c", work, json.dumps(given)).splitlines()[-1])
 
 
-def ranks(name: str, count: int, *words: str, seconds: float = 900.0) -> Any:
-    """What rank 0 of a benchmark's `count` processes under torchrun prints last, as JSON."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command += ["-m", f"benchmarks.{name}", *words]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    if made.returncode:
-        raise SystemExit(made.stderr)
-    return json.loads(made.stdout.splitlines()[-1])
+def rows_of(file: str) -> dict[str, Any]:
+    """A file of TOML beside the benchmarks."""
+    return tomllib.loads((ROOT / "benchmarks" / file).read_text(encoding="utf-8"))
 
 
 def captured(folder: Path, name: str, source: str, sizes: Mapping[str, int], precision: str = "fp32") -> Path:
-    """The graph of a model, captured where the folder has none."""
+    """The graph of a model of this clone, captured where the folder has none."""
     from autoshard.graph_capture.capture import capture
     from autoshard.ir.graph_json import save
 
     path = folder / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
     if not path.exists():
-        save(capture(source, dict(sizes), precision), path)
+        save(capture(str(ROOT / source), dict(sizes), precision), path)
     return path
 
 
-def in_turns(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of each step in a process group, wall and this rank's processor, run in turns after three rounds
-    that do not count."""
-    import torch.distributed as dist
+def planned(graph: Graph, hardware: str, mesh: Mesh, style: str | int = "best") -> Plan:
+    """The best plan of a style, or the random one of a seed."""
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.formulation.planning_context import PlanningContext
+    from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.search_request import SearchRequest
+    from autoshard.search.select_plan import search
 
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    for number in range(WARM_UP + rounds):
-        for name, step in steps.items():
-            dist.barrier()
-            wall, processor = time.perf_counter(), time.process_time()
-            step()
-            taken = time.perf_counter() - wall
-            if number >= WARM_UP:
-                seconds[name].append((taken, time.process_time() - processor))
-    return {
-        name: {"wall": statistics.median(w for w, _ in own), "cpu": statistics.median(c for _, c in own)}
-        for name, own in seconds.items()
-    }
-
-
-def write_package(folder: Path, plan: Any, graph: Any) -> None:
-    """The files of a plan's package that its train.py needs."""
-    from autoshard.emit import emit
-    from autoshard.program.lower import lower
-
-    for name, text in emit(lower(plan, graph), plan, graph).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    if isinstance(style, int):
+        return random_plan(PlanningContext(graph, mesh, load_hardware(hardware)), style)
+    return search(graph, load_hardware(hardware), SearchRequest(mesh, strategy=style))
 
 
 @contextlib.contextmanager

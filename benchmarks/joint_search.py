@@ -7,14 +7,10 @@ Each case is a process of its own: the model is captured without values, then th
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.device_kinds import orders
@@ -24,7 +20,6 @@ from autoshard.whole_step_search.blocks.block_line import block_line
 from autoshard.whole_step_search.config_space import ConfigSpace
 from autoshard.whole_step_search.joint_search import joint_search
 from benchmarks import harness
-from benchmarks.harness import GPT2, LLAMA
 
 
 @dataclass(frozen=True)
@@ -41,16 +36,13 @@ class Case:
     precision: str = "bf16-mixed"
 
 
-CASES = {
-    key: Case(**given) for key, given in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
-}
-MODELS = {"gpt2": GPT2, "llama": LLAMA}
+CASES = {key: Case(**given) for key, given in harness.rows_of("joint_search.toml").items()}
 
 
 def measure(name: str) -> dict[str, Any]:
     """In this process."""
     case = CASES[name]
-    graph = capture(MODELS[case.model], case.sizes, case.precision)
+    graph = capture(str(harness.ROOT / case.model), case.sizes, case.precision)
     hardware, line = load_hardware(case.hardware), block_line(graph)
     begun = time.process_time()
     space = ConfigSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
@@ -90,12 +82,7 @@ def row(name: str, made: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = harness.options(__doc__, tuple(CASES))
-    parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(options.measure)))
-        return 0
+    options = harness.options(__doc__, tuple(CASES)).parse_args()
     late = False
 
     def rows() -> Iterator[str]:

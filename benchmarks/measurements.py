@@ -7,7 +7,7 @@ same kind and group; attention with a window or from other kernels than flash-at
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,40 +37,31 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in lines if not (line.startswith("# ") and ": " in line)))
 
 
-def columns(table: list[dict[str, float]]) -> Rows:
-    return {key: np.array([row[key] for row in table], dtype=float) for key in table[0]}
+def numbers(path: Path, device: str, column: str = "device") -> np.ndarray:
+    """The rows of a device in a table of plain cells, as a structured array."""
+    found = np.genfromtxt(path, delimiter=",", names=True, dtype=None, encoding="utf-8")
+    own: np.ndarray = found[found[column] == device]
+    return own
 
 
 def products(data: Path, device: str) -> Rows:
     """m, n, k, item_bytes, seconds of the bf16 products of a device."""
-    found = (row for row in read(data / "gemm_bf16.csv") if row["device"] == device)
-    return columns(
-        [
-            {"m": float(r["m"]), "n": float(r["n"]), "k": float(r["k"]), "item_bytes": BF16_BYTES,
-             "seconds": float(r["latency_ms"]) * 1e-3}
-            for r in found
-        ]
-    )  # fmt: skip
+    return _rows(numbers(data / "gemm_bf16.csv", device), m="m", n="n", k="k")
 
 
 def attention(data: Path, device: str) -> Rows:
     """batch, length, heads, kv_heads, head_dim, item_bytes, seconds of the causal flash-attentions of a device."""
-    found = (
-        row
-        for row in read(data / "attention_prefill_bf16.csv")
-        if row["device"] == device
-        and row["kernel_source"] in ("flash_attention", "fa3")
-        and float(row["window_size"] or 0) == 0
-    )
-    names = {"batch_size": "batch", "isl": "length", "num_heads": "heads", "num_key_value_heads": "kv_heads",
-             "head_dim": "head_dim"}  # fmt: skip
-    return columns(
-        [
-            {own: float(row[name]) for name, own in names.items()}
-            | {"item_bytes": BF16_BYTES, "seconds": float(row["latency_ms"]) * 1e-3}
-            for row in found
-        ]
-    )
+    found = numbers(data / "attention_prefill_bf16.csv", device)
+    flash = np.isin(found["kernel_source"], ("flash_attention", "fa3")) & ~(found["window_size"] > 0)
+    return _rows(
+        found[flash], batch="batch_size", length="isl", heads="num_heads", kv_heads="num_key_value_heads",
+        head_dim="head_dim",
+    )  # fmt: skip
+
+
+def _rows(found: np.ndarray, **names: str) -> Rows:
+    own = {key: found[name].astype(float) for key, name in names.items()}
+    return own | {"item_bytes": np.full(len(found), float(BF16_BYTES)), "seconds": found["latency_ms"] * 1e-3}
 
 
 def kernels(data: Path, op: str, *systems: str) -> Iterator[tuple[dict[str, str], float, dict[str, str]]]:
@@ -81,42 +72,36 @@ def kernels(data: Path, op: str, *systems: str) -> Iterator[tuple[dict[str, str]
             yield shape, float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12, row
 
 
-def sizes_of(shape: dict[str, str]) -> Rows:
-    """Of a product in bfloat16."""
-    return {key: np.array([float(shape[key])]) for key in "mnk"} | {"item_bytes": np.array([2.0])}
+def product_ratios(
+    data: Path, system: str, model: Model, constants: Mapping[str, float]
+) -> Iterator[tuple[str, float]]:
+    """Of each bf16 product of a system its layout, and its measured seconds over those of a model."""
+    for shape, rate, _ in kernels(data, "matmul", system):
+        sizes = {key: np.array([float(shape[key])]) for key in "mnk"}
+        flops = 2 * float(np.prod([sizes[key] for key in "mnk"]))
+        predicted = model.seconds(constants, sizes | {"item_bytes": np.array([float(BF16_BYTES)])})
+        yield shape["layout"], flops / rate / float(predicted[0])
 
 
-def collectives(path: Path, device: str, hardware: Hardware, least_bytes: float = 0) -> tuple[Rows, list[str]]:
-    """kind, members, bytes, bandwidth, reduced, seconds; and the name of each row's collective."""
-    found = [row for row in read(path) if row["dev"] == device and float(row["size"]) >= least_bytes]
-    kept = list(_without_outliers(found))
-    return columns([_collective(row, hardware) for row in kept]), [row["op"] for row in kept]
+def collectives(path: Path, device: str, hardware: Hardware) -> tuple[Rows, list[str]]:
+    """kind, members, bytes, bandwidth, reduced, seconds; and the name of each row's collective. The group holds the
+    first n devices of a node, as the tables' authors ran it."""
+    found = numbers(path, device, "dev")
+    kept = found[[not _is_outlier(row, found) for row in found]]
+    link, members, names = hardware.links[0], kept["n"], kept["op"].tolist()
+    kinds = np.array([GROUPS.index(KINDS[name]) for name in names])
+    shares = np.array([ring_share(link.graph, (tuple(range(count)),)) for count in members.tolist()])
+    reduced = (kinds == GROUPS.index("all_reduce")) & (members >= link.reduces_from)
+    rows = {
+        "kind": kinds, "members": members, "bytes": kept["size"], "reduced": reduced, "seconds": kept["t"],
+        "bandwidth": link.bandwidth * link.efficiency * shares,
+    }  # fmt: skip
+    return {key: column.astype(float) for key, column in rows.items()}, names
 
 
-def _without_outliers(rows: list[dict[str, str]]) -> Iterator[dict[str, str]]:
-    for row in rows:
-        larger = [
-            (float(other["size"]), float(other["t"]))
-            for other in rows
-            if (other["op"], other["n"]) == (row["op"], row["n"]) and float(other["size"]) > float(row["size"])
-        ]
-        if not larger or float(row["t"]) <= OUTLIER * min(larger)[1]:
-            yield row
-
-
-def _collective(row: dict[str, str], hardware: Hardware) -> dict[str, float]:
-    """The group holds the first n devices of a node, as the tables' authors ran it."""
-    link, members = hardware.links[0], int(row["n"])
-    share = ring_share(link.graph, (tuple(range(members)),))
-    kind = KINDS[row["op"]]
-    return {
-        "kind": GROUPS.index(kind),
-        "members": members,
-        "bytes": float(row["size"]),
-        "bandwidth": link.bandwidth * link.efficiency * share,
-        "reduced": float(kind == "all_reduce" and members >= link.reduces_from),
-        "seconds": float(row["t"]),
-    }
+def _is_outlier(row: np.void, rows: np.ndarray) -> bool:
+    larger = rows[(rows["op"] == row["op"]) & (rows["n"] == row["n"]) & (rows["size"] > row["size"])]
+    return bool(len(larger) and row["t"] > OUTLIER * larger[larger["size"].argmin()]["t"])
 
 
 # --- what a draw holds out --------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ Each model and mesh is a process of its own; capture and formulation are apart.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,13 +25,7 @@ from autoshard.solvers.common.solver_options import Clock, Computing, Options
 from benchmarks import harness
 
 HARDWARE = "h100-80g-sxm"
-MODELS: dict[str, tuple[str, dict[str, int]]] = {
-    **{
-        f"GPT-2, {layers} layers": (harness.GPT2, {"n_layer": layers, "sequence": 1024, "batch": batch})
-        for layers, batch in ((12, 4), (48, 64), (96, 64))
-    },
-    "Llama-8B, 32 layers": (harness.LLAMA, harness.LLAMA_8B),
-}
+MODELS = {own["name"]: own for own in harness.rows_of("planned_models.toml")["memory_limits"]}
 MESHES = ("dp=2,tp=4", "dp=8,tp=8", "dp=4,sp=8,tp=8")
 HEADER = ("model", "mesh", "limit", "solve s", "sum ms", "gap")
 SHARES = (0.95, 0.8, 0.6)  # of the fastest plan's peak
@@ -74,16 +66,12 @@ def main() -> None:
     parser = harness.options(__doc__, MODELS, graphs=True)
     parser.add_argument("--mesh", choices=MESHES, action="append")
     parser.add_argument("--seconds", type=float, default=60.0, help="of computing, the most for one solve")
-    parser.add_argument("--measure", nargs=2, metavar=("GRAPH", "MESH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(*options.measure, options.seconds)))
-        return
 
     def rows(folder: Path) -> Iterator[str]:
         for model, mesh in product(options.only or MODELS, options.mesh or MESHES):
-            graph = harness.captured(folder, model, *MODELS[model], "bf16-mixed")
-            found = harness.measured("memory_limits", str(graph), mesh, "--seconds", str(options.seconds))
+            graph = harness.captured(folder, model, MODELS[model]["model"], MODELS[model]["sizes"], "bf16-mixed")
+            found = harness.measured("memory_limits", str(graph), mesh, options.seconds)
             yield from lines(model, mesh, found)
 
     with harness.kept(options.graphs) as folder:

@@ -26,7 +26,6 @@ from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.errors import UserError
 from autoshard.graph_capture.capture import capture_model
@@ -37,13 +36,12 @@ from autoshard.rules.operator_check import check_rules
 from autoshard.rules.operator_table import has_rule
 from autoshard.rules.operators import is_random, record
 from autoshard.rules.proof.discover import case_of, with_discovered
-from autoshard.search.search_request import SearchRequest
-from autoshard.search.select_plan import search
 from autoshard.verification.case import written
 from autoshard.verification.operator_calls import run_emitted
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from autoshard.verification.rule_table import prove_case
+from benchmarks import harness
 
 MESH = "dp=2,tp=3"  # shards of one element, and of unequal sizes
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
@@ -102,7 +100,7 @@ def run_package(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[torc
     graph = capture_model(model, inputs, training=False)
     if any(is_random(op) or "empty" in op.target for op in graph.ops):
         raise Drawn
-    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1")))
+    plan = harness.planned(graph, "a100-80g-sxm", Mesh.parse("dp=1"))
     with written(emit(lower(plan, graph), plan, graph)) as folder:
         package = load_package(folder)
 
@@ -168,16 +166,11 @@ def _one(model: One) -> tuple[str, str]:
 
 
 def _differs(got: torch.Tensor, wanted: torch.Tensor) -> str:
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return f"{got.dtype} of {tuple(got.shape)}, {wanted.dtype} of {tuple(wanted.shape)} wanted"
-    if got.layout != torch.strided or wanted.layout != torch.strided:
-        return "" if got.layout == wanted.layout else f"{got.layout}, {wanted.layout} wanted"
-    same = torch.allclose(_wide(got), _wide(wanted), rtol=1e-4, atol=1e-5, equal_nan=True)
-    return "" if same else "other values"
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_complex() else tensor.double()
+    try:
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    except AssertionError as error:
+        return _first(error)
+    return ""
 
 
 def _first(error: BaseException) -> str:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks import harness
 
 MESH = "tp=2"
 HARDWARE = "cpu-local"
@@ -28,11 +27,6 @@ STAGES = ("captured", "planned", "started", "saved", "killed", "resumed", "taken
 START_SECONDS = 240.0  # a slow machine has time to import torch
 POLL_SECONDS = 0.1
 _ENDLESS = 100_000  # steps: it must be killed
-
-
-def patience(seconds: float) -> float:
-    """`seconds`, longer where more programs run than there are cores: a machine with other work makes no row fail."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Failed(Exception):
@@ -93,25 +87,14 @@ def _command(launch: Sequence[str], *options: object) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", *launch[1:], *map(str, options)]
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 def _ended(command: Sequence[str], what: str) -> str:
     """Runs it to its end; what it printed."""
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, env=_environment(), stdout=output, stderr=errors)
-        try:
-            process.wait(limit := patience(START_SECONDS))
-        except subprocess.TimeoutExpired:
-            raise Failed(f"{what}: did not end within {limit:.0f} s") from None
-        finally:
-            kill_family(process)
-        output.seek(0)
-        errors.seek(0)
-        if process.returncode:
-            raise Failed(f"{what}: {_last_words(errors.read()) or f'ended with {process.returncode}'}")
-        return output.read()
+    made = harness.ended(command, START_SECONDS)
+    if made.code is None:
+        raise Failed(f"{what}: {made.end}")
+    if made.code:
+        raise Failed(f"{what}: {_last_words(made.errors) or made.end}")
+    return made.output
 
 
 def _last_words(text: str) -> str:
@@ -126,13 +109,13 @@ def _start_and_kill(launch: list[str], saved: Path, passed: list[str]) -> int:
     """Steps without end, a checkpoint after each; killed after the second. The last whole checkpoint's step."""
     with open(f"{saved}.log", "w+") as log:
         command = _command(launch, "--steps", _ENDLESS, "--save", saved, "--save-every", 1)
-        process = subprocess.Popen(command, env=_environment(), stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, env=harness.one_thread(), stdout=log, stderr=log, start_new_session=True)
         try:
-            end = time.monotonic() + patience(START_SECONDS)
+            end = time.monotonic() + harness.patience(START_SECONDS)
             while not _steps(saved)[1:] and process.poll() is None and time.monotonic() < end:
                 time.sleep(POLL_SECONDS)
         finally:
-            kill_family(process)
+            harness.kill_family(process)
         log.seek(0)
         said = log.read()
     if re.search(r"^step 1: loss", said, re.MULTILINE):
@@ -147,21 +130,6 @@ def _steps(saved: Path) -> list[int]:
     """The steps of the whole checkpoints."""
     whole = [p.name[5:] for p in saved.glob("step-*") if (p / ".metadata").exists()]
     return sorted(int(step) for step in whole if step.isdecimal())
-
-
-def kill_family(process: subprocess.Popen[bytes]) -> None:
-    """The process and all that it started, at once, as a power cut would; nothing where it has ended."""
-    if process.poll() is not None:  # its number may be another's by now
-        return
-    family = [process.pid]
-    for pid in family:
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                family += map(int, children.read_text().split())
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
 
 
 def _resume(launch: list[str], folder: Path, last: int, passed: list[str]) -> None:

@@ -16,8 +16,10 @@ import compileall
 import json
 import resource
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from autoshard.cluster.hardware import load_hardware
@@ -27,31 +29,34 @@ from autoshard.program.lower import lower
 from autoshard.simulation import simulate
 from autoshard.text.account_text import COUNTS, waits
 from benchmarks import harness
-from benchmarks.harness import GPT2, LLAMA, LLAMA_8B, ROOT
+from benchmarks.harness import ROOT
 
 HARDWARE = "h100-80g-sxm"
-OTHERS = str(ROOT / "benchmarks/sized_models.py")
-# name, model, its arguments, mesh, the most CPU seconds beyond `autoshard trace` where that is said
-Row = tuple[str, str, dict[str, int], str, float | None]
-ROWS: tuple[Row, ...] = (
-    ("GPT-2, 12 layers", GPT2, {"sequence": 1024}, "dp=2,tp=4", 2.5),
-    ("Llama, 12 layers of 1024", LLAMA, {}, "dp=2,tp=4", 6.0),
-    ("Llama-8B, 32 layers", LLAMA, LLAMA_8B, "dp=8,tp=8", 10.0),
-    ("Llama-8B on three axes", LLAMA, LLAMA_8B, "dp=4,cp=8,tp=8", 30.0),
-    *(
-        (name, f"{OTHERS}:{builder}", {}, mesh, None)
-        for name, builder in (
-            ("ViT, base", "vit"),
-            ("T5, base", "t5"),
-            ("Mixtral, 8 layers of 1024", "mixtral"),
-            ("ResNet-50", "resnet"),
-            ("UNet, Stable Diffusion 1's", "unet"),
-        )
-        for mesh in ("dp=2,tp=4", "dp=8,tp=8")
-    ),
-)
+MESHES = {"dp=2,tp=4": None, "dp=8,tp=8": None}  # of models without a bar
 
 
+@dataclass(frozen=True)
+class Row:
+    """A model with the arguments of its builder on a mesh. `bar`: the most CPU seconds beyond `autoshard trace`."""
+
+    name: str
+    model: str
+    sizes: dict[str, int]
+    mesh: str
+    bar: float | None
+
+    @property
+    def asked(self) -> list[str]:
+        """The model as a command has it."""
+        sizes = [f"{key}={value}" for key, value in self.sizes.items()]
+        return [str(ROOT / self.model), *(["--with", *sizes] if sizes else []), "--precision", "bf16-mixed"]
+
+
+ROWS = [
+    Row(own["name"], own["model"], own.get("sizes", {}), mesh, bar)
+    for own in harness.rows_of("planned_models.toml")["plan_seconds"]
+    for mesh, bar in own.get("bars", MESHES).items()
+]
 NEXT = (("--memory-limit", "70GiB"), ("--level", "0"), ("--level", "1"))
 HEADER = ("model", "mesh", "trace s", "plan s", "beyond s", "bar s", "step ms", "bound ms", "gap", "waits for")
 NEXT_HEADER = ("model", "mesh", "first of the model s", "of the graph s", *(f"`{' '.join(words)}`" for words in NEXT))
@@ -75,17 +80,16 @@ def timed(*words: str, cache: str = "off") -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def line(folder: Path, traced: float, start: float, asked: Sequence[str], row: Row) -> str:
+def line(folder: Path, traced: float, start: float, row: Row) -> str:
     """`start`: what `trace` took up to its capture."""
-    name, _, _, mesh, limit = row
     out = folder / "out"
-    plan, known = clocked("plan", *asked, "--mesh", mesh, "--hardware", HARDWARE, "--out", str(out))
+    plan, known = clocked("plan", *row.asked, "--mesh", row.mesh, "--hardware", HARDWARE, "--out", str(out))
     extra = known["all"] - known["captures"] - start
     found = plan_json.load(out / "plan.json")
     step, bound = 1e3 * found.predicted_seconds, 1e3 * found.certificate.level_bound
-    gap, bar = 1 - bound / step, "" if limit is None else f"{limit:.1f}"
+    gap, bar = 1 - bound / step, "" if row.bar is None else f"{row.bar:.1f}"
     seconds = [*(f"{own:.1f}" for own in (traced, plan, extra)), bar]
-    cells = [name, mesh.replace(",", " "), *seconds, f"{step:.2f}", f"{bound:.2f}"]
+    cells = [row.name, row.mesh.replace(",", " "), *seconds, f"{step:.2f}", f"{bound:.2f}"]
     return harness.cells(*cells, f"{gap:.1%}", reason(found, out / "graph.json") if gap > COUNTS else "")
 
 
@@ -95,18 +99,12 @@ def reason(plan: Plan, path: Path) -> str:
     return waits(simulate(lower(plan, graph), graph, load_hardware(HARDWARE)))
 
 
-def asked(row: Row) -> list[str]:
-    """The model as a command has it."""
-    given = [f"{key}={value}" for key, value in row[2].items()]
-    return [row[1], *(["--with", *given] if given else []), "--precision", "bf16-mixed"]
-
-
 def lines(rows: Iterable[Row]) -> Iterator[str]:
     """A model is traced once."""
-    for words, same in groupby(rows, asked):
+    for words, same in groupby(rows, attrgetter("asked")):
         with tempfile.TemporaryDirectory() as folder:
             traced, known = clocked("trace", *words, "-o", str(Path(folder) / "graph.json"))
-            yield from (line(Path(folder), traced, known["start"], words, row) for row in same)
+            yield from (line(Path(folder), traced, known["start"], row) for row in same)
 
 
 def next_lines(rows: Iterable[Row]) -> Iterator[str]:
@@ -114,21 +112,21 @@ def next_lines(rows: Iterable[Row]) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             graph, out, cache, another = (f"{folder}/{name}" for name in ("graph.json", "out", "cache", "another"))
             command = ("-m", "autoshard", "plan")
-            rest = ["--mesh", row[3], "--hardware", HARDWARE, "--out", out, "--json"]
-            timed("-m", "autoshard", "trace", *asked(row), "-o", graph)
-            whole = timed(*command, *asked(row), *rest, cache=another)
+            rest = ["--mesh", row.mesh, "--hardware", HARDWARE, "--out", out, "--json"]
+            timed("-m", "autoshard", "trace", *row.asked, "-o", graph)
+            whole = timed(*command, *row.asked, *rest, cache=another)
             first = timed(*command, graph, *rest, cache=cache)
             others = [timed(*command, graph, *rest, *other, cache=cache) for other in NEXT]
         parts = (f"{seconds:.1f} ({seconds / whole:.0%}, {seconds / first:.0%})" for seconds in others)
-        yield harness.cells(row[0], row[3].replace(",", " "), f"{whole:.1f}", f"{first:.1f}", *parts)
+        yield harness.cells(row.name, row.mesh.replace(",", " "), f"{whole:.1f}", f"{first:.1f}", *parts)
 
 
 def main() -> None:
-    parser = harness.options(__doc__, [name for name, *_ in ROWS])
+    parser = harness.options(__doc__, [row.name for row in ROWS])
     parser.add_argument("--next", action="store_true", help="the next plans of each graph")
     arguments = parser.parse_args()
     compileall.compile_dir(ROOT / "autoshard", quiet=1)
-    rows = [row for row in ROWS if not arguments.only or row[0] in arguments.only]
+    rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
     if arguments.next:
         harness.publish(arguments, "second_plan", NEXT_HEADER, next_lines(rows))
     else:

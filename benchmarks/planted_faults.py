@@ -2,8 +2,8 @@
 
     python -m benchmarks.planted_faults --seed 1 --count 100
 
-Each fault is run, in processes of its own, against the verification of a few small plans (lock-step; costs change no
-program, so not for these; rules come to it last), and against each file of quick tests near its own, until one fails.
+Each fault is planted in a copy of the clone, and run against the verification of a few small plans (lock-step; costs
+change no program, so not for these; rules come to it last), and against the quick tests near its file, until one fails.
 What survives must stand in `planted_faults.toml` with the reason why the changed program is the same; else this exits
 with 6.
 """
@@ -12,73 +12,31 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
-import io
 import math
 import os
 import pickle
 import random
-import select
-import signal
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
-import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_loader
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from autoshard.formulation.planning_context import PlanningContext
-from autoshard.text.tables import table
 from benchmarks import harness
 from benchmarks.harness import ROOT
 from benchmarks.mutants import Mutant, mutants
-from docs.folders import order
 
 CODE = ROOT / "autoshard"
 ROOMS = (
     "emit/runtime/servers", "emit/runtime", "emit/package", "emit/markers", "emit", "program/schedules", "program",
     "costs", "rules/algebra", "rules/operators", "rules/resize", "rules",
 )  # fmt: skip
-LISTED = Path(__file__).with_suffix(".toml")
-NEAR = tomllib.loads(Path(__file__).with_name("near_tests.toml").read_text("utf-8"))
-LIMIT_SECONDS = 600.0  # of wall time for verification, and for one file of tests: an endless loop is caught too
+LISTED, NEAR = harness.rows_of("planted_faults.toml"), harness.rows_of("near_tests.toml")
+LIMIT_SECONDS = 600.0  # of wall time for verification, and for the tests: an endless loop is caught too
 EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
-ENTRIES = order()
-FIRST = {"emit": "program/", "program": "program/", "costs": "costs/", "rules": "rules/algebra/"}  # that can import it
-
-GPT2 = f"{ROOT / 'examples/gpt2.py'}:build"
-LENET = f"{ROOT / 'examples/lenet.py'}:build"
-MLP = f"{ROOT / 'examples/mlp.py'}:build"
-SMALL_GPT2 = {"n_layer": 2, "sequence": 8, "n_embd": 48, "n_head": 6, "vocabulary": 97}
-SMALL_MLP = {"batch": 16, "features": 12, "hidden": 22, "outputs": 7}
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model at one size, planned on meshes with styles: `megatron`, or the seed of a random plan."""
-
-    spec: str
-    arguments: dict[str, Any]
-    plans: tuple[tuple[str, str | int], ...]
-    options: tuple[Any, ...] = ()  # precision, optimizer, training
-    steps: int = 2
-
-
-MODELS = (
-    Model(GPT2, SMALL_GPT2, (("dp=2,tp=2", "megatron"), ("dp=2,tp=2", 1), ("tp=3", 2), ("dp=2,pp=2,tp=2", 3)), steps=3),
-    Model(MLP, SMALL_MLP, (("dp=2,tp=2", 1), ("dp=3", 2)), ("bf16-mixed", "sgd")),
-    Model(LENET, {"batch": 6}, (("dp=2,tp=2", 1), ("tp=4", 2))),
-    Model(LENET, {"batch": 6}, (("dp=2,tp=2", 3),), ("fp32", "adamw", False)),
-    Model(f"{ROOT / 'tests/small_models.py'}:weighted", {}, (("dp=2,tp=2", 1), ("tp=3", 2))),
-    Model(f"{ROOT / 'tests/small_models.py'}:mixtral", {}, (("dp=2,tp=2", 1), ("tp=2", "megatron"))),
-    Model("tests.models.vision:resnet", {}, (("dp=2,tp=2", 3),)),
-    Model("tests.models.encoders:bert", {}, (("dp=2,tp=2", 2),)),
-)
-
 
 # --- the draw -------------------------------------------------------------------------------------------------------
 
@@ -96,7 +54,7 @@ def _files() -> Iterator[Path]:
 
 def explained() -> dict[str, str]:
     """Name of a fault -> why the program is the same with it."""
-    return {entry["fault"]: entry["reason"] for entry in tomllib.loads(LISTED.read_text("utf-8"))["equivalent"]}
+    return {entry["fault"]: entry["reason"] for entry in LISTED["equivalent"]}
 
 
 def stale(names: Iterable[str]) -> list[str]:
@@ -108,46 +66,34 @@ def stale(names: Iterable[str]) -> list[str]:
 # --- what runs against each -----------------------------------------------------------------------------------------
 
 
-def prepared() -> bytes:
-    """(name, plan, graph, case) of every plan that is verified, pickled. A child makes them: this process has no
-    threads, and imports nothing that is mutated (what registers operators with torch can be imported once only)."""
+def prepared(path: Path) -> None:
+    """(name, plan, graph, case) of every plan that is verified, pickled; where they have no fault, all must pass."""
+    from autoshard.graph_capture.capture import capture
+    from autoshard.ir.mesh import Mesh
+    from autoshard.verification import make_case
 
-    def make() -> bytes:
-        from autoshard.cluster.hardware import load_hardware
-        from autoshard.graph_capture.capture import capture
-        from autoshard.ir.mesh import Mesh
-        from autoshard.search.fixed_styles import random_plan
-        from autoshard.search.search_request import SearchRequest
-        from autoshard.search.select_plan import search
-        from autoshard.verification import make_case
-
-        hardware, found = load_hardware("a100-80g-sxm"), []
-        for model in MODELS:
-            graph = capture(model.spec, model.arguments, *model.options)
-            case = make_case(model.spec, model.arguments, graph, steps=model.steps)
-            for mesh, style in model.plans:
-                name = f"{model.spec.rpartition('/')[2]} {mesh} {style}"
-                if style == "megatron":
-                    plan = search(graph, hardware, SearchRequest(Mesh.parse(mesh), strategy="megatron"))
-                else:
-                    plan = random_plan(PlanningContext(graph, Mesh.parse(mesh), hardware), int(style))
-                found.append((name, plan, graph, case))
-        return pickle.dumps(found)
-
-    outcome = in_child(make, 900.0)
-    if not isinstance(outcome, bytes):
-        raise SystemExit(f"the plans can't be made: {outcome}")
-    return outcome
+    found = []
+    for model in LISTED["model"]:
+        name, arguments = model["path"], model.get("arguments", {})
+        spec = str(ROOT / name) if ".py:" in name else name
+        graph = capture(spec, arguments, *model.get("options", ()))  # precision, optimizer, training
+        case = make_case(spec, arguments, graph, steps=model.get("steps", 2))
+        for text, style in model["plans"]:
+            plan = harness.planned(graph, "a100-80g-sxm", Mesh.parse(text), style)
+            found.append((f"{name.rpartition('/')[2]} {text} {style}", plan, graph, case))
+    path.write_bytes(pickle.dumps(found))
+    if wrong := verdict(path):
+        raise SystemExit(f"without a fault: {wrong}")
 
 
-def verdict(plans: bytes) -> str:
+def verdict(plans: Path) -> str:
     """The first plan that is not verified, "" where all are."""
-    for name, plan, graph, case in pickle.loads(plans):
-        try:
-            from autoshard.emit import emit
-            from autoshard.program.lower import lower
-            from autoshard.verification import check_files
+    from autoshard.emit import emit
+    from autoshard.program.lower import lower
+    from autoshard.verification import check_files
 
+    for name, plan, graph, case in pickle.loads(plans.read_bytes()):
+        try:
             program = lower(plan, graph)
             proof = check_files(case, program, emit(program, plan, graph), timeout_seconds=60.0)
         except Exception as error:
@@ -157,196 +103,69 @@ def verdict(plans: bytes) -> str:
     return ""
 
 
-class FirstFailure:
-    """A plugin of pytest."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
-            self.names.append(report.nodeid)
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self.names.append(report.nodeid)
-
-
 def near(file: str) -> list[str]:
     """The files of tests near a file of the code, the nearest first."""
     folder = next(room for room in ROOMS if file.startswith(f"{room}/"))
     last = NEAR["by_processes"] if folder == "emit/runtime" else ()
     names = (*NEAR["file"].get(file, ()), *NEAR["folder"][folder], *last)
-    return [f"tests/{name}" for name in names]
+    return [f"tests/{name}" for name in dict.fromkeys(names)]
 
 
-def failures(tests: str, known: Sequence[str] = ()) -> list[str]:
-    """The first of these tests (a file, or one alone) that fails, `known` ones left out."""
-    import pytest
+class Copy:
+    """The clone once more, in `folder`, where one file at a time has a fault. `known`: tests that fail without it."""
 
-    plugin = FirstFailure()
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib"]
-    options += ["-m", "not slow", *(f"--deselect={name}" for name in known)]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = pytest.main([*options, tests], plugins=[plugin])
-    return plugin.names or ([] if code in (0, 5) else [f"pytest ended with {int(code)}"])
+    def __init__(self, folder: Path, plans: Path) -> None:
+        self.folder, self.plans, self.known = folder, plans, set[str]()
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+        for name in listed.splitlines():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
 
+    def caught(self, mutant: Mutant, text: str, tests: bool = True) -> str:
+        """What catches the fault ("" for nothing). Tests are nearer to rules, verification to what it runs; costs
+        change no program."""
+        ways = [self._by_plans] * (not mutant.file.startswith("costs/")) + [self._by_tests] * tests
+        for way in ways[::-1] if mutant.file.startswith("rules/") else ways:
+            if found := way(mutant.file, text):
+                return found
+        return ""
 
-@dataclass(frozen=True)
-class Planted:
-    """One file of the code with another text, for this process."""
+    def _by_plans(self, file: str, text: str) -> str:
+        call = (
+            f"from benchmarks import planted_faults as own; print('said', own.verdict(own.Path({str(self.plans)!r})))"
+        )
+        ended = self._ran(file, text, "-c", call)
+        said = [line for line in ended.output.splitlines() if line.startswith("said")]
+        if not said:
+            return f"process: {ended.end or 'it said nothing'}"
+        return said[-1].replace("said ", "verification: ") if said[-1] != "said " else ""
 
-    file: str
-    text: str
-
-    def install(self) -> None:
-        path = CODE / self.file
-        name = "autoshard." + self.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        sys.meta_path.insert(0, _Finder(name, str(path), self.text))
-        read_text = Path.read_text
-
-        def read(own: Path, *args: Any, **kwargs: Any) -> str:
-            return self.text if own == path else read_text(own, *args, **kwargs)
-
-        Path.read_text = read  # type: ignore[method-assign]
-        upstream = ENTRIES[: ENTRIES.index(FIRST[self.file.partition("/")[0]])]
-        for module in [name for name in sys.modules if _is_touched(name, upstream)]:
-            parent, _, last = module.rpartition(".")
-            if parent in sys.modules:
-                vars(sys.modules[parent]).pop(last, None)
-            del sys.modules[module]
-
-
-def _is_touched(name: str, upstream: Sequence[str]) -> bool:
-    """`upstream` imports nothing that is mutated."""
-    top, _, inside = name.partition(".")
-    path = inside.replace(".", "/")
-    return (
-        top == "autoshard"
-        and bool(path)
-        and not any(entry in (f"{path}.py", f"{path}/") for entry in upstream)
-        and (f"{path.rpartition('/')[0]}/" not in upstream)
-    )
-
-
-class _Finder:
-    def __init__(self, name: str, path: str, text: str) -> None:
-        self.name, self.path, self.text = name, path, text
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        if name != self.name:
-            return None
-        loader = _Loader(name, self.path)
-        loader.text = self.text
-        is_package = self.path.endswith("__init__.py")
-        spec = spec_from_loader(name, loader, is_package=is_package)
-        if spec is not None and is_package:
-            spec.submodule_search_locations = [str(Path(self.path).parent)]
-        return spec
-
-
-class _Loader(SourceFileLoader):
-    text = ""
-
-    def get_data(self, path: str) -> bytes:
-        return self.text.encode()
-
-    def path_stats(self, path: str) -> Any:
-        raise OSError  # nothing compiled is read or written
-
-
-def in_child(work: Callable[[], Any], limit_seconds: float) -> Any:
-    """What `work` gives (text or bytes) in a forked process; how it ended where it gives nothing."""
-    sys.stdout.flush()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        os.close(reader)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        try:
-            result = pickle.dumps(work())
-        except BaseException as error:
-            result = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-        with os.fdopen(writer, "wb") as stream:
-            stream.write(result)
-        os._exit(0)
-    os.close(writer)
-    return _collected(child, reader, limit_seconds)
-
-
-def _collected(child: int, reader: int, limit_seconds: float) -> Any:
-    end, parts = time.monotonic() + limit_seconds, []
-    with os.fdopen(reader, "rb", buffering=0) as stream:
+    def _by_tests(self, file: str, text: str) -> str:
+        """A test that fails without the fault, too, joins the `known` ones, and the others run again."""
         while True:
-            left = end - time.monotonic()
-            ready = left > 0 and select.select([stream], [], [], left)[0]
-            part = stream.read(1 << 20) if ready else b""
-            if not part:
-                break
-            parts.append(part)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    if not parts:
-        return "did not end in time" if time.monotonic() >= end else "the process died"
-    return pickle.loads(b"".join(parts))
+            name = self._failure(file, text, *near(file), *(f"--deselect={name}" for name in self.known))
+            if not name or not self._failure(file, self._right(file), name):
+                return name and f"{'test' if '::' in name else 'process'}: {name}"
+            self.known.add(name)
 
+    def _failure(self, file: str, text: str, *tests: str) -> str:
+        """The first test that fails, or how pytest ended."""
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow", "--no-header", "-rfE"]
+        ended = self._ran(file, text, "-m", "pytest", *options, *tests)
+        failed = [line.split()[1] for line in ended.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return failed[0] if failed else "" if ended.code in (0, 5) else ended.end
 
-def caught(mutant: Mutant, text: str, plans: bytes, known: set[str], tests: bool = True) -> str:
-    """What catches the fault ("" for nothing). Tests are nearer to rules, verification to what it runs."""
+    def _right(self, file: str) -> str:
+        """Printed anew, as a file with a fault is."""
+        return ast.unparse(ast.parse((CODE / file).read_text("utf-8"))) + "\n"
 
-    def by_plans() -> str:
-        if mutant.file.startswith("costs/"):  # no program changes with them
-            return ""
-        found = in_child(lambda: _verified(mutant.file, text, plans), LIMIT_SECONDS)
-        wrong = not isinstance(found, str) or (found and ":" not in found)
-        return f"process: {found}" if wrong else str(found)
-
-    def by_tests() -> str:
-        return next(filter(None, (_by_tests(mutant.file, text, path, known) for path in near(mutant.file))), "")
-
-    ways = [by_plans, by_tests] if tests else [by_plans]
-    if mutant.file.startswith("rules/"):
-        ways.reverse()
-    return next(filter(None, (way() for way in ways)), "")
-
-
-def _verified(file: str, text: str, plans: bytes) -> str:
-    Planted(file, text).install()
-    found = verdict(plans)
-    return f"verification: {found}" if found else ""
-
-
-def _by_tests(file: str, text: str, path: str, known: set[str]) -> str:
-    """What of one file of tests catches the fault. What fails or doesn't end without it too joins the `known` ones."""
-
-    def work() -> list[str]:
-        Planted(file, text).install()
-        return failures(path, sorted(known))
-
-    while path not in known:
-        found = in_child(work, LIMIT_SECONDS)
-        if found == []:
-            return ""
-        name, said = (found[0], f"test: {found[0]}") if isinstance(found, list) else (path, f"process: {found}")
-        if name in known or not _fails_anyway(file, name):
-            return said
-        known.add(name)
-    return ""
-
-
-def _fails_anyway(file: str, name: str) -> bool:
-    """Do these tests fail where the file is only printed anew?"""
-
-    def work() -> str:
-        Planted(file, ast.unparse(ast.parse((CODE / file).read_text("utf-8"))) + "\n").install()
-        return "fails" if failures(name) else "passes"
-
-    return in_child(work, LIMIT_SECONDS) != "passes"
+    def _ran(self, file: str, text: str, *words: str) -> harness.Ended:
+        path = self.folder / "autoshard" / file
+        path.write_text(text, "utf-8")
+        try:
+            return harness.ended([sys.executable, *words], LIMIT_SECONDS, self.folder, PYTHONPATH=str(self.folder))
+        finally:
+            shutil.copyfile(CODE / file, path)
 
 
 # --- the outcome ----------------------------------------------------------------------------------------------------
@@ -364,18 +183,6 @@ def page(outcomes: Sequence[tuple[Mutant, str]]) -> list[Sequence[str]]:
     return rows
 
 
-def _plans(path: Path | None) -> bytes:
-    if path and path.exists():
-        return path.read_bytes()
-    plans = prepared()
-    wrong = in_child(lambda: verdict(plans), LIMIT_SECONDS)
-    if wrong:
-        raise SystemExit(f"without a fault: {wrong}")
-    if path:
-        path.write_bytes(plans)
-    return plans
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
@@ -388,31 +195,34 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="a line of JSON for each fault; those that it has do not run again")
     options = parser.parse_args()
     os.chdir(ROOT)
-    import pytest  # noqa: F401  # what workers would import each
-    import torch
-
-    torch.set_num_threads(1)
     start, reasons = time.perf_counter(), explained()
     faults = harness.part(drawn(options.seed, options.count), options.part)
     faults = [fault for fault in faults if options.only in fault[0].name]
-    plans, known = _plans(options.plans), set[str]()
-    print(f"plans made in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     outcomes, before = [], {entry["fault"]: entry["by"] for entry in harness.logged(options.log)}
-    for number, (mutant, text) in enumerate(faults):
-        if time.perf_counter() - start > 60 * options.minutes:
-            print(f"{number} of {len(faults)} faults ran in {options.minutes:g} minutes")
-            break
-        ran = mutant.name not in before
-        by = caught(mutant, text, plans, known, not options.without_tests) if ran else before[mutant.name]
-        by = by or (EQUIVALENT if mutant.name in reasons else SURVIVED)
-        outcomes.append((mutant, by))
-        if not ran:
-            continue
-        seconds = time.perf_counter() - start
-        print(f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}", file=sys.stderr, flush=True)
-        if options.log and (by != SURVIVED or not options.without_tests):
-            told = by if ":" in by else ""
-            harness.log(options.log, {"fault": mutant.name, "kind": mutant.kind, "by": told})
+    with tempfile.TemporaryDirectory() as temporary:
+        plans = options.plans or Path(temporary) / "plans"
+        if not plans.exists():
+            prepared(plans)
+        copy = Copy(Path(temporary) / "clone", plans.resolve())
+        for number, (mutant, text) in enumerate(faults):
+            if time.perf_counter() - start > 60 * options.minutes:
+                print(f"{number} of {len(faults)} faults ran in {options.minutes:g} minutes")
+                break
+            ran = mutant.name not in before
+            by = copy.caught(mutant, text, not options.without_tests) if ran else before[mutant.name]
+            by = by or (EQUIVALENT if mutant.name in reasons else SURVIVED)
+            outcomes.append((mutant, by))
+            if not ran:
+                continue
+            seconds = time.perf_counter() - start
+            print(
+                f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}", file=sys.stderr, flush=True
+            )
+            if options.log and (by != SURVIVED or not options.without_tests):
+                told = by if ":" in by else ""
+                harness.log(options.log, {"fault": mutant.name, "kind": mutant.kind, "by": told})
+    from autoshard.text.tables import table
+
     print("\n".join(table(page(outcomes))))
     survived = [mutant.name for mutant, by in outcomes if by == SURVIVED]
     print("\n".join(f"missed: {name}" for name in survived))

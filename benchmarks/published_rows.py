@@ -7,7 +7,6 @@ nothing of them is in this repository. What a source leaves out is assumed, and 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -16,15 +15,12 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.transformer import FP8_FSDP, FSDP, TrainingRun, Transformer
+from benchmarks import harness
 from benchmarks.measurements import read
 
 VOCABULARY = 51_200  # of Megatron's runs: GPT-2's, padded
 WORDS = 50_257  # of GPT-2; the single-node runs share them without padding, and leave out what is over
 LLAMA_WORDS = 32_000  # of a script that names a tokenizer of Llama 2 and no vocabulary
-BLOOM_VOCABULARY = 250_880
-# Megatron's eager attention of 2021 to 2022: scores reach memory, dropout everywhere.
-EAGER = {"attention": "unfused", "dropout": True}
-LLAMA = {"activation": "swiglu", "positions": "rotary", "norm": "rms_norm", "bias": False, "tied": False}
 CORE, ASCEND, FSDP_SOFTWARE, MEGATRON = "megatron-core", "mindspeed", "fsdp", "megatron"
 A100, CLUSTER, BLOOM_CLUSTER = "a100-80g-sxm", "a100-80g-sxm-4hdr", "a100-80g-sxm-4opa"
 FITTED_WIDTH = 1024  # of the single-node models that Megatron's host is fitted to
@@ -91,19 +87,16 @@ def _seconds(given: Mapping[str, Any], model: Transformer, run: TrainingRun) -> 
     return float(given.get("seconds", "nan"))
 
 
+TABLES = harness.rows_of("published_runs.toml")
+
+
 # --- published_runs.toml ----------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _tables() -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads(Path(__file__).with_name("published_runs.toml").read_text("utf-8"))
-    return found
 
 
 @lru_cache(maxsize=64)
 def _hardware(name: str) -> Hardware:
     """A profile, or one with other figures."""
-    known = _tables()["hardware"].get(name)
+    known = TABLES["hardware"].get(name)
     if known is None:
         return load_hardware(name)
     base = load_hardware(known["profile"])
@@ -115,7 +108,7 @@ def _hardware(name: str) -> Hardware:
 
 def records(table: str) -> Iterator[dict[str, Any]]:
     """The rows of a table with what they have in common, and the sizes of their models."""
-    found = _tables()[table]
+    found = TABLES[table]
     for cells in found["rows"]:
         given = found.get("common", {}) | dict(zip(found["columns"], cells, strict=True))
         models = {} if table == "models" else {row["model"]: row for row in records("models")}
@@ -162,30 +155,25 @@ def is_known(own: Step) -> bool:
 # --- tables of measurements -------------------------------------------------------------------------------------------
 
 
-def _numbers(raw: Mapping[str, str], names: Mapping[str, str]) -> dict[str, int]:
-    """Columns that are whole numbers, by the names of fields; empty cells are 0."""
-    return {own: int(raw[name] or 0) for name, own in names.items() if name in raw}
+def _rows(data: Path, file: str, table: str = "") -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """The cells of each row of a file, and what published_files.toml makes of them; empty cells are 0."""
+    own = harness.rows_of("published_files.toml")[table or file]
+    for raw in read(data / f"{file}.csv"):
+        row = {name.strip(): cell for name, cell in raw.items()}
+        numbers = {field: int(row[name] or 0) for name, field in own.get("numbers", {}).items() if name in row}
+        yield row, own["common"] | numbers
 
 
-VTRAIN = {
-    "# layers": "layers", "hidden size": "hidden", "attention heads": "heads", "sequence length": "sequence",
-    "global batch": "batch", "micro batch": "micro_batch", "data parallelism": "dp", "tensor parallelism": "tp",
-    "pipeline parallelism": "pp",
-}  # fmt: skip
-
-
-def vtrain(path: Path, single: bool = False) -> list[Step]:
+def vtrain(data: Path, file: str, single: bool = False) -> list[Step]:
     """vTrain's iterations (VIA-Research/vTrain, MIT): fp16, 1F1B, full recomputation. `single`: those of one node, in
-    which nothing is computed again (see `megatron_steps.recomputed`) and the vocabulary is not padded (the source's
+    which nothing is computed again (docs/validation.md says why) and the vocabulary is not padded (the source's
     ShardedGptModel); the narrower models are what Megatron's host is fitted to."""
     found = []
-    for raw in read(path):
-        row = {name.strip(): value for name, value in raw.items()}
-        given: dict[str, Any] = _numbers(row, VTRAIN) | {**EAGER, "sequence_parallel": False}
+    for row, given in _rows(data, file, "vtrain"):
         given["vocabulary"] = WORDS // given["tp"] * given["tp"] if single else VOCABULARY
         given |= {"hardware": A100 if single else CLUSTER, "recompute": "none" if single else "full"}
         given |= {"milliseconds": row["iteration time (ms)"], "fitted": single and given["hidden"] == FITTED_WIDTH}
-        own = step(given | {"release": "Megatron-LM, vTrain's fork", "name": f"{given['hidden']} wide"})
+        own = step(given | {"name": f"{given['hidden']} wide"})
         workload = (replace(own.model, vocabulary=VOCABULARY), own.run.batch, int(row["# GPUs"]))
         found.append(replace(own, workload=workload))
     return found
@@ -193,35 +181,30 @@ def vtrain(path: Path, single: bool = False) -> list[Step]:
 
 def single_rows(data: Path) -> list[Step]:
     """The steps on one node."""
-    return vtrain(data / "vtrain_a100_single_node.csv", single=True)
+    return vtrain(data, "vtrain_a100_single_node", single=True)
 
 
 def multi_rows(data: Path) -> list[Step]:
-    return vtrain(data / "vtrain_a100_multi_node.csv")
+    return vtrain(data, "vtrain_a100_multi_node")
 
 
 @lru_cache(maxsize=4)
 def bloom(data: Path) -> tuple[Step, ...]:
     """BLOOM's plans on the cluster with the network that was measured there; full recomputation and eager attention are
     assumed. No second is fitted."""
-    names = {name: name for name in ("layers", "hidden", "heads", "micro_batch", "dp", "tp", "pp")}
     found = []
-    for raw in read(data / "bloom_steps.csv"):
+    for raw, given in _rows(data, "bloom_steps"):
         if not raw["dp"]:
             continue  # one node: the replicas are not stated
-        given: dict[str, Any] = EAGER | _numbers(raw, names | {"global_batch": "batch"})
         if given["batch"] % (given["micro_batch"] * given["dp"]) or given["heads"] % given["tp"]:
             continue
         full = "OOM" in (raw["memory_gb"], raw["note"])
         seconds = float("nan") if full or raw["step_seconds"] in ("", "x") else float(raw["step_seconds"])
         given |= {
-            "sequence": 2048, "vocabulary": BLOOM_VOCABULARY, "recompute": "full", "zero": int(raw["zero"] or 1),
-            "precision": raw["dtype"],
-            "software": "deepspeed", "sequence_parallel": False, "hardware": BLOOM_CLUSTER, "seconds": seconds,
+            "zero": int(raw["zero"] or 1), "precision": raw["dtype"], "seconds": seconds,
             "memory_gb": float(raw["memory_gb"]) if raw["memory_gb"].isdigit() else float("nan"),
             "name": f"{raw['size']} {raw['layers']}x{raw['hidden']}, {raw['heads']} heads",
             "workload": (raw["size"], raw["note"]), "full": full or not seconds > 0,
-            "release": "Megatron-DeepSpeed, BLOOM",
         }  # fmt: skip
         found.append(step(given))
     return tuple(found)
@@ -231,17 +214,15 @@ def bloom(data: Path) -> tuple[Step, ...]:
 def b200(data: Path) -> tuple[Step, ...]:
     """SimuMax's dense rows: those with experts are of DeepSeek, whose latent attention `estimate` does not describe."""
     models, found = {row["model"]: row for row in records("models")}, []
-    for raw in read(data / "simumax_b200_steps.csv"):
+    for raw, given in _rows(data, "simumax_b200_steps"):
         known = CASE.match(raw["case"])
         if not known:
             continue
         size, layers, tp, cp, pp, dp, length, micro_batches = (int(group or 0) for group in known.groups())
-        given = models[f"Llama 3 {size}B"] | LLAMA | {
-            "layers": layers, "sequence": length or 4096, "fused_loss": True, "batch": micro_batches * dp,
-            "micro_batch": 1, "dp": dp, "tp": tp, "pp": pp, "cp": cp or 1, "zero": 1, "reduced": "fp32",
-            "software": CORE, "hardware": MACHINES["b200"], "name": f"Llama 3 {size}B",
-            "workload": (size, micro_batches, length), "memory_gb": float(raw["measured_peak_gib"]),
-            "milliseconds": raw["measured_ms"], "release": "Megatron-Core, SimuMax 1.2",
+        given |= models[f"Llama 3 {size}B"] | {
+            "layers": layers, "sequence": length or 4096, "batch": micro_batches * dp, "dp": dp, "tp": tp, "pp": pp,
+            "cp": cp or 1, "name": f"Llama 3 {size}B", "workload": (size, micro_batches, length),
+            "memory_gb": float(raw["measured_peak_gib"]), "milliseconds": raw["measured_ms"],
         }  # fmt: skip
         found.append(step(given))
     return tuple(found)
@@ -252,21 +233,19 @@ def mpt(data: Path, software: str = FSDP_SOFTWARE, float8: bool = False) -> tupl
     """MosaicML's llm-foundry benchmarks: MPT models on 8 to 512 A100 and H100, all but those in amp_fp8
     (TransformerEngine, eager), or those alone. No biases, no dropout, the table tied, Triton's flash-attention, a fused
     loss. One number a device generation is fitted to every second model by size. `workload` begins with the device."""
-    names = {name: name for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "micro_batch")}
     found = []
-    for raw in read(data / "mpt_fsdp_steps.csv"):
+    for raw, given in _rows(data, "mpt_fsdp_steps"):
         if raw["gpu"] not in GPUS or (raw["precision"] == "amp_fp8") != float8:
             continue
-        given: dict[str, Any] = _numbers(raw, names | {"gpus": "dp", "global_batch": "batch"})
         devices = given["dp"]
         given |= {
-            "attention": "triton", "bias": False, "fused_loss": True, "overlap": True, "software": software,
+            "software": software,
             "recompute": "full" if raw["checkpointing"] == "True" else "none",
             "zero": 3 if raw["sharding"].startswith("FULL") else 2, "precision": FP8_FSDP if float8 else FSDP,
             "reduced": "bf16" if raw["sharding"].endswith("PURE") else "fp32",
             "seconds": given["batch"] * given["sequence"] / float(raw["tokens_per_second_per_gpu"]) / devices,
             "workload": (raw["gpu"], raw["model"], given["sequence"], devices), "hardware": GPUS[raw["gpu"]],
-            "name": raw["model"], "fitted": raw["model"] in MPT_SIZES[::2], "release": "llm-foundry",
+            "name": raw["model"], "fitted": raw["model"] in MPT_SIZES[::2],
         }  # fmt: skip
         found.append(step(given))
     return tuple(found)
@@ -279,42 +258,31 @@ def mpt_float8(data: Path) -> tuple[Step, ...]:
     return tuple(replace(r, name=f"MPT {r.name} on {r.run.devices}, {r.model.sequence} tokens, eager") for r in rows)
 
 
-RECIPE = {
-    "layers": "layers", "hidden": "hidden", "heads": "heads", "sequence": "sequence", "vocabulary": "vocabulary",
-    "kv_heads": "kv_heads", "ffn": "feedforward", "experts": "experts", "top_k": "top_k",
-    "expert_hidden": "expert_hidden", "global_batch": "batch", "micro_batch": "micro_batch", "tp": "tp", "pp": "pp",
-    "cp": "cp", "ep": "ep",
-}  # fmt: skip
-
-
 @lru_cache(maxsize=4)
 def nvidia(data: Path) -> tuple[Step, ...]:
     """NVIDIA's recipes, Megatron-Core's with TransformerEngine on H100 and B200: distributed optimizer, sequence
     parallelism where TP is, gradients summed in bfloat16, a fused loss, nothing computed again; in float8
     `--precision fp8`."""
     found = []
-    for raw in read(data / "dgxc_h100_steps.csv"):
+    for raw, given in _rows(data, "dgxc_h100_steps", "recipes"):
         family, _, release = raw["family"].partition("/")
-        given = {"name": family, "hardware": MACHINES["h100"], "seconds": float(raw["step_seconds"])}
+        given |= {"name": family, "hardware": MACHINES["h100"], "seconds": float(raw["step_seconds"])}
         found.append(_recipe(raw, given | {"release": OTHER_RELEASE.get(release, "dgxc 25.04.01")}))
-    for raw in read(data / "nemo_fp8_steps.csv"):
+    for raw, given in _rows(data, "nemo_fp8_steps", "recipes"):
         release, _, name = raw["name"].partition(" ")
-        tokens = float(raw["tokens_per_second_per_gpu"]) * int(raw["gpus"])
-        seconds = int(raw["global_batch"]) * int(raw["sequence"]) / tokens
-        given = {"name": name, "hardware": MACHINES[raw["machine"]], "seconds": seconds}
+        seconds = given["batch"] * given["sequence"] / (float(raw["tokens_per_second_per_gpu"]) * given["dp"])
+        given |= {"name": name, "hardware": MACHINES[raw["machine"]], "seconds": seconds}
         found.append(_recipe(raw, given | {"release": f"NeMo {release}"}))
     return tuple(found)
 
 
 def _recipe(raw: Mapping[str, str], given: dict[str, Any]) -> Step:
-    number = _numbers(raw, RECIPE | {"virtual_stages": "interleave", "gpus": "dp", "fsdp": "fsdp"})
-    fsdp = bool(number.pop("fsdp", 0))
-    number |= {"dp": number["dp"] // (number["tp"] * number["pp"] * number["cp"]), "ep": number.get("ep") or 1}
-    number["interleave"] = max(1, number["interleave"])
-    given |= number | {
+    fsdp = bool(given.pop("fsdp", 0))
+    given |= {
         "activation": raw["activation"], "positions": raw["positions"], "norm": raw["norm"], "bias": raw["bias"] == "1",
-        "tied": raw["tied"] == "1", "fused_loss": True, "zero": 3 if fsdp else 1, "overlap": True, "reduced": "bf16",
-        "precision": FP8_FSDP if fsdp else raw["precision"], "software": CORE,
+        "tied": raw["tied"] == "1", "zero": 3 if fsdp else 1, "precision": FP8_FSDP if fsdp else raw["precision"],
+        "dp": given["dp"] // (given["tp"] * given["pp"] * given["cp"]), "ep": given.get("ep") or 1,
+        "interleave": max(1, given["interleave"]),
     }  # fmt: skip
     own = step(given)
     return replace(own, name=f"{given['name']} {raw['precision']} on {own.run.devices}")
@@ -326,23 +294,19 @@ def mindspeed(data: Path, software: str = ASCEND) -> tuple[Step, ...]:
     `mc2` and flags that `estimate` does not describe are left as they are; a head dim other than hidden over heads
     can't be said. SWAPPED is as if all were recomputed."""
     found = []
-    names = RECIPE | {"npus": "npus", "nodes_in_script": "nodes", "layers_per_virtual_stage": "each",
-                      "distributed_optimizer": "zero"}  # fmt: skip
-    for raw in read(data / "mindspeed_910b_rc3.csv"):
-        given: dict[str, Any] = _numbers(raw, names)
+    for raw, given in _rows(data, "mindspeed_910b_rc3"):
         if given["nodes"] * 8 != given["npus"] or raw["head_dim"]:
             continue
-        given = {key: value for key, value in given.items() if key not in ("top_k", "expert_hidden")}
         tp, pp, cp, each = (given[key] for key in ("tp", "pp", "cp", "each"))
-        given |= LLAMA | {
+        given |= {
             "vocabulary": given["vocabulary"] or LLAMA_WORDS,
             "attention": "flash" if raw["flash"] == "1" else "unfused",
             "interleave": given["layers"] // pp // each if each else 1, "dp": given["npus"] // (tp * pp * cp),
             "sequence_parallel": raw["sequence_parallel"] == "1" and tp > 1, "precision": raw["precision"],
             "overlap": raw["overlap_grad_reduce"] == "1", "software": software,
             "stage_layers": tuple(map(int, filter(None, raw["layers_of_stages"].split(",")))),
-            "recompute": "full" if raw["name"] in SWAPPED else "none", "hardware": "ascend-910b2",
-            "tokens": float(raw["tokens_per_second_per_npu"]), "name": raw["name"], "release": "MindSpeed-LLM 1.0.RC3",
+            "recompute": "full" if raw["name"] in SWAPPED else "none", "name": raw["name"],
+            "tokens": float(raw["tokens_per_second_per_npu"]),
         }  # fmt: skip
         found.append(step(given))
     return tuple(found)

@@ -25,24 +25,10 @@ from autoshard.step_corrections.software import priced_as
 from autoshard.step_corrections.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
 from autoshard.system.files import data_folder
 from benchmarks import harness, megatron_steps, published_rows
-from benchmarks.published_rows import (
-    ASCEND,
-    FSDP_SOFTWARE,
-    MEGATRON,
-    Step,
-    ascend,
-    b200,
-    fsdp_runs,
-    is_known,
-    mindspeed,
-    mpt,
-    multi_rows,
-    nvidia,
-    published,
-    single_rows,
-)
+from benchmarks import published_rows as runs
+from benchmarks.published_rows import Step
 from benchmarks.published_tables import calibrated_steps
-from benchmarks.steps import seconds_of, with_software
+from benchmarks.steps import Figures, seconds_of, section, with_software
 
 # Half-widths of one release: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are
 # exponential), but no wider than what this share of the next errors stays within, whatever their distribution (a rank
@@ -79,31 +65,31 @@ def _groups(data: Path) -> Iterator[tuple[Sequence[Step], Host | None, bool]]:
     """Rows, the host where one was fitted, and whether they are calibrated. With nothing measured there, and with the
     numbers of their software, but for what those were fitted to."""
     single, multi, bloom = (
-        single_rows(data),
-        multi_rows(data),
+        runs.single_rows(data),
+        runs.multi_rows(data),
         [row for row in published_rows.bloom(data) if not row.full],
     )
     draw = megatron_steps.draws_of(data)[0]
     yield single, None, False
-    yield with_software([row for row in single if not row.fitted], MEGATRON), None, False
+    yield with_software([row for row in single if not row.fitted], runs.MEGATRON), None, False
     yield [single[i] for i in draw.held_out], draw.host, True
-    for rows in (multi, published("scaling"), published("selective")):
+    for rows in (multi, runs.published("scaling"), runs.published("selective")):
         yield rows, None, False
-        yield with_software(rows, MEGATRON), None, False
+        yield with_software(rows, runs.MEGATRON), None, False
         if rows is multi:
             yield rows, draw.host, True
     yield bloom, None, False
-    yield with_software(bloom, MEGATRON), None, False
-    yield b200(data), None, False
-    yield published("megatron_core"), None, False
-    for software in (ASCEND, "kernels"):
-        yield _held_out(ascend(software), software), None, False
-        yield mindspeed(data, software), None, False
-    yield [row for row in nvidia(data) if row.run.precision == "bf16"], None, False
+    yield with_software(bloom, runs.MEGATRON), None, False
+    yield runs.b200(data), None, False
+    yield runs.published("megatron_core"), None, False
+    for software in (runs.ASCEND, "kernels"):
+        yield _held_out(runs.ascend(software), software), None, False
+        yield runs.mindspeed(data, software), None, False
+    yield [row for row in runs.nvidia(data) if row.run.precision == "bf16"], None, False
     yield calibrated_steps(data, 0), None, True
-    for software in ("kernels", FSDP_SOFTWARE):
-        yield _held_out(mpt(data, software), software), None, False
-    yield [row for row in fsdp_runs() if is_known(row)], None, False
+    for software in ("kernels", runs.FSDP_SOFTWARE):
+        yield _held_out(runs.mpt(data, software), software), None, False
+    yield [row for row in runs.fsdp_runs() if runs.is_known(row)], None, False
 
 
 def _held_out(rows: Sequence[Step], software: str) -> list[Step]:
@@ -196,29 +182,26 @@ def half_width(errors: np.ndarray) -> float:
     return float(np.round(width, 3))
 
 
-def tables(data: Path) -> list[str]:
+def tables(data: Path) -> Figures:
     """Kinds with the band that a prediction shows, then those of neighbours."""
     found = cases(data)
     bands, kinds = made(found), judged(found)
-    lines = ["| kind | steps | releases | band | inside, left out |", "|---|--:|--:|--:|--:|"]
-    without = 0
-    for one in kinds:
-        band = nearest(bands, one.kind)
-        if band is None:
-            without += 1
-            continue
-        share = f"{one.inside:.0%}" if one.keeps_its_word else f"**{one.inside:.0%}**"
-        lines.append(f"| {_words(one.kind)} | {one.steps} | {one.releases} | ±{band.error:.0%} | {share} |")
+    shown = [(one, band) for one in kinds if (band := nearest(bands, one.kind)) is not None]
     total = sum(one.steps for one in kinds)
-    share = sum(one.inside * one.steps for one in kinds) / total
-    return [
-        *lines,
-        "",
-        f"{without} further kinds have ±60 %. In {sum(one.keeps_its_word for one in kinds)} of all {len(kinds)} kinds",
-        f"at least {LOW:.0%} of the steps of a release that the band was not made from are inside.",
-        f"{share:.0%} of their {total} steps are inside, {np.mean([one.inside for one in kinds]):.0%} of a kind on",
-        "average.",
-    ]
+    return {
+        "rows": [
+            (_words(one.kind), one.steps, one.releases, f"±{band.error:.0%}",
+             f"{one.inside:.0%}" if one.keeps_its_word else f"**{one.inside:.0%}**")
+            for one, band in shown
+        ],
+        "without": len(kinds) - len(shown),
+        "kept": sum(one.keeps_its_word for one in kinds),
+        "kinds": len(kinds),
+        "low": LOW,
+        "share": sum(one.inside * one.steps for one in kinds) / total,
+        "total": total,
+        "mean": np.mean([one.inside for one in kinds]),
+    }  # fmt: skip
 
 
 def _words(kind: StepKind) -> str:
@@ -228,33 +211,16 @@ def _words(kind: StepKind) -> str:
 
 def text(bands: Mapping[StepKind, MadeBand]) -> str:
     """TOML."""
-    lines = [
-        "# Half-widths of whole steps by kind, from published steps of two releases or frameworks at least; one of any",
-        "# generation or software is of neighbouring kinds. Written by benchmarks/step_bands.py, read by",
-        "# autoshard/step_corrections/step_bands.py; how other releases' steps lie in them is in docs/validation.md.",
-        "schema = 1",
-    ]
-    for kind, own in bands.items():
-        lines += [
-            "",
-            "[[band]]",
-            *(f'{key} = "{value}"' for key, value in vars(kind).items() if isinstance(value, str)),
-            f"calibrated = {str(kind.calibrated).lower()}",
-            f"error = {own.error:.3f}",
-            f"steps = {own.steps}",
-            f"releases = {own.releases}",
-        ]
-    return "\n".join([*lines, ""])
+    return harness.rendered("bands.toml.j2", bands=bands)
 
 
-TABLES = {
-    "Bands of whole steps": tables,
-}
+TITLE = "Bands of whole steps"
+TABLES = {TITLE: tables}
 
 
 def main() -> None:
     options = harness.options(__doc__, data=True).parse_args()
-    print("\n".join(tables(options.data)))
+    print("\n".join(section(TITLE, tables(options.data))))
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "bands.toml"
         path.write_text(text(made(cases(options.data))), encoding="utf-8")

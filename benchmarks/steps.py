@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +19,15 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, host_of
 from autoshard.estimate.transformer import TrainingRun, Transformer
-from benchmarks.published_rows import (
-    Step,
-    ascend,
-    b200,
-    bloom,
-    fsdp_runs,
-    mindspeed,
-    mpt,
-    nvidia,
-    published,
-    single_rows,
-)
+from benchmarks import harness
+from benchmarks import published_rows as runs
+from benchmarks.published_rows import Step
 
 Floats = NDArray[np.float64]
 GIB = 2**30
+WIDTH = 118  # of the page
+Cells = tuple[object, ...]
+Figures = dict[str, Any]  # what a part of validation.md.j2 says
 
 
 @lru_cache(maxsize=65536)
@@ -57,16 +54,20 @@ def that_ran(data: Path) -> dict[str, list[Step]]:
     """By table, the runs that ran, so that they must fit. Half of the layers computed again lies between none and all:
     all is what is known to fit."""
     return {
-        "NVIDIA's recipes": list(nvidia(data)),
-        "MindSpeed-LLM 1.0.RC3, 910B": list(mindspeed(data)),
-        "MindSpeed-LLM 1.0.RC1, MindFormers": list(ascend()),
-        "Megatron-Core on B200": list(b200(data)),
-        "Megatron-Core on H100": list(published("megatron_core")),
-        "BLOOM's plans": [row for row in bloom(data) if not row.full],
-        "torchtitan and fms-fsdp": [both_ways(row)[-1] for row in fsdp_runs()],
-        "torchtitan in float8": list(published("float8")),
-        "MPT by FSDP": list(mpt(data)),
-        "Megatron-LM on A100": [*single_rows(data), *published("scaling"), *published("selective")],
+        "NVIDIA's recipes": list(runs.nvidia(data)),
+        "MindSpeed-LLM 1.0.RC3, 910B": list(runs.mindspeed(data)),
+        "MindSpeed-LLM 1.0.RC1, MindFormers": list(runs.ascend()),
+        "Megatron-Core on B200": list(runs.b200(data)),
+        "Megatron-Core on H100": list(runs.published("megatron_core")),
+        "BLOOM's plans": [row for row in runs.bloom(data) if not row.full],
+        "torchtitan and fms-fsdp": [both_ways(row)[-1] for row in runs.fsdp_runs()],
+        "torchtitan in float8": list(runs.published("float8")),
+        "MPT by FSDP": list(runs.mpt(data)),
+        "Megatron-LM on A100": [
+            *runs.single_rows(data),
+            *runs.published("scaling"),
+            *runs.published("selective"),
+        ],
     }
 
 
@@ -117,19 +118,23 @@ def correlation(real: Floats, seconds: Floats) -> float:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def table(*header: str, words: int = 1) -> list[str]:
-    """The first two lines of markdown; the columns after the first `words` are numbers."""
-    return [f"| {' | '.join(header)} |", "|" + "---|" * words + "--:|" * (len(header) - words)]
-
-
-def step_table(rows: Iterable[Step], seconds: Iterable[float]) -> list[str]:
-    """Of each row its name, devices, seconds and error."""
-    lines = table("model", "devices", "measured s", "predicted s", "error")
-    for row, made in zip(rows, seconds, strict=True):
-        real = row.measured_seconds
-        lines.append(f"| {row.name} | {row.run.devices} | {real:.2f} | {made:.2f} | {made / real - 1:+.1%} |")
-    return lines
+def off(predicted: float, measured: float) -> str:
+    return f"{predicted / measured - 1:+.1%}"
 
 
 def percent(values: Floats) -> str:
     return f"{np.abs(values).mean():.1%} / {np.median(np.abs(values)):.1%} / {values.mean():+.1%}"
+
+
+def section(title: str, figures: Mapping[str, object]) -> list[str]:
+    """The lines of a part of validation.md.j2: sentences in lines of one width, tables as they are."""
+    head, *parts = (harness.ROOT / "benchmarks" / "validation.md.j2").read_text(encoding="utf-8").split("\n## ")
+    part = next(text for text in parts if text.startswith(f"{title}\n")).removeprefix(f"{title}\n")
+    harness.JINJA.filters |= {"percent": percent, "off": off}
+    harness.JINJA.globals["abs"] = np.abs
+    lines = list[str]()
+    made = harness.JINJA.from_string(f"{head}\n{part}").render(figures).strip().splitlines()
+    for plain, found in groupby(made, lambda line: bool(line) and line[0] != "|"):
+        own = list(found)
+        lines += textwrap.wrap(" ".join(own), WIDTH, break_on_hyphens=False) if plain else own
+    return lines

@@ -1,15 +1,13 @@
 """Predictions beside published measurements: `python -m benchmarks.validate --data DIR [--write]`.
 
 Prints the tables of docs/validation.md; `--write` puts them there. Reads DIR, copies nothing of it. One function for
-each table: it takes the folder and gives lines of markdown.
+each table: it takes the folder and gives what its part of validation.md.j2 says.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +21,13 @@ from autoshard.costs.compute import one_product_seconds
 from autoshard.ir.mesh import Mesh
 from benchmarks import bloom_steps, harness, megatron_steps, published_tables, step_bands
 from benchmarks import measurements as m
+from benchmarks.steps import Figures, section
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
 CONSTANT_EFFICIENCY = 0.5  # of the peak: the baseline of kernels
 LINK_EFFICIENCY = 0.8  # of the datasheet's bandwidth: the baseline of collectives
-BANDS = (("below 1 MiB", 0.0, 2.0**20), ("1 to 16 MiB", 2.0**20, 2.0**24 + 1), ("above 16 MiB", 2.0**24 + 1, np.inf))
+BANDS = ((0.0, 2.0**20), (2.0**20, 2.0**24 + 1), (2.0**24 + 1, np.inf))  # of bytes
 LARGE_BYTES = 400e6
-WIDTH = 118  # of the page
 NAMES = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce",
          "alltoall": "all-to-all"}  # fmt: skip
 
@@ -47,18 +45,10 @@ def absolute(errors: np.ndarray) -> str:
     return f"{np.abs(errors).mean():.1%}" if len(errors) else "–"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown; the columns after the first two are numbers."""
-    rule = ["---", "---", *["--:"] * (len(header) - 2)]
-    return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
-
-
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-KERNEL_HEADER = ("device", "shapes", "predictions", "error", "bias", "roofline", "half of the peak")
 
-
-def _kernels(kind: str, devices: Sequence[str], data: Path, size: str, name: str, least: int) -> list[str]:
+def _kernels(kind: str, devices: Sequence[str], data: Path, size: str, name: str, least: int) -> Figures:
     """Of shapes below and from `least` on; `size`: the column, shown as `name`."""
     found = []
     for device in devices:
@@ -74,31 +64,31 @@ def _kernels(kind: str, devices: Sequence[str], data: Path, size: str, name: str
         ):
             held = errors[chosen[places]]
             shown = (absolute(held), signed(held), absolute(roofline[chosen]), absolute(constant[chosen]))
-            found.append([device.upper(), words, str(len(held)), *shown])
-    return table(KERNEL_HEADER, found)
+            found.append((device.upper(), words, len(held), *shown))
+    return {"rows": found}
 
 
-def products(data: Path) -> list[str]:
+def products(data: Path) -> Figures:
     """Matrix products: half of the weight shapes held out in each draw."""
     return _kernels("matmul", ("a100", "h100", "h200", "b200"), data, "m", "m", 1024)
 
 
-def attention(data: Path) -> list[str]:
+def attention(data: Path) -> Figures:
     """Causal attention: half of the rows held out in each draw."""
     return _kernels("attention", ("a100", "h100"), data, "length", "s", 2048)
 
 
-LAYOUTS = {"TN": ("forward", ""), "NN": ("gradient of the input", "dgrad"), "NT": ("gradient of the weight", "wgrad")}
+LAYOUTS = {"TN": "", "NN": "dgrad", "NT": "wgrad"}  # of the forward, the gradients of input and weight
 HOSTS = {"a100_pcie": "a100", "b200_bf16_ceperm": "b200"}
 
 
-def backward_products(data: Path) -> list[str]:
+def backward_products(data: Path) -> Figures:
     """Products by layout on two other hosts: nothing but the rates of the backward beside the forward is from there."""
-    found: list[list[str]] = []
+    found = []
     for system, device in HOSTS.items():
         hardware = load_hardware(m.PROFILES[device])
         biases = []
-        for layout, (_, relative) in LAYOUTS.items():
+        for layout, relative in LAYOUTS.items():
             errors = []
             for shape, measured, _ in m.kernels(data, "matmul", system):
                 if shape["layout"] != layout:
@@ -109,18 +99,15 @@ def backward_products(data: Path) -> list[str]:
                 predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
                 errors.append(predicted / (flops / measured) - 1)
             biases.append(f"{signed(np.array(errors))} ({len(errors)})")
-        found.append([device.upper(), *biases])
-    header = ("device", *(name for name, _ in LAYOUTS.values()))
-    return table(header, found)
+        found.append((device.upper(), *biases))
+    return {"rows": found}
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
 
-COLLECTIVE_HEADER = ("device", "collective", *(name for name, _, _ in BANDS))
-
 
 def _bands(errors: np.ndarray, sizes: np.ndarray, shown: Callable[[np.ndarray], str] = absolute) -> list[str]:
-    return [shown(errors[(sizes >= low) & (sizes < high)]) for _, low, high in BANDS]
+    return [shown(errors[(sizes >= low) & (sizes < high)]) for low, high in BANDS]
 
 
 def _baseline(rows: Rows, hardware: Hardware) -> np.ndarray:
@@ -130,7 +117,7 @@ def _baseline(rows: Rows, hardware: Hardware) -> np.ndarray:
     return errors_of(rows["bytes"] * share / (hardware.links[0].bandwidth * LINK_EFFICIENCY), rows["seconds"])
 
 
-def collectives(data: Path) -> list[str]:
+def collectives(data: Path) -> Figures:
     """NCCL in one node: 15 % of the inner sizes held out in each draw."""
     found, everything = [], []
     for device in ("a100", "h100", "h200", "b200"):
@@ -146,10 +133,10 @@ def collectives(data: Path) -> list[str]:
     found.append(["all", "**error**", *_bands(errors, sizes)])
     found.append(["all", "bias", *_bands(errors, sizes, signed)])
     found.append(["all", "baseline", *_bands(base, base_sizes)])
-    return table(COLLECTIVE_HEADER, found)
+    return {"rows": found}
 
 
-def other_host(data: Path) -> list[str]:
+def other_host(data: Path) -> Figures:
     """A100 all-reduces of another server: nothing was fitted to them."""
     hardware = load_hardware(m.PROFILES["a100"])
     rows, _ = m.collectives(data / "nccl_allreduce_v100_a100.csv", "a100", hardware)
@@ -159,10 +146,10 @@ def other_host(data: Path) -> list[str]:
         mesh = Mesh((("tp", int(members)),))
         errors = errors_of(collective_seconds(hardware, mesh, 0, "all_reduce", own["bytes"]), own["seconds"])
         found.append([str(int(members)), *_bands(errors, own["bytes"], signed)[1:]])
-    return table(("GPUs", *COLLECTIVE_HEADER[3:]), found)
+    return {"rows": found}
 
 
-def link_graph(data: Path) -> list[str]:
+def link_graph(data: Path) -> Figures:
     """V100: constants fitted to groups of 8 only; the graph of the links gives the others."""
     measured = m.measured("collective", data, "v100")
     hardware, rows, model = measured.hardware, measured.rows, measured.model
@@ -177,19 +164,15 @@ def link_graph(data: Path) -> list[str]:
         chosen = rows["members"] == members
         large = chosen & (rows["bytes"] >= LARGE_BYTES)
         bus = 2 * (members - 1) / members * rows["bytes"][large] / rows["seconds"][large]
-        shown = [errors[large], base[large], errors[chosen]]
-        note = " (fitted)" if members == 8 else ""
-        links = rows["bandwidth"][chosen][0] / link
+        links = f"{rows['bandwidth'][chosen][0] / link:.1f} of 6"
+        each = (absolute(some) for some in (errors[large], base[large], errors[chosen]))
         found.append(
-            [f"{int(members)}{note}", f"{links:.1f} of 6", f"{(bus / link).mean():.2f}", absolute(shown[0]),
-             absolute(shown[1]), absolute(shown[2])]
-        )  # fmt: skip
-    header = ("GPUs", "NVLinks, from the graph", "measured", "error, 400 MB and more",
-              "the same with one bandwidth for all groups", "error, 1 MiB to 1 GiB")  # fmt: skip
-    return table(header, found)
+            (f"{members:.0f}{' (fitted)' if members == 8 else ''}", links, f"{(bus / link).mean():.2f}", *each)
+        )
+    return {"rows": found}
 
 
-TABLES: dict[str, Callable[[Path], list[str]]] = {
+TABLES: dict[str, Callable[[Path], Figures]] = {
     "Matmuls": products,
     "Matmuls of a backward, other servers": backward_products,
     "Attention": attention,
@@ -208,17 +191,10 @@ def page(text: str, data: Path, only: Sequence[str] = ()) -> str:
     for title, make in TABLES.items():
         if not only or title in only:
             place = rf"(\n## {re.escape(title)}\n[^#|]*\n)\|[^#]*"
-            made = "\n".join([*reflowed(make(data)), "", ""])
+            made = "\n".join([*section(title, make(data)), "", ""])
             text, count = re.subn(place, lambda found, made=made: found[1] + made, text)
             assert count == 1, title
     return text
-
-
-def reflowed(lines: Sequence[str]) -> Iterator[str]:
-    """Sentences in lines of one width; tables as they are."""
-    for plain, found in groupby(lines, lambda line: bool(line) and line[0] != "|"):
-        own = list(found)
-        yield from textwrap.wrap(" ".join(own), WIDTH, break_on_hyphens=False) if plain else own
 
 
 def main() -> None:

@@ -54,6 +54,21 @@ class Tied(nn.Module):
         return {"logits": logits} if labels is None else {"logits": logits, "loss": cross_entropy(logits, labels)}
 
 
+class Frozen(nn.Module):
+    """A part in evaluation, complex numbers, and names that a wrapper could have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.original = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.original[1:].eval()
+        self.micro_batches = nn.Parameter(torch.ones(8))
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.original(x).unflatten(-1, (4, 2)))
+        return torch.view_as_real(pairs * self.turns).flatten(1) * self.micro_batches  # type: ignore[operator]
+
+
 def near(one: Tensor | float, other: Tensor | float, what: object) -> None:
     assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), rtol=0, atol=TOLERANCE), what
 
@@ -116,7 +131,7 @@ def batches() -> None:
         found, wanted = own(ids, labels), copy.deepcopy(model)(**batch)
         assert list(found) == ["logits", "loss"]
         near(found["logits"], wanted["logits"], "logits")
-        assert not found["logits"].requires_grad  # what no gradient was planned for has none
+        refused((found["logits"].sum() + found["loss"]).backward, "a backward from another output than the loss")
         expected(**batch)  # the buffers of both have seen one batch
         follows(expected, own, lambda each: each(**batch)["loss"])
     for call, words in (

@@ -7,6 +7,7 @@ Raising a bound is a line in the change that needs it, with its reason in the co
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROSE = ("README.md", "CHANGELOG.md", "docs/*.md")
+WRITTEN = ("architectures.md", "fuzzing.md")  # by a script, whole
+NOT_PROSE = (
+    re.compile(r"<!-- ([^:>\n]+): written by .*?(?:<!-- \1 end -->|\Z)", re.DOTALL),
+    re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE),
+    re.compile(r"^\|.*$", re.MULTILINE),
+)
 TREES = ("autoshard", "tests", "benchmarks")
 
 
@@ -57,8 +64,17 @@ def sizes(root: Path = ROOT) -> dict[str, int]:
                 if len(folder) > 1:
                     found[f"lines of {'/'.join(folder)}"] += source.count("\n")
                     found[f"constants of {'/'.join(folder)}"] += constants
-    found["words of docs"] = sum(len(path.read_text("utf-8").split()) for glob in PROSE for path in root.glob(glob))
+    pages = {path: path.read_text("utf-8") for glob in PROSE for path in root.glob(glob)}
+    found["words of docs"] = sum(len(text.split()) for text in pages.values())
+    found["words of prose"] = sum(len(prose(text).split()) for path, text in pages.items() if path.name not in WRITTEN)
     return dict(found)
+
+
+def prose(text: str) -> str:
+    """What of a page is written by hand: no code, no table, nothing between the marks of a script."""
+    for pattern in NOT_PROSE:
+        text = pattern.sub("", text)
+    return text
 
 
 def tuned(source: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 import autoshard
 from autoshard.emit.runtime import leave
 from autoshard.errors import UserError
+from tests.api_worker import Frozen
 
 TOLERANCE = 1e-10
 
@@ -330,8 +331,22 @@ def sizes() -> None:
         near(value, whole.state_dict()[name], name)
 
 
+def frozen() -> None:
+    """Modes of single modules, also of those without parameters; complex buffers; names that the wrapper has itself."""
+    torch.manual_seed(1)
+    model, x = Frozen(), torch.randn(8, 8, requires_grad=True)
+    own = autoshard.shard(copy.deepcopy(model))
+    for each in (model, own):
+        each(x).square().sum().backward()
+    for name, parameter in own.named_parameters():
+        near(parameter.grad.full_tensor(), model.get_parameter(name).grad, name)  # type: ignore[union-attr, arg-type]
+    for name, value in own.full_state_dict().items():
+        near(value, model.state_dict()[name], name)
+
+
 CASES = {
-    case.__name__: case for case in (function, module, computed_again, outputs, data, inside, sizes, tables, refusals)
+    case.__name__: case
+    for case in (function, module, computed_again, outputs, data, inside, sizes, tables, frozen, refusals)
 }
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ def live_model(
     model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | str | None, sums: str = "missing"
 ) -> LiveModel:
     """`model` ready to be captured, itself unchanged. `inputs` and `targets`: see `autoshard.plan`."""
+    if not isinstance(model, nn.Module):
+        message = f"expected a model, got {model if isinstance(model, type) else type(model).__name__}"
+        raise UsageError(message, "an nn.Module, built: Net(), not Net; or 'file.py:callable'")
     own = same_tensors(model)
     keep_tensors(own)
     function = find_callable(loss) if isinstance(loss, str) else loss
@@ -55,7 +58,12 @@ def captured(
     """The graph of a call. The call then knows what it returns."""
     module = call_by(same_tensors(live.module), live.call)
     name = type(live.module).__name__
-    return capture_model(module, live.tensors, precision, optimizer, training, name, keep_modes, dynamic)
+    graph = capture_model(module, live.tensors, precision, optimizer, training, name, keep_modes, dynamic)
+    trains = training and any(graph.tensor(name).requires_grad for name in graph.outputs)
+    if trains and live.call.sums == "missing" and graph.loss is None and not live.call.summed:
+        live.call.sums = "always"  # its numbers are of parameters alone: no loss
+        return captured(live, precision, optimizer, training, keep_modes, dynamic)
+    return graph
 
 
 def captured_again(live: LiveModel, graph: Graph) -> Graph:
@@ -73,9 +81,8 @@ def captured_again(live: LiveModel, graph: Graph) -> Graph:
 
 def same_tensors(model: nn.Module) -> nn.Module:
     """A copy of the modules on the very same parameters and buffers."""
-    stored = [*model.parameters(), *model.buffers()]
     try:
-        return copy.deepcopy(model, {id(x): x for x in stored})
+        return copy.deepcopy(model, {id(x): x for x in _held(model)})
     except Exception as error:
         what = f"{type(model).__name__} can't be copied: {type(error).__name__}: {error}"
         raise UsageError(
@@ -83,11 +90,18 @@ def same_tensors(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def _held(model: nn.Module) -> list[Tensor]:
+    """Its parameters and buffers, and what is computed of them before a forward, which `copy.deepcopy` refuses: the
+    weights of `torch.nn.utils.weight_norm` and `prune`."""
+    attributes = (x for module in model.modules() for x in vars(module).values())
+    computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
+    return [*model.parameters(), *model.buffers(), *computed]
+
+
 def on_cpu(live: LiveModel) -> LiveModel:
     """The same model and inputs on tensors of its own, on the CPU; what is on meta is zero."""
     with torch.no_grad():
-        stored = [*live.module.parameters(), *live.module.buffers()]
-        own = {id(x): _real(x) for x in stored}
+        own = {id(x): _real(x) for x in _held(live.module)}
     module = copy.deepcopy(live.module, own)
     return LiveModel(call_by(module, live.call), live.call, tuple(_real(x) for x in live.tensors))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from autoshard.api.called_model import LiveModel
 from autoshard.api.live_model import on_cpu
@@ -12,7 +13,7 @@ from autoshard.api.planned import PlannedModel
 from autoshard.constraints.verify_request import MOST_PROCESSES, MOST_RANKS
 from autoshard.emit import emit
 from autoshard.ir.plan import Plan
-from autoshard.verification.case import Backend, case_of, check_files
+from autoshard.verification.case import Backend, check_files, loaded_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.sizing.dynamic_steps import size_words, step_sizes
 from autoshard.verification.sizing.shorter_axes import counterpart
@@ -21,14 +22,19 @@ from autoshard.verification.verify_folder import by_rows
 
 def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
     """See `autoshard.verify`."""
-    real, program, graph = on_cpu(live), plan.simulated.program, plan.graph
+    program, graph = plan.simulated.program, plan.graph
     own: Plan = plan.plan
     if own.mesh.size > MOST_RANKS:
         found = counterpart(own, graph, graph, plan.hardware, MOST_RANKS)
         own, program = found.plan, found.program
     sizes = step_sizes(graph)
     count, tables = own.step.micro_batches, by_rows(own)
-    case = case_of(real.module, real.tensors, graph, micro_batches=count, sizes=sizes, by_rows=tables)
+
+    def load() -> tuple[nn.Module, tuple[Tensor, ...]]:
+        real = on_cpu(live)
+        return real.module, real.tensors
+
+    case = loaded_case(load, graph, micro_batches=count, sizes=sizes, by_rows=tables)
     kind: Backend = "lockstep" if own.devices > MOST_PROCESSES or dist.is_initialized() else backend
     proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)
     proof = replace(proof, sizes=size_words(graph, sizes))

@@ -49,6 +49,14 @@ ON_COMMAND_LINE = Words(
 )
 
 
+_WHOLE = {
+    one.name
+    for owner in (StepRequest, SearchRequest)
+    for one in dataclasses.fields(owner)
+    if one.type in ("int", "int | None")
+}
+
+
 def search_request(
     mesh: str | Mesh | Mapping[str, int] | None,
     devices: int | None,
@@ -70,6 +78,8 @@ def search_request(
         if name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
             raise UsageError(f"plan has no setting {name!r}", " or ".join(near))
+        if name in _WHOLE and further[name] is not None and type(further[name]) is not int:
+            raise UsageError(f"{name}={further[name]!r}: expected a whole number", f"{name}=4")
     own = read_mesh(mesh)
     said = {name: value for name, value in further.items() if name in STEP}
     file = Path(further["pins_file"]) if further.get("pins_file") else None
@@ -116,7 +126,7 @@ def wanted(
     strategy, mesh = of_mode(read_mode(mode), strategy, mesh, devices, bool(pins or pins_file))
     if read_mode(mode) == STAND_ALONE and step.place is None:
         step = dataclasses.replace(step, place=NO_PLACES)
-    step.check(searched=mesh is None and step.global_batch is not None)
+    step.check(searched=mesh is None and step.global_batch is not None, captured=False)
     if mesh is None and devices is None:
         raise UsageError(*words.missing)
     stages = step.fixed_stages()
@@ -169,6 +179,8 @@ def read_mesh(mesh: str | Mesh | Mapping[str, int] | None) -> Mesh | None:
         return None
     if isinstance(mesh, Mapping):
         mesh = ",".join(f"{name}={size}" for name, size in mesh.items())
+    if not isinstance(mesh, str | Mesh):
+        raise UsageError(f"mesh={mesh!r}: expected names and sizes of its axes", 'mesh="dp=2,tp=2", or {"dp": 2}')
     return check_axis_names(Mesh.parse(mesh) if isinstance(mesh, str) else mesh)
 
 

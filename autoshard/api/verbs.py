@@ -20,6 +20,7 @@ from autoshard.constraints.verify_request import VerifyRequest
 from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir import graph_json
+from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.package import output_folder, package_files
 from autoshard.package.package_files import read_package, report_text, root_of
@@ -69,6 +70,13 @@ def capture(
     """
     sizes = (dynamic,) if isinstance(dynamic, str) else tuple(dynamic)
     if isinstance(model, CapturedModel):
+        own = (
+            precision or model.graph.precision,
+            optimizer or model.graph.optimizer,
+            training and model.graph.training,
+        )
+        given = {"inputs": inputs, "targets": targets, "loss": loss, "arguments": arguments, "dynamic": sizes or None}
+        _check_captured(model.graph, own, [name for name, value in given.items() if value is not None])
         return model
     if isinstance(model, str):
         if inputs is not None or targets is not None or callable(loss):
@@ -85,6 +93,15 @@ def capture(
     live = live_model(model, inputs, targets, loss, "missing" if training else "never")
     graph = captured(live, precision or "fp32", optimizer or "adamw", training, dynamic=sizes)
     return CapturedModel(workflow.checked(graph), Origin(), live)
+
+
+def _check_captured(graph: Graph, asked: tuple[str, str, bool], given: Sequence[str]) -> None:
+    """UsageError where a captured model is to be another one."""
+    settings = {"precision": graph.precision, "optimizer": graph.optimizer, "training": graph.training}
+    wrong = [*given, *(name for name, value in zip(settings, asked, strict=True) if value != settings[name])]
+    if wrong:
+        message = f"{' and '.join(wrong)} can't be set for a captured model"
+        raise UsageError(message, f"autoshard.capture(model, …) with {wrong[0]}, and plan that")
 
 
 def plan(
@@ -225,7 +242,8 @@ def packages_in(path: str | Path) -> list[Path]:
 
 
 def simulate(plan: PlannedModel) -> Timeline:
-    """One step of the plan's program, simulated: events, memory curve, `step_seconds`, `peak_bytes`."""
+    """One step of the plan's program, simulated: events, memory curve, `step_seconds`, `peak_bytes`. Of several
+    micro-batches, stages or places: one micro-batch by itself; the step's time is `plan.plan.step_seconds`."""
     return plan.simulated.timeline
 
 
@@ -246,21 +264,28 @@ def write_files(plan: PlannedModel, folder: Path, also: Sequence[PlannedModel] =
     if len(set(numbers)) < len(numbers):
         message = f"plans for {', '.join(map(str, numbers))} devices in one package"
         raise UsageError(message, "one for each number of devices")
-    files = _files(plan, replace(plan.extras, others=others))
+    if other := next((own for own in also if _stored(own.graph) != _stored(plan.graph)), None):
+        message = f"{other!r} has other parameters than {plan!r}"
+        raise UsageError(message, "plans of one model, for other numbers of devices")
+    files = _files(plan, replace(plan.extras, others=others), bool(also))
     for own in also:
-        nested = _files(own, own.extras)
+        nested = _files(own, own.extras, True)
         files |= {f"{output_folder.NESTED_FOLDER}{own.plan.devices}/{name}": text for name, text in nested.items()}
     output_folder.write_package(folder, files)
     write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))
     return sorted(files)
 
 
-def _files(plan: PlannedModel, extras: ReportExtras) -> dict[str, str]:
+def _stored(graph: Graph) -> dict[str, tuple[int, ...]]:
+    return {own.path: graph.tensor(own.tensor).shape for own in (*graph.parameters, *graph.buffers)}
+
+
+def _files(plan: PlannedModel, extras: ReportExtras, other_numbers: bool) -> dict[str, str]:
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")
     built = replace(plan.simulated, graph=with_sizes_asked(plan))
-    return package_files.package_files(built, extras)
+    return package_files.package_files(built, extras, other_numbers)
 
 
 def report(plan: PlannedModel, path: str | Path | None = None) -> str:
@@ -283,6 +308,7 @@ def verify(
     `backend`: all ranks in this process, or `"gloo"`, a process each. Of a model that was named by text, `arguments`
     reduce its sizes and `full` forbids to; an object is verified as it is. What is found of a package is noted in it.
     """
+    VerifyRequest(backend, full, arguments or {}).check()
     if plan.live is not None:
         from autoshard.api.live_proof import verified
 

@@ -16,7 +16,10 @@ from autoshard.errors import UsageError
 
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
-EXIT_CODES = "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not captured, 5 invalid file, 6 check failed."
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 bug, 2 usage, 3 no plan fits, 4 model not captured, 5 invalid file, 6 check failed, "
+    "130 interrupted."
+)
 
 
 class _Parser(argparse.ArgumentParser):

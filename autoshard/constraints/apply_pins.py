@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autoshard.constraints import shard_counts
 from autoshard.constraints.pin_names import named
 from autoshard.constraints.pins import ON_DEVICE, ON_HOST, Pin, Want
-from autoshard.errors import NAMED, UsageError
+from autoshard.errors import NAMED, InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
@@ -22,6 +22,7 @@ from autoshard.rules.granularities import granularities
 from autoshard.rules.host_tables import SUMMED
 from autoshard.rules.operators import record
 from autoshard.rules.strategy_text import axis_words
+from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.units import format_bytes
 
 _NARROWER = "a pattern that matches less, or one of the two pins only"
@@ -30,10 +31,12 @@ _RESULTS = "after ->, a count for each dim of each result: {}"
 
 @dataclass(frozen=True, eq=False)
 class Pinned:
-    """`formulation` with only the choices that the pins leave; `nodes` are those that a pin decided about."""
+    """`formulation`: only the choices of `whole` that the pins leave. `nodes`: those that a pin decided about."""
 
     formulation: Formulation
     nodes: frozenset[int]
+    whole: Formulation
+    pins: tuple[Pin, ...]
 
 
 def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
@@ -51,7 +54,24 @@ def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
             keep[node], by[node] = both, pin
             if pin.out_cuts is not None:
                 taken |= _taken(formulation, node, pin, both)
-    return Pinned(narrowed(formulation, keep, taken), frozenset(keep))
+    return Pinned(narrowed(formulation, keep, taken), frozenset(keep), formulation, tuple(pins))
+
+
+def excluding(fixed: Pinned, nodes: Sequence[int], wants: Sequence[Want], memory: str) -> list[str]:
+    """The pins that keep the nodes from doing what is wanted: each that does alone, or else all of them. None where
+    pins are not the reason, as far as forbidden pairs of choices tell."""
+
+    def possible(pins: Sequence[Pin]) -> bool:
+        left = pinned(fixed.whole, pins).formulation
+        try:
+            Fences(narrowed(left, {n: fitting_choices(left, left.sites[n], wants, memory) for n in nodes}).problem)
+        except InfeasibleError:
+            return False
+        return True
+
+    if not possible(()) or possible(fixed.pins):
+        return []
+    return [pin.text for pin in fixed.pins if not possible([pin])] or [pin.text for pin in fixed.pins]
 
 
 def pinned_nodes(formulation: Formulation, pins: Sequence[Pin]) -> frozenset[int]:
@@ -101,21 +121,21 @@ def _in_memory(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
     every = choices_left(formulation, site, rest) if pin.wants or pin.cuts is not None else range(_count(site))
     fitting = [s for s in every if (site.strategies or site.layouts)[s].host == (pin.memory == ON_HOST)]
     if not fitting:
-        raise _not_in_memory(formulation, site, pin)
+        raise UsageError(*not_in_memory(formulation, site, pin.what, pin.memory, f"pin {pin.text!r}: "))
     return fitting
 
 
-def _not_in_memory(formulation: Formulation, site: Site, pin: Pin) -> UsageError:
-    mesh, host = formulation.mesh, pin.memory == ON_HOST
+def not_in_memory(formulation: Formulation, site: Site, what: str, memory: str, quoted: str) -> tuple[str, str]:
+    """(what that memory does not offer and why, the nearest that it does)."""
+    mesh, host = formulation.mesh, memory == ON_HOST
     choices: Sequence[Strategy | Layout] = site.strategies or site.layouts
     own = [choice_text(site, s, mesh) for s, choice in enumerate(choices) if choice.host == host]
-    name = label(formulation.graph, site)
-    message = f"pin {pin.text!r}: {name} offers nothing like that in the memory of the {pin.memory}"
+    message = f"{quoted}{label(formulation.graph, site)} offers nothing like that in the memory of the {memory}"
     if own:
         why = f" (a table lies there as it is looked up in; {SUMMED})" if host else ""
-        return UsageError(message + why, f"the nearest offered: {_listed(own)}")
+        return message + why, f"the nearest offered: {_listed(own)}"
     has = format_bytes(formulation.hardware.host_memory_bytes)
-    return UsageError(f"{message} (no part of it fits the {has} of a device there)", f"--pin '{pin.what}={ON_DEVICE}'")
+    return f"{message} (no part of it fits the {has} of a device there)", f"--pin '{what}={ON_DEVICE}'"
 
 
 def _count(site: Site) -> int:

@@ -158,9 +158,9 @@ class StepRequest:
             return 1 + max(pin.stage for pin in self.places)
         return self.stages if isinstance(self.stages, int) else 1
 
-    def check(self, searched: bool = False) -> None:
+    def check(self, searched: bool = False, captured: bool = True) -> None:
         """UsageError where the options contradict each other, whatever the model is. `searched`: what is not said of
-        stages is for a search to choose."""
+        stages is for a search to choose. Without `captured` the model's own modules may yet ask for stages."""
         if self.micro_batches is not None and self.global_batch is not None:
             raise UsageError("--micro-batches and --global-batch both say how many micro-batches a step has", "one")
         self._check_shards()
@@ -183,7 +183,7 @@ class StepRequest:
         if self.places or self.place == AUTO:
             self._check_places(searched)
             return
-        one = self.fixed_stages() == 1 and not (searched and self.stages is None)
+        one = self.fixed_stages() == 1 and not ((searched or not captured) and self.stages is None)
         said = {"--virtual-stages": self.virtual_stages, "--schedule": self.schedule, "--pin stage": self.pins or None}
         for option, value in said.items():
             if one and value is not None:

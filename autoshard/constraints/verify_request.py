@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from autoshard.errors import UsageError
 
@@ -23,7 +23,9 @@ class VerifyRequest:
     arguments: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     def check(self) -> None:
-        """UsageError where two of these contradict each other."""
+        """UsageError where two of these contradict each other, or a backend is unknown."""
+        if self.backend not in get_args(Backend):
+            raise UsageError(f"unknown backend {self.backend!r}", " or ".join(get_args(Backend)))
         if self.full and self.arguments:
             given = ", ".join(self.arguments)
             raise UsageError(f"full size and {given} at once", "leave one of --full and --verify-with out")

@@ -27,22 +27,24 @@ __all__ = ["Header", "emit", "header_of", "package"]
 
 MODEL = "model_parallel.py"
 _HERE = Path(__file__).parent
-_LINTER = "line-length = 120\n"
+_LINTER = 'line-length = 120\n{more}[lint.per-file-ignores]\n"runtime/__init__.py" = ["F401"]\n'
 _TYPE_MARK = "# mypy: ignore-errors\n"
 _LINT_MARK = _TYPE_MARK + "# ruff: noqa: I001\n"  # these files import what stands next to the emitted copies alone
 
 
-def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
-    """File name -> text of everything that runs: the model, training, conversion, the runtime, README.md."""
-    header = header_of(program, plan, graph)
+def emit(program: Program, plan: Plan, graph: Graph, other_numbers: bool = False) -> dict[str, str]:
+    """File name -> text of everything that runs: the model, training, conversion, the runtime, README.md.
+
+    `other_numbers`: its package has plans for other numbers of devices, too."""
+    header = header_of(program, plan, graph, other_numbers)
     check_dynamic(program, header.others, graph)
     files = part_files(program, plan, header) if plan.step.parts else {MODEL: model_file(program, header)}
     for number, bucket in enumerate(plan.buckets):
         own = plan.of_bucket(bucket)
         small = lower(own, graph)
         of_bucket = replace(
-            header_of(small, own, graph), bucket=bucket.most, plan_hash=header.plan_hash, command=header.command,
-            registrations=(),
+            header_of(small, own, graph, other_numbers), bucket=bucket.most, plan_hash=header.plan_hash,
+            command=header.command, registrations=(),
         )  # fmt: skip
         check_dynamic(small, of_bucket.others, graph)
         files[f"smaller_{number}.py"] = model_file(small, of_bucket)
@@ -60,7 +62,7 @@ def package(
     copies = copied_files(header.registrations)
     own = {**(models or {MODEL: model_file(program, header)}), "initial.py": initial_file(header.recipes)}
     files = {
-        "ruff.toml": _LINTER + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
+        "ruff.toml": _LINTER.format(more=f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
         "README.md": readme(program, header),
         **copies,
     }

@@ -370,6 +370,7 @@ class ClassWriter:
             arguments.append(f"ties=({', '.join(ties)}{',' if len(ties) == 1 else ''})")
         is_buffer = p.value in self.buffers
         arguments += ["host=True"] if p.layout.host else []
+        arguments += ["uneven=True"] if p.layout.in_parts else []
         arguments += ["trainable=False"] if not p.trainable and not is_buffer else []
         arguments += [f"init={ExpressionWriter(str, '').literal(p.init)}"] if p.init else []
         return f"{'shard_buffer' if is_buffer else 'shard_parameter'}({', '.join(arguments)})"

@@ -60,10 +60,11 @@ class Header:
     ignored: Mapping[str, int] = field(default_factory=dict)  # the label of an input that does not count
     bucket: tuple[tuple[str, int], ...] = ()  # the largest sizes of this file, where it is that of a bucket
     buckets: tuple[tuple[tuple[str, int], ...], ...] = ()  # the largest sizes of each, in files of their own
+    other_numbers: bool = False  # the package has plans for other numbers of devices
     evaluation: str = ""  # why the forward of training, without dropout, is not that of evaluation
 
 
-def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
+def header_of(program: Program, plan: Plan, graph: Graph, other_numbers: bool = False) -> Header:
     hardware = parse_hardware(plan.hardware_text)
     return Header(
         plan_hash=plan_json.plan_hash(plan, graph),
@@ -78,6 +79,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         predicted_seconds=plan.step_seconds,
         predicted_peak_bytes=plan.step_peak_bytes,
         registrations=graph.registrations,
+        other_numbers=other_numbers,
         recipes=graph.recipes,
         devices_per_node=hardware.devices_per_node,
         nodes=hardware.nodes(plan.devices),

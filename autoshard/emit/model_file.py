@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.dynamic import DynamicSize
 from autoshard.ir.layout import PARTIAL, Shard
 from autoshard.ir.plan import meshes_text
-from autoshard.ir.program import Compute, Program
+from autoshard.ir.program import Compute, GradientBucket, Program
 from autoshard.program.early_reductions import ALONE, SHARED, with_column_parallel
 from autoshard.program.label_counts import CLASS, labels_program
 from autoshard.program.module_tree import module_tree
@@ -40,8 +41,9 @@ RUNTIME_NAMES = frozenset({
 _RESERVED = RUNTIME_NAMES | {
     "BUCKETS", "DYNAMIC_SIZES", "EVALUATION", "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS",
     "HAS_LOSS", "HOST_TABLES", "Holder", "IGNORED", "DEVICES_PER_NODE", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
-    "BATCH_SHARES", "MESH", "MESHES", "MICRO_BATCHES", "OPTIMIZER", "PADDING", "PLAN", "PRECISION", "SHARED", "STAGES",
-    "PLACE_INPUTS", "Tensor", "UPDATES_BUFFERS",
+    "BATCH_SHARES", "BUFFERS", "MESH", "MESHES", "MICRO_BATCHES", "OPTIMIZER", "OTHER_NUMBERS", "PACKED_BY", "PADDING",
+    "PLAN", "PRECISION", "SHARED", "STAGES",
+    "PLACE_INPUTS", "Tensor", "UNEVEN", "UPDATES_BUFFERS",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model",
     "build_pipeline", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
@@ -51,6 +53,7 @@ _ZERO = {
     2: "weights in shards are gathered once a step, and the gradients of each micro-batch scattered",
     3: "weights in shards are gathered in every micro-batch",
 }
+DOCUMENT_INPUTS = frozenset({"position_ids", "positions", "document_ids", "documents"})
 HOLDER = '''
 class Holder(nn.Module):
     """Parameters and modules under the names that the original model gives them."""
@@ -170,16 +173,8 @@ def model_file(program: Program, header: Header) -> str:
         facts(program, header, package.others if labels is None else package.others.among(labels.others)),
     ]
     head = "\n".join("\n".join(part) for part in parts if part)
-    lines = [
-        *_build_model(package.tree.root.name, bool(header.buckets)),
-        "",
-        "",
-        *build_labels(labels),
-        "",
-        "",
-        *_build_pipeline(),
-    ]
-    end = ["\n".join(lines)]
+    functions = (_build_model(package.tree.root.name, bool(header.buckets)), build_labels(labels), _build_pipeline())
+    end = ["\n".join(own) for own in functions]
     end += ["\n".join(gradient_buckets(program)), "\n".join(weight_buckets(program))]
     text = "\n\n\n".join([head, *holder, code, *end]) + "\n"
     check_markers(text, [package, labels])
@@ -281,10 +276,19 @@ def facts(
     lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has freed")
     lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
+    buffers = any(own.buffers for own in (program, *dict(program.others).values()))
+    lines.append(f"BUFFERS = {buffers}  # it holds some")
     lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")
     lines += _evaluation_lines(header.evaluation)
     tables = [p.path for p in program.parameters if p.layout.host]
     lines += statement(f"HOST_TABLES: list[str] = [{', '.join(map(quoted, tables))}]", 0, "in host memory")
+    packed_by = [own.name for own in header.inputs if own.name in DOCUMENT_INPUTS]
+    lines += statement(f"PACKED_BY = {_names(packed_by)}", 0, "inputs that tell the documents of a row apart")
+    uneven = any(p.layout.in_parts for own in (program, *dict(program.others).values()) for p in own.parameters)
+    lines.append(f"UNEVEN = {uneven}  # a table is in parts of given lengths")
+    lines.append(
+        f"OTHER_NUMBERS = {header.other_numbers}  # plans for other numbers of devices are in folders devices_N"
+    )
     lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")
     lines += _share_lines(program)
     lines += ["# Parameters that several stages hold: their gradients are summed over these."]
@@ -379,16 +383,46 @@ def _dynamic_lines(header: Header) -> list[str]:
 
 
 def gradient_buckets(program: Program) -> list[str]:
-    lines = [
-        "# Gradients that one flat all-reduce over these axes sums once backward has made the last, in this order."
-    ]
+    lines = ["# Gradients that one flat all-reduce over these axes sums once backward has made the last, in order."]
     if not program.gradient_buckets:
         return [*lines, "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = []"]
     lines += ["# fmt: off", "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = ["]
-    for bucket in program.gradient_buckets:
-        names = [f"        {line}" for line in packed([*map(quoted, bucket.parameters)], WIDTH - 8)]
-        lines += [f"    ({_names([*bucket.axes])}, [", *names, "    ]),"]
+    rest = [*program.gradient_buckets]
+    while rest:
+        count = _shifted(rest)
+        texts = [_numbered(rest[0].parameters[0], path) if count > 1 else quoted(path) for path in rest[0].parameters]
+        held = [f"        {line}" for line in packed(texts, WIDTH - 8)]
+        axes = _names([*rest[0].axes])
+        if count > 1:
+            first = int(_NUMBER.split(rest[0].parameters[0])[1])
+            lines += [f"    *(({axes}, [", *held, f"    ]) for i in range({first}, {first - count}, -1)),"]
+        else:
+            lines += [f"    ({axes}, [", *held, "    ]),"]
+        rest = rest[count:]
     return [*lines, "]", "# fmt: on"]
+
+
+_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
+
+
+def _shifted(buckets: Sequence[GradientBucket]) -> int:
+    """How many of the first ones are alike, but for the number of a block, which is one less in each."""
+    head = [_NUMBER.split(path, maxsplit=1) for path in buckets[0].parameters]
+    if any(len(own) < 3 or "{" in path or "}" in path for own, path in zip(head, buckets[0].parameters, strict=True)):
+        return 1
+    for less, bucket in enumerate(buckets):
+        paths = tuple(f"{before}{int(number) - less}{after}" for before, number, after in head)
+        if (paths, bucket.axes) != (bucket.parameters, buckets[0].axes):
+            return max(less, 1)
+    return len(buckets)
+
+
+def _numbered(first: str, path: str) -> str:
+    """A name as a formatted text: `i` stands for the number in `first`."""
+    before, number, after = _NUMBER.split(path, maxsplit=1)
+    more = int(number) - int(_NUMBER.split(first, maxsplit=1)[1])
+    own = f"i {'-+'[more > 0]} {abs(more)}" if more else "i"
+    return f"f{quoted(f'{before}{{{own}}}{after}')}"
 
 
 def weight_buckets(program: Program) -> list[str]:
@@ -409,13 +443,13 @@ def weight_buckets(program: Program) -> list[str]:
     return [*lines, "]", "# fmt: on"]
 
 
+def _names(axes: list[str]) -> str:
+    return f"({', '.join(map(quoted, axes))}{',' if len(axes) == 1 else ''})"
+
+
 def _partial_axes(program: Program, loss: str) -> list[str]:
     placements = program.value(loss).layout.placements
     return [name for name, placement in zip(program.mesh.names, placements, strict=True) if placement == PARTIAL]
-
-
-def _names(axes: list[str]) -> str:
-    return f"({', '.join(map(quoted, axes))}{',' if len(axes) == 1 else ''})"
 
 
 def build_labels(labels: ClassContext | None) -> list[str]:

@@ -58,9 +58,8 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | {_model_files(program)}: local tensors, every collective a visible call with its mesh axis and its reason |
 | `train.py` | {_TRAINS if program.loss is not None else _DOES_NOT_TRAIN} |
 | `run_options.py`, `run_start.py`, `start_state.py`, `user_errors.py` | its options; what it starts from; its errors |
-| `batches.py`, `dynamic_sizes.py` | its batches, and sizes of them that differ from step to step |
-| `elastic.py` | which plan runs, where the package has some for other numbers of devices |
-| `saving.py` | the folder of checkpoints: one job at a time, of one run, the last whole one |
+| `batches.py`, `dynamic_sizes.py` | its batches, and their sizes |
+{_ELASTIC * header.other_numbers}| `saving.py` | the folder of checkpoints: of one job at a time, of one run |
 | `evaluation.py` | the loss of batches that are not trained on |
 | `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |
 | `convert.py` | weights of the original model in and out |
@@ -74,6 +73,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 {_use(program, header)}"""
 
 
+_ELASTIC = "| `elastic.py` | which of the plans for several numbers of devices runs |\n"
 _TRAINS = "the training loop: gradient reduction, clipping, schedule, evaluation, checkpoints"
 _DOES_NOT_TRAIN = "a training loop, which this package has no use for: no loss was planned"
 

@@ -19,8 +19,6 @@ from autoshard.graph_capture.constructor.strided import in_memory_order
 from autoshard.graph_capture.dynamic_export.concrete import concrete, places_at
 from autoshard.graph_capture.dynamic_export.dynamic_export import DynamicDims, dynamic_dims, export_with
 from autoshard.graph_capture.dynamic_sizes.numbers import follows_of, points_of
-from autoshard.graph_capture.eval_mode.both_modes import quickly_alike
-from autoshard.graph_capture.eval_mode.graph_difference import difference
 from autoshard.graph_capture.input_ranges import input_ranges
 from autoshard.graph_capture.load_model import load_exported, load_model
 from autoshard.graph_capture.module_requests import ignored_requests, module_requests
@@ -40,6 +38,7 @@ from autoshard.graph_capture.passes.rewrite import deadcode
 from autoshard.graph_capture.passes.rotations import fold_rotations
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
+from autoshard.graph_capture.tracing.capture_failures import UNSEEN, UNSEEN_HINT
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
 from autoshard.graph_capture.tracing.data_dependence import FlagBuffers
 from autoshard.graph_capture.tracing.exporting import export, is_fake, plain_export
@@ -47,6 +46,7 @@ from autoshard.graph_capture.tracing.fills import draws, op_name, plain_creation
 from autoshard.graph_capture.tracing.functionalise import functionalise
 from autoshard.graph_capture.tracing.inline_regions import AUTOCAST_OFF, inline
 from autoshard.graph_capture.tracing.own_gradients import resolve
+from autoshard.graph_capture.tracing.python_state import modes_put_back
 from autoshard.graph_capture.tracing.size_constants import recognise_masks
 from autoshard.graph_capture.tracing.source_lines import node_quote
 from autoshard.graph_capture.tracing.unchanged_model import guarded
@@ -55,12 +55,17 @@ from autoshard.graph_capture.training.overwritten_buffers import keep_overwritte
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
 from autoshard.graph_capture.translate import constant_op, tensor_of, translate
+from autoshard.graph_capture.two_runs.both_modes import quickly_alike
+from autoshard.graph_capture.two_runs.float_casts import Casts, casts_of, widened
+from autoshard.graph_capture.two_runs.graph_difference import difference
+from autoshard.graph_capture.two_runs.modes import frozen_modules, set_mode
+from autoshard.graph_capture.two_runs.second_call import changing_line, refuse_change
 from autoshard.graph_capture.variables import variables_of
 from autoshard.ir.graph import OPTIMIZERS, SAME, Graph, Op, Parameter, Tensor
 from autoshard.ir.graph_check import check
 
 _FROZEN = "a changed value under another name (an embedding: no max_norm); a buffer for what the forward updates"
-_UNSEEN = "tensor operations in the forward itself: no other thread, no function that hides its tensors"
+_UNREGISTERED = "self.register_buffer(...) for it: a buffer is kept from step to step, and saved"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, dense_gradients, split_layers, mark_reached, drop_noops, fold_linears, fold_bags, merge_reshapes,
     drop_noops, fold_experts, fold_repeats, fold_shared_heads, fold_rotations, fold_formulas, deadcode, twice_made,
@@ -95,9 +100,9 @@ def capture(
         watch_library_init(model, watcher)
         inputs = called_with(inputs)
         dims = dynamic_dims(model, inputs, dynamic)
-        graph = _capture(model, inputs, watcher, spec, precision, optimizer, training, dims=dims)
-        asked = training and called_with is tuple  # not of the sizes that a search asks for
-        return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if asked else graph
+        first = called_with is tuple  # not of the sizes that a search asks for
+        graph = _capture(model, inputs, watcher, spec, precision, optimizer, training, dims=dims, first=first)
+        return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if training and first else graph
 
 
 def capture_model(
@@ -140,18 +145,23 @@ def _capture(
     training: bool,
     keep_modes: bool = False,
     dims: DynamicDims | None = None,
+    first: bool = True,
 ) -> Graph:
-    modes = [(module, module.training) for module in model.modules()]
-    if not keep_modes:
-        model.train(training)
-    try:
+    with modes_put_back(model):
+        if not keep_modes:
+            set_mode(model, training)
+        kept = frozen_modules(model) if training and not keep_modes else ()
         flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
         inputs = dims.traced_inputs(inputs) if dims else inputs
+        calls = partial(changing_line, model, inputs, lambda module, given: export(module, given, flags)[0])
+        changing = calls() if first else ""
         program, assumed = export(model, inputs, flags, partial(export_with, dims) if dims else plain_export)
-        facts = (model, watcher, source, precision, optimizer, training)
+        casts: Casts = casts_of(model, inputs, precision) if PRECISIONS[precision] else {}
+        facts = (model, watcher, source, precision, optimizer, training, casts)
         graph = (
             _finish(program, *facts) if dims is None else _dynamic(program, dims, lambda made: _finish(made, *facts))
         )
+        refuse_change(changing)
         updated = {tensor for tensor, _ in graph.buffer_updates}
         flags.check(
             path for buffer in graph.buffers if buffer.tensor in updated for path in (buffer.path, *buffer.ties)
@@ -159,15 +169,12 @@ def _capture(
         ranges, columns = input_ranges(graph, inputs, watcher.recorder.calls)
         own = replace(
             graph,
-            assumed=(*graph.assumed, *assumed, *ignored_requests(model)),
+            assumed=(*graph.assumed, *assumed, *ignored_requests(model), *kept),
             input_ranges=ranges,
             column_ranges=columns,
             module_requests=module_requests(model),
         )
         return replace(own, call=record(model, inputs, program))
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _dynamic(program: Any, dims: DynamicDims, finish: Callable[[Any], Graph]) -> Graph:
@@ -191,17 +198,15 @@ def _evaluation(model: torch.nn.Module, inputs: tuple[Any, ...], watcher: InitWa
         return f"{_OTHERWISE}, at {alike}"
     if alike:
         return SAME
-    modes, graphs = [(module, module.training) for module in model.modules()], []
+    graphs = []
     try:
-        for training in (True, False):
-            model.train(training)
-            flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
-            graphs.append(_raw(export(model, inputs, flags)[0], model, watcher, training=False))
+        with modes_put_back(model):
+            for training in (True, False):
+                set_mode(model, training)
+                flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
+                graphs.append(_raw(export(model, inputs, flags)[0], model, watcher, training=False))
     except UserError as error:
         return f"in evaluation {error.message}"
-    finally:
-        for module, mode in modes:
-            module.training = mode
     where = difference(*graphs)
     return f"{_OTHERWISE}, at {where}" if where else SAME
 
@@ -214,9 +219,10 @@ def _finish(
     precision: str,
     optimizer: str,
     training: bool,
+    casts: Casts | None = None,
 ) -> Graph:
     try:
-        graph = _raw(program, model, watcher, training)
+        graph = _raw(program, model, watcher, training, casts)
     except CaptureError as error:
         name = type(model).__name__ if model is not None else source
         raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
@@ -241,7 +247,13 @@ def _check_regions(graph: fx.Graph, precision: str) -> None:
             )
 
 
-def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, training: bool) -> Graph:
+def _raw(
+    program: Any,
+    model: torch.nn.Module | None,
+    watcher: InitWatcher,
+    training: bool,
+    casts: Casts | None = None,
+) -> Graph:
     """Export graph -> functional fx graph -> Graph before any pass."""
     module = program.graph_module
     inline(module)
@@ -257,6 +269,9 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     for node in written:
         if node in stored.parameter_nodes:
             raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place", _FROZEN)
+        if node in stored.real_constants and node.users:  # its old value, which the call before has left
+            what = f"the forward changes a tensor in place that is no buffer, at {node_quote(written[node])}"
+            raise CaptureError(what, _UNREGISTERED)
     outputs, called = _outputs(program, name)
     if not outputs:
         raise CaptureError("its forward returns no tensor", "`return loss` at its end")
@@ -275,6 +290,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
         ),
         modules=_modules(module.graph, model),
         variables=tuple((name(node), variable) for node, variable in variables_of(module.graph)),
+        widened=tuple(name(node) for node in widened(module.graph, casts or {})),
         recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
     )
     return choose_loss(mark_reached(graph), called) if training else graph
@@ -369,7 +385,7 @@ class _Stored:
         for name, path in paths.items():
             value, node = self.program.constants[path], self.nodes[name]
             if is_fake(value):
-                raise CaptureError(f"the forward uses a tensor that was made out of sight{_first_use(node)}", _UNSEEN)
+                raise CaptureError(f"{UNSEEN}{_first_use(node)}", UNSEEN_HINT)
             if (owner := self._owner(value)) is not None:
                 what = f"the forward reaches the parameter {owner} other than through its module{_first_use(node)}"
                 raise CaptureError(what, "reach it through its module: a list of parameters is an nn.ParameterList")
@@ -411,13 +427,16 @@ def _identity(value: Any) -> Any:
 def _outputs(program: Any, name: Callable[[fx.Node], str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The tensor outputs, and what the forward calls each: `['loss']`, `.loss`, `[0]`."""
     (returned,) = next(iter(reversed(program.graph.nodes))).args
-    values = [name(value) if isinstance(value, fx.Node) else None for value in returned]
-    tree = torch.utils._pytree.tree_unflatten(list(range(len(values))), program.call_spec.out_spec)
+    # A class may look at what it is made of: each is given a tensor of its own.
+    made = {x: torch.empty_like(x.meta["val"], device="meta") for x in returned if isinstance(x, fx.Node)}
+    leaves = [made[x] if isinstance(x, fx.Node) else x for x in returned]
+    names = {id(leaf): name(x) for x, leaf in made.items()}
+    tree = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.out_spec)
     found: dict[str, str] = {}
-    for path, i in torch.utils._pytree.tree_leaves_with_path(tree):
-        if (value := values[i]) is not None:
-            found.setdefault(value, torch.utils._pytree.keystr(path))
-    return tuple(dict.fromkeys(value for value in values if value is not None)), found
+    for path, leaf in torch.utils._pytree.tree_leaves_with_path(tree):
+        if id(leaf) in names:
+            found.setdefault(names[id(leaf)], torch.utils._pytree.keystr(path))
+    return tuple(dict.fromkeys(names.values())), found
 
 
 def _modules(graph: fx.Graph, model: torch.nn.Module | None) -> tuple[tuple[str, str], ...]:

@@ -44,6 +44,12 @@ def _pair_buffers(module: torch.nn.Module) -> None:
         module.__class__ = _reading_pairs(type(module), tuple(names))
 
 
+def complex_buffers(model: torch.nn.Module) -> frozenset[str]:
+    """Names of those that `keep_tensors` stores as pairs."""
+    named = model.named_buffers(remove_duplicate=False)
+    return frozenset(name for name, value in named if value.is_complex())
+
+
 def _reading_pairs(kind: type, names: tuple[str, ...]) -> Any:
     """A subclass of the same name whose attributes `names` are complex views of the buffers."""
 

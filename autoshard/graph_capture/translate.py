@@ -26,6 +26,7 @@ _ROWS = (
     "attn_mask=(documents[:, None, :, None] == documents[:, None, None, :]) & causal)"
 )
 _COMPLEX = "its two parts as an input or parameter, torch.view_as_real(z), and torch.view_as_complex in the forward"
+_COUNTS = "torch.nn.functional.one_hot(x, COUNT).sum(0), whose size is known"
 _SHAPES = "a fixed size with a mask (torch.where), or keep it out of the model"
 
 
@@ -44,7 +45,7 @@ def translate(
             continue
         values = _values(node)
         single = isinstance(node.meta["val"], torch.Tensor)
-        results = [node.name] if single else [f"{node.name}_{i}" for i in range(len(values))]
+        results = [node.name] if single else [f"{node.name}_out{i}" for i in range(len(values))]  # `_1` may be a node
         names[node] = results[0] if single else results
         for result, value in zip(results, values, strict=True):
             tensors[result] = tensor_of(result, value, node)
@@ -55,7 +56,8 @@ def translate(
 def tensor_of(name: str, value: torch.Tensor, node: fx.Node) -> Tensor:
     """The Tensor that an exported value is; CaptureError where its shape or dtype has no name here."""
     if not all(isinstance(size, int) for size in value.shape):
-        raise CaptureError(f"the shape of a result depends on a tensor's value at {node_quote(node)}", _SHAPES)
+        hint = _COUNTS if "bincount" in str(node.target) else _SHAPES
+        raise CaptureError(f"the shape of a result depends on a tensor's value at {node_quote(node)}", hint)
     dtype = str(value.dtype).removeprefix("torch.")
     place = node.name if node.op == "placeholder" else node_quote(node)
     refuse_sparse(value, place)

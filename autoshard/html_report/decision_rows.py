@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from autoshard import rules
-from autoshard.errors import NAMED, UserError
+from autoshard.errors import NAMED
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import parse_placement
 from autoshard.ir.mesh import Mesh
@@ -35,6 +35,7 @@ def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
 
 def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granularities) -> tuple[str, ...]:
     variant = f"\n{row.plan.variant}" if row.plan.variant else ""
+    other = plan_labels.runner_up_words(row.plan, plan, graph, known)
     return (
         row.module,
         row.op.target.partition(".")[2],
@@ -43,22 +44,9 @@ def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granu
         "\n".join(move_lines(row.moves, plan, graph)),
         format_seconds(row.plan.forward_seconds, 3),
         format_seconds(row.plan.backward_seconds, 3),
-        _runner_up(row, plan, graph, known),
+        f"{other}: {signed_seconds(row.plan.parts.runner_up_seconds)}" if other else "",
         row.plan.decided_by,
     )
-
-
-def _runner_up(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granularities) -> str:
-    """The next best choice in words, and what it would cost more."""
-    parts = row.plan.parts
-    if not parts.runner_up:
-        return ""
-    try:
-        other = rules.find(graph, row.op, plan.mesh, known, parts.runner_up)
-        words = plan_labels.strategy_words(row.op, other, graph, plan.mesh)
-    except UserError:  # of an older version, which offered it
-        words = parts.runner_up
-    return f"{words}: {signed_seconds(parts.runner_up_seconds)}"
 
 
 def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:

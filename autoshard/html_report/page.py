@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -104,7 +105,7 @@ def _answer(built: SimulatedPlan, styles: Sequence[StylePlan]) -> dict[str, Any]
         "more_gains": [own for own in compared if own[1].name not in FIGURES],
         "certainty": certainty(plan),
         "parts": breakdown(account),
-        "stage_parts": stage_breakdown(account) if len(account.stages) > 1 else [],
+        "stage_parts": stage_breakdown(account, plan.step.word) if len(account.stages) > 1 else [],
     }
 
 
@@ -260,8 +261,8 @@ def in_float8(plan: Plan, graph: Graph) -> list[str]:
 
 
 def sentences(notes: Iterable[str]) -> list[str]:
-    """Notes as whole sentences."""
-    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
+    """Notes as whole sentences; one that begins with code, such as dp=2 or place(), begins as it is."""
+    return [f"{note[:1].upper() if re.match('[a-z-]+[ ,:]', note) else note[:1]}{note[1:]}." for note in notes]
 
 
 def discovered(graph: Graph) -> list[str]:

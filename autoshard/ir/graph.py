@@ -232,6 +232,7 @@ class Graph(Derives):
     `free_sizes`: what capture tried of sizes of the inputs, no part of what a plan is made for, either.
     `evaluation`: SAME where `model.eval()` computes the forward of training without dropout, else in words where not;
     "" where that is not known.
+    `widened`: values that the forward itself casts to float32, until `apply_precision` has.
     `dynamic`: sizes of the inputs that change from step to step; the graph is at the largest. `follows`: the numbers
     that follow them.
     """
@@ -265,6 +266,7 @@ class Graph(Derives):
     free_sizes: tuple[FreeSize, ...] = ()
     unread_draws: tuple[int, ...] = ()
     evaluation: str = ""
+    widened: tuple[str, ...] = ()
     dynamic: tuple[DynamicSize, ...] = ()
     follows: tuple[Follows, ...] = ()
 

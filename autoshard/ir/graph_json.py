@@ -19,7 +19,7 @@ KIND = "autoshard.graph"
 _LATER: dict[str, Any] = {
     "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "column_ranges": [],
     "strategies": [], "module_requests": [], "call": "", "variables": [], "free_sizes": [], "unread_draws": [],
-    "evaluation": "", "dynamic": [], "follows": [],
+    "evaluation": "", "widened": [], "dynamic": [], "follows": [],
 }  # fmt: skip
 # Read by what is written or proved of a plan, not by searches.
 _OF_PACKAGES = ("call", "free_sizes", "unread_draws", "evaluation")
@@ -73,12 +73,17 @@ def without_code(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
 
 
 def has_code(model: str) -> bool:
-    """False where `model` is a saved graph: there is nothing to compare a package with."""
-    return not model.endswith(".json")
+    """False where `model` is a saved graph, or the class of an object: there is nothing to compare a package with."""
+    return model.endswith(".pt2") or (":" in model and not model.endswith(".json"))
 
 
 def check_has_code(model: str) -> None:
     """Raises UsageError where it has none."""
+    if not has_code(model) and not model.endswith(".json"):
+        raise UsageError(
+            f"the original model is needed to verify, but the plan was made from an object, a {model}",
+            "autoshard.verify(plan) in the program that planned it; or plan from file.py:callable",
+        )
     if not has_code(model):
         raise UsageError(
             f"the original model is needed to verify, but the plan was made from the saved graph {model}",

@@ -87,6 +87,11 @@ class Layout:
     def __str__(self) -> str:
         return " ".join([*map(str, self.placements), *([HOST] if self.host else [])])
 
+    @property
+    def in_parts(self) -> bool:
+        """Is a dim in parts of lengths that are given?"""
+        return any(isinstance(own, Shard) and isinstance(own.unit, tuple) for own in self.placements)
+
     def on(self, mesh: Mesh) -> str:
         """With the axes named: `S0@dp R+@tp`."""
         text = " ".join(f"{p}@{name}" for p, name in zip(self.placements, mesh.names, strict=True))

@@ -33,11 +33,13 @@ _OTHER_FOLDER = "--out with another folder, or move these files away"
 def check_target(folder: Path) -> None:
     """UsageError unless `folder` can take a package: absent, empty, or an untouched earlier package."""
     recover(folder)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file, expected a folder", "--out with another name")
     existing = next((parent for parent in folder.absolute().parents if parent.exists()), None)
-    if existing is not None and not os.access(folder if folder.exists() else existing, os.W_OK):
-        raise UsageError(f"--out {folder}: no permission to write in {existing}", "--out with another folder")
+    for own in filter(None, (folder, existing)):
+        if own.exists() and not own.is_dir():
+            raise UsageError(f"--out {folder}: {own} is a file, expected a folder", "--out with another name")
+    around = folder if folder.exists() else existing
+    if around is not None and not os.access(around, os.W_OK):
+        raise UsageError(f"--out {folder}: no permission to write in {around}", "--out with another folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not (folder / MANIFEST).exists():
@@ -56,7 +58,7 @@ def write_package(folder: Path, files: Mapping[str, str]) -> None:
     with _staged(real, files) as stage:
         if not real.exists():
             stage.rename(real)
-        elif Path.cwd().is_relative_to(real) or not _swapped(stage, real):
+        elif real in (stage.parent, Path.cwd(), *Path.cwd().parents) or not _swapped(stage, real):
             _replaced_in_place(real, stage, files)
 
 
@@ -128,14 +130,15 @@ def recover(folder: Path) -> None:
 
 def _abandoned(folder: Path, kind: str) -> Iterator[Path]:
     prefix = f".{folder.name[:80]}.{kind}-"
-    try:
-        found = [entry for entry in os.listdir(folder.parent) if entry.startswith(prefix)]
-    except OSError:
-        return
-    for name in sorted(found):
-        process, path = name.removeprefix(prefix).partition("-")[0], folder.parent / name
-        if process.isdecimal() and not _lives(int(process)) and _is_own(path):
-            yield path
+    for parent in (folder.parent, folder):
+        try:
+            found = [entry for entry in os.listdir(parent) if entry.startswith(prefix)]
+        except OSError:
+            continue
+        for name in sorted(found):
+            process, path = name.removeprefix(prefix).partition("-")[0], parent / name
+            if process.isdecimal() and not _lives(int(process)) and _is_own(path):
+                yield path
 
 
 def _is_own(path: Path) -> bool:
@@ -212,6 +215,8 @@ def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
         with write_errors(folder):
             parent.mkdir(parents=True, exist_ok=True)
             stage = _beside(folder, _NEW)
+            if folder.is_dir() and not os.access(parent, os.W_OK):  # where something is mounted, say
+                stage = folder / stage.name
             stage.mkdir()
             _fill(stage, files)
             yield stage

@@ -35,12 +35,16 @@ STAGES_PICTURE = "stages.svg"
 DIFF = "diff.html"
 
 
-def package_files(built: SimulatedPlan, extras: ReportExtras | None = None) -> dict[str, str]:
-    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report."""
+def package_files(
+    built: SimulatedPlan, extras: ReportExtras | None = None, other_numbers: bool = False
+) -> dict[str, str]:
+    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report.
+
+    `other_numbers`: of a package that has, or is in one that has, plans for other numbers of devices."""
     from autoshard.emit import emit
     from autoshard.ir import graph_json, plan_json
 
-    files = dict(emit(built.program, built.plan, built.graph))
+    files = dict(emit(built.program, built.plan, built.graph, other_numbers))
     files |= {PLAN: plan_json.dumps(built.plan), GRAPH: graph_json.dumps(built.graph)}
     extras = replace(extras or ReportExtras(), model_text=files[MODEL])
     if extras.front:

@@ -59,7 +59,9 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
     if step.schedule not in SCHEDULES:
         raise UsageError(f"unknown schedule {step.schedule!r}", " or ".join(SCHEDULES))
     if graph.loss is None and step != StepPlan():
-        raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
+        what = "places" if step.placed else "micro-batches, stages or recomputation"
+        hint = "--place none: the model by itself" if step.placed and not graph.training else "--loss FUNCTION"
+        raise UsageError(f"a step of {what} needs a loss to train", hint)
     if step.placed:
         check_passes(step.micro_batches, len(step.parts))
     else:
@@ -97,7 +99,8 @@ def check_one_batch(step: StepPlan, what: str) -> None:
     if step.micro_batches > 1 or step.parts:
         stages = f" on {step.stages} stages" if step.parts else ""
         message = f"{what} knows a step of one micro-batch, and this plan's has {step.micro_batches}{stages}"
-        raise UsageError(message, "a plan without --micro-batches and --stages")
+        places = ", with --place none" if step.placed else ""
+        raise UsageError(message, f"a plan without --micro-batches and --stages{places}")
 
 
 def not_again(graph: Graph, path: str, micro_batches: int = 1) -> str:

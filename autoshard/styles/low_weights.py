@@ -56,6 +56,8 @@ class _LowWeights:
     def _look_up(self, op: Op, table: str) -> None:
         (result,) = op.results
         rows = f"{result}_{self.low}"
+        while rows in self.graph.by_name:  # of a layer that reads the rows at once
+            rows += "_"
         self.tensors[rows] = replace(self.graph.tensor(result), name=rows, dtype=self.low)
         self.ops.append(
             replace(op, name=rows, operands=(self._cast(table, table, self.low, op), *op.operands[1:]), results=(rows,))

@@ -122,7 +122,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The same for bytes."""
+    """The same for bytes. A device or a pipe, such as /dev/null, is written to and stays; so does a link."""
+    with write_errors(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content)
+            return
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
     partial = partial_of(path)
     with write_errors(path), removed_on_error(partial):
         partial.write_bytes(content)

@@ -35,12 +35,12 @@ def breakdown(account: StepAccount) -> list[tuple[str, str, str]]:
     return [(what, format_seconds(own), f"{own / step:.1%}" if step else "") for what, own in rows]
 
 
-def stage_breakdown(account: StepAccount) -> list[tuple[str, ...]]:
-    """A row a stage: what it computes, exposed communication, bubble, optimizer, host, and its peak memory."""
+def stage_breakdown(account: StepAccount, word: str) -> list[tuple[str, ...]]:
+    """A row a stage, as `word` has it: computation, exposed communication, bubble, optimizer, host, and peak memory."""
     columns = [*COMPUTED, EXPOSED, BUBBLE, OPTIMIZER, OTHER]
     columns = [name for name in columns if any(_seconds(stage, name) for stage in account.stages)]
     named = [{EXPOSED: "exposed", OTHER: "host"}.get(name, name) for name in columns]
-    rows: list[tuple[str, ...]] = [("stage", *named, "memory")]
+    rows: list[tuple[str, ...]] = [(word, *named, "memory")]
     for number, stage in enumerate(account.stages):
         rows.append((str(number), *_cells(stage, columns), format_bytes(stage.peak_bytes)))
     rows.append(("mean", *_cells(account.mean, columns), ""))

@@ -50,8 +50,8 @@ def certainty(plan: Plan) -> str:
     share, measure = gap(plan), _MEASURES[level]
     if plan.search.sizes and level == 2:
         measure = "its expected step is"
-    elif level == 2 and plan.step.micro_batches > 1:
-        measure = "a micro-batch on one stage takes on average"
+    elif level == 2 and (plan.step.micro_batches > 1 or plan.step.stages > 1):
+        measure = f"a micro-batch on one {plan.step.word} takes on average"
     first = f"{_simulated(plan)}; {measure} {show(own)}"
     if share is None:
         return f"{first}, and no lower bound was proved for other plans."

@@ -13,9 +13,11 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.apply_pins import (
     Pinned,
     choice_text,
+    excluding,
     fitting_choices,
     label,
     nodes_of,
+    not_in_memory,
     pinned,
     pinned_nodes,
     refusal,
@@ -57,11 +59,12 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
 
 @dataclass(frozen=True)
 class ExplainedChoice:
-    """One choice, or `times` equal ones of repeated blocks: their parts are added up."""
+    """One choice, or `times` equal ones of repeated blocks: their parts are added up, and the next best one."""
 
     name: str
     choice: str
     parts: Parts
+    runner_up: str
     decided_by: str
     times: int = 1
 
@@ -152,12 +155,14 @@ def _left_open(plan: Plan, graph: Graph, hardware: Hardware) -> str:
 
 
 def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[ExplainedChoice]:
+    known = granularities(graph, plan.mesh)
     for (kind, key), name, words, decided in named_decisions(plan, graph):
         if names is None or (kind, key) in names:
             is_op = isinstance(decided, OpPlan)
             own = f"{name} ({key})" if is_op and names is not None else name
             notation = decided.strategy if isinstance(decided, OpPlan) else decided.layout
-            yield ExplainedChoice(own, f"{words} [{notation}]", decided.parts, decided.decided_by)
+            other = plan_labels.runner_up_words(decided, plan, graph, known)
+            yield ExplainedChoice(own, f"{words} [{notation}]", decided.parts, other, decided.decided_by)
 
 
 def named_decisions(plan: Plan, graph: Graph) -> Iterable[tuple[tuple[str, str], str, str, Decided]]:
@@ -237,14 +242,19 @@ def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: st
     formulation, (rest, memory) = fixed.formulation, said_memory(how)
     wants = parse_wants(rest, plan.mesh, f"--why-not {how!r}") if rest or not memory else ()
     keep = {n: fitting_choices(formulation, formulation.sites[n], wants, memory) for n in nodes}
+    whole = fixed.whole
     for n, fitting in keep.items():
-        if not fitting and n in fixed.nodes:
-            return WhyNot(what, how, f"a pin decided this: {', '.join(plan.search.pins)}; plan again without it")
-        if not fitting and _styles(plan):
+        site = whole.sites[n]
+        if fitting or fitting_choices(whole, site, wants, memory):
+            continue
+        if _styles(plan):
             return WhyNot(what, how, f"it is not of --strategy {', '.join(_styles(plan))}; plan again without it")
-        if not fitting:
-            message, hint = refusal(formulation, formulation.sites[n], wants, "")
-            return WhyNot(what, how, f"{message}; {hint}")
+        elsewhere = fitting_choices(whole, site, wants)
+        found = not_in_memory(whole, site, what, memory, "") if elsewhere else refusal(whole, site, wants, "")
+        return WhyNot(what, how, "; ".join(found))
+    if pins := excluding(fixed, list(nodes), wants, memory):
+        which, without = ("a pin", "it") if len(pins) == 1 else ("pins", "them")
+        return WhyNot(what, how, f"{which} decided this: {', '.join(pins)}; plan again without {without}")
     now = chosen(plan, formulation)
     if all(now.get(n) in fitting for n, fitting in keep.items()):
         return WhyNot(what, how, "this is already the chosen strategy")
@@ -288,7 +298,7 @@ def _compared(plan: Plan, small: Formulation, levelled: Levelled, nodes: Sequenc
         objective_seconds=other.certificate.objective_seconds,
         predicted_seconds=other.predicted_seconds,
         predicted_peak_bytes=other.predicted_peak_bytes,
-        level_objective=levelled.objective,
+        level_objective=other.predicted_seconds if plan.search.level == SPEED else levelled.objective,
         changed=tuple(line for line in changed if line.partition(": ")[0] not in own),
     )
 
@@ -354,8 +364,8 @@ def _costs(explained: Explained, width: int | None) -> list[str]:
 def _row_cells(row: ExplainedChoice) -> tuple[str, str, tuple[str, ...], tuple[str, str, str]]:
     """Name, choice, figures; and the runner-up, what it costs more, who decided."""
     name = f"{row.name} ({row.times}x)" if row.times > 1 else row.name
-    extra = signed_seconds(row.parts.runner_up_seconds) if row.parts.runner_up else ""
-    return name, row.choice, _cells(row.parts), (row.parts.runner_up or "none", extra, row.decided_by)
+    extra = signed_seconds(row.parts.runner_up_seconds) if row.runner_up else ""
+    return name, row.choice, _cells(row.parts), (row.runner_up or "none", extra, row.decided_by)
 
 
 def _cells(parts: Parts) -> tuple[str, str, str, str]:
@@ -398,16 +408,27 @@ def _more(seconds: float, whole: float) -> str:
 
 
 def as_dict(explained: Explained) -> dict[str, Any]:
-    """For `--json`: seconds and bytes."""
-    plan = explained.plan
+    """For `--json`: seconds and bytes. `why_not` compares with its `instead_of`: of several micro-batches both are of
+    one."""
+    plan, why = explained.plan, explained.why_not
+    own = {
+        "objective_seconds": plan.certificate.objective_seconds,
+        "predicted_seconds": plan.predicted_seconds,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "level_objective": plan.certificate.level_objective,
+    }
     return {
         "rows": [asdict(row) for row in explained.rows],
         "total": asdict(explained.total),
         "outputs_seconds": explained.outputs_seconds,
         "objective_seconds": plan.certificate.objective_seconds,
         "lower_bound_seconds": plan.certificate.lower_bound_seconds,
+        "level": plan.search.level,
+        "level_objective": plan.certificate.level_objective,
+        "level_bound": plan.certificate.level_bound,
+        "gap": gap(plan),
         "predicted_seconds": plan.step_seconds,
-        "why_not": asdict(explained.why_not) if explained.why_not else None,
+        "why_not": asdict(why) | {"instead_of": own} if why else None,
         "notes": list(explained.notes),
         "left_open": explained.left_open,
         "steps": [asdict(tried) for tried in plan.search.steps],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,8 +14,9 @@ from autoshard.program.step_check import share_words
 from autoshard.replay.reevaluate import origin
 from autoshard.text.answer_labels import MEMORY, STEP
 from autoshard.text.explain import fold, named_decisions
+from autoshard.text.plan_summary import purpose
 from autoshard.text.tables import table, wrapped
-from autoshard.units import counted, format_bytes, format_seconds, signed_seconds
+from autoshard.units import ROUNDING, counted, format_bytes, format_seconds, signed_seconds
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class ChangedDecision:
 
 @dataclass(frozen=True)
 class Difference:
-    """`missing`: decisions that only one of the plans has, when they are of different graphs.
+    """`missing`: decisions that only one of the plans has, when they are of different graphs. `runs`: the precision and
+    the optimizer of each.
 
     Figures are those that each plan was made with; `notes` say where that was by another version or profile.
     """
@@ -39,6 +42,7 @@ class Difference:
     other: Plan
     changes: tuple[ChangedDecision, ...]
     same: int
+    runs: tuple[str, ...]
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -56,20 +60,21 @@ def diff(one: Plan, graph: Graph, other: Plan, other_graph: Graph) -> Difference
     common = [key for key in first if key in second]
     changed = [key for key in common if first[key].said != second[key].said]
     missing = [d.name for a, b in ((first, second), (second, first)) for key, d in a.items() if key not in b]
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    names: dict[tuple[str, str, str], str] = {}
+    groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for key in changed:
-        a, b = first[key], second[key]
-        group = (fold(a.name), a.said, b.said)
-        groups.setdefault(group, []).append(b.seconds - a.seconds)
-        names.setdefault(group, a.name)
-    rows = [
-        ChangedDecision(group[0] if len(found) > 1 else names[group], group[1], group[2], sum(found), len(found))
-        for group, found in groups.items()
-    ]
+        groups.setdefault((fold(first[key].name), first[key].said, second[key].said), []).append(key)
+    named = {group: {first[key].name for key in keys} for group, keys in groups.items()}
+    shown = [group[0] if len(own) > 1 else min(own) for group, own in named.items()]
+    shared = Counter(shown)  # such as casts of one module that now differ from each other
+    rows = []
+    for name, ((_, said, other_said), keys) in zip(shown, groups.items(), strict=True):
+        seconds = sum(second[key].seconds - first[key].seconds for key in keys)
+        own = f"{name} ({keys[0][1]})" if shared[name] > 1 else name
+        rows.append(ChangedDecision(own, said, other_said, seconds, len(keys)))
     rows.sort(key=lambda row: -abs(row.seconds))
     notes = [f"{name}: {note}" for name, plan in (("A", one), ("B", other)) for note in origin(plan)]
-    return Difference(one, other, tuple(rows), len(common) - len(changed), tuple(missing), tuple(notes))
+    runs = tuple(f"{plan.precision}, {purpose(plan, own)}" for plan, own in ((one, graph), (other, other_graph)))
+    return Difference(one, other, tuple(rows), len(common) - len(changed), runs, tuple(missing), tuple(notes))
 
 
 def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
@@ -82,10 +87,10 @@ def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
 
 def text(found: Difference, width: int | None = None) -> str:
     """The two predictions, then a line for each group of decisions that differ; `width`: columns of the terminal."""
-    lines = table([("", "A", "B", "B - A"), *_figures(found.one, found.other)], width)
+    lines = table([("", "A", "B", "B - A"), *_figures(found)], width)
     if found.missing:
         names = ", ".join(found.missing[:5]) + (" …" if len(found.missing) > 5 else "")
-        message = f"the models differ: {len(found.missing)} decisions are in one plan only: {names}"
+        message = f"the graphs differ: {len(found.missing)} decisions are in one plan only: {names}"
         lines += ["", *([message] if width is None else wrapped(message, width))]
     if not found.changes:
         same = (
@@ -112,8 +117,9 @@ def _notes(found: Difference) -> list[str]:
 
 def rest(found: Difference) -> tuple[float, float]:
     """Seconds that choices which stay cost more by what now reaches them, and that all choices do."""
-    total = found.other.certificate.objective_seconds - found.one.certificate.objective_seconds
-    return total - sum(change.seconds for change in found.changes), total
+    one, other = (plan.certificate.objective_seconds for plan in (found.one, found.other))
+    unchanged = other - one - sum(change.seconds for change in found.changes)
+    return unchanged if abs(unchanged) > ROUNDING * max(one, other) else 0.0, other - one
 
 
 def seconds_row(name: str, a: float, b: float) -> tuple[str, str, str, str]:
@@ -124,10 +130,12 @@ def bytes_row(name: str, a: float, b: float) -> tuple[str, str, str, str]:
     return name, format_bytes(a), format_bytes(b), ("-" if b < a else "+") + format_bytes(abs(b - a))
 
 
-def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
+def _figures(found: Difference) -> list[Sequence[str]]:
+    one, other = found.one, found.other
     return [
         ("mesh", str(one.mesh), str(other.mesh), ""),
         ("hardware", one.hardware, other.hardware, ""),
+        ("run", *found.runs, ""),
         ("level", str(one.search.level), str(other.search.level), ""),
         ("step", _step_words(one), _step_words(other), ""),
         seconds_row(STEP, one.step_seconds, other.step_seconds),
@@ -146,6 +154,7 @@ def _step_words(plan: Plan) -> str:
     step = plan.step
     found = [counted(step.micro_batches, "micro-batch")]
     found += [counted(step.stages, step.word), step.schedule] if step.parts else []
+    found += [f"ZeRO {step.zero}"] * (step.zero != 3)  # 3 also stands for nothing asked
     found += [share_words(step, plan.mesh)] if step.batch_shares else []
     found += [f"{counted(len(step.keeps), 'block')} recomputed"] if step.keeps else []
     found += [f"{len(plan.buckets) + 1} buckets of sizes"] if plan.buckets else []

@@ -126,7 +126,8 @@ def certificate(plan: Plan) -> tuple[str, ...]:
 def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     """What was minimised, its bound and the gap between them; and the sum of costs, in which nothing overlaps."""
     solver, status, costs, minimised, bound, share = certificate(plan)
-    step = "average micro-batch on one stage" if plan.step.micro_batches > 1 else "simulated step"
+    several = plan.step.micro_batches > 1 or plan.step.stages > 1
+    step = f"average micro-batch on one {plan.step.word}" if several else "simulated step"
     name = ("communication and replicated work", "least memory as the solver counts", step)[plan.search.level]
     none = "no lower bound of it alone: its step was searched as a whole" if plan.search.steps else "no lower bound"
     known = none if gap(plan) is None else f"lower bound {bound}, gap {share}"

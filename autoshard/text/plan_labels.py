@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from autoshard import rules
-from autoshard.errors import NAMED
+from autoshard.errors import NAMED, UserError
 from autoshard.graph_capture.training.float8_layers import kept_in_bfloat16
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import Layout, Partial, Replicate, Shard
@@ -165,6 +165,22 @@ def strategy_words(op: Op, strategy: Strategy, graph: Graph, mesh: Mesh) -> str:
     discovered = " (discovered)" if graph.rule_of.get(op.name) else ""
     words = ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
     return words + (", on the host" if strategy.host else "") + discovered
+
+
+def runner_up_words(decided: OpPlan | TensorPlan, plan: Plan, graph: Graph, known: Granularities) -> str:
+    """The best other choice in words and as plans write it, "" where there is none; where it is not offered any more,
+    as the plan has it."""
+    notation = decided.parts.runner_up
+    if not notation:
+        return ""
+    if isinstance(decided, TensorPlan):
+        return f"{placement_words(Layout.parse(notation), plan.mesh)} [{notation}]"
+    op = graph.by_op[decided.op]
+    try:
+        other = rules.find(graph, op, plan.mesh, known, notation)
+    except UserError:
+        return notation
+    return f"{strategy_words(op, other, graph, plan.mesh)} [{notation}]"
 
 
 def dim_words(op: Op, position: int, dim: int, name: str, graph: Graph) -> str:

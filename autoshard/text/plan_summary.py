@@ -65,7 +65,7 @@ def summary(
     if step is not None and step.timeline is not None and (plan.step.parts or plan.step.recompute):
         lines += [*table([(plan.step.word, *HEADER[1:]), *short_rows(plan, graph, step.timeline)], width), ""]
     if step is not None and len(step.account.stages) > 1:
-        lines += [*table(stage_breakdown(step.account), width), ""]
+        lines += [*table(stage_breakdown(step.account, plan.step.word), width), ""]
     lines += [*_block_table(plan, graph, width), ""]
     lines += _figures(plan, graph, timeline, step, width)
     if plan.search.meshes:
@@ -122,7 +122,7 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: Accounte
     """Where the step goes, in rows that add up to it, and what else was simulated."""
     rows = list[tuple[str, str, str]]()
     if step is not None:
-        mean = f" (mean of {len(step.account.stages)} stages)" * (len(step.account.stages) > 1)
+        mean = f" (mean of {len(step.account.stages)} {plan.step.word}s)" * (len(step.account.stages) > 1)
         rows = [("", seconds, f"{share:>5}  {what}") for what, seconds, share in breakdown(step.account)]
         rows[0], rows[-1] = ("time breakdown", *rows[0][1:]), ("", rows[-1][1], f"{'100%':>5}  {STEP}{mean}")
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
@@ -277,6 +277,7 @@ def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph, step: AccountedS
         "error_band": vars(error_band(plan, graph)),
         "busy_seconds": dict(timeline.busy_seconds),
         "peak_bytes": account.peak_bytes,
+        "micro_batch_peak_bytes": timeline.peak_bytes,
         "peak_at_seconds": timeline.peak_at_seconds,
         "peak_tensors": [[held.name, held.kind, held.bytes] for held in timeline.peak_tensors],
         "static_bytes": timeline.static_bytes,

@@ -70,10 +70,11 @@ def compare(timeline: Timeline, program: Program, graph: Graph, measured: Measur
         else:
             own_operators[_operator(item.name, item.phase)] += item.seconds
     computed = sum(operators.values())
+    rest = timeline.step_seconds - computed  # but for rounding
     streams = (
         Row(COMPUTED, computed, measured.compute_seconds),
         Row(COMMUNICATED, sum(collectives.values()), measured.communication_seconds),
-        Row(WAITING, max(0.0, timeline.step_seconds - computed), measured.waiting_seconds),
+        Row(WAITING, rest if rest > 1e-9 * computed else 0.0, measured.waiting_seconds),
     )
     return Comparison(
         Row("step", timeline.step_seconds, measured.step_seconds), streams, _rows(operators, own_operators),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,15 +78,25 @@ def make_case(
     row-wise Adagrad trains. CaptureError where the model can't be called with its example inputs.
     """
     check_has_code(spec)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
-        module, examples = load_model(spec, arguments, device="cpu")
+
+    def load() -> tuple[torch.nn.Module, Sequence[torch.Tensor]]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
+            return load_model(spec, arguments, device="cpu")
+
+    return loaded_case(load, graph, seed, steps, micro_batches, sizes, by_rows)
+
+
+def loaded_case(
+    load: Callable[[], tuple[torch.nn.Module, Sequence[torch.Tensor]]], graph: Graph, *given: Any, **named: Any
+) -> Case:
+    """The same of the model that `load` gives, on the CPU with values, and gives once more where that fails."""
     try:
-        return case_of(module, examples, graph, seed, steps, micro_batches, sizes, by_rows)
+        return case_of(*load(), graph, *given, **named)
     except UserError:
         raise
     except Exception:
-        fault = fault_of_model(spec, arguments, seed, graph)
+        fault = fault_of_model(*load(), graph)
         if fault is None:
             raise
     raise fault
@@ -103,7 +113,7 @@ def case_of(
     sizes: Sequence[Sizes] = (),
     by_rows: Sequence[str] = (),
 ) -> Case:
-    """The same of a model that is there, on the CPU with values; it is used up."""
+    """The same of a model that is there; it is used up."""
     tie(module, graph)
     literal = literal_dtype(module)
     own = {name: value.clone() for name, value in _state(module)}

@@ -39,8 +39,8 @@ every operand, result and gradient (notation: `autoshard/rules/algebra/notation.
 
 Where a rule depends on arguments, up to three examples are shown. `autoshard prove` runs every operator with every
 strategy, forward and backward. An operator that is not listed gets a rule by experiment at capture
-(`autoshard/rules/proof/discover.py`): it is proved, kept with the graph and marked `discovered` in plans. If no
-experiment succeeds, every device runs the operator whole, and a warning names it.
+(`autoshard/rules/proof/discover.py`), which plans mark `discovered`. If no experiment succeeds, every device runs the
+operator whole, and a warning names it.
 """
 
 

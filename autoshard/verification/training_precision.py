@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autoshard.graph_capture.training.precision import PRECISIONS
+from autoshard.graph_capture.two_runs.autocast import autocast_as_planned
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
@@ -22,8 +24,7 @@ from autoshard.ir.program import Program
 from autoshard.program.step_check import input_layout
 from autoshard.verification.comparison.compare import by_name, gives_loss_alone, local_part, stage_views, unsplit
 from autoshard.verification.comparison.tolerances import OWN, Error, largest
-from autoshard.verification.original.autocast import autocast_as_planned
-from autoshard.verification.original.float8_rounding import float8_parameters, storages
+from autoshard.verification.original.float8_rounding import float8_parameters, in_float8, storages
 from autoshard.verification.original.random_draws import exact_dropout
 from autoshard.verification.original.reference import (
     Reference,
@@ -87,7 +88,8 @@ def _step(
     module: torch.nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], seed: int, count: int, scale: float
 ) -> list[torch.Tensor]:
     """Forward, and backward from the loss by `scale`; the outputs."""
-    float8 = storages(module, float8_parameters(graph))
+    weights = storages(module, float8_parameters(graph))
+    float8 = partial(in_float8, weights=weights) if weights else None
     if count > 1:
         with autocast_as_planned(graph.precision, float8):
             outputs = accumulated(module, graph, inputs, seed, 0, count, scale)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from benchmarks.contest.presolve import Contracted, NodeWithoutChoice, PairGraph
 _ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
 
 
-@dataclass(frozen=True, eq=False)
 class Items:
     """Item i belongs to `node[i]`, is alive at times low[i] <= t < high[i], and has `bytes[first[i] + choice]`.
 
@@ -30,16 +28,17 @@ class Items:
     `slot`, its place when the choices of all nodes stand in one row, where those of node n end before `ends[n]`.
     """
 
-    node: Integers
-    low: Integers
-    high: Integers
-    first: Integers
-    bytes: Floats
-    base: Floats
-    capacity: float
-    owner: Integers
-    slot: Integers
-    ends: Integers
+    def __init__(
+        self, found: Sequence[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers
+    ) -> None:
+        """`found`: node, low, high and bytes of each item."""
+        self.node, self.low, self.high = np.array([entry[:3] for entry in found], np.int64).reshape(-1, 3).T
+        lengths = np.array([len(entry[3]) for entry in found], np.int64)
+        self.first = np.cumsum(lengths) - lengths
+        self.bytes = np.concatenate([entry[3] for entry in found]) if found else np.zeros(0)
+        self.base, self.capacity, self.ends = base, capacity, ends
+        self.owner = np.repeat(np.arange(len(found)), lengths)
+        self.slot = np.arange(len(self.owner)) - self.first[self.owner] + np.append(0, ends)[self.node][self.owner]
 
     def alive(self, choice: Integers) -> Floats:
         """Bytes at each time, shape (times,)."""
@@ -73,30 +72,18 @@ class Items:
         return np.asarray(self.base + np.cumsum(change)[:-1])
 
 
-class _Edges(NamedTuple):
+class _Edges:
     """All edges in one row: edge e is over (a[e], b[e]), its entries from first[e] on, `columns[e]` in a row."""
 
-    unary: Floats
-    a: Integers
-    b: Integers
-    first: Integers
-    columns: Integers
-    entries: Floats
-
-
-def _edges(graph: PairGraph) -> _Edges:
-    distinct = {id(cost): cost for cost in graph.edges.values()}
-    sizes = np.cumsum([0, *(cost.size for cost in distinct.values())])
-    start = dict(zip(distinct, sizes.tolist(), strict=False))
-    pairs = np.array(list(graph.edges), np.int64).reshape(-1, 2)
-    return _Edges(
-        np.concatenate(graph.unary) if graph.unary else np.zeros(0),
-        pairs[:, 0],
-        pairs[:, 1],
-        np.array([start[id(cost)] for cost in graph.edges.values()], np.int64),
-        np.array([cost.shape[1] for cost in graph.edges.values()], np.int64),
-        np.concatenate([cost.reshape(-1) for cost in distinct.values()]) if distinct else np.zeros(0),
-    )
+    def __init__(self, graph: PairGraph) -> None:
+        distinct = {id(cost): cost for cost in graph.edges.values()}
+        sizes = np.cumsum([0, *(cost.size for cost in distinct.values())])
+        start = dict(zip(distinct, sizes.tolist(), strict=False))
+        self.a, self.b = np.array(list(graph.edges), np.int64).reshape(-1, 2).T
+        self.unary = np.concatenate(graph.unary) if graph.unary else np.zeros(0)
+        self.first = np.array([start[id(cost)] for cost in graph.edges.values()], np.int64)
+        self.columns = np.array([cost.shape[1] for cost in graph.edges.values()], np.int64)
+        self.entries = np.concatenate([cost.reshape(-1) for cost in distinct.values()]) if distinct else np.zeros(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +95,7 @@ class Inner:
 
     @cached_property
     def edges(self) -> _Edges:
-        return _edges(self.graph)
+        return _Edges(self.graph)
 
     def priced(self, multipliers: Floats) -> NodeCosts:
         """The costs of the choices with their bytes at `multipliers` (times,) added."""
@@ -180,27 +167,7 @@ def _part(whole: Inner, nodes: Integers, kept: dict[int, Integers], choice: Inte
         )
     ]  # fmt: skip
     base = items.alive(choice) - np.cumsum(change)[:-1]
-    return packed(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
-
-
-def packed(found: list[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers) -> Items:
-    columns = np.array([entry[:3] for entry in found], np.int64).reshape(-1, 3)
-    lengths = np.array([len(entry[3]) for entry in found], np.int64)
-    first = np.cumsum(lengths) - lengths
-    owner = np.repeat(np.arange(len(found)), lengths)
-    begin = np.append(0, ends)[columns[:, 0]]
-    return Items(
-        node=columns[:, 0],
-        low=columns[:, 1],
-        high=columns[:, 2],
-        first=first,
-        bytes=np.concatenate([entry[3] for entry in found]) if found else np.zeros(0),
-        base=base,
-        capacity=capacity,
-        owner=owner,
-        slot=np.arange(len(owner)) - first[owner] + begin[owner],
-        ends=ends,
-    )
+    return Items(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +228,7 @@ def _items(problem: Problem, way: Contracted) -> Items:
         if owner >= 0 and float(size.max()) > least:
             found.append((owner, low, high, size - least))
     ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
-    return packed(_joined(found), np.cumsum(change)[:-1], problem.capacity_bytes, ends)
+    return Items(_joined(found), np.cumsum(change)[:-1], problem.capacity_bytes, ends)
 
 
 def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:

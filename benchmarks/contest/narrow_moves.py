@@ -19,7 +19,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from benchmarks.contest.node_rows import GivenCosts, Lonely, NodeChoices, NodeCosts
+from benchmarks.contest.node_rows import GivenCosts, NodeChoices, NodeCosts, first_least
 from benchmarks.contest.presolve import PairGraph
 
 _ENTRIES = (1e4, 1e5)  # of the largest table of a move
@@ -114,14 +114,14 @@ class NarrowMoves:
             self.around[a].append((b, flips[id(cost)]))
             self.around[b].append((a, cost))
         self.sizes = sizes = [len(own) for own in graph.unary]
-        self.lonely = Lonely([n for n, others in enumerate(self.around) if not others], sizes)
+        self.lonely = np.array([n for n, others in enumerate(self.around) if not others], np.int64)
         self.given = GivenCosts(self.around, sizes)
         self.costs = {n: {o: cost.T for o, cost in own} for n, own in enumerate(self.around) if own}
         self.orders: list[NarrowOrder] = []
 
     def changes(self, unary: NodeCosts, choice: Integers, rng: np.random.Generator) -> list[Move]:
         """The best choices of the free nodes of an order, where they are better; the best component first."""
-        found = [Move(-more, [n], [best]) for n, best, more in self.lonely.excess(unary, choice)]
+        found = self._alone(unary, choice)
         if self.costs:
             way = self._order(rng)
             held = np.zeros(len(self.sizes), bool)
@@ -129,6 +129,17 @@ class NarrowMoves:
             own = NodeCosts(unary.row + self.given.row(choice, held), unary.ends)
             found += _Elimination(self.costs, way, own, choice.tolist()).moves()
         return sorted(found, key=lambda move: move.gain)
+
+    def _alone(self, unary: NodeCosts, choice: Integers) -> list[Move]:
+        """Of nodes without edges, those whose own costs make another choice better."""
+        some, sizes = self.lonely, unary.sizes
+        if not len(some):
+            return []
+        begin = unary.ends - sizes
+        best = first_least(unary.row, begin, np.repeat(np.arange(len(sizes)), sizes))[some]
+        more = unary.row[begin[some] + choice[some]] - unary.row[best]
+        picked = best - begin[some]
+        return [Move(-float(more[i]), [int(some[i])], [int(picked[i])]) for i in np.flatnonzero(more > 0).tolist()]
 
     def mixed(
         self,

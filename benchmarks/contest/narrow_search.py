@@ -52,28 +52,25 @@ class NarrowSearch:
 
     def better(self, ascent: Ascent | None) -> None:
         """A move under the prices, over few choices where an ascent tells which."""
-        self.choice = self._after(self._moves(ascent))
+        self.choice = _after(self.choice, self._moves(ascent))
 
     def _moves(self, ascent: Ascent | None) -> list[Move]:
         """The best first."""
-        unary = self._priced(self.prices + self.push)
+        unary = self.core.priced(self.prices + self.push)
         if ascent is None:
             return attempt(self.moves.changes, unary, self.choice, self.rng) or []
         return self._among_promising(ascent, unary, int(self.rng.choice(_WIDTHS))) or []
 
-    def _after(self, moves: list[Move]) -> Integers:
-        return _after(self.choice, moves)
-
     def _just_fitting(self, moves: list[Move]) -> Integers:
         """After as few of the moves, the best first, as make the plan fit, or all of them: equal layers would all
         change at the same price."""
-        everything = self._after(moves)
+        everything = _after(self.choice, moves)
         if not self.core.fits(everything):
             return everything
         least = bisect.bisect_left(
-            range(len(moves)), True, key=lambda count: self.core.fits(self._after(moves[:count]))
+            range(len(moves)), True, key=lambda count: self.core.fits(_after(self.choice, moves[:count]))
         )
-        return self._after(moves[:least])
+        return _after(self.choice, moves[:least])
 
     def follow(self, ascent: Ascent | None) -> None:
         """A move, and a step of the prices."""
@@ -99,7 +96,7 @@ class NarrowSearch:
         if not over.any():
             self.push *= _KEPT
             strength = float(self.rng.choice(_STRENGTHS))
-            unary = self._priced(strength * (self.prices + self.push))
+            unary = self.core.priced(strength * (self.prices + self.push))
             self._take(alive, attempt(self.moves.changes, unary, self.choice, self.rng))
             return
         most = float(over.max())
@@ -116,7 +113,7 @@ class NarrowSearch:
     def mix(self, ascent: Ascent, others: list[Integers]) -> None:
         """A move over what messages think best of each node, or what another plan chooses; the plan fits."""
         width = int(self.rng.choice([0, *_WIDTHS])) if others else int(self.rng.choice(_WIDTHS))
-        unary = self._priced(float(self.rng.choice(_STRENGTHS)) * self.prices)
+        unary = self.core.priced(float(self.rng.choice(_STRENGTHS)) * self.prices)
         alive = self.core.items.alive(self.choice)
         if width:
             self._take(alive, self._among_promising(ascent, unary, width))
@@ -135,9 +132,6 @@ class NarrowSearch:
 
     def _take(self, alive: Floats, moves: list[Move] | None) -> None:
         self.choice, _ = within(self.core, self.choice, alive, moves or [])
-
-    def _priced(self, prices: Floats) -> NodeCosts:
-        return self.core.priced(prices)
 
     def _typical(self) -> float:
         cost = abs(self.core.cost(self.choice))

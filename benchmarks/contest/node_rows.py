@@ -1,4 +1,4 @@
-"""What stands in one row for the choices of many nodes: costs, choices that are looked at, nodes without edges."""
+"""What stands in one row for the choices of many nodes: costs, and choices that are looked at."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def first_least(costs: Floats, begin: Integers, node: Integers) -> Integers:
     return places
 
 
-class NodeChoices(NodeRow[np.int64]):
-    """Of each node its choices that are looked at, ascending."""
+NodeChoices = NodeRow[np.int64]  # of each node its choices that are looked at, ascending
 
 
 def cheapest(costs: NodeCosts, width: int, choice: Integers | None = None) -> NodeChoices:
@@ -77,36 +76,6 @@ def either(one: Integers, other: Integers) -> NodeChoices:
     taken = np.ones(pairs.shape, bool)
     taken[:, 1] = one != other
     return NodeChoices(pairs[taken], np.cumsum(taken.sum(axis=1)))
-
-
-class Lonely:
-    """Nodes without edges, each decided by its own costs: `nodes`, of all those with `sizes` choices."""
-
-    def __init__(self, nodes: Sequence[int], sizes: Sequence[int]) -> None:
-        self.nodes = np.array(nodes, np.int64)
-        size = np.array(sizes, np.int64)
-        own = size[self.nodes]
-        self.first = np.append(0, np.cumsum(own))[:-1]
-        self.number = np.repeat(np.arange(len(self.nodes)), own)
-        starts = np.append(0, np.cumsum(size))[:-1][self.nodes]
-        self.slots = np.arange(own.sum()) + np.repeat(starts - self.first, own)
-
-    def least(self, unary: NodeCosts) -> float:
-        """The sum of their least costs."""
-        return float(np.minimum.reduceat(unary.row[self.slots], self.first).sum()) if len(self.nodes) else 0.0
-
-    def best(self, unary: NodeCosts) -> Integers:
-        """The first cheapest choice of each."""
-        costs = unary.row[self.slots]
-        return first_least(costs, self.first, self.number) - self.first if len(self.nodes) else np.zeros(0, np.int64)
-
-    def excess(self, unary: NodeCosts, choice: Integers) -> list[tuple[int, int, float]]:
-        """(node, its best choice, what its own costs beyond that) of those that have a better one."""
-        if not len(self.nodes):
-            return []
-        best, costs = self.best(unary), unary.row[self.slots]
-        more = costs[self.first + choice[self.nodes]] - costs[self.first + best]
-        return [(int(self.nodes[i]), int(best[i]), float(more[i])) for i in np.flatnonzero(more > 0).tolist()]
 
 
 class GivenCosts:

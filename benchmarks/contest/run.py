@@ -11,8 +11,6 @@ limit that nearly binds. No model needs it, so it is not part of autoshard.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import time
@@ -44,20 +42,15 @@ _SPARE = 2.0  # seconds for writing the answer down and checking it
 
 def published(folder: Path) -> dict[str, float]:
     """Instance -> published best cost, from the table of the folder's README."""
-    best = {}
-    for line in (folder / "README.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split("|")]
-        if len(cells) >= 6 and re.fullmatch(r"[\d,]+", cells[1]):
-            found = re.match(r"[\d,]+", cells[4])
-            if found:
-                best[cells[0]] = float(found[0].replace(",", ""))
-    return best
+    text = (folder / "README.md").read_text()
+    found = re.findall(r"^\|\s*(\w+)\s*\|\s*[\d,]+\s*\|[^|]*\|[^|]*\|\s*([\d,]+)[^|]*\|", text, re.MULTILINE)
+    return {name: float(cost.replace(",", "")) for name, cost in found}
 
 
-def row(path: Path, name: str, best: float | None, options: argparse.Namespace) -> str:
-    """Solved in this process."""
-    timer = Computing() if options.cpu else time.perf_counter
-    wall, clock = time.perf_counter(), Clock(options.seconds - _SPARE, timer=timer)
+def measure(path: str, name: str, best: float | None, seconds: float, cpu: bool) -> str:
+    """The row of an instance that is solved in this process."""
+    timer = Computing() if cpu else time.perf_counter
+    wall, clock = time.perf_counter(), Clock(seconds - _SPARE, timer=timer)
     try:
         problem = asplos_format.read(path)
         with interruptible(clock):
@@ -88,20 +81,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="instances, all by default")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds instead of wall time")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder is None:
         parser.error("name the folder of the instances, or set IOPDDL")
     paths = {path.name.split(".")[0].split("-")[-1]: path for path in sorted(options.folder.glob("*iopddl-*.json*"))}
-    if options.measure:
-        best = published(options.folder).get(options.measure)
-        print(json.dumps(row(paths[options.measure], options.measure, best, options)))
-        return
     names = options.names or list(paths)
     if unknown := [name for name in names if name not in paths]:
         parser.error(f"no instance {', '.join(unknown)} in {options.folder}: there are {', '.join(paths) or 'none'}")
-    words = [str(options.folder), "--seconds", str(options.seconds), *["--cpu"] * options.cpu]
-    lines = (harness.measured("contest.run", name, *words) for name in names)
+    best = published(options.folder)
+    asked = ((str(paths[name]), name, best.get(name), options.seconds, options.cpu) for name in names)
+    lines = (harness.measured("contest.run", *given) for given in asked)
     limit = f"At most {options.seconds:g} s of {'CPU' if options.cpu else 'wall'} time each, reading included; "
     harness.publish(options, "contest", HEADER, lines, 1, head=limit)
 

@@ -111,12 +111,12 @@ class SectionProgram:
     def choice(self, x: Floats) -> Integers:
         return np.array(self.model.picked(x), np.int64)
 
-    def search(self, start: Integers | None, enough: float = 0.0) -> Closed:
+    def search(self, start: Integers | None) -> Closed:
         """Branch and bound from a plan that fits; rows for what its solutions overflow, and again."""
         bound, best = -math.inf, start
         for _ in range(_ROUNDS):
             columns = self.model.columns_of(start.tolist()) if start is not None else None
-            found = self.highs.integer(columns, _NODES, enough)
+            found = self.highs.integer(columns, _NODES, 0.0)
             bound = max(bound, found.bound)
             if found.x is None:
                 return Closed(best, math.inf if found.done else bound, found.done)
@@ -159,16 +159,6 @@ def _problem(graph: PairGraph) -> Problem:
     values = []
     for (a, b), cost in graph.edges.items():
         rows, columns = cost.shape
-        values.append(
-            Value(
-                name=f"{a}-{b}",
-                producer=a,
-                consumers=(b,),
-                source=each[rows],
-                targets=(each[columns],),
-                seconds=cost,
-                bytes=none[columns],
-                intervals=((0, 0),),
-            )
-        )
+        source, targets = each[rows], (each[columns],)
+        values.append(Value(f"{a}-{b}", a, (b,), source, targets, cost, none[columns], ((0, 0),)))
     return Problem(nodes, tuple(values))

@@ -21,9 +21,9 @@ from benchmarks import architectures, harness
 from benchmarks.architecture_row import QUICK as QUICK_EXTENT
 from benchmarks.architecture_row import Extent, Row, measure, plans, verify
 from benchmarks.architectures import HEADER, cells, counts, page
-from benchmarks.package_runs import STAGES, kill_family
+from benchmarks.package_runs import STAGES
 from tests.models import NAMES, missing_library
-from tests.slow import quick
+from tests.slow import quick, slow
 
 ONE_RANDOM = Extent("one", ("dp=2,tp=2",), (3,), ())
 QUICK = ("llama", "bert", "t5", "vit", "resnet")
@@ -37,7 +37,7 @@ def test_trains_and_infers_the_same(name: str) -> None:
     assert row.without_rule == ()
 
 
-@pytest.mark.parametrize("name", ("nanogpt", "blocks"))
+@pytest.mark.parametrize("name", ("nanogpt", slow("blocks")))
 def test_first_own_models_under_their_best_plan(name: str) -> None:
     """A loop over blocks, then a loss of flattened logits and labels."""
     row = verify(Row(name), Extent("best", ("dp=2,tp=2",), (), ("dp=2,tp=2",)))
@@ -181,10 +181,10 @@ def test_nothing_is_left_of_a_killed_run() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         said = {process.stdout.readline().strip() for _ in range(2)}
-        kill_family(process)
+        harness.kill_family(process)
         assert process.stdout.read() == b""  # ends when the child's end of the pipe is closed
         assert b"up" in said and process.returncode == -signal.SIGKILL
-        kill_family(process)  # nothing to do
+        harness.kill_family(process)  # nothing to do
 
 
 @pytest.mark.slow

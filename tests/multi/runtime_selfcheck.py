@@ -211,7 +211,8 @@ def check_state(model: Model, expected: dict[str, Tensor]) -> None:
 def build_table(mesh: ParallelMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Rows in unequal parts over tp, others on each mesh."""
     parts = {(2, 2): "S0[3+7]", (1, 2): "S0[6+4]", (1, 1): "R"}[tuple(mesh.axes.values())]
-    model = nn.ParameterList([runtime.shard_parameter("table", (10, 3), f"R {parts}", mesh, dtype=FLOAT64)])
+    table = runtime.shard_parameter("table", (10, 3), f"R {parts}", mesh, dtype=FLOAT64, uneven="[" in parts)
+    model = nn.ParameterList([table])
     return model, torch.optim.SGD(model.parameters())
 
 

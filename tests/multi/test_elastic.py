@@ -19,6 +19,7 @@ import torch
 import autoshard
 from tests.hangs import HANGS
 from tests.launched import run
+from tests.slow import slow
 from tests.training_ranks import start, until
 
 MODEL = """
@@ -110,6 +111,7 @@ def check(package: Path, saved: Path, steps: int) -> None:
         torch.testing.assert_close(value, weights[name], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_as_many_devices_as_there_are(package: Path, tmp_path: Path) -> None:
     """3; one is killed; 2; 1, in micro-batches of the same batches; 3, and one too many that waits."""
     ranks = start(package, *options(package, tmp_path, 100), ranks=3)
@@ -129,7 +131,7 @@ def test_a_job_goes_on_with_as_many_devices_as_there_are(package: Path, tmp_path
     check(package, tmp_path, done)
 
 
-@pytest.mark.parametrize("launcher", ["srun", "without a launcher"])
+@pytest.mark.parametrize("launcher", [slow("srun"), "without a launcher"])
 def test_whoever_starts_the_processes_one_tells_the_plan(package: Path, launcher: str) -> None:
     """Once, and before the first step; without a launcher ranks are known when all are there."""
     own = {"MASTER_PORT": "29767", "MS_WORKER_NUM": "2", "MS_SCHED_PORT": "29768"}

@@ -69,7 +69,7 @@ PLANS: dict[str, Make] = {
 MORE: dict[str, Make] = {
     "megatron": megatron(),
     "megatron, uneven": megatron(vocabulary=97, n_head=6),
-    "random": forced(gpt2, "", ""),
+    "random": forced(gpt2, "", "", 2),  # of seed 0 values have smaller heads than queries: a CPU keeps those scores
     "vocabulary": forced(gpt2, CROSS_ENTROPY, "parallel_cross_entropy", 1),
     "normalised images": forced(images, "aten.batch_norm", "synchronised_batch_norm"),
     "experts": lambda mesh: (graph := capture(NAMES["mixtral"], {}), search(graph, HARDWARE, SearchRequest(mesh))),

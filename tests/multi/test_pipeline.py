@@ -35,6 +35,7 @@ from autoshard.verification.training_precision import TrainingPrecisionStep
 from tests import launched
 from tests.forced import sharded_plan
 from tests.hangs import HANGS
+from tests.slow import slow
 
 COUNT = 4
 
@@ -99,6 +100,7 @@ def test_two_stages_of_two_devices() -> None:
     check(planned("tp=2", 1, cut=1, recompute="full"))
 
 
+@pytest.mark.slow
 def test_two_stages_that_keep_what_collectives_gave() -> None:
     """Dropout, and micro-batches that are on their way through both stages at once."""
     plan = planned("tp=2", 1, recompute="communicated")
@@ -150,7 +152,7 @@ def test_values_skip_stages(mesh: str, step: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "step"), [("dp=2", {"schedule": "gpipe"}), ("tp=2", {}), ("dp=1", {"virtual_stages": 2})]
+    ("mesh", "step"), [slow("dp=2", {"schedule": "gpipe"}), slow("tp=2", {}), ("dp=1", {"virtual_stages": 2})]
 )
 def test_stages_in_lockstep_with_a_step_in_their_own_precision(mesh: str, step: dict[str, object]) -> None:
     plan = planned(mesh, 1, cut=2, **step)

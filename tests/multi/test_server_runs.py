@@ -102,6 +102,7 @@ def batches():
 """
 
 
+@pytest.mark.slow
 def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None:
     """The losses are those of an undisturbed run, and so are all bits of the parameters. The server ends while workers
     evaluate: what they find in the end is the loss of the original model."""
@@ -133,7 +134,9 @@ def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_asynchronous_and_resumed(tmp_path: Path) -> None:
     package = package_of(tmp_path / "package", asynchronous=True, staleness=3)
+    torch.save(build(**SIZES)[0].state_dict(), tmp_path / "weights.pt")  # as the command of a requeued job has it
     options = ("--save", tmp_path / "saved", "--save-every", 2, "--keep", 1, "--resume", "auto")
+    options = (*options, "--weights", tmp_path / "weights.pt")
     first = run(package, "--steps", 3, *options)
     second = run(package, "--steps", 5, *options)
     assert [*figures(first)] == [1, 2, 3] and [*figures(second)] == [4, 5], first + second

@@ -18,6 +18,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests import launched
+from tests.slow import slow
 
 GPT2 = "examples/gpt2.py:build"
 SIZES = {"n_layer": 1, "sequence": 8, "n_embd": 48, "vocabulary": 29, "dropout": 0.0, "batch": 4}
@@ -39,7 +40,8 @@ def figures(out: str) -> list[float]:
     return [float(word) for own in found if own for word in (own[1].split()[-1], own[2]) if word]
 
 
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, slow(3)])
 def test_training_evaluation_and_resuming_give_the_losses_of_equal_shares(zero: int, tmp_path: Path) -> None:
     """Three processes, of which one computes eight of twelve slices; ZeRO 3 says that nothing is in shards."""
     graph, sizes = capture(GPT2, {**SIZES, "batch": 6}), {**SIZES, "batch": 6}

@@ -85,6 +85,15 @@ def test_a_model_of_the_user_with_buffers_and_equal_examples(small_model: str, t
     assert {kind.kind: kind.count for kind in proof.kinds}["buffer"] == 3 * 3 * 4
 
 
+def test_the_proof_of_a_package_that_can_not_be_written_to_is_shown(
+    small_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(small_model, tmp_path / "out")
+    (tmp_path / "out" / "verification.json").mkdir()
+    assert commands.main(["verify", str(tmp_path / "out"), "--backend", "lockstep"]) == 0
+    assert "with no record in the package: can't write" in capsys.readouterr().out
+
+
 def test_no_smaller_sizes_are_named(small_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan(small_model, tmp_path / "out")
     monkeypatch.setattr(verify_folder, "is_quick", lambda *_: False)

@@ -9,26 +9,33 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import prune
 
 import autoshard
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 from autoshard.graph_capture import call_record
 from autoshard.ir.plan_json import dumps
 from autoshard.system import disk_cache
-from tests.api_worker import Tied
+from tests.api_worker import Frozen, Tied
 from tests.hangs import HANGS
 
 BATCH = {"ids": torch.randint(0, 12, (8, 4)), "labels": torch.randint(0, 12, (8,))}
+ROWS = torch.randn(8, 16)
 WHERE = {"hardware": "cpu-local", "mesh": "dp=2,tp=2"}
 
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+def captured() -> autoshard.api.planned.CapturedModel:
+    return autoshard.capture(mlp(), ROWS)
 
 
 def test_importing_is_light() -> None:
@@ -124,6 +131,13 @@ def test_a_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (lambda: autoshard.plan(mlp(), hardware="cpu-local", devices=[4, 2]), UsageError, "folder, also=others"),
         (lambda: autoshard.plan(mlp(), hardware="cpu-local", devices=0), UsageError, "devices=0: expected a whole"),
         (lambda: autoshard.plan(mlp(), **WHERE), UsageError, "needs example inputs"),
+        (lambda: autoshard.plan(nn.Linear, torch.ones(8, 4), **WHERE), UsageError, "got <class .*Linear"),  # type: ignore[arg-type]
+        (lambda: autoshard.plan(mlp(), ROWS, hardware="cpu-local", mesh=4), UsageError, "mesh=4: expected names"),  # type: ignore[arg-type]
+        (lambda: autoshard.plan(mlp(), ROWS, **WHERE, micro_batches="4"), UsageError, "'4': expected a whole number"),
+        (lambda: autoshard.verify(autoshard.plan(mlp(), ROWS, **WHERE), backend="nccl"), UsageError, "backend 'nccl'"),  # type: ignore[arg-type]
+        (lambda: autoshard.plan(captured(), ROWS, **WHERE), UsageError, "inputs can't be set for a captured"),
+        (lambda: autoshard.plan(captured(), precision="bf16-mixed", **WHERE), UsageError, "precision can't be set"),
+        (lambda: autoshard.plan(captured(), training=False, **WHERE), UsageError, "training can't be set"),
         (lambda: autoshard.plan("examples/mlp.py:build", torch.ones(1), **WHERE), UsageError, "its own inputs"),
         (lambda: autoshard.plan("examples/no.py:build", **WHERE), UsageError, "no file"),
         (lambda: autoshard.capture(mlp(), (1, 2)), UsageError, "the inputs are no call of the model"),
@@ -164,3 +178,90 @@ def test_layouts_and_strategies_as_data() -> None:
     assert rows[0]["counts"][:2] == [[2, 1], [2, 1]] and rows[0]["result_counts"] == [[2, 2]]
     assert [move["tensor"] for move in rows[0]["moved"]] and json.loads(json.dumps(rows)) == rows
     assert "= aten.linear(input, p_0_weight" in autoshard.strategies_text(plan).splitlines()[0]
+
+
+def test_the_package_of_an_object(tmp_path: Path) -> None:
+    """Its plan says that there is no code to verify it with; a plan of another model is no part of it."""
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    asked = {"targets": t, "loss": cross_entropy, "hardware": "cpu-local"}
+    plan = autoshard.plan(mlp(), x, **asked, mesh="dp=2")
+    other = autoshard.plan(nn.Linear(16, 8), x, **asked, mesh="dp=4")
+    with pytest.raises(UsageError, match="has other parameters"):
+        autoshard.write(plan, tmp_path / "package", also=[other])
+    assert not (tmp_path / "package").exists()
+    autoshard.write(plan, tmp_path / "package", also=[autoshard.plan(mlp(), x, **asked, mesh="dp=4")])
+    with pytest.raises(UsageError, match="made from an object, a Sequential"):
+        autoshard.verify(autoshard.load_plan(tmp_path / "package"))
+
+
+def test_a_part_stays_in_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
+    """As the model does; its state dict is the original's, complex numbers too."""
+    model, x = Frozen(), torch.randn(8, 8)
+    plan = autoshard.plan(model, x, **WHERE)
+    assert "evaluation mode is meant to stay for original.1, original.2" in capfd.readouterr().err
+    assert not plan.graph.buffer_updates and autoshard.verify(plan).passed
+    parallel = autoshard.parallelize(model, autoshard.plan(model, x, hardware="cpu-local", mesh="dp=1"))
+    assert torch.allclose(parallel(x), model(x))
+    state = parallel.full_state_dict()
+    assert {name: (own.shape, own.dtype) for name, own in state.items()} == {
+        name: (own.shape, own.dtype) for name, own in model.state_dict().items()
+    }
+    parallel.load_full_state_dict({name: 2 * own for name, own in state.items()})
+    assert torch.equal(parallel.full_state_dict()["turns"], 2 * state["turns"])
+
+
+class Similar(nn.Module):
+    """As CLIP: features, and a temperature that is a number, but no loss."""
+
+    def __init__(self, beside: bool = False) -> None:
+        super().__init__()
+        self.features, self.scale, self.beside = mlp(), nn.Parameter(torch.tensor(0.5)), beside
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.features(x)
+        return y, y.square().mean() if self.beside else self.scale.exp()
+
+
+def test_a_number_of_parameters_alone_is_no_loss() -> None:
+    """All outputs have gradients; beside a loss, a backward from another output is an error."""
+    where = {"hardware": "cpu-local", "mesh": "dp=1"}
+    model, x = Similar(), torch.randn(8, 16)
+    parallel = autoshard.parallelize(model, autoshard.plan(model, x, **where))
+    for each in (model, parallel):
+        y, scale = each(x)
+        (y * scale).square().mean().backward()
+    for name, parameter in parallel.named_parameters():
+        gradient: Any = parameter.grad
+        assert torch.allclose(gradient.full_tensor(), model.get_parameter(name).grad), name  # type: ignore[arg-type]
+    model = Similar(beside=True)
+    y, loss = autoshard.parallelize(model, autoshard.plan(model, x, **where))(x)
+    with pytest.raises(UsageError, match="another output than the loss"):
+        (y.sum() + loss).backward()
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "prune"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_weights_that_are_computed_before_a_forward(name: str) -> None:
+    """`copy.deepcopy` refuses them."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    if name == "prune":
+        prune.random_unstructured(model[0], "weight", 0.3)
+    else:
+        nn.utils.weight_norm(model[0])
+    proof = autoshard.verify(autoshard.plan(model, torch.randn(4, 8), **WHERE))
+    assert proof.passed, proof.failure
+
+
+def test_a_backward_that_fails_is_the_models_own() -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x).sigmoid()
+            return (h.add_(1) * x).sum()
+
+    plan = autoshard.plan(Written(), torch.randn(4, 4), **WHERE)
+    with pytest.raises(CaptureError, match=r"the model itself fails.*modified by an inplace operation"):
+        autoshard.verify(plan)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, WIDEST
-from autoshard.verification.original.autocast import autocast_as_planned
+from autoshard.graph_capture.two_runs.autocast import autocast_as_planned
 
 
 def listed(name: str) -> set[str]:
@@ -112,6 +112,15 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "kl_div": lambda low, wide: F.kl_div(low, wide, reduction="batchmean"),
     "binary_cross_entropy": lambda low, wide: F.binary_cross_entropy(low.sigmoid(), wide.sigmoid()),
     "binary_cross_entropy_with_logits": lambda low, wide: F.binary_cross_entropy_with_logits(low, wide.sigmoid()),
+    "float": lambda low, wide: low.float(),
+    "float of a view": lambda low, wide: low.view(2, 2, 8).float() * 2,
+    "to float32": lambda low, wide: low.to(torch.float32).mean(-1),
+    "to another's dtype": lambda low, wide: low.type_as(wide) * 2,
+    "to its own dtype": lambda low, wide: low.to(low.dtype) * 2,
+    "to its own dtype, and to float32": lambda low, wide: low.to(low.dtype) * low.to(torch.float32),
+    "what asks for a type": lambda low, wide: low.float() * (2 if low.type() else 1),
+    "itself and its float": lambda low, wide: low * low.float(),
+    "itself by its float, thrice": lambda low, wide: low * low.float() + low.float(),
 }
 
 

@@ -55,7 +55,7 @@ def shared(spec: str, mesh: str, shares: tuple[int, ...], style: str = "dp", zer
         ("tests/small_models.py:weighted", "dp=3", (1, 5, 3), "dp", {}),  # class weights
         slow("tests.models.decoders:llama", "dp=2,tp=2", (1, 5), "megatron", {}),
         slow("tests.models.decoders:mixtral", "dp=2,tp=2", (5, 1), "megatron", {}),
-        ("tests.models.pairs:t5", "dp=2,tp=2", (5, 1), "dp", {}),  # masks are cut as the batch is
+        slow("tests.models.pairs:t5", "dp=2,tp=2", (5, 1), "dp", {}),  # masks are cut as the batch is
         slow("tests.models.encoders:xlnet", "dp=2,tp=2", (5, 1), "dp", {}),
         slow("tests.models.vision:vit", "dp=2,tp=2", (5, 1), "dp", {}),
     ],
@@ -76,10 +76,10 @@ def test_a_step_is_the_models_own_whatever_the_shares(
     ("line", "wrong"),
     [
         ("mean = total.to(torch.float64) / micro_batches if sliced else own.mean()", "mean = own.mean()"),
-        ("if axis.mesh.slice_at is None or axis.name != axis.mesh.slice_at[0]:", "if True:"),
-        ("at, slices = mesh.coordinates | {self.axis: coordinate}, []", "at, slices = mesh.coordinates, []"),
+        slow("if axis.mesh.slice_at is None or axis.name != axis.mesh.slice_at[0]:", "if True:"),
+        slow("at, slices = mesh.coordinates | {self.axis: coordinate}, []", "at, slices = mesh.coordinates, []"),
         ("losses[own.number] = losses[own.number] + outputs[0].detach()", "losses[own.number] = outputs[0].detach()"),
-        ("self.coordinates = coordinates | {at[0]: at[1]}", "pass"),
+        slow("self.coordinates = coordinates | {at[0]: at[1]}", "pass"),
     ],
 )
 def test_planted_faults_of_the_runtime_are_seen(line: str, wrong: str) -> None:
@@ -212,6 +212,7 @@ def test_options_that_can_not_be(options: str, said: str, capsys: pytest.Capture
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_a_searched_step_takes_unequal_shares_where_they_pay() -> None:
     """Its bound holds for all shares; equal ones are asked for."""
     ways = space(large(), 4, 64, zero=(0, 1), micro_batch=(2,), stages=(1,))

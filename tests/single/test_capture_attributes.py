@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import random
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import sympy.core.random
 import torch
 from torch import nn
 
+from autoshard.emit import emit
 from autoshard.errors import CaptureError
-from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.capture import capture, capture_model
+from autoshard.graph_capture.tracing.python_state import random_sources
+from autoshard.ir.graph import SAME
+from autoshard.ir.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.verification.case import check_files, make_case
+from tests.forced import forced_plan
 
 KEPT_WRONGLY = {
     "a product of a weight": lambda model, x: model.a.weight * 2,
@@ -191,3 +207,249 @@ def test_a_number_written_in_the_forward_is_the_same_in_each_call(differs: bool)
             capture_model(Switches(), (torch.randn(4, 4),))
     else:
         capture_model(Switches(), (torch.randn(4, 4),))
+
+
+COUNTED = {"calls": 0}
+HELD: dict[str, torch.Tensor] = {}
+MEAN = torch.zeros(4)
+
+
+def closure() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+def of_a_global(model: Reads) -> float:
+    COUNTED["calls"] += 1
+    return COUNTED["calls"]
+
+
+def of_the_class(model: Reads) -> float:
+    Reads.calls += 1
+    return Reads.calls
+
+
+def of_an_object(model: Reads) -> float:
+    model.object.calls += 1
+    return float(model.object.calls)
+
+
+def of_a_queue(model: Reads) -> float:
+    model.queue.append(model.queue[-1] + 1)
+    return model.queue[-1]
+
+
+def in_place(model: Reads) -> torch.Tensor:
+    return MEAN.add_(1)
+
+
+READ: dict[str, Callable[[Reads], float | torch.Tensor]] = {
+    "a global": of_a_global,
+    "the class": of_the_class,
+    "an object": of_an_object,
+    "a queue": of_a_queue,
+    "a closure": lambda model: model.count(),
+    "an iterator": lambda model: next(model.iterator),
+    "a clock": lambda model: time.perf_counter(),
+    "a tensor that is no buffer": in_place,
+}
+
+
+class Reads(nn.Module):
+    """State that no attribute of a module holds. `used`: whether the forward computes with it."""
+
+    calls = 0
+
+    def __init__(self, what: str, used: bool = True) -> None:
+        super().__init__()
+        self.a, self.what, self.used = nn.Linear(4, 4), what, used
+        self.object, self.count, self.queue = SimpleNamespace(calls=0), closure(), collections.deque([0])
+        self.iterator = itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read = READ[self.what](self)
+        return (self.a(x) * (read if self.used else 1)).square().mean()
+
+
+@pytest.mark.parametrize("what", READ)
+def test_state_outside_of_attributes_is_refused(what: str) -> None:
+    expected = r"computes something else when it is called again, at .*`return \(self.a\(x\)"
+    if what == "a tensor that is no buffer":
+        expected = "changes a tensor in place that is no buffer, at .*MEAN.add_"
+    with pytest.raises(CaptureError, match=expected):
+        capture_model(Reads(what), (torch.randn(4, 4),))
+
+
+@pytest.mark.parametrize("what", [what for what in READ if what != "a tensor that is no buffer"])
+def test_state_that_nothing_is_computed_with_is_none(what: str) -> None:
+    assert capture_model(Reads(what, used=False), (torch.randn(4, 4),)).loss
+
+
+class Caches(nn.Module):
+    """In a global: the second call finds what the first computed."""
+
+    def __init__(self, what: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.a, self.what = nn.Linear(4, 4), what
+        HELD.clear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not HELD:
+            HELD["it"] = self.what(self, x)
+        return (self.a(x) @ HELD["it"]).square().mean()
+
+
+@pytest.mark.parametrize("kept", KEPT_WRONGLY)
+def test_a_cache_outside_of_attributes_of_what_changes_is_refused(kept: str) -> None:
+    with pytest.raises(CaptureError, match="computes something else when it is called again"):
+        capture_model(Caches(KEPT_WRONGLY[kept]), (torch.randn(4, 4),))
+
+
+def test_a_cache_outside_of_attributes_of_what_stays_is_no_state() -> None:
+    graph = capture_model(Caches(lambda model, x: torch.arange(4.0).outer(torch.ones(4))), (torch.randn(4, 4),))
+    assert "aten.arange" in [op.target for op in graph.ops]
+
+
+class Closes(nn.Module):
+    """Its function keeps the tensor of the constructor, not the buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, scale = nn.Linear(4, 4), torch.arange(4.0)
+        self.register_buffer("scale", scale)
+        self.scaled = lambda x: x * scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(self.a(x)).mean()
+
+
+def closes() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Closes(), (torch.randn(4, 4),)
+
+
+def test_a_buffer_that_a_closure_holds_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"that no module holds at .*lambda x: x \* scale"):
+        capture(f"{__file__}:closes", {})
+
+
+def test_a_vmap_that_a_trace_loses_is_named() -> None:
+    class Maps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(self.a, out_dims=1)(x).mean()
+
+    with pytest.raises(CaptureError, match="with out_dims"):
+        capture_model(Maps(), (torch.randn(4, 4),))
+
+
+def test_results_that_take_turns_are_state() -> None:
+    """Both calls compute the same, and return another of it."""
+    turns = itertools.cycle([0, 1])
+
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.a(x).mean(), self.b(x).mean())[next(turns)]
+
+    with pytest.raises(CaptureError, match="called again, at what Turns returns"):
+        capture_model(Turns(), (torch.randn(4, 4),))
+
+
+@pytest.mark.parametrize("within", ["", "another", "a dict"])
+@pytest.mark.parametrize("caches", [False, True])
+def test_a_dataclass_that_torch_does_not_know_is_no_state(within: str, caches: bool) -> None:
+    """The first capture of a process is the first that sees it."""
+
+    @dataclass
+    class Inner:
+        loss: torch.Tensor
+        size: int = 0
+
+        def __post_init__(self) -> None:
+            self.size = self.loss.numel() + 6
+
+    @dataclass
+    class Outer:
+        inner: Inner
+
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if caches and not hasattr(self, "mask"):
+                self.mask = torch.ones(4, 4).tril()
+            made = self.a(x) @ self.mask if caches else self.a(x)
+            loss = Inner(made.square().mean())
+            return {"": loss, "another": Outer(loss), "a dict": {"x": loss}}[within]
+
+    graph = capture_model(Returns(), (torch.randn(4, 4),))
+    assert graph.loss and graph.evaluation == SAME
+
+
+@pytest.mark.parametrize("value", [float("nan"), np.float32("nan")])
+def test_nan_is_the_same_in_each_call_and_mode(value: float) -> None:
+    class Fills(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x).masked_fill(x > 3, value * 1).nanmean()
+
+    assert capture_model(Fills(), (torch.randn(4, 4),)).evaluation == SAME
+
+
+GENERATORS = [random.Random(0)]
+
+
+class Holder:
+    """An object of a user's class that holds a generator."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+def test_generators_are_found_where_the_model_s_code_reaches_them() -> None:
+    own, closed, numpy = random.Random(1), random.Random(2), np.random.default_rng(3)
+
+    class Draws(nn.Module):
+        shared = ({"numpy": numpy},)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config, self.call = Holder({"own": own}), lambda: closed.random()
+
+    found = {id(source) for source in random_sources(nn.Sequential(Draws()))}
+    assert {id(each) for each in (*GENERATORS, own, closed, numpy)} <= found
+    assert id(random.random.__self__) in found and id(np.random.random.__self__) in found
+    assert not any(id(x) in found for x in vars(sympy.core.random).values())
+
+
+def test_a_file_whose_model_returns_a_dataclass_is_verified(tmp_path: Path) -> None:
+    """Each time that it is loaded, its class is another."""
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass\nimport torch\n\n\n@dataclass\nclass Out:\n    loss: torch.Tensor\n\n\n"
+        "class Model(torch.nn.Linear):\n    def forward(self, x):\n"
+        "        return Out(super().forward(x).square().mean())\n\n\n"
+        "def build():\n    return Model(4, 4), (torch.randn(8, 4),)\n"
+    )
+    spec = f"{tmp_path / 'own.py'}:build"
+    graph = capture(spec, {})
+    case = make_case(spec, {}, graph)
+    plan = forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True, 1)
+    program = lower(plan, graph)
+    assert check_files(case, program, emit(program, plan, graph)).passed

@@ -304,3 +304,20 @@ def test_a_loss_of_trained_tensors_without_elements_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="no trainable parameter contributes to the loss, but tensors without"):
         capture_model(Model(), (torch.randn(4, 5),))
+
+
+class NormedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        return nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var).sum()
+
+
+def test_a_result_is_not_named_as_another_operator() -> None:
+    """The first norm has three results, and the node of the second is `batch_norm_1`."""
+    graph = capture_model(NormedTwice(), (torch.randn(4, 8),))
+    results = [name for op in graph.ops for name in op.results]
+    assert len(results) == len(set(results)) == 6

@@ -22,6 +22,7 @@ from autoshard.rules.resize.captured_batch import captured_with, followed_number
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.verification import verify_package
 from tests.models import NAMES
+from tests.slow import quick
 
 OWN = 8  # samples captured; all other sizes below are others
 
@@ -96,7 +97,7 @@ def build(loss: str = "divisor", batch: int = OWN, width: int = 16) -> tuple[nn.
 SPEC = f"{__file__}:build"
 
 
-@pytest.mark.parametrize("loss", [*FOLLOWED, *REFUSED])
+@pytest.mark.parametrize("loss", quick((*FOLLOWED, *REFUSED), (*FOLLOWED[::2], *REFUSED[::2])))
 def test_carried_to_another_batch_is_captured_there_or_refused(loss: str) -> None:
     own = capture(SPEC, {"loss": loss})
     for samples in (4, 18):

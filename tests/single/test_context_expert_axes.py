@@ -77,6 +77,7 @@ def made(graph: Graph, devices: int, batch: int, **fixed: Any) -> tuple[JointRes
     return found, joint_plan(found, hardware(), Origin("model"))[1]
 
 
+@pytest.mark.slow
 def test_where_a_second_axis_is_offered() -> None:
     assert longest_tokens(long()) == 2 * LEAST_TOKENS and expert_count(long()) == 0
     assert longest_tokens(small()) == 256 and expert_count(small()) == 4
@@ -145,7 +146,7 @@ def test_blocks_that_share_experts_cost_what_their_program_takes(zero: int) -> N
     assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.05)
 
 
-@pytest.mark.parametrize("zero", [slow(2), 3])
+@pytest.mark.parametrize("zero", [slow(2), slow(3)])
 def test_what_replicas_move_of_experts_stands_beside_their_products(zero: int) -> None:
     """On one link with tp, whose first collective of a backward comes late: until then nothing waits."""
     found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), zero=(zero,), stages=(1,))

@@ -169,6 +169,7 @@ def test_the_fullest_stage_is_full_for_its_own_kind() -> None:
     assert plan.peak_within(1.0) == pytest.approx(max(shares))
 
 
+@pytest.mark.slow
 def test_a_searched_step_is_no_slower_than_on_twice_the_slower_kind() -> None:
     ways = space(gpt2(), 4, 64, zero=(0,), micro_batch=(2, 4), stages=(2,))
     slow_ones = load_hardware("v100-32g-sxm2:2,v100-32g-sxm2:2")

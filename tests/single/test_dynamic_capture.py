@@ -43,7 +43,7 @@ def captured_at(name: str, graph: Graph, sizes: Mapping[str, int]) -> Graph:
     [
         ("words", WORDS, {"batch": 12, "sequence": 40}),
         slow("words", WORDS, {"batch": 4, "sequence": 8}),
-        ("image", IMAGE, {"batch": 8, "height": 24, "width": 52}),
+        slow("image", IMAGE, {"batch": 8, "height": 24, "width": 52}),
         ("two", TWO, {"batch": 12, "source": 28, "target": 10}),
         ("halving", "batch=4..32/4,height=8..64/4@x.2,width=8..64/4@x.3", {"batch": 8, "height": 44, "width": 12}),
         ("lstm", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),

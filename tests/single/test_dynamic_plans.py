@@ -77,7 +77,7 @@ def proved(name: str, graph: Graph, plan: Plan, micro_batches: int = 1) -> dict[
         ("mapped", "batch=4..32/4,source=8..32/4@source.1,target=8..32/4@target.1", "dp=2,tp=2", "best"),
         slow("lstm", "batch=4..32/4,sequence=3..17@x.1", "dp=2", "dp"),
         slow("gru", "batch=4..32/4,sequence=3..17@x.1", "dp=2", "dp"),
-        ("placed", "batch=4..32/4,height=16..64/4@x.2,width=16..64/4@x.3", "dp=2", "dp"),  # 16 x 16 among the steps
+        slow("placed", "batch=4..32/4,height=16..64/4@x.2,width=16..64/4@x.3", "dp=2", "dp"),  # 16 x 16 among the steps
     ],
 )
 def test_a_package_is_right_at_another_size_in_each_step(name: str, text: str, mesh: str, strategy: str) -> None:
@@ -128,7 +128,7 @@ def test_a_global_batch_is_of_micro_batches_whose_sizes_follow() -> None:
     proved("words", model.graph, plan, micro_batches=2)
 
 
-@pytest.mark.parametrize("step", [StepRequest(global_batch=16, stages=2), StepRequest(global_batch=16, zero=3)])
+@pytest.mark.parametrize("step", [StepRequest(global_batch=16, stages=2), slow(StepRequest(global_batch=16, zero=3))])
 def test_a_step_is_searched_for_all_lengths(step: StepRequest) -> None:
     """At the largest, of whose best steps the least expected one is taken; right at other lengths."""
     model = captured_model(spec("words"), dynamic=LENGTHS)
@@ -145,7 +145,7 @@ def test_a_step_is_searched_for_all_lengths(step: StepRequest) -> None:
         proved("words", made.graph, made.plan, made.plan.step.micro_batches)
 
 
-@pytest.mark.parametrize("samples", [2, 12])
+@pytest.mark.parametrize("samples", [slow(2), 12])
 def test_numbers_of_another_batch_follow_the_sizes_as_captured_there(samples: int) -> None:
     graph = capture(spec("words"), {}, dynamic=(LENGTHS,))
     there = capture(spec("words"), {"batch": samples}, dynamic=(LENGTHS,))
@@ -185,6 +185,7 @@ def test_only_what_divides_every_size_is_offered() -> None:
         search(graph, HARDWARE, SearchRequest(mesh, pins=("input:ids=Shard(0)@dp", f"op:{op.name}=((1, 1), (8, 1))")))
 
 
+@pytest.mark.slow
 def test_what_is_offered_holds_at_every_size() -> None:
     """By brute force: at each allowed size each strategy is offered, in the same layouts."""
     graph, mesh = graph_of("words", "batch=2..8/2,sequence=2..8/2"), Mesh.parse("dp=2,tp=2")
@@ -208,6 +209,7 @@ def test_what_is_offered_holds_at_every_size() -> None:
 POINTS = "batch=4,sequence=8:5;batch=8,sequence=64:1;batch=32,sequence=16:2"
 
 
+@pytest.mark.slow
 def test_the_expected_plan_is_no_worse_than_any_plan_of_one_size() -> None:
     graph, mesh = graph_of("words", WORDS), Mesh.parse("dp=2,tp=2")
     hardware = load_hardware("a100-80g-sxm")

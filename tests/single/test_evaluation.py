@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
-from autoshard.graph_capture.eval_mode import both_modes
+from autoshard.graph_capture.two_runs import both_modes
 from autoshard.ir.graph import SAME, Graph
 from autoshard.ir.graph_json import dumps, graph_hash, loads
 from autoshard.ir.mesh import Mesh

@@ -100,7 +100,7 @@ def test_only_what_is_a_block_is_folded(wrong: str) -> None:
     ("mesh", "choice", "arguments"),
     [
         ("dp=2,ep=2", "t+e", {"form": "grouped_mm"}),
-        ("ep=3", "t+e", {"experts": 5, "batch": 3}),
+        slow("ep=3", "t+e", {"experts": 5, "batch": 3}),
         slow("dp=2,tp=2", "e", {}),
         ("tp=2", "f", {}),
     ],
@@ -230,7 +230,7 @@ def test_what_autograd_keeps_of_experts_is_what_a_plan_counts(form: str, shared:
     assert told.extra_bytes == pytest.approx(found, rel=0.01)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("tp", [slow(1), 2, slow(4), 8])
 def test_a_captured_plan_shares_what_experts_keep(tp: int) -> None:
     """In its Program's own accounting: what lies between the products falls with the devices that share it."""
     sizes = {"hidden": 16, "inner": 64, "experts": 4, "batch": 4, "sequence": 8}

@@ -31,6 +31,7 @@ from tests.forced import forced_plan
 from tests.meter import Meter
 from tests.models.decoders import gpt2, llama
 from tests.single.test_column_parallel import Told
+from tests.slow import slow
 
 # A number m * 2^e of p bits of mantissa, rounded to nearest, is away by a uniform part of half a unit, 2^(e - p - 1).
 # With m spread evenly by its logarithm over [1, 2), the root of the mean square of that is 2^-p / sqrt(12) *
@@ -186,7 +187,7 @@ def made(name: str, mesh: str, seed: int = 0) -> tuple[Case, Program, dict[str, 
     return make_case(spec, {}, graph), program, emit(program, plan, graph)
 
 
-@pytest.mark.parametrize("name, mesh", [("llama", "dp=2"), ("gpt2", "tp=2")])
+@pytest.mark.parametrize("name, mesh", [("llama", "dp=2"), slow("gpt2", "tp=2")])
 def test_packages(name: str, mesh: str) -> None:
     """All but the head; in float64, and in their own precision as near as the original in float8."""
     case, program, files = made(name, mesh)

@@ -244,6 +244,7 @@ def _forget() -> None:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_it_trains_as_one_planned_for_those_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from autoshard.emit import emit
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.two_runs.autocast import autocast_as_planned
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.verification.case import check_files, make_case, written
-from autoshard.verification.original.autocast import autocast_as_planned
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan

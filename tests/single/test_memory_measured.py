@@ -237,7 +237,7 @@ def gpt2_of_layers(layers: int) -> Built:
     [slow("all", "dp=1"), ("expensive", "dp=1"), slow("input", "dp=1"), ("input", "tp=2"),
      slow("communicated", "tp=2"), ("expensive+communicated", "tp=2")],
 )  # fmt: skip
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [slow(1), 2])
 def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, mesh: str, count: int) -> None:
     """Of one micro-batch, whose backward finds no gradients, and of two. What blocks computed again hold is not there
     with what the loss does."""

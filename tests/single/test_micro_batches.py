@@ -25,6 +25,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import Case, check_files, make_case
 from tests.forced import forced_plan, sharded_plan
+from tests.slow import slow
 
 COUNT = 3
 
@@ -80,6 +81,16 @@ def build_guessing() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Guessing(), build()[1]
 
 
+def build_hooked() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    class Hooked(Tagger):
+        def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+            hidden = self.up(self.words(ids))
+            hidden.register_hook(lambda gradient: gradient * 0.5)
+            return F.cross_entropy(self.down(hidden).flatten(0, 1), tags.reshape(-1))
+
+    return Hooked(), build()[1]
+
+
 @cache
 def made(zero: bool = False, seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
     graph = capture(f"{__file__}:build", {})
@@ -100,6 +111,16 @@ def test_the_step_is_that_of_the_original(zero: bool, seed: int) -> None:
     reference, program, files = made(zero, seed)
     assert bool(program.weight_buckets) >= zero and len(program.label_counts) == 1
     proof = check_files(reference, program, files, own_precision=True)
+    assert proof.passed, proof.failure
+
+
+def test_a_model_that_asks_for_gradients_is_run_with_them_to_count_its_labels() -> None:
+    """A hook can't be registered on a tensor without a gradient."""
+    graph = capture(f"{__file__}:build_hooked", {})
+    plan = replace(forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True), step=StepPlan(2))
+    program = lower(plan, graph)
+    case = make_case(f"{__file__}:build_hooked", {}, graph, micro_batches=2)
+    proof = check_files(case, program, emit(program, plan, graph))
     assert proof.passed, proof.failure
 
 
@@ -155,7 +176,7 @@ def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> Non
         emit(lower(several, graph), several, graph)
 
 
-@pytest.mark.parametrize("mesh", ["dp=2", "tp=2", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", [slow("dp=2"), slow("tp=2"), "dp=2,tp=2"])
 def test_classes_count_by_their_weights(mesh: str) -> None:
     """A micro-batch of rare classes counts for more; its labels may all have the weight 0."""
     graph = capture(f"{__file__}:build_classes", {})

@@ -33,6 +33,7 @@ from autoshard.verification.case import Case, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from tests.forced import data_parallel, forced_plan, pinned_plan, sharded_plan
+from tests.slow import quick, slow
 
 MODELS = Path(__file__).parents[1] / "models"
 LLAMA, GPT2 = f"{MODELS / 'decoders.py'}:llama", f"{MODELS / 'decoders.py'}:gpt2"  # GPT-2's embedding is tied
@@ -56,7 +57,7 @@ def made(spec: str, mesh: str) -> tuple[Graph, Program, dict[str, str]]:
     return graph, program, emit(program, plan, graph)
 
 
-@pytest.mark.parametrize(("spec", "mesh"), PLANS)
+@pytest.mark.parametrize(("spec", "mesh"), quick(PLANS, PLANS[2:]))
 def test_many_buckets_give_the_numbers_of_the_original(spec: str, mesh: str) -> None:
     graph, program, files = made(spec, mesh)
     assert len(program.gradient_buckets) >= 4
@@ -191,7 +192,7 @@ def sharded(spec: str, mesh: str, precision: str, batch: int = 6) -> tuple[Graph
     return graph, program, emit(program, plan, graph)
 
 
-@pytest.mark.parametrize(("spec", "mesh", "precision"), SHARDED)
+@pytest.mark.parametrize(("spec", "mesh", "precision"), quick(SHARDED, SHARDED[1:3]))
 def test_weights_of_a_block_go_together(spec: str, mesh: str, precision: str) -> None:
     """Every weight that is gathered is in a bucket, a block has one; the numbers are the original's."""
     graph, program, files = sharded(spec, mesh, precision)
@@ -206,8 +207,8 @@ def test_weights_of_a_block_go_together(spec: str, mesh: str, precision: str) ->
     assert proof.passed, proof.failure
 
 
-@pytest.mark.parametrize(("spec", "mesh"), [(LLAMA, "dp=3"), (GPT2, "dp=2,fs=2")])
-@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
+@pytest.mark.parametrize(("spec", "mesh"), [(LLAMA, "dp=3"), slow(GPT2, "dp=2,fs=2")])
+@pytest.mark.parametrize("precision", ["bf16-mixed", slow("fp16-mixed")])
 def test_weights_of_two_dtypes_go_together_bit_for_bit(spec: str, mesh: str, precision: str) -> None:
     """A block in mixed precision is one gather; gradients are those of a gather for each dtype, in their own bits."""
     _, program, files = sharded(spec, mesh, precision)
@@ -291,7 +292,7 @@ def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, prec
             assert size == said or said == pytest.approx(size, rel=uneven) or size < 64  # a count, the loss
 
 
-@pytest.mark.parametrize(("spec", "steps"), [(LLAMA, 4), (GPT2, 6)])
+@pytest.mark.parametrize(("spec", "steps"), [slow(LLAMA, 4), (GPT2, 6)])
 def test_weights_in_shards_over_two_axes_are_gathered_at_once(spec: str, steps: int) -> None:
     """One gather over both axes, and so with the others of its block, though one axis after the other is planned."""
     graph = capture(spec, {"batch": 8, "layers": 3}, "fp32")
@@ -306,7 +307,7 @@ def test_weights_in_shards_over_two_axes_are_gathered_at_once(spec: str, steps: 
     assert proof.passed, proof.failure
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["fp32", slow("bf16-mixed")])
 def test_biases_that_the_tensor_axis_masks_or_slices_go_with_the_weights(precision: str) -> None:
     """Each had a gather and a scatter of its own: four of both a layer."""
     graph = capture(GPT2, {"batch": 6, "layers": 3}, precision)

@@ -31,6 +31,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "drawn": lambda h, b: h.normal_() + b,
     "kept before": lambda h, b: (h * 1).add(h.copy_(b)),
     "a part": lambda h, b: h[:, :9].copy_(b[:, :9]).sum() + h,
+    "the diagonal": lambda h, b: h.fill_diagonal_(0.5) * b,
 }
 
 

@@ -32,6 +32,7 @@ from autoshard.verification.case import case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.ranks.loaded_package import _private_imports, load_package
 from autoshard.verification.verify_folder import by_rows
+from tests.slow import slow
 
 SHARES = 3
 
@@ -75,7 +76,9 @@ def proof_of(plan: Any, steps: int) -> Proof:
     return check_files(case, plan.simulated.program, emit(plan.simulated.program, own, graph))
 
 
-@pytest.mark.parametrize(("optimizer", "tables"), [("adamw", "same"), ("sgd", "same"), ("adamw", "rowwise-adagrad")])
+@pytest.mark.parametrize(
+    ("optimizer", "tables"), [slow("adamw", "same"), slow("sgd", "same"), ("adamw", "rowwise-adagrad")]
+)
 def test_synchronous_steps_are_those_of_the_original(optimizer: str, tables: str) -> None:
     torch.manual_seed(0)
     plan = planned(Reader(), reader_inputs(), micro_batches=SHARES, optimizer=optimizer, table_optimizer=tables)
@@ -201,7 +204,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
         *((f"--{own}", "--lr, --table-lr: ") for own in ("lr -1", "table-lr -1", "lr-least 2", "max-norm 0")),
         *((f"--{own}", "--save-every, --keep and ") for own in ("save-every 2", "keep 2", "resume auto")),
         ("--eval-every 2", "--eval-every needs batches"),
-        ("--weights a --resume b", "--weights and --resume both"),
     ],
 )
 def test_settings_that_make_no_sense(package: Any, words: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.compare import local_part
 from autoshard.workflow import make_plan
 from benchmarks.fuzz import RIGHT, run_places
+from tests.slow import slow
 from tests.tiny.test_two_meshes import drawn
 
 SPEC = "tests/placed_towers.py:build"
@@ -98,7 +99,7 @@ def test_random_plans_are_those_of_the_original(mesh: str, meshes: tuple[str, ..
     assert proof.ranks == plan.devices == sum(own.size for own in plan.meshes)
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [slow(1), slow(2), 3])
 def test_weights_are_in_shards_on_the_axes_of_each_place(zero: int) -> None:
     """Over the devices that would hold them alike: two of one place, six of the other."""
     graph = captured()

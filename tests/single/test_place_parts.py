@@ -17,6 +17,7 @@ from autoshard.verification.case import check_files, make_case
 from autoshard.whole_step_search.places.own_parts import place_graphs
 from autoshard.workflow import make_plan
 from tests.single.test_place_meshes import CPU, PLACES, SPEC, captured, planned
+from tests.slow import slow
 
 
 def asked(mesh: str, *meshes: str, limit: float | None = None, level: int = 2) -> SearchRequest:
@@ -31,7 +32,7 @@ def counting_all(request: SearchRequest, monkeypatch: pytest.MonkeyPatch, graph:
         return make_plan(graph, CPU, request).plan
 
 
-@pytest.mark.parametrize("part", [0.9, 0.7])
+@pytest.mark.parametrize("part", [slow(0.9), slow(0.7)])
 def test_parts_fit_where_the_model_does_not(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the one device of place 0 the whole model takes what it takes: there is nothing to split."""
     graph = captured()
@@ -56,7 +57,7 @@ def test_a_step_is_shorter_where_memory_is_for_the_parts(monkeypatch: pytest.Mon
     assert make_plan(captured(), CPU, tight).plan.step_seconds < 0.9 * before.step_seconds
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [slow(1), 2])
 def test_no_plan_is_worse_than_where_all_counts(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     request = asked("dp=2", "1:dp=2,tp=2", level=level)
     before = counting_all(request, monkeypatch, captured())

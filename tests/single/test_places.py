@@ -33,10 +33,12 @@ from autoshard.program.schedules.placed_parts import op_places, parts_on, placed
 from autoshard.program.stage_programs import stage_programs
 from autoshard.program.step_check import check_step
 from autoshard.replay.command_line import command
+from autoshard.replay.simulated_plan import simulate_plan
 from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.fixed_styles import random_plan
 from autoshard.simulation.steps.program_step import simulate_plan_step
 from autoshard.text import plan_diff
+from autoshard.text.plan_summary import summary
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.workflow import make_plan
@@ -296,6 +298,7 @@ def test_every_mistake_has_a_sentence(what: object, role: object, rank: object, 
         (("place:nope=1",), {}, "place of nope: no operator is in that module"),
         (("place:left=2",), {}, "worker 1 has no operator"),
         (("place:left=1", "place:right=1", "place:join=1", "place:head=1"), {}, "worker 0 has no operator"),
+        (("place:left=2000000000",), {}, "worker 1 has no operator: modules are placed on 0, 2000000000"),
         (("place:left=x",), {}, "expected place:MODULE=NUMBER"),
         (("place:left=-1",), {}, "expected place:MODULE=NUMBER"),
         (("place:=1",), {}, "expected place:MODULE=NUMBER"),
@@ -330,6 +333,24 @@ def test_without_a_job_of_several_devices_place_has_no_effect_and_the_plan_says_
     assert "--place none" in command(made, towers_graph())
 
 
+def test_inference_on_places_is_refused_with_the_way_out() -> None:
+    graph = replace(towers_graph(), loss=None, training=False)
+    request = search_request(Mesh.parse("dp=1"), None, 2, (), None, None, {}, "auto")
+    with pytest.raises(UsageError, match="a step of places needs a loss to train\n  try: --place none"):
+        make_plan(graph, load_hardware("cpu-local"), request)
+    alone = search_request(Mesh.parse("dp=1"), None, 2, (), None, None, {"place": "none"}, "auto")
+    assert make_plan(graph, load_hardware("cpu-local"), alone).plan.devices == 1
+
+
+def test_a_schedule_may_be_named_where_only_the_model_has_places() -> None:
+    """Whether there is something to schedule is known once the model is captured."""
+    request = search_request(Mesh.parse("dp=1"), None, 2, (), None, None, {"schedule": "gpipe"}, "auto")
+    made = make_plan(towers_graph(), load_hardware("cpu-local"), request).plan
+    assert made.step.schedule == "gpipe" and made.devices == 3
+    with pytest.raises(UsageError, match="--schedule is about stages, and there is one"):
+        make_plan(replace(towers_graph(), module_requests=()), load_hardware("cpu-local"), request)
+
+
 def test_a_difference_of_places_alone_is_said() -> None:
     graph = towers_graph()
     plan = random_plan(PlanningContext(graph, Mesh.parse("dp=1"), load_hardware("cpu-local")), 0)
@@ -337,6 +358,15 @@ def test_a_difference_of_places_alone_is_said() -> None:
     one, other = (predicted(replace(plan, step=step), graph) for step in steps)
     assert "but not the step" in plan_diff.text(plan_diff.diff(one, graph, other, graph))
     assert "but not the step" not in plan_diff.text(plan_diff.diff(one, graph, one, graph))
+
+
+def test_the_summary_speaks_of_places() -> None:
+    graph = captured(3)
+    plan = placed(3, graph, count=1)
+    made = simulate_plan(plan, graph, load_hardware("cpu-local"))
+    words = " ".join(summary(plan, graph, timeline=made.timeline, step=made.step).split())
+    assert f"mean of {plan.step.stages} places" in words and "average micro-batch on one place" in words
+    assert "stage" not in words
 
 
 def test_a_buffer_of_two_places_is_refused() -> None:
@@ -364,6 +394,22 @@ def test_a_weight_is_read_in_one_part_of_a_place_where_it_can_be(between: bool) 
     graph = Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), ops, ("d",), None)
     found = [part.ops for part in parts_on(graph, [0, 1, 0, 0])]
     assert found == ([("a",), ("b",), ("c", "d")] if between else [("b",), ("a", "c", "d")])
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_is_made_of_weights_alone_is_in_the_part_of_its_reader(elsewhere: bool) -> None:
+    """Cross attention splits the rows of a packed projection; another place that reads them waits for no data."""
+    ops = (
+        Op("rows", "aten.split", ("w",), (), ("q", "kv")),
+        Op("a", "aten.relu", ("x",), (), ("a",)),
+        Op("b", "aten.linear", ("x" if elsewhere else "a", "kv", None), (), ("b",)),
+        Op("c", "aten.linear", ("a", "q", None), (), ("c",)),
+        Op("d", "aten.add", ("b", "c"), (), ("d",)),
+    )
+    tensors = tuple(Value(name, (4, 4), "float32") for name in ("x", "w", "q", "kv", "a", "b", "c", "d"))
+    graph = Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), ops, ("d",), None)
+    found = [part.ops for part in parts_on(graph, [1, 0, 2 if elsewhere else 1, 1, 1])]
+    assert found == ([("rows",), ("a",), ("b",), ("c",), ("d",)] if elsewhere else [("a",), ("rows", "b", "c", "d")])
 
 
 @pytest.mark.parametrize("unplaced", [None, 2])

@@ -23,7 +23,7 @@ def test_the_reading_thread_has_the_device_and_pins_what_lies_on_the_host(monkey
 
     def reading() -> Iterator[Read]:
         assert current.device == device
-        yield [torch.zeros(2), torch.zeros(2, device="meta")], None
+        yield [torch.zeros(2), torch.zeros(2, device="meta")], None, 0
 
     batches = Prefetched(reading(), device, 1)
     assert batches.queue is not None

@@ -79,6 +79,7 @@ def test_micro_batches_repeat_all_but_the_end_of_the_step() -> None:
     assert f"predicted step     {format_seconds(made.step_seconds)}" in said and "in the mean" not in said
 
 
+@pytest.mark.slow
 def test_what_runs_once_a_step_is_paid_by_all_micro_batches() -> None:
     """The plan of 64 micro-batches is searched for as such: no style's step is shorter, over slow links too."""
     slow, mesh, step = load_hardware("l40s-48g"), Mesh((("dp", 2), ("tp", 2))), StepRequest(micro_batches=64)

@@ -27,6 +27,7 @@ from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan, sharded_plan
 from tests.meter import Meter
+from tests.slow import slow
 
 
 def build(layers: int = 3, dropout: float = 0.1) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -107,9 +108,9 @@ def planned(mesh: str, zero: bool, step: StepPlan) -> Plan:
 @pytest.mark.parametrize(
     ("mesh", "zero", "keeps", "count"),
     [
-        ("tp=2", False, ("input",), 1),
+        slow("tp=2", False, ("input",), 1),
         ("tp=2", False, ("input", "expensive", "all"), 2),
-        ("dp=2", True, ("expensive", "input"), 2),
+        slow("dp=2", True, ("expensive", "input"), 2),
     ],
 )
 def test_the_step_is_that_of_the_original(mesh: str, zero: bool, keeps: tuple[str, ...], count: int) -> None:

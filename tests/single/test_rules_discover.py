@@ -25,8 +25,8 @@ from autoshard.rules.operators import OPERATORS
 from autoshard.rules.proof import discover as room
 from autoshard.rules.proof.case_text import case, case_id, floats
 from autoshard.rules.proof.discover import cached_rule, discover, is_right, reduced, safe_rule, with_discovered
-from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
+from autoshard.system.isolated_process import apart
 
 KNOWN = [
     case("aten.linear", floats((4, 5, 6), (7, 6), (7,))),
@@ -95,6 +95,12 @@ def test_the_rules_of_the_table_are_found_again(one: OpCase) -> None:
     assert again.rule_of == {"op": text}
 
 
+@pytest.mark.parametrize("target", ["aten.nanmean", "aten.nansum"])
+def test_what_leaves_nan_out_is_not_linear(target: str) -> None:
+    """Of random numbers alone it looks so, and zeros in place of another device's shard would count in its mean."""
+    assert "linear" not in discover(case(target, floats((4, 6)), dim=None, keepdim=False, dtype=None))
+
+
 def register(name: str, run: Callable[[torch.Tensor], torch.Tensor]) -> Graph:
     """A model of one new operator, captured."""
 
@@ -106,6 +112,18 @@ def register(name: str, run: Callable[[torch.Tensor], torch.Tensor]) -> Graph:
     model = torch.nn.Module()
     model.forward = lambda x: getattr(torch.ops.autoshard_test, name)(x)  # type: ignore[assignment]
     return capture_model(model, (torch.randn(12, 8),))
+
+
+@pytest.mark.parametrize("name", ["clipped", "shifted", "cut_to_zero"])
+def test_what_is_linear_near_one_alone_is_not(name: str, tmp_path: Path) -> None:
+    """Partial sums may be of any size, though the whole is not: 100 and -99 through a clamp to 50 are -1."""
+    runs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "clipped": lambda x: x.clamp(-50, 50),
+        "shifted": lambda x: (x + 100).relu() - 100,
+        "cut_to_zero": lambda x: torch.where(x.abs() > 1e-5, x, 0.0),
+    }
+    found, _ = with_discovered(register(name, runs[name]), tmp_path)
+    assert [text for _, text in found.discovered] == ["f0 f1 -> f0 f1"]
 
 
 def test_an_operator_that_nothing_recombines_is_named_in_a_warning(tmp_path: Path) -> None:

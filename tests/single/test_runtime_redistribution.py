@@ -147,6 +147,7 @@ def test_random_paths(case: tuple[Layout, Layout, tuple[int, ...], Mesh], all_to
 
 @settings(max_examples=100)
 @given(pairs())
+@pytest.mark.slow
 def test_the_direct_way(case: tuple[Layout, Layout, tuple[int, ...], Mesh]) -> None:
     """What the search falls back on, also where it knows a cheaper way."""
     source, target, shape, mesh = case

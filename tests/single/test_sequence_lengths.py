@@ -176,11 +176,13 @@ def test_library_models_at_other_lengths_on_gloo(name: str, strategy: str) -> No
     check(NAMES[name], graph, "dp=2,tp=2", strategy, {"sequence": 14, "batch": 6}, "gloo")
 
 
+@pytest.mark.slow
 def test_a_sequence_cut_by_an_axis_and_another_batch() -> None:
     graph = asked(NAMES["nanogpt"])
     check(NAMES["nanogpt"], graph, "tp=2", "megatron-sp", {"sequence": 14, "batch": 6}, free="(8, 2, 3, 16,")
 
 
+@pytest.mark.slow
 def test_what_follows_the_length() -> None:
     """Divisors, masks that are stored and computed, rotary tables, buckets of distances."""
     way = "divided sliced_mask window rotary buckets"

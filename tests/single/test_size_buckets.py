@@ -70,6 +70,7 @@ def proof(texts: Mapping[str, str], micro_batches: int = 1) -> Any:
 # --- search ---
 
 
+@pytest.mark.slow
 def test_small_steps_have_strategies_of_their_own() -> None:
     plan = made().plan
     assert [dict(own.most) for own in plan.buckets] == [{"batch": 64}]

@@ -55,7 +55,7 @@ FAULTS = {
         "    optimizer = AdamW([])\n",
     ),
     "a run that ends on one rank": ("    check_run(options, mesh)\n", "    assert mesh.rank != 1, 'planted'\n"),
-    "an option that is not there": ("most_left_out(options), updated,", "options.nothing, updated,"),
+    "an option that is not there": ("most_left_out(options), lambda", "options.nothing, lambda"),
 }
 
 

@@ -264,6 +264,7 @@ def test_the_rest_and_the_choices_outside_are_searched_under_the_pins() -> None:
     assert plan.search.pins == pins and "--pin lm_head=Shard(2)@tp" in command(plan).replace("'", "")
 
 
+@pytest.mark.slow
 def test_every_level_keeps_the_pins() -> None:
     for level in (0, 1):
         result = searched_step(tiny(), hardware(), replace(asked(ONE, stages="1,2"), level=level))

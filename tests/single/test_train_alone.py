@@ -238,8 +238,8 @@ def test_the_rate_counts_tokens(package: LoadedPackage) -> None:
         ("int64", (6,), "3 samples/s"),
         ("int64", (), "0 s"),
     ):
-        package.train.INPUTS.clear()
-        package.train.INPUTS["x"] = (shape, kind, "R", 0, 1)
+        package.model.INPUTS.clear()
+        package.model.INPUTS["x"] = (shape, kind, "R", 0, 1)
         assert package.train.rate(2.0, [[]], None).startswith(words)
 
 
@@ -494,5 +494,5 @@ def test_a_stage_reads_a_checkpoint_alone_on_an_older_torch_too(
     for load in older.values():
         monkeypatch.setattr(dcp, "load", load)
         found = {"x": torch.zeros(3)}
-        checkpoint._read(found, tmp_path / "saved", alone=True)
+        checkpoint.load_tensors(found, tmp_path / "saved", alone=True)
         assert found["x"].tolist() == [0.0, 1.0, 2.0]

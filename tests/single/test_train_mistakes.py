@@ -29,6 +29,13 @@ def test_mistakes_are_one_sentence(start: Start, options: tuple[str, ...], messa
     assert code == 2 and said.startswith(f"error: {message}") and "Traceback" not in said
 
 
+def test_an_option_that_the_package_lacks_has_a_reason(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        start("--pack")
+    said = "unrecognized arguments: --pack (a package has no option that its plan has no use for; --help lists"
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--save", "--profile", "--tensorboard", "--log-json"])
 def test_where_nothing_can_be_written_is_told_before_the_first_step(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str

@@ -54,12 +54,12 @@ def planned(mesh: str, axis: str, step: StepPlan) -> Plan:
     ("mesh", "axis", "keep", "count", "zero"),
     [
         pytest.param("dp=2", "dp", "all", 3, 2, marks=pytest.mark.slow),
-        ("dp=2", "dp", "input", 2, 1),
+        pytest.param("dp=2", "dp", "input", 2, 1, marks=pytest.mark.slow),
         pytest.param("dp=2", "dp", "all", 3, 1, marks=pytest.mark.slow),
         pytest.param("dp=4", "dp", "expensive", 2, 2, marks=pytest.mark.slow),
         ("dp=2,tp=2", "dp", "all", 2, 1),
         pytest.param("dp=2,tp=2", "dp", "input", 2, 2, marks=pytest.mark.slow),
-        ("dp=2", "dp", "all", 1, 1),
+        pytest.param("dp=2", "dp", "all", 1, 1, marks=pytest.mark.slow),
     ],
 )
 def test_the_step_is_that_of_the_original(mesh: str, axis: str, keep: str, count: int, zero: int) -> None:

@@ -54,3 +54,9 @@ def test_a_bound_of_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.autoshard.budget]\n"lines of nowhere" = 3\n', encoding="utf-8")
     with pytest.raises(KeyError, match="lines of nowhere"):
         budget.rows(tmp_path)
+
+
+def test_prose_is_what_hands_write() -> None:
+    page = "two words\n| a | table |\n```python\ncode = 1\n```\n"
+    page += "<!-- it: written by `x` -->\nby a script\n<!-- it end -->\nmore"
+    assert budget.prose(page).split() == ["two", "words", "more"]

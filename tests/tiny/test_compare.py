@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def test_a_simulated_trace_is_the_prediction(tmp_path: Path, predicted: Any) -> 
     for row in (*found.operators, *found.collectives, *found.streams):
         assert row.predicted_seconds is not None and row.measured_seconds is not None, row
         assert row.difference_seconds == pytest.approx(0, abs=1e-8), row
+
+
+def test_what_is_left_of_a_step_by_rounding_is_nothing(tmp_path: Path, predicted: Any) -> None:
+    timeline, program, graph = predicted
+    computed = compared(predicted, trace_of(predicted), tmp_path).streams[0].predicted_seconds
+    assert computed is not None
+    for step, rest in ((computed * (1 + 1e-15), 0.0), (computed * 1.5, computed / 2)):
+        own = replace(timeline, step_seconds=step), program, graph
+        waiting = compared(own, trace_of(predicted), tmp_path).streams[2]
+        assert waiting.predicted_seconds == pytest.approx(rest, abs=0, rel=1e-9)
 
 
 @pytest.mark.parametrize(("slow", "name"), [("ncclDevKernel_AllReduce", "all_reduce of 2"), ("h0", "linear, forward")])

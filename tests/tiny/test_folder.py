@@ -18,6 +18,7 @@ from autoshard.emit.runtime import put_in_place
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.package import output_folder
 from autoshard.package.output_folder import MANIFEST, recover, update_package, write_package
+from autoshard.system.files import write_text
 
 # --- the output folder: whole or absent, and never anybody else's ---
 
@@ -97,10 +98,38 @@ def test_an_edited_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("", encoding="utf-8")
-    with pytest.raises(UsageError, match="is a file, expected a folder"):
-        output_folder.check_target(tmp_path / "out")
+    for target in ("out", "out/inside", "out/inside/more"):
+        with pytest.raises(UsageError, match=r"/out is a file, expected a folder"):
+            output_folder.check_target(tmp_path / target)
     with pytest.raises(UsageError):
         output_folder.write_package(tmp_path / "out" / "inside", FILES)
+
+
+def test_a_folder_in_one_that_can_not_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that is mounted in a container: only the volume is the user's."""
+    folder = tmp_path / "mounted"
+    (folder / ".mounted.partial-999999999-0").mkdir(parents=True)  # of a process that was killed
+    monkeypatch.setattr(output_folder.os, "access", lambda path, _: Path(path) == folder)
+    inode = folder.stat().st_ino
+    for _ in range(2):
+        write_package(folder, FILES)
+        assert folder.stat().st_ino == inode
+        assert sorted(path.name for path in folder.iterdir()) == sorted([MANIFEST, *FILES])
+    monkeypatch.setattr(output_folder.os, "access", lambda path, _: Path(path) == tmp_path)
+    with pytest.raises(UsageError, match=r"no permission to write in .*/mounted\n"):
+        output_folder.check_target(folder)
+
+
+def test_a_pipe_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
+    """As root a report written to /dev/null took its place, for all processes of the machine."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "report")
+    assert os.read(reader, 100) == b"report" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    write_text(tmp_path / "link", "report")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there").read_text(encoding="utf-8") == "report"
 
 
 def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:

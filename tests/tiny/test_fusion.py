@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.fusion_request import fusion_text, read_fusion
 from autoshard.costs.collective import joint_seconds
+from autoshard.emit.model_file import gradient_buckets as bucket_lines
 from autoshard.errors import UsageError
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Fusion, Plan
-from autoshard.ir.program import Program
+from autoshard.ir.program import GradientBucket, Program
 from autoshard.program import gradient_buckets
 from autoshard.program.early_reductions import early_linears
 from autoshard.program.lower import lower
@@ -199,3 +201,15 @@ def test_equal_kinds_over_one_group_are_counted_together() -> None:
         ("all_gather", ("tp",)): CollectiveCount(1, 1, 8.0),
         ("all_reduce", ("dp", "tp")): CollectiveCount(1, 1, 8.0, 1),
     }
+
+
+@pytest.mark.parametrize("order", [(3, 2, 1, 0), (0, 1, 2, 3), (3, 2, 2, 0), (12, 11, 10, 9)])
+def test_the_table_of_a_package_is_of_these_buckets(order: tuple[int, ...]) -> None:
+    """Alike ones that follow each other are written as one, whatever names and numbers a model has."""
+    *_, program = planned("dp")
+    paths = [(f"a.{n}.w", f"a.{n + 1}.b.{n}.c", f"a.{n - 1}.d") for n in order]
+    paths += [("head",), ("a.7.{x}",), ("a.6.{x}",), ("a.007.'",), ("a.6.'",), ("a.5.'",)]
+    buckets = tuple(GradientBucket(("dp",), "float32", own) for own in paths)
+    values: dict[str, Any] = {}
+    exec("\n".join(bucket_lines(replace(program, gradient_buckets=buckets))), values)
+    assert values["GRADIENT_BUCKETS"] == [(("dp",), [*own]) for own in paths]

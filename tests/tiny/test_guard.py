@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.rules.proof.isolated_process import apart
 from autoshard.system.guard import guarded, guarded_folder
+from autoshard.system.isolated_process import apart
 
 ROOT = Path(__file__).resolve().parents[2]
 GUARDING = """
@@ -94,7 +94,7 @@ def test_one_watch_for_all_that_is_guarded(monkeypatch: pytest.MonkeyPatch, tmp_
 
 APART = """
 import sys, time
-from autoshard.rules.proof.isolated_process import apart
+from autoshard.system.isolated_process import apart
 print("begun", flush=True)
 apart(lambda: [time.sleep(1) for _ in range(600)])
 """
@@ -112,3 +112,7 @@ def test_a_copy_of_the_process_ends_with_it(tmp_path: Path) -> None:
 
 def test_what_a_copy_of_the_process_says() -> None:
     assert apart(lambda: "said").text == "said"
+
+
+def test_work_apart_that_hangs_ends() -> None:
+    assert apart(lambda: str(time.sleep(600)), 0.1) == (None, False)

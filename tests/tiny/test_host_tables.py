@@ -176,6 +176,17 @@ def test_why_a_table_is_not_elsewhere() -> None:
         explain(plan, graph, A100, "head", "host")
 
 
+@pytest.mark.parametrize(("here", "there"), [("host", "device"), ("device", "host")])
+@pytest.mark.parametrize("what", ["tables.0", "tables.0.weight"])
+def test_the_pin_of_a_table_is_named_also_at_its_look_ups(what: str, here: str, there: str) -> None:
+    pins = (f"tables.0.weight={here}", "head=n@dp")
+    plan, graph = planned(model(), "dp=2", pins=pins), model()
+    why = explain(plan, graph, A100, what, there).why_not
+    assert why is not None and why.reason == f"a pin decided this: {pins[0]}; plan again without it"
+    why = explain(plan, graph, A100, "tables.0", "Shard(0)@dp,host").why_not
+    assert why is not None and "offers nothing like that in the memory of the host" in why.reason
+
+
 def test_the_hosts_memory_is_a_limit_too() -> None:
     graph = model(tables=2)
 

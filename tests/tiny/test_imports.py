@@ -23,7 +23,7 @@ PACKAGE = ROOT / "autoshard"
 
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
 TORCH = (
-    r"graph_capture/(eval_mode|tracing|constructor|dynamic_export)/|graph_capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verification/|"
+    r"graph_capture/(two_runs|tracing|constructor|dynamic_export)/|graph_capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verification/|"
     r"api/parallel/(?!__init__)|api/(?!__init__|parallel/|verbs|package_verbs|planned|plan_cache|settings|step_answer|strategies|plan_tables)|"
     r"calibrate/measure_worker"
 )

@@ -12,7 +12,7 @@ import pytest
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.solver_options import Clock
 from benchmarks.contest import anytime, narrow_moves, narrow_search
-from benchmarks.contest.core_problem import Inner, core, packed
+from benchmarks.contest.core_problem import Inner, Items, core
 from benchmarks.contest.messages import Ascent, Round
 from benchmarks.contest.narrow_moves import Move, NarrowMoves, NarrowOrder, narrow_order
 from benchmarks.contest.narrow_search import NarrowSearch
@@ -136,7 +136,7 @@ def test_nodes_that_change_apart_are_moves_of_their_own() -> None:
 def whole(graph: PairGraph, sizes: list[Floats], capacity: float) -> Inner:
     """A graph whose nodes are all alive at one time."""
     items = [(n, 0, 1, size) for n, size in enumerate(sizes)]
-    return Inner(graph, packed(items, np.zeros(1), capacity, costs_of(graph).ends))
+    return Inner(graph, Items(items, np.zeros(1), capacity, costs_of(graph).ends))
 
 
 @pytest.mark.parametrize("seed", range(8))

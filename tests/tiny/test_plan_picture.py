@@ -63,6 +63,17 @@ def test_bytes_and_buckets_of_moves_are_those_of_the_simulated_step(seed: int | 
     assert {moved_bytes(move, graph, made.plan.mesh) for move in alone} <= sizes
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_only_what_communicates_moves_bytes(seed: int, training: bool) -> None:
+    """A slice, a mask and, in a forward alone, the way of a gradient move nothing."""
+    graph = mlp_graph(4, 64, 128)
+    made = built(graph if training else replace(graph, loss=None, training=False), seed=seed)
+    for move in made.plan.redistributions:
+        said = collectives(move, made.plan, made.graph)
+        assert bool(said) == (moved_bytes(move, made.graph, made.plan.mesh) > 0), (move, said)
+
+
 def test_edges_join_boxes_that_are_there() -> None:
     for seed in (None, 1, 2):
         made = built(seed=seed)

@@ -114,7 +114,8 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="published measurements (../shared/validation) are not here")
-@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("large", [False, True])
 def test_every_run_of_the_tables_fits(large: bool) -> None:
     from benchmarks.steps import that_ran
 

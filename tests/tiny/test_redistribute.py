@@ -7,6 +7,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +40,7 @@ from autoshard.redistribute import (
     all_pairs,
     dim_cuts,
     kind,
+    messages,
     path,
     runtime_call,
 )
@@ -47,6 +49,18 @@ from autoshard.redistribute.path_costs import BACKWARD as BACK
 from autoshard.redistribute.path_costs import FORWARD as THERE
 from autoshard.redistribute.path_costs import SUM, path_parts
 from autoshard.redistribute.steps import clean_cut, table_step
+
+
+def test_a_gather_by_index_moves_what_an_all_gather_over_the_same_devices_does() -> None:
+    """Each of the 6 devices sends its 10 bytes to all others; an exchange moves what the device has after it."""
+    mesh = Mesh.parse("dp=2,tp=3")
+    step = Step((0, 1), (Shard(0), Shard(1)), (REPLICATE, REPLICATE), "gather", "pick")
+    assert messages(step, mesh)[0].full_bytes(10, 60) == 60
+    assert messages(replace(step, forward="exchange"), mesh)[0].full_bytes(10, 60) == 60
+    step = Step((0, 1), (Shard(0), Shard(1)), (Shard(1), Shard(0)), "gather", "gather")
+    assert [own.full_bytes(10, 10) for own in messages(step, mesh)] == [60, 60]
+    assert messages(replace(step, forward="exchange"), mesh)[0].full_bytes(10, 10) == 10
+
 
 KINDS = ("S", "R", "R+", "P")
 LOCAL_PASS = Pass(3e-6, 1e-8)

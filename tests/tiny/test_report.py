@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,7 +18,7 @@ from autoshard.formulation.planning_context import PlanningContext
 from autoshard.html_report import render
 from autoshard.html_report.decision_rows import blocks
 from autoshard.html_report.op_records import OtherChoices, op_records
-from autoshard.html_report.page import not_modelled, verdict
+from autoshard.html_report.page import not_modelled, sentences, verdict
 from autoshard.html_report.timeline_series import KINDS, TICK_SECONDS, by_kind, memory_series, series, streams
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -35,7 +36,8 @@ from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.step_account import one_stage
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.text.account_text import HOST, breakdown, critical_seconds, left_open
-from autoshard.text.answer_labels import certainty, gain_words
+from autoshard.text.answer_labels import MEMORY, certainty, gain_words
+from autoshard.text.plan_figures import figures
 from autoshard.text.plan_labels import unavailable_strategies
 from autoshard.text.plan_summary import summary, timeline_summary
 from tests.graphs import mlp_graph
@@ -125,6 +127,13 @@ def test_well_formed_and_self_contained(seed: int | None) -> None:
 
 def test_the_same_plan_gives_the_same_page() -> None:
     assert package_files.report_text(built(), VERIFIED) == package_files.report_text(built(), VERIFIED)
+
+
+def test_a_note_that_begins_with_code_is_not_changed() -> None:
+    notes = ["weights are stored", "dp=2 is decided", "place() has no effect", "w2 is whole", "row-wise Adagrad"]
+    assert sentences(notes) == [
+        "Weights are stored.", "dp=2 is decided.", "place() has no effect.", "w2 is whole.", "Row-wise Adagrad."
+    ]  # fmt: skip
 
 
 def test_names_are_escaped() -> None:
@@ -398,7 +407,7 @@ def test_code_of_another_version_has_no_lines() -> None:
 
 
 def test_runners_up_are_in_words() -> None:
-    """No code of a strategy is for a reader; one that is no longer offered stays as the plan has it."""
+    """No code of a strategy alone is for a reader; one that is no longer offered stays as the plan has it."""
     made = built(mlp_graph(4, 64, 128))
     told = [row[7] for block in blocks(made.plan, made.graph) for row in block["rows"] if row[7]]
     assert told and all(" over " in words or "whole" in words for words in told)
@@ -417,3 +426,11 @@ def test_splits_that_are_not_offered_say_why() -> None:
     assert any(line.startswith("heads split over tp: ") for line in lines)  # 6 heads leave one of 5 with nothing
     even = Mesh.parse("tp=2")
     assert not any(" over tp" in line for line in unavailable_strategies(graph, op, even, granularities(graph, even)))
+
+
+def test_memory_without_a_limit_says_so() -> None:
+    """A share of an infinite capacity would be 0 %."""
+    made = built()
+    free = replace(made.plan, capacity_bytes=math.inf, step=replace(made.plan.step, capacity_bytes=0.0))
+    memory = next(own for own in figures(free, made.graph) if own.label == MEMORY)
+    assert (memory.note, memory.about, memory.share) == ("", "no limit was set", None)

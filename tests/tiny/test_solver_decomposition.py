@@ -21,11 +21,9 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
-from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.heuristics import brute_force
 from autoshard.solvers.relax import hub_relaxation, hubs_apart, reader_shares, reader_terms, wide_choices
 from autoshard.solvers.relax.reader_shares import ReaderShares
-from autoshard.solvers.relax.trws_layouts import Beliefs
 from tests.random_problems import hub_problem, random_problem
 
 # --- shares of readers: bounds below every plan, plans at the optimum, and the same shares for what is alike ---
@@ -237,29 +235,6 @@ def optimum(problem: Problem) -> float:
         return brute_force.solve(problem).objective
     except InfeasibleError:
         return float("inf")
-
-
-@given(SEEDS, st.booleans(), st.integers(0, 5))
-@settings(max_examples=150)
-def test_no_plan_with_a_choice_is_below_its_marginal(seed: int, hub: bool, rounds: int) -> None:
-    problem = hub_problem(seed) if hub else random_problem(seed, most_nodes=5)
-    beliefs = Beliefs(additive(problem))
-    for _ in range(rounds):
-        beliefs.round()
-        beliefs.shift()
-    plans = every(problem)
-    for n, marginal in enumerate(beliefs.marginals()):
-        for s, least in enumerate(marginal):
-            true = min(seconds for choice, seconds in plans.items() if choice[n] == s)
-            assert least <= true + 1e-9 * abs(least)
-
-
-def test_marginals_of_a_chain_are_exact() -> None:
-    problem = hub_problem(1, layers=1, forbid=0.0)
-    plans = every(problem)
-    for n, marginal in enumerate(Beliefs(additive(problem)).marginals()):
-        true = [min(t for c, t in plans.items() if c[n] == s) for s in range(len(marginal))]
-        assert marginal == pytest.approx(true, rel=1e-8)
 
 
 @given(SEEDS, st.booleans())

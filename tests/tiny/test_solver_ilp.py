@@ -25,7 +25,9 @@ from autoshard.solvers.linear_program.highs_engine import Highs
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expected
 from autoshard.solvers.linear_program.reduced_costs import excess
 from autoshard.solvers.linear_program.rows import linear, pairs
+from autoshard.solvers.relax.memory_presolve import overflows
 from autoshard.solvers.relax.trws_layouts import message_bound
+from autoshard.units import ROUNDING
 from tests.random_problems import limited, random_problem
 from tests.tiny.test_solver_dp import blocks, chain, close
 
@@ -290,3 +292,28 @@ def test_columns_that_are_equal_are_looked_at_once() -> None:
     pay = table(np.random.default_rng(3), 30, 7, 0.1)
     (told,) = LeastExcess([np.repeat(pay, 50, axis=1)]).tables
     assert np.array_equal(told, pay) and np.array_equal(LeastExcess([told]).whole, over_all(pay))
+
+
+def test_a_choice_whose_bound_is_the_best_value_but_for_rounding_stays() -> None:
+    """An optimum may be one of them: it is no worse than the plan at hand."""
+    problem = random_problem(1)
+    model = linear(problem, [np.arange(len(node.seconds)) for node in problem.nodes])
+    search = branch_and_bound._IntegerSearch(problem, Clock(math.inf), best=tuple(0 for _ in problem.nodes))
+    more = np.full(model.choices, 1.0 + ROUNDING / 2)
+    assert [own.tolist() for own in search.within(model, more, 1.0)] == [own.tolist() for own in model.kept]
+    assert [own.tolist() for own in search.within(model, more * (1 + 2 * ROUNDING), 1.0)] == [[0]] * len(model.kept)
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=12),
+    st.sets(st.integers(0, 11)),
+)
+def test_every_window_that_overflows_has_one_time(alive: list[int], known: set[int]) -> None:
+    problem = replace(random_problem(1), capacity_bytes=3.0)
+    asked = [t for t in known if t < len(alive)]
+    found = overflows(problem, np.array(alive, dtype=float), asked)
+    assert all(alive[t] > 3 for t in found) and not {*found} & {*asked}
+    assert [alive[t] for t in found] == sorted((alive[t] for t in found), reverse=True)
+    most = max(alive)
+    if most > 3 and not asked:
+        assert alive[found[0]] == most

@@ -89,6 +89,7 @@ def test_a_split_is_what_each_moment_is(spans: list[tuple[str, int, int, str]], 
     st.sampled_from((1, 2, 4)),
     st.sampled_from((None, "full", "selective")),
 )
+@pytest.mark.slow
 def test_the_parts_of_every_stage_add_up_to_the_step(
     seed: int, cut: tuple[int, int, str | None], groups: int, recompute: str | None
 ) -> None:

@@ -126,7 +126,7 @@ def test_the_plans_of_one_day_are_ranked() -> None:
     predicted, real = own.seconds_of(rows) / samples, own.measured(rows) / samples
     assert len(rows) == 11
     assert np.abs(predicted / real - 1).mean() < 0.10
-    assert own.correlation(real, predicted) >= 0.75
+    assert own.steps.correlation(real, predicted) >= 0.75
     assert real[np.argmin(predicted)] / real.min() - 1 <= 0.03
 
 
@@ -142,9 +142,9 @@ def test_twenty_kernels_calibrate_a_b200() -> None:
 @measured
 @pytest.mark.slow
 def test_fsdp_of_models_that_nothing_was_fitted_to() -> None:
-    from benchmarks import published_tables as own
+    from benchmarks import published_rows, steps
 
-    for gpus in own.GENERATIONS.values():
-        rows = [row for row in own.mpt(DATA) if row.workload[0] in gpus and not row.fitted]
+    for gpus in published_rows.GENERATIONS.values():
+        rows = [row for row in published_rows.mpt(DATA) if row.workload[0] in gpus and not row.fitted]
         assert len(rows) > 15
-        assert np.abs(own.errors(rows)).mean() < 0.08
+        assert np.abs(steps.errors(rows)).mean() < 0.08

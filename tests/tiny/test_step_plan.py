@@ -106,6 +106,9 @@ def test_what_knows_one_micro_batch_says_so() -> None:
     for step, says in ((StepPlan(3), "this plan's has 3"), (StepPlan(2, parts=PARTS), "has 2 on 2 stages")):
         with pytest.raises(UsageError, match=says):
             check_one_batch(step, "--export profiler")
+    placed = StepPlan(parts=(StagePart(0, 0, "a", ("a",)), StagePart(1, 0, "b", ("b",))))
+    with pytest.raises(UsageError, match="with --place none"):
+        check_one_batch(placed, "--export profiler")
 
 
 def test_stage_pins_are_read() -> None:

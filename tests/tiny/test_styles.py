@@ -16,8 +16,9 @@ from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.planning_context import PlanningContext
-from autoshard.ir import graph_json
-from autoshard.ir.graph import CAST
+from autoshard.graph_capture.passes.rewrite import rewrite
+from autoshard.ir import graph_check, graph_json
+from autoshard.ir.graph import CAST, Op
 from autoshard.ir.layout import PARTIAL, Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -190,6 +191,19 @@ def test_the_low_precision_changes_what_is_looked_up_alone() -> None:
         [(op.target, op.results) for op in g.ops if op.target not in ("aten.embedding", CAST)] for g in (graph, low)
     ]
     assert others[0] == others[1]
+
+
+def test_rows_in_the_low_precision_do_not_take_the_name_of_their_cast() -> None:
+    """OLMo 2 and 3 have no norm before the first layer, which reads a cast of the rows: their plans crashed."""
+    graph = transformer_graph(Transformer(2, 64, 4, 32, 256), 8, "bf16-mixed", "adamw").graph
+    (place,) = (i for i, op in enumerate(graph.ops) if op.target == "aten.embedding")
+    rows = graph.tensor(graph.ops[place].results[0])
+    name = f"{rows.name}_bfloat16"
+    cast = Op(name, CAST, (rows.name,), (("dtype", "bfloat16"),), (name,))
+    ops = (*graph.ops[: place + 1], cast, *graph.ops[place + 1 :])
+    low = with_low_weights(rewrite(graph, ops, tensors=[replace(rows, name=name, dtype="bfloat16")]))
+    graph_check.check(low)
+    assert len({op.name for op in low.ops}) == len(low.ops)
 
 
 def test_a_baseline_is_the_faster_of_both() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
@@ -10,7 +12,9 @@ from autoshard.emit.runtime import ParallelMesh, copy, full_value, held_indices,
 from autoshard.emit.runtime.axis import shard_cuts
 from autoshard.emit.runtime.full_tensors import plain
 
-__all__ = ["fits", "full_value", "held_slices", "local_shape", "part_of", "rest_of", "undistributed"]
+__all__ = [
+    "fits", "full_value", "held_slices", "in_pairs", "local_shape", "of_pairs", "part_of", "rest_of", "undistributed",
+]  # fmt: skip
 
 
 def local_shape(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tuple[int, ...]:
@@ -68,3 +72,13 @@ def undistributed(x: Tensor) -> Tensor:
         return x
     whole = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
     return whole.to_local(grad_placements=[Replicate()] * x.device_mesh.ndim)
+
+
+def in_pairs(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The original's state dict as ranks hold it: complex buffers as pairs of real numbers."""
+    return {name: torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for name, x in state.items()}
+
+
+def of_pairs(state: Mapping[str, Tensor], complex_names: Collection[str]) -> dict[str, Tensor]:
+    """The original's state dict, of what ranks hold."""
+    return {name: torch.view_as_complex(x) if name in complex_names else x for name, x in state.items()}

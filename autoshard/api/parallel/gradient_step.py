@@ -161,7 +161,7 @@ def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]], scaler:
 
 def _shares(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """Of each micro-batch, for each mean over labels: its share of the labels of the step."""
-    labels = made.source.build_labels(made.mesh)
+    labels = made.source.build_labels(made.mesh) if made.source.LABEL_COUNTS else None
     given = [() if labels is None else labels(*inputs) for inputs in batches]
     every = [(one,) if isinstance(one, Tensor) else one for one in given]
     counts = made.source.LABEL_COUNTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from autoshard.api.parallel.boundary import (
     fits,
     full_value,
     held_slices,
+    in_pairs,
     local_shape,
+    of_pairs,
     part_of,
     rest_of,
     undistributed,
@@ -31,7 +33,7 @@ from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, own_forward, rebuilt
 from autoshard.graph_capture.call_record import read
 from autoshard.graph_capture.dynamic_sizes.graph_numbers import shape_at
-from autoshard.graph_capture.plain_attributes import keep_tensors
+from autoshard.graph_capture.plain_attributes import complex_buffers, keep_tensors
 from autoshard.ir.program import LocalValue
 
 _AGAIN = "autoshard.plan(model, inputs, …) with a batch of this form"
@@ -79,6 +81,7 @@ class ParallelModule(nn.Module):
         super().__init__()
         self.micro_batches = micro_batches
         self._made: list[Any] = [made, call, planned]  # in a list: nn.Module would list the rank's module as a child
+        self._complex = complex_buffers(original)
         self._step = GradientStep(made)
         self._sizes: Mapping[str, int] = {}  # dynamic ones, of the last call
         register(self, made)
@@ -109,11 +112,11 @@ class ParallelModule(nn.Module):
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The original's state dict, whole and on the CPU of rank 0, empty on the others; every rank must call it."""
-        return full_state_dict(self._made[0].module)
+        return of_pairs(full_state_dict(self._made[0].module), self._complex)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes this rank's part of the original's state dict, which every rank gives."""
-        load_full_state_dict(self._made[0].module, state)
+        load_full_state_dict(self._made[0].module, in_pairs(state))
 
     def grad_scaler(self, scale: float | None = None) -> LossScaler:
         """For a plan in fp16-mixed, in place of torch.amp.GradScaler and used as it: its ranks leave out equal steps.
@@ -164,8 +167,8 @@ class ParallelModule(nn.Module):
         ]
         if made.program.loss is not None and not call.summed:  # only the loss was planned with gradients
             wholes = [
-                x if name == made.program.loss else x.detach()
-                for name, x in zip(made.program.outputs, wholes, strict=True)
+                x if value.name == made.program.loss else _without_gradient(x, value)
+                for value, x in zip(values, wholes, strict=True)
             ]
         return rebuilt(call.returned, wholes[1:] if call.summed else wholes)
 
@@ -186,6 +189,25 @@ class ParallelModule(nn.Module):
             message = f"input {name}: expected the global shape {shape} or this rank's {own}, got {got}"
             raise UsageError(message, _AGAIN)
         return rest_of(x, shape, layout, mesh)
+
+
+class _NoGradient(torch.autograd.Function):
+    """An output other than the loss: a backward from it is an error, as it would leave parameters without gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        message = "a backward from another output than the loss: this plan has gradients of the loss alone"
+        raise UsageError(message, "the whole loss in the model, or loss=…; or this output after .detach()")
+
+
+def _without_gradient(x: Tensor, value: LocalValue) -> Tensor:
+    if not (value.requires_grad and torch.is_grad_enabled()):
+        return x.detach()
+    return cast(Tensor, _NoGradient.apply(x.detach(), torch.zeros((), requires_grad=True)))
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -224,20 +246,27 @@ def owner_of(holder: nn.Module, path: str) -> tuple[nn.Module, str]:
     *folders, name = path.split(".")
     owner = holder
     for folder in folders:
-        if folder not in owner._modules:
-            owner.add_module(folder, _Holder())
-            owner._modules[folder].training = owner.training
-        owner = owner.get_submodule(folder)
+        child = owner._modules.get(folder)
+        if child is None:
+            child = owner._modules[folder] = _Holder().train(owner.training)
+        owner = child
     return owner, name
+
+
+def hold(holder: nn.Module, path: str, tensor: Tensor, persistent: bool = True) -> None:
+    """Under its name in the original, whatever attributes `holder` has: its state dict has it, as the original's."""
+    owner, name = owner_of(holder, path)
+    if isinstance(tensor, nn.Parameter):
+        owner._parameters[name] = tensor
+    else:
+        owner._buffers[name] = tensor
+        if not persistent:
+            owner._non_persistent_buffers_set.add(name)
 
 
 def register(holder: nn.Module, made: RankModel) -> None:
     """Every parameter and buffer of the rank's model under each of its original names."""
     held = {sharding(x).name: x for x in (*made.module.parameters(), *made.module.buffers())}
-    for one, is_parameter in stored(made.program):
+    for one, _ in stored(made.program):
         for path in (one.path, *one.ties):
-            owner, name = owner_of(holder, path)
-            if is_parameter:
-                owner.register_parameter(name, held[one.path])
-            else:
-                owner.register_buffer(name, held[one.path], persistent=one.persistent)
+            hold(holder, path, held[one.path], one.persistent)

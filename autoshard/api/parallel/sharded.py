@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.api import ranks
 from autoshard.api.live_model import same_tensors
-from autoshard.api.parallel.boundary import full_value, part_of, undistributed
+from autoshard.api.parallel.boundary import full_value, in_pairs, of_pairs, part_of, undistributed
 from autoshard.api.parallel.function_module import FunctionModule
 from autoshard.api.parallel.gradient_step import run_on_ranks
-from autoshard.api.parallel.parallel_module import owner_of, register
+from autoshard.api.parallel.parallel_module import hold, owner_of, register
 from autoshard.api.parallel.rank_model import RankModel, fill
 from autoshard.api.parallel.shard_plan import (
     Border,
@@ -36,7 +36,7 @@ from autoshard.api.strategies import FULL, strategies
 from autoshard.emit.runtime import ParallelMesh, full_state_dict, load_full_state_dict, sharding
 from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Arguments, by_name, model_call, own_forward, rebuilt
-from autoshard.graph_capture.plain_attributes import keep_tensors
+from autoshard.graph_capture.plain_attributes import complex_buffers, keep_tensors
 
 
 def shard(
@@ -78,20 +78,21 @@ class Sharded(nn.Module):
         super().__init__()
         self.request = request
         self.variants: list[Variant] = []
-        self._holders: list[list[nn.Module]] | None = None
+        self._holders: list[list[nn.Module]] = []
+        self._complex: frozenset[str] = frozenset()
         self._original: list[Any] = [fn, FunctionModule(fn)]  # in a list: they are no children
         forward: Callable[..., Any] = fn
         if isinstance(fn, nn.Module):
             self._original[1] = own = without_shards(same_tensors(fn))
             self.request = with_inner_parameters(request, fn)
+            self._complex = complex_buffers(own)
             keep_tensors(own)
             self.training, forward = fn.training, own_forward(fn)
             for path, parameter in own.named_parameters(remove_duplicate=False):
-                owner, name = owner_of(self, path)
-                owner.register_parameter(name, parameter)
+                hold(self, path, parameter)
             for path, buffer in own.named_buffers(remove_duplicate=False):
-                owner, name = owner_of(self, path)
-                owner.register_buffer(name, buffer, path in own.state_dict())
+                hold(self, path, buffer, path in own.state_dict())
+            self._holders = [[self._holder(path, module.training) for path, module in own.named_modules()]]
 
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -101,6 +102,12 @@ class Sharded(nn.Module):
             run.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
         self.forward = run
 
+    def _holder(self, path: str, training: bool) -> nn.Module:
+        """Of the parameters of a module of the original, and of its mode."""
+        holder = owner_of(self, f"{path}.")[0] if path else self
+        holder.training = training
+        return holder
+
     @property
     def original(self) -> Any:
         """What is split."""
@@ -109,15 +116,16 @@ class Sharded(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """The original's state dict, whole and on the CPU of rank 0, empty on the others; every rank must call it."""
         if self.variants:
-            return full_state_dict(self.variants[0].rank.module)
-        return {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
+            return of_pairs(full_state_dict(self.variants[0].rank.module), self._complex)
+        whole = {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
+        return of_pairs(whole, self._complex)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes this rank's part of the original's state dict, which every rank gives."""
         if self.variants:
-            load_full_state_dict(self.variants[0].rank.module, state)
+            load_full_state_dict(self.variants[0].rank.module, in_pairs(state))
         else:
-            self.load_state_dict(dict(state))
+            self.load_state_dict(in_pairs(state))
 
     # --- a call ---
 
@@ -140,7 +148,9 @@ class Sharded(nn.Module):
     def _alone(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         fn = self.original
         if isinstance(fn, nn.Module):
-            fn.train(self.training)
+            modes = {path: holder.training for path, holder in self.named_modules()}
+            for path, module in fn.named_modules():
+                module.training = modes.get(path, self.training)
         return fn(*args, **kwargs)
 
     def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallKind, list[Tensor]]:
@@ -155,7 +165,7 @@ class Sharded(nn.Module):
             modes = [m.training for _, one in module.modules_of for m in one.modules()]
         else:
             call, tensors = model_call(by_name(module, Arguments(args, kwargs)))
-            modes = self._modes(module)
+            modes = [holder.training for holder in self._holders[0]]
         gradients = torch.is_grad_enabled() and any(
             x.requires_grad for x in (*tensors, *self.parameters(), *lifted.values())
         )
@@ -163,17 +173,6 @@ class Sharded(nn.Module):
             TensorSpec(tuple(x.shape), x.dtype, x.requires_grad and gradients, isinstance(x, DTensor)) for x in tensors
         )
         return CallKind(call.form, call.names, specs, gradients, tuple(modes), len(lifted), constants), list(tensors)
-
-    def _modes(self, module: nn.Module) -> list[bool]:
-        """`train()` and `eval()` reach the holders of parameters; modules without any have their holder's mode."""
-        if self._holders is None:  # looked up once: a call costs what the split model costs
-            held, found = dict(self.named_modules()), []
-            for path, _ in module.named_modules():
-                while path not in held:
-                    path = path.rpartition(".")[0]
-                found.append(held[path])
-            self._holders = [found]  # in a list: they are no children
-        return [holder.training for holder in self._holders[0]]
 
     # --- a plan ---
 

@@ -39,7 +39,7 @@ def set_size(name: str, size: int) -> None:
 
     UserError where it can't be. INPUTS has it from then on; the model reads it off what it is given.
     """
-    if name in DYNAMIC_SIZES:
+    if DYNAMIC_SIZES and name in DYNAMIC_SIZES:
         check_sizes({name: size})
         SET[name] = size
         return
@@ -58,14 +58,14 @@ def set_size(name: str, size: int) -> None:
 def local_shape(name: str, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
     """The shape of this rank's part of an input; as planned, or at these dynamic sizes."""
     layout = layout_of(name, mesh)
-    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape_at(name, sizes or {})))
+    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape_at(name, sizes)))
 
 
 def local_part(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> Tensor:
     """This rank's part of an input, of which each dim is global or local already; as planned, or at these dynamic
     sizes."""
     layout = layout_of(name, mesh)
-    for dim, size in enumerate(shape_at(name, sizes or {})):
+    for dim, size in enumerate(shape_at(name, sizes)):
         held = held_indices(size, dim, layout, mesh)
         if len(held) < size == x.shape[dim]:
             x = x.index_select(dim, held.to(x.device))
@@ -99,7 +99,7 @@ def of_samples() -> list[str]:
 
 def split(batch: Sequence[Tensor]) -> list[list[Tensor]]:
     """A batch of a whole step as its micro-batches; another as it is. What has no samples is whole in each."""
-    owners = set(of_samples()) if MICRO_BATCHES > 1 and len(batch) == len(INPUTS) else set()
+    owners = set(of_samples()) if len(batch) == len(INPUTS) else set()
     pairs = [(own, x) for own, x in zip(INPUTS, batch, strict=True) if own in owners] if owners else []
     whole = {name for name, x in pairs if x.ndim and len(x) == INPUTS[name][0][0] * MICRO_BATCHES}
     if not whole:
@@ -113,22 +113,27 @@ def split(batch: Sequence[Tensor]) -> list[list[Tensor]]:
 def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
     """Batches made from the seed and the step's number alone: the same on every mesh, in however many micro-batches.
     `start`: the first one's number."""
-    count = MICRO_BATCHES if of_samples() else 1
-    step, first = divmod(start, count)
+    step = start
+    first = None  # of a step that is begun, the micro-batch to go on with
+    if MICRO_BATCHES > 1 and of_samples():
+        step, first = divmod(start, MICRO_BATCHES)
     while True:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        sizes = drawn_sizes(generator)
-        whole = [_drawn(name, sizes, count, generator) for name in INPUTS]
-        for batch in split(whole)[first:] if count > 1 else [whole]:
+        sizes = drawn_sizes(generator) if DYNAMIC_SIZES else None
+        whole = [_drawn(name, sizes, generator) for name in INPUTS]
+        batches = [whole]
+        if MICRO_BATCHES > 1 and of_samples():
+            batches, first = split(whole)[first:], None
+        for batch in batches:
             yield [local_part(name, x, mesh, sizes).to(mesh.device) for name, x in zip(INPUTS, batch, strict=True)]
-        step, first = step + 1, 0
+        step += 1
 
 
-def _drawn(name: str, sizes: Mapping[str, int], count: int, generator: torch.Generator) -> Tensor:
-    """An input of `count` micro-batches."""
+def _drawn(name: str, sizes: Mapping[str, int] | None, generator: torch.Generator) -> Tensor:
+    """An input: of all micro-batches of a step, if batches have samples."""
     shape, (_, dtype, _, low, high) = shape_at(name, sizes), INPUTS[name]
-    if count > 1 and name in of_samples():
-        shape = (shape[0] * count, *shape[1:])
+    if MICRO_BATCHES > 1 and name in of_samples():
+        shape = (shape[0] * MICRO_BATCHES, *shape[1:])
     kind: torch.dtype = getattr(torch, dtype)
     if isinstance(low, tuple):
         return _by_column(shape, low, high, generator).to(kind)
@@ -153,11 +158,11 @@ def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False, pad: bool =
     """The local tensors of a loader's batch, where they are. Raises BatchError that says what was expected.
 
     `own_parts`: dims of dynamic sizes are this rank's part; else they are global on every rank. `pad`: they are made up
-    to the next allowed size.
-    """
+    to the next allowed size."""
     batch = tensors_of(batch)
-    batch = padded(batch) if pad else batch
-    sizes = sizes_of(batch, mesh, own_parts)
+    if pad:
+        batch = padded(batch)
+    sizes = sizes_of(batch, mesh, own_parts) if DYNAMIC_SIZES else None
     return [_checked_tensor(name, x, mesh, sizes) for name, x in zip(INPUTS, batch, strict=True)]
 
 
@@ -180,7 +185,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
     return list(batch)
 
 
-def _checked_tensor(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int]) -> Tensor:
+def _checked_tensor(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int] | None) -> Tensor:
     shape, own = shape_at(name, sizes), local_shape(name, mesh, sizes)
     dtype: torch.dtype = getattr(torch, INPUTS[name][1])
     if x.dtype.is_floating_point != dtype.is_floating_point:
@@ -207,7 +212,7 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, ste
     often this rank's loader has ended.
     """
     names = list(INPUTS)
-    found = torch.zeros((2, len(names) + 1, mesh_size(mesh)))
+    found = torch.zeros((2, len(names) + 1, math.prod(mesh.axes.values())))
     found[0, -1, 0], found[1, -1, 0] = ends, MARKS - ends
     for row, name in enumerate(names):
         mark = 0
@@ -251,10 +256,6 @@ def _ended(step: int, here: bool) -> UserError:
         f"--data: this rank's loader ended before step {step}, and those of other ranks did not\n"
         "  try: as many batches on every rank, as of a DistributedSampler with drop_last=True"
     )
-
-
-def mesh_size(mesh: ParallelMesh) -> int:
-    return math.prod(mesh.axes.values())
 
 
 def part_number(layout: str, mesh: ParallelMesh) -> int:
@@ -331,7 +332,7 @@ def loader_batches(
         )
         raise UserError(f"{message}\n  try: a function without arguments, or with defaults for others")
     loader = make_loader(**keywords)
-    keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and packs is None
+    keeps_state = packs is None and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     position, ends = 0, 0
     if keeps_state and state is not None:
         loader.load_state_dict(state)
@@ -339,7 +340,7 @@ def loader_batches(
     while True:
         before = position
         for read in packs(loader) if packs is not None else loader:
-            for batch in split(tensors_of(read)):
+            for batch in split(tensors_of(read)) if MICRO_BATCHES > 1 else [tensors_of(read)]:
                 position += 1
                 if position > start:
                     wanted = keeps_state and saved_after(position)

@@ -25,8 +25,10 @@ BUCKETS = getattr(model_parallel, "BUCKETS", ())
 SET: dict[str, int] = {}  # those that the command line fixes, of synthetic batches
 
 
-def shape_at(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def shape_at(name: str, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
     """The global shape of an input at these dynamic sizes; those that are not given are as planned."""
+    if not DYNAMIC_SIZES or sizes is None:
+        return INPUTS[name][0]
     shape = list(INPUTS[name][0])
     for size, (*_, dims) in DYNAMIC_SIZES.items():
         for dim in dims.get(name, ()):
@@ -69,11 +71,15 @@ def padded(batch: Sequence[Tensor]) -> list[Tensor]:
 
 def mesh_devices() -> int:
     """Of all places or stages."""
+    if STAGES == 1:
+        return math.prod(MESH.values())
     return sum(math.prod(axes.values()) for axes in MESHES or [MESH] * STAGES)
 
 
 def layout_of(name: str, mesh: ParallelMesh) -> str:
     """How an input lies on this place."""
+    if not PLACE_INPUTS:
+        return INPUTS[name][2]
     own = PLACE_INPUTS.get(mesh.stages.index, {}) if mesh.stages is not None else {}
     return own.get(name, INPUTS[name][2])
 
@@ -151,18 +157,24 @@ def step_sizes(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[
 
 def module_of(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> ModuleType:
     """Whose forward the model now runs, and whose tables hold: those for a step of these local micro-batches."""
-    sizes = step_sizes(batches, mesh) if BUCKETS else []
+    sizes = step_sizes(batches, mesh)
     for number, (most, module) in enumerate(BUCKETS):
         if all(own[name] <= size for own in sizes for name, size in most.items()):
             mesh.bucket = number
             return module
-    mesh.bucket = -1
+    mesh.bucket = None
     return model_parallel
 
 
-def elements(batches: Sequence[Sequence[Tensor]], name: str, mesh: ParallelMesh) -> list[tuple[int, ...]]:
-    """The global shapes of an input in these micro-batches."""
-    return [shape_at(name, sizes) for sizes in step_sizes(batches, mesh) or [{}] * len(batches)]
+def rate(seconds: float, batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> str:
+    """Samples (or tokens, where the first input is rows of integers) a second, of a step's local micro-batches."""
+    planned, dtype, *_ = next(iter(INPUTS.values()))
+    shapes = [planned] * len(batches)
+    if DYNAMIC_SIZES:
+        shapes = [shape_at(next(iter(INPUTS)), sizes) for sizes in step_sizes(batches, mesh)]
+    tokens = "int" in dtype and len(planned) == 2
+    count = sum(math.prod(shape) if tokens else shape[0] if shape else 1 for shape in shapes)
+    return f"{count / seconds:.0f} {'tokens' if tokens else 'samples'}/s"
 
 
 def parsed(text: str) -> Iterator[tuple[str, int]]:
@@ -170,6 +182,5 @@ def parsed(text: str) -> Iterator[tuple[str, int]]:
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
         if name not in DYNAMIC_SIZES or not number.isdecimal():
-            known = ", ".join(f"{own}=N" for own in DYNAMIC_SIZES) or "a package without dynamic sizes has none"
-            raise UserError(f"--sizes {part}: expected {known}")
+            raise UserError(f"--sizes {part}: expected {', '.join(f'{own}=N' for own in DYNAMIC_SIZES)}")
         yield name, int(number)

@@ -15,13 +15,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+import model_parallel
 from batches import UserError, load_function, loader_batches
-from dynamic_sizes import module_of, step_sizes
+from dynamic_sizes import BUCKETS, DYNAMIC_SIZES, module_of, step_sizes
 from model_parallel import (
     BATCH_SHARES,
     EVALUATION,
     LOSS_AXES,
     LOSS_PART,
+    PACKED_BY,
     PART_STAGES,
     STAGES,
     UPDATES_BUFFERS,
@@ -58,8 +60,11 @@ def evaluates(options: argparse.Namespace, step: int) -> bool:
 @torch.no_grad()
 def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) -> float:
     """The mean loss of the first batches of --eval-data; of all, where these are fewer."""
-    how = {"own_parts": options.own_parts, "pad": options.pad, "packs": options.packs}
-    reading = loader_batches(options.eval_data, mesh, 0, 0, option="--eval-data", once=True, **how)
+    reading = loader_batches(
+        options.eval_data, mesh, 0, 0, option="--eval-data", once=True,
+        own_parts=options.own_parts if DYNAMIC_SIZES else False,
+        pad=options.pad if DYNAMIC_SIZES else False, packs=options.packs if PACKED_BY else None,
+    )  # fmt: skip
     batches = Prefetched(reading, mesh.device, 0)
     losses = []
     for _ in range(options.eval_batches):
@@ -79,7 +84,7 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
         return (staged_loss(model, mesh, inputs),)
     if BATCH_SHARES is not None:  # equal ones
         inputs = BATCH_SHARES.cut(inputs, mesh.coordinates[BATCH_SHARES.axis], mesh)
-    own = module_of([inputs], mesh)
+    own = module_of([inputs], mesh) if BUCKETS else model_parallel
     weights = contextlib.nullcontext()
     if own.WEIGHT_BUCKETS:
         parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}

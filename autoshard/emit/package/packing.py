@@ -18,20 +18,18 @@ import model_parallel
 from batches import local_part
 from dynamic_sizes import SET, shape_at
 from evaluation import evaluated, no_evaluation, whole_loss
-from model_parallel import INPUTS
+from model_parallel import INPUTS, PACKED_BY
 from runtime import ParallelMesh
 from user_errors import BatchError, UserError
 
 IGNORED = getattr(model_parallel, "IGNORED", {})
 POSITIONS = ("position_ids", "positions")
-DOCUMENTS = ("document_ids", "documents")
-MADE = (*POSITIONS, *DOCUMENTS)
 LEAST = 6  # tokens of a row: a document of two, and one of which two come after two
 
 
 def given() -> list[str]:
     """The inputs that a document has."""
-    return [name for name in INPUTS if name not in MADE]
+    return [name for name in INPUTS if name not in PACKED_BY]
 
 
 def packed(documents: Iterable[Any], first_counts: bool) -> Iterator[dict[str, Tensor]]:
@@ -91,7 +89,7 @@ def _row(name: str, row: Sequence[dict[str, Tensor]], length: int, dtype: torch.
     lengths.append(length - sum(lengths))  # what is left
     if name in POSITIONS:
         return torch.cat([torch.arange(count) for count in lengths]).to(dtype)
-    if name in DOCUMENTS:
+    if name in PACKED_BY:
         return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(dtype)
     own = [parts[name].to(dtype).clone() for parts in row]
     if name in IGNORED and not first_counts:
@@ -102,9 +100,7 @@ def _row(name: str, row: Sequence[dict[str, Tensor]], length: int, dtype: torch.
 
 def check_pack() -> None:
     """UserError where this package can't take packed documents."""
-    if not set(MADE) & INPUTS.keys():
-        why = f"the model takes none of {', '.join(MADE)}, by which it would keep the documents of a row apart"
-    elif not IGNORED or not IGNORED.keys() < set(given()):
+    if not IGNORED or not IGNORED.keys() < set(given()):
         why = "the model has no labels that can be left out of its loss"
     elif len(_shapes()) > 1 or len(min(_shapes())) != 2 or any("int" not in own[1] for own in INPUTS.values()):
         why = "the inputs are not all rows of tokens"

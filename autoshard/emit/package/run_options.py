@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from batches import UserError, set_size
-from dynamic_sizes import PADDING, mesh_devices, parsed
+from dynamic_sizes import DYNAMIC_SIZES, PADDING, mesh_devices, parsed
 from elastic import planned_numbers
-from model_parallel import MESH, MESHES, PLACE_INPUTS, PLACED, PRECISION, STAGES
+from model_parallel import MESH, MESHES, OTHER_NUMBERS, PACKED_BY, PLACE_INPUTS, PLACED, PRECISION, STAGES
 from runtime import SHAPES, ParallelMesh
 
 BACKENDS = ("gloo", "nccl", "hccl")
@@ -33,7 +33,11 @@ def parse_arguments(argv: Sequence[str] | None = None, description: str = "") ->
     _add_data(parser.add_argument_group("data"))
     _add_state(parser.add_argument_group("weights and checkpoints"))
     _add_log(parser.add_argument_group("log"))
-    return parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        only = "a package has no option that its plan has no use for; --help lists those that it has"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} ({only})")
+    return options
 
 
 def _add_run(parser: argparse._ArgumentGroup) -> None:
@@ -63,8 +67,9 @@ def _add_optimizer(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--lr-least", type=float, default=0.0, metavar="SHARE", help="of the rate, left at the end")
     decay = "of matrices; norms and biases have none. Without it all decay as torch's optimizer has it"
     parser.add_argument("--weight-decay", type=float, metavar="X", help=decay)
-    scale = "the first scale of the loss, of a plan in fp16-mixed; without it that of --resume, or 65536"
-    parser.add_argument("--loss-scale", type=float, metavar="X", help=scale)
+    if PRECISION == "fp16-mixed":
+        scale = "the first scale of the loss; without it that of --resume, or 65536"
+        parser.add_argument("--loss-scale", type=float, metavar="X", help=scale)
     nonfinite = "at a loss or gradient norm of NaN or inf: stop before the update, with exit code 7; or leave out the"
     nonfinite += " update of up to N such steps in a row, then stop"
     parser.add_argument("--nonfinite", default="stop", metavar="stop|skip:N", help=nonfinite)
@@ -77,14 +82,16 @@ def _add_data(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help=other)
     length = "of the sequences of a batch, over all devices, where the plan allows others than planned"
     parser.add_argument("--sequence-length", type=int, metavar="N", help=length)
-    sizes = "dynamic sizes of all synthetic batches, such as batch=16,sequence=256; without it they are drawn"
-    parser.add_argument("--sizes", metavar="NAME=N,…", help=sizes)
-    parts = "batches of --data hold this rank's own part of what dynamic sizes cut, not the global batch"
-    parser.add_argument("--own-parts", action="store_true", help=parts)
-    pad = "make batches of --data up to the next allowed size, by what has labels that do not count"
-    parser.add_argument("--pad", action="store_true", help=pad)
-    pack = "--data yields documents: as many as fit go into each row, which the model's positions keep apart"
-    parser.add_argument("--pack", action="store_true", help=pack)
+    if DYNAMIC_SIZES:
+        sizes = "dynamic sizes of all synthetic batches, such as batch=16,sequence=256; without it they are drawn"
+        parser.add_argument("--sizes", metavar="NAME=N,…", help=sizes)
+        parts = "batches of --data hold this rank's own part of what dynamic sizes cut, not the global batch"
+        parser.add_argument("--own-parts", action="store_true", help=parts)
+        pad = "make batches of --data up to the next allowed size, by what has labels that do not count"
+        parser.add_argument("--pad", action="store_true", help=pad)
+    if PACKED_BY:
+        pack = "--data yields documents: as many as fit go into each row, which the model's positions keep apart"
+        parser.add_argument("--pack", action="store_true", help=pack)
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
     parser.add_argument("--eval-data", metavar="FILE:FUNCTION", help="a function that yields batches to evaluate on")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
@@ -120,19 +127,10 @@ def take_options(options: argparse.Namespace) -> None:
     for name, size in (("batch", options.batch_size), ("sequence", options.sequence_length)):
         if size is not None:
             set_size(name, size)
-    for name, size in parsed(options.sizes) if options.sizes else ():
-        set_size(name, size)
-    if options.pad and (options.own_parts or not PADDING):
-        why = (
-            "with --own-parts no rank knows the whole batch"
-            if PADDING
-            else "it is not known that padding leaves this model's loss as it is"
-        )
-        raise UserError(f"--pad: {why}\n  try: batches of an allowed size")
-    if options.pack and (options.pad or options.own_parts or not options.data):
+    if DYNAMIC_SIZES:
+        take_sizes(options)
+    if PACKED_BY and options.pack and not options.data:
         raise UserError("--pack makes the rows of a batch of --data's documents\n  try: --pack --data FILE:FUNCTION")
-    if options.data and options.sizes:
-        raise UserError("--sizes is of synthetic batches\n  try: --data or --sizes; a loader's batches have their own")
     for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):
         value = getattr(options, name.replace("-", "_"))
         if value is not None and not value >= 0:
@@ -152,11 +150,7 @@ def take_options(options: argparse.Namespace) -> None:
         raise UserError(f"--keep {options.keep}: expected 1 or more, and a folder\n  try: --save checkpoints --keep 2")
     if options.resume == AUTO and not options.save:
         raise UserError("--resume auto goes on in the folder of --save\n  try: --save checkpoints --resume auto")
-    if options.loss_scale is not None and PRECISION != "fp16-mixed":
-        raise UserError(
-            f"--loss-scale: this package was planned in {PRECISION}, whose loss needs no scale\n  try: without it"
-        )
-    if options.loss_scale is not None and not 0 < options.loss_scale < math.inf:
+    if PRECISION == "fp16-mixed" and options.loss_scale is not None and not 0 < options.loss_scale < math.inf:
         raise UserError(f"--loss-scale {options.loss_scale:g}: expected more than 0, such as 65536")
     most_left_out(options)
     profiled_steps(options)
@@ -168,6 +162,23 @@ def take_options(options: argparse.Namespace) -> None:
             check_writable(f"--{name} {folder}", folder)
     if options.log_json:
         check_file(f"--log-json {options.log_json}", options.log_json)
+
+
+def take_sizes(options: argparse.Namespace) -> None:
+    """Those of synthetic batches; UserError on what can't be done with those of a loader."""
+    for name, size in parsed(options.sizes) if options.sizes else ():
+        set_size(name, size)
+    if options.pad and (options.own_parts or not PADDING):
+        why = (
+            "with --own-parts no rank knows the whole batch"
+            if PADDING
+            else "it is not known that padding leaves this model's loss as it is"
+        )
+        raise UserError(f"--pad: {why}\n  try: batches of an allowed size")
+    if PACKED_BY and options.pack and (options.pad or options.own_parts):
+        raise UserError("--pack makes whole batches\n  try: without --pad and --own-parts")
+    if options.data and options.sizes:
+        raise UserError("--sizes is of synthetic batches\n  try: --data or --sizes; a loader's batches have their own")
 
 
 def most_left_out(options: argparse.Namespace) -> int:
@@ -262,7 +273,7 @@ def check_launch(backend: str) -> None:
         mesh += f" on each of {STAGES} {'places' if PLACED else 'stages'}" if STAGES > 1 else ""
         if PLACE_INPUTS:
             mesh = f"of {STAGES} places, {'; '.join(', '.join(f'{n}={k}' for n, k in own.items()) for own in MESHES)},"
-        if others := sorted(planned_numbers().keys() - {size}):
+        if OTHER_NUMBERS and (others := sorted(planned_numbers().keys() - {size})):
             mesh += f" (and there are plans for {', '.join(map(str, others))} devices)"
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")
     _check_devices(backend)

@@ -16,7 +16,18 @@ import torch.distributed as dist
 from torch import nn
 
 from batches import UserError, loader_batches, local_shape, synthetic_batches
-from model_parallel import DEVICES_PER_NODE, HAS_LOSS, INPUTS, MESH, MICRO_BATCHES, PLACE_INPUTS, PLAN, STAGES
+from dynamic_sizes import DYNAMIC_SIZES
+from model_parallel import (
+    DEVICES_PER_NODE,
+    HAS_LOSS,
+    INPUTS,
+    MESH,
+    MICRO_BATCHES,
+    PACKED_BY,
+    PLACE_INPUTS,
+    PLAN,
+    STAGES,
+)
 from packing import check_pack, first_label_counts, packed
 from runtime import ParallelMesh, Prefetched, TrainingLog, node_name, sharding
 from start_state import saved_loader
@@ -36,7 +47,7 @@ def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
             "this package was planned with --eval, or without a loss: there is nothing to train\n"
             "  try: README.md shows a program that calls the model; to train it, plan without --eval and with a loss"
         )
-    if options.pack:
+    if PACKED_BY and options.pack:
         check_pack()
     if options.profile and mesh.device.type == "npu":
         raise UserError(
@@ -85,19 +96,22 @@ def packs(options: argparse.Namespace, model: nn.Module, mesh: ParallelMesh) -> 
     return partial(packed, first_counts=first_label_counts(model, mesh)) if options.pack else None
 
 
-def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int, packs: Any = None) -> Prefetched:
+def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int) -> Prefetched:
     """From the step after `done` on."""
     start = done * MICRO_BATCHES
     if not options.data:
-        made = ((batch, None) for batch in synthetic_batches(mesh, mesh.random.seed, start))
+        made = ((batch, None, 0) for batch in synthetic_batches(mesh, mesh.random.seed, start))
         return Prefetched(made, mesh.device, 0)
     state = saved_loader(options.resume) if options.resume else None
 
     def saved_after(number: int) -> bool:  # a signal may end the run after any step
         return bool(options.save) and number % MICRO_BATCHES == 0
 
-    how = {"own_parts": options.own_parts, "pad": options.pad, "packs": packs}
-    reading = loader_batches(options.data, mesh, mesh.random.seed, start, state, saved_after, **how)
+    reading = loader_batches(
+        options.data, mesh, mesh.random.seed, start, state, saved_after,
+        own_parts=options.own_parts if DYNAMIC_SIZES else False,
+        pad=options.pad if DYNAMIC_SIZES else False, packs=options.packs if PACKED_BY else None,
+    )  # fmt: skip
     return Prefetched(reading, mesh.device, options.prefetch)
 
 

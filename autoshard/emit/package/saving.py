@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from batches import UserError
+from model_parallel import STAGES, UNEVEN
 from run_options import AUTO
 from runtime import LossScaler, SaveError, newest_whole, save_checkpoint, step_folders
 from start_state import last_checkpoint
@@ -115,10 +116,12 @@ class Saving:
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, scaler: LossScaler | None
     ) -> None:
         """UserError on all ranks where it can't be written."""
-        folder, background = f"{self.options.save}/step-{step}", self.options.save_async
-        state = {"loader": loader, "scaler": scaler, "run": self.run or "", "seed": self.options.seed or 0}
         with failing(self.options):
-            save_checkpoint(folder, model, optimizer, step, background=background, **state)
+            save_checkpoint(
+                f"{self.options.save}/step-{step}", model, optimizer, step, loader=loader,
+                background=self.options.save_async, scaler=scaler, run=self.run or "", seed=self.options.seed or 0,
+                staged=STAGES > 1, uneven=UNEVEN,
+            )  # fmt: skip
         self.last = step
         self.remove_older()
 

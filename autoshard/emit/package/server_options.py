@@ -74,8 +74,6 @@ def take_options(options: argparse.Namespace) -> None:
         raise UserError("--save-every, --keep and --resume auto need a folder\n  try: --save checkpoints")
     if options.eval_every and not options.eval_data:
         raise UserError("--eval-every needs batches to evaluate on\n  try: --eval-data data.py:make_held_out")
-    if options.weights and options.resume:
-        raise UserError("--weights and --resume both say what to start from\n  try: one of them")
     if options.save:
         check_writable(f"--save {options.save}", options.save)
         options.save = os.path.abspath(options.save)

@@ -15,7 +15,7 @@ from torch import nn
 
 from batches import UserError
 from initial import INITIAL
-from model_parallel import STAGES
+from model_parallel import BUFFERS, STAGES, UNEVEN
 from runtime import (
     LossScaler,
     WeightFiles,
@@ -96,8 +96,9 @@ def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
 def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> Mapping[str, Any]:
     """Fills the model from weights of the original: a file of them, or a folder of .safetensors. Returns these."""
     weights = read_weights(weights_path)
-    init_missing(model, weights, seed)
-    fill_unsaved(model, weights, seed)
+    if BUFFERS:
+        init_missing(model, weights, seed)
+        fill_unsaved(model, weights, seed)
     try:
         load_full_state_dict(model, weights, INITIAL)
     except (KeyError, ValueError) as error:
@@ -136,15 +137,16 @@ def prepare(
         if rank == 0:
             note_ignored(model, weights, options.weights)
         return 0
-    weights = read_weights(options.weights) if options.weights else {}
     guessed = [] if options.resume else init_parameters(model, seed, INITIAL)
-    if options.weights:
-        init_missing(model, weights, seed)
-    fill_unsaved(model, weights, seed)
+    if BUFFERS:
+        weights = read_weights(options.weights) if options.weights else {}
+        if options.weights:
+            init_missing(model, weights, seed)
+        fill_unsaved(model, weights, seed)
     if options.resume:
         folder = last_checkpoint(options.resume)
         with _not_resumable(folder):
-            done = load_checkpoint(folder, model, optimizer, scaler)
+            done = load_checkpoint(folder, model, optimizer, scaler, staged=STAGES > 1, uneven=UNEVEN)
         if rank == 0:
             print(f"resumed {folder} at step {done}", flush=True)
         return done

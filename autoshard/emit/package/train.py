@@ -29,8 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import model_parallel
 from batches import BatchError, ElsewhereError, UserError, check_agreement, check_ends
-from dynamic_sizes import DYNAMIC_SIZES, agree, elements, module_of, step_sizes
+from dynamic_sizes import BUCKETS, DYNAMIC_SIZES, agree, module_of, rate, step_sizes
 from elastic import end_surplus, run_fitting_plan
 from evaluation import check_evaluation, ends_anywhere, evaluate, evaluates
 from model_parallel import (
@@ -38,13 +39,14 @@ from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
     HOST_TABLES,
-    INPUTS,
     LABEL_COUNTS,
     LOSS_AXES,
     MESH,
     MESHES,
     MICRO_BATCHES,
     OPTIMIZER,
+    OTHER_NUMBERS,
+    PACKED_BY,
     PART_STAGES,
     PRECISION,
     SHARED,
@@ -97,6 +99,7 @@ from runtime import (
     regathering,
     sharding,
     slices_of,
+    take_start,
     tell_left,
     whole_tensors,
 )
@@ -160,7 +163,7 @@ def compute_gradients(
     are those of the loss by its scale.
     """
     parameters = parameters_of(model)
-    own = module_of([inputs], mesh)
+    own = module_of([inputs], mesh) if BUCKETS else model_parallel
     buckets = own.GRADIENT_BUCKETS
     sums = reducing(mesh, parameters, buckets) if last else accumulating(parameters, buckets)
     again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
@@ -190,7 +193,7 @@ def accumulate_gradients(
     parameters = parameters_of(model)
     slices = slices_of(BATCH_SHARES, micro_batches, mesh)
     shares = shares_of_labels(model, mesh, [own.inputs for own in slices])
-    own, made, count = module_of(micro_batches, mesh), [], len(slices)
+    own, made, count = module_of(micro_batches, mesh) if BUCKETS else model_parallel, [], len(slices)
     summed = reducing(mesh, parameters, own.GRADIENT_BUCKETS, count)
     weights_of_all = contextlib.nullcontext()
     if ZERO < 3:
@@ -272,7 +275,7 @@ def train_step(
     So does a step that the `judge` does not accept.
     """
     optimizer.zero_grad(set_to_none=True)
-    if judge is not None:
+    if UPDATES_BUFFERS and judge is not None:
         judge.before()
     if MICRO_BATCHES == 1 and STAGES == 1:
         loss = compute_gradients(model, mesh, inputs, scaler=scaler)[0].detach()
@@ -303,15 +306,6 @@ def synchronise(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
-def rate(seconds: float, batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> str:
-    """Samples (or tokens, where the first input is rows of integers) a second, of a step's local micro-batches."""
-    name, (_, dtype, *_) = next(iter(INPUTS.items()))
-    shapes = elements(batches, name, mesh)
-    tokens = "int" in dtype and len(shapes[0]) == 2
-    count = sum(math.prod(shape) if tokens else shape[0] if shape else 1 for shape in shapes)
-    return f"{count / seconds:.0f} {'tokens' if tokens else 'samples'}/s"
-
-
 def run(options: argparse.Namespace, mesh: ParallelMesh, stop: StopSignals | None = None) -> int:
     """Returns the exit code: 0, or that of a run that a signal has stopped. `stop` hears it."""
     check_run(options, mesh)
@@ -324,11 +318,10 @@ def run(options: argparse.Namespace, mesh: ParallelMesh, stop: StopSignals | Non
             describe(model, mesh)
         return 0
     if options.compile is not None:
-        every = (model, *getattr(model, "smaller", ()))
+        every = (model, *model.smaller) if BUCKETS else (model,)
         count = sum(compile_blocks(own, options.compile, bool(DYNAMIC_SIZES)) for own in every)
         if first:
-            once = ", once for all dynamic sizes" if DYNAMIC_SIZES else ""
-            print(f"compiled at its first call, by {options.compile}: each of {count} blocks{once}", flush=True)
+            print(f"compiled at its first call, by {options.compile}: each of {count} blocks", flush=True)
     with locked(options.save if first else None):
         stopped = trained(options, mesh, model, stop or StopSignals())
     tell_unused_buffers(options, mesh)
@@ -357,8 +350,9 @@ def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, s
     if options.seed is not None:
         mesh.random.seed = options.seed
     saving = Saving(options, mesh.global_rank)
-    options.packs = packs(options, model, mesh)
-    batches, log = training_batches(options, mesh, done, options.packs), make_log(options, mesh)
+    if PACKED_BY:
+        options.packs = packs(options, model, mesh)
+    batches, log = training_batches(options, mesh, done), make_log(options, mesh)
     if done >= options.steps and first:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     try:
@@ -396,7 +390,7 @@ def train(
     stop: StopSignals,
 ) -> bool:
     """The steps after `done`. True where a signal, to whatever rank, stops it before the last."""
-    updated = model.buffers() if UPDATES_BUFFERS else ()
+    updated = [*model.buffers()] if UPDATES_BUFFERS else None
     judge = FiniteSteps(
         mesh, LOSS_AXES, most_left_out(options), scaler, updated, lambda: (bool(stop.name), batches.ends_of_step)
     )
@@ -461,7 +455,7 @@ def main() -> int:
     options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
     with listening() as stop:
         try:
-            if not run_fitting_plan():
+            if not (run_fitting_plan() if OTHER_NUMBERS else take_start()):
                 return 0
         except StartError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -472,7 +466,7 @@ def main() -> int:
             check_launch(options.backend)
             mesh = ParallelMesh.from_environment(
                 MESH, options.backend, options.timeout, hccl_buffers=options.hccl_buffer, host=bool(HOST_TABLES),
-                part_stages=PART_STAGES if STAGES > 1 else (), places=MESHES,
+                part_stages=PART_STAGES if STAGES > 1 else (), places=MESHES if STAGES > 1 else (),
             )  # fmt: skip
             failures.watch()
             check_nodes(mesh)
@@ -489,7 +483,8 @@ def main() -> int:
         stop.closing = True
         failures.close()
         mesh = None
-        end_surplus()
+        if OTHER_NUMBERS:
+            end_surplus()
         leave()
         tell_left(waits=True)
     return code

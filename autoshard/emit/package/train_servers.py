@@ -135,10 +135,10 @@ class Run:
         self.mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("cpu"))
         self.mesh.random.seed = options.seed
         self.source = self.first_source()
-        weights = read_weights(options.weights) if options.weights else {}
         if self.source is not None:
             self.fixed = torch.load(self.source / "fixed.pt", weights_only=True)
         else:
+            weights = read_weights(options.weights) if options.weights else {}
             self.fixed = fixed_tensors(self.stored, self.served, weights, options.seed)
         connected = {"address": options.address} if options.address else {
             "num_cpus": SERVERS + options.most, "include_dashboard": False
@@ -383,7 +383,7 @@ class Run:
     def batches_from(self, step: int) -> Prefetched:
         start = step * MICRO_BATCHES
         if not self.options.data:
-            made = ((batch, None) for batch in synthetic_batches(self.mesh, self.options.seed, start))
+            made = ((batch, None, 0) for batch in synthetic_batches(self.mesh, self.options.seed, start))
             return Prefetched(made, self.mesh.device, 0)
         reading = loader_batches(self.options.data, self.mesh, self.options.seed, start)
         return Prefetched(reading, self.mesh.device, self.options.prefetch)

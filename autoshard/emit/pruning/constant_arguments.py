@@ -134,7 +134,7 @@ def _calls_by_name(node: ast.Call, table: ModuleTable) -> bool:
 
 
 def _strings(table: ModuleTable) -> Iterator[frozenset[str]]:
-    for own in (*(d.references for d in table.definitions if d.names != ("__all__",)), *table.effects):
+    for own in (*(d.references for d in table.definitions), *table.effects):
         yield own.strings
 
 

@@ -16,7 +16,7 @@ ROOTS: dict[Name, int | None] = {
     ("runtime", "init_parameters"): 3, ("train", "train_step"): 5, ("train", "make_optimizer"): None,
     ("train", "compute_gradients"): 3, ("train", "parse_arguments"): None, ("train", "take_options"): 1,
     ("train", "run"): None, ("batches", "checked"): 2, ("batches", "synthetic_batches"): None,
-    ("batches", "local_part"): None, ("start_state", "start_from"): 3,
+    ("batches", "local_part"): 3, ("start_state", "start_from"): 3,
     **{
         ("runtime.servers.server_run", name): None
         for name in ("InProcess", "Dealer", "share_works", "apply_update", "labels_of_step", "update_norm")
@@ -31,7 +31,8 @@ MADE_BY: dict[Name, tuple[Any, tuple[Name, ...]]] = {
     ("runtime.weights", "cast_of"): (None, (("runtime.redistribution", "cast_weight"),)),
 }
 PASSED_ON = (("runtime", "Stages"),)  # where there is such a thing
-USED = frozenset({"groups", "joint", "global_rank"})  # methods of the mesh that verification calls
+# Methods and attributes that verification or torch uses.
+USED = frozenset({"groups", "joint", "global_rank", "stages", "_init_group"})
 SET = frozenset({"exact", "seed", "step", "training", "grad"})  # attributes that others set
 OUTSIDE = {
     ("runtime.mesh", "ParallelMesh.__init__"): 4, ("runtime.mesh", "ParallelMesh.from_environment"): 2,

@@ -135,9 +135,9 @@ def references(file: str, nodes: Sequence[ast.AST]) -> References:
 
 
 def _definition(file: str, node: ast.stmt, names: tuple[str, ...]) -> ModuleDefinition:
-    if not isinstance(node, ast.ClassDef) or node.bases or node.keywords:
+    if not isinstance(node, ast.ClassDef) or node.keywords or any(ast.unparse(own) != "Protocol" for own in node.bases):
         return ModuleDefinition(node, names, references(file, [node]))
     methods = [own for own in node.body if isinstance(own, ast.FunctionDef) and not own.name.startswith("__")]
     rest = [own for own in node.body if own not in methods]
     found = tuple((own.name, own, references(file, [own])) for own in methods)
-    return ModuleDefinition(node, names, references(file, [*node.decorator_list, *rest]), found)
+    return ModuleDefinition(node, names, references(file, [*node.decorator_list, *node.bases, *rest]), found)

@@ -246,8 +246,6 @@ def _without(name: str, table: ModuleTable, reached: Reached, idle: Set[str]) ->
         if _is_idle(node, idle)
     ]
     for definition in table.definitions:
-        if definition.names == ("__all__",):
-            continue
         if not any((module, own) in reached.names for own in definition.names):
             edits.append(source.removed(definition.node))
             continue
@@ -265,11 +263,12 @@ def _is_idle(node: ast.stmt, idle: Set[str]) -> bool:
 
 
 def _without_constants(text: str, read: frozenset[str]) -> str:
-    """A file of the model without the constants that nothing reads."""
+    """A file of the model without the constants and functions that nothing reads."""
     source, edits = parsed(text), []
     for node in source.tree.body:
-        names = defined(node) if isinstance(node, ast.Assign | ast.AnnAssign) else ()
-        if names and all(name.isupper() and name not in read for name in names):
+        names = () if isinstance(node, ast.ClassDef) else defined(node)
+        shown = isinstance(node, ast.FunctionDef) or all(map(str.isupper, names))
+        if names and shown and read.isdisjoint(names):
             edits.append(source.removed(node))
     if not edits:
         return text

@@ -6,7 +6,7 @@ import ast
 import re
 
 from autoshard.code_text import WIDTH
-from autoshard.emit.pruning.module_table import defined, flat, is_type_checking, module_table
+from autoshard.emit.pruning.module_table import flat, is_type_checking, module_table
 from autoshard.emit.pruning.source_edits import Edit, Source, parsed
 
 
@@ -15,7 +15,7 @@ def with_needed_imports(name: str, text: str, requested: set[str]) -> str:
     source, edits = parsed(text), []
     table = module_table(name, text)
     used = {*requested, "TYPE_CHECKING"}
-    for own in (*(d.references for d in table.definitions if d.names != ("__all__",)), *table.effects):
+    for own in (*(d.references for d in table.definitions), *table.effects):
         used |= own.names
     for definition in table.definitions:
         for *_, references in definition.methods:
@@ -29,10 +29,6 @@ def with_needed_imports(name: str, text: str, requested: set[str]) -> str:
     for node in flat(source.tree.body):
         if isinstance(node, ast.Import | ast.ImportFrom):
             edits += _import_edit(source, node, used)
-        elif defined(node) == ("__all__",):
-            names = [own for own in ast.literal_eval(node.value) if own in requested]  # type: ignore[attr-defined]
-            listed = "".join(f'    "{own}",\n' for own in names)
-            edits.append(source.replaced(node, f"__all__ = [\n{listed}]"))
     return source.applied(edits)
 
 

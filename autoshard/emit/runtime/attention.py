@@ -41,12 +41,14 @@ def parallel_attention(
 
     Only the shards of k and v are kept for backward, which gathers them again and scatters their gradients.
     """
-    k, v, mask, is_causal, enable_gqa, gathered = _prepared(
-        k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
-    )
+    gathered = None
+    if queries or keys or heads:
+        k, v, mask, is_causal, enable_gqa, gathered = _prepared(
+            k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
+        )
     with regathering():
         out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return regather_before(out, *gathered)
+    return regather_before(out, *(gathered or ()))
 
 
 def random_attention(
@@ -57,9 +59,11 @@ def random_attention(
 ) -> Tensor:  # fmt: skip
     """`parallel_attention` with dropout on the probabilities. `shape` and `layout` are those of the scores."""
     dropout_p = dropout_p if random.training else 0.0
-    k, v, mask, is_causal, enable_gqa, gathered = _prepared(
-        k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
-    )
+    gathered = None
+    if queries or keys or heads:
+        k, v, mask, is_causal, enable_gqa, gathered = _prepared(
+            k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
+        )
     with regathering():
         if random.exact or torch.compiler.is_compiling():
             if random.exact:
@@ -72,7 +76,7 @@ def random_attention(
                 out = F.scaled_dot_product_attention(
                     q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
                 )
-    return regather_before(out, *gathered)
+    return regather_before(out, *(gathered or ()))
 
 
 def _spelt_out(

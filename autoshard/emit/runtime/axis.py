@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 from .functional_collectives import FunctionalCollectives
 
+Map = Callable[[Tensor], Tensor]
+
 
 class Sent(Protocol):
     """A message on its way; what is sent must not change until it is completed."""
@@ -158,9 +160,9 @@ class Axis:
     @property
     def place(self) -> int:
         """The coordinate that is computed for: of a slice of a micro-batch that which it was cut for."""
-        own = self.mesh.slice_at
-        if own is None or own[0] not in self.names:
+        if self.mesh.slice_at is None or self.mesh.slice_at[0] not in self.names:
             return self.index
+        own = self.mesh.slice_at
         at, place = self.mesh.coordinates | {own[0]: own[1]}, 0
         for name in self.names:
             place = place * self.mesh.axes[name] + at[name]

@@ -99,32 +99,37 @@ def save_checkpoint(
     scaler: LossScaler | None = None,
     run: str = "",
     seed: int | None = None,
+    staged: bool = True,
+    uneven: bool = True,
 ) -> None:
     """Writes model, optimizer, step, the seed of dropout and the scale of the loss; the folder appears only when
     it is complete. SaveError, on all ranks, where it can't be written; what there is of it is removed.
 
     `loader`: the state of this rank's. `run`: of which run it is. `seed`: without it that of the model's weights. In
     the `background`, what is saved is copied to the host, and written while training goes on; `finish_saving` waits for
-    it, and so does the next save.
+    it, and so does the next save. `staged`: may there be stages. `uneven`: may a table be in unequal parts.
     """
     finish_saving()
     named = {names[0]: tensor for names, tensor in _named(model)}
-    earlier = _held_earlier(named)
-    mine = {name: tensor for name, tensor in named.items() if name not in earlier}
-    state: dict[str, Any] = {f"model.{name}": _as_held(x.detach(), sharding(x)) for name, x in mine.items()}
-    for name, tensor in mine.items():
-        for slot, value in optimizer.state.get(tensor, {}).items():
-            state[f"optimizer.{name}.{slot}"] = _as_held(value, sharding(tensor))
+    if staged:
+        earlier = _held_earlier(named)
+        named = {name: tensor for name, tensor in named.items() if name not in earlier}
+    state: dict[str, Any] = {}
+    for name, tensor in named.items():
+        held = {f"model.{name}": tensor.detach()}
+        held |= {f"optimizer.{name}.{slot}": value for slot, value in optimizer.state.get(tensor, {}).items()}
+        state |= {key: _as_held(x, sharding(tensor)) for key, x in held.items()} if uneven else held
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if seed is None:
         seed = next((sharding(tensor).mesh.random.seed for tensor in named.values()), 0)
     partial = Path(f"{folder}.partial")
-    training = {"step": step, "seed": seed, "groups": groups} | ({"run": run} if run else {})
-    training |= {} if scaler is None else {"scaler": scaler.state_dict()}
+    training: dict[str, Any] = {"step": step, "seed": seed, "groups": groups} | ({"run": run} if run else {})
+    if scaler is not None:
+        training["scaler"] = scaler.state_dict()
     _together(partial, _fault(lambda: _begin(partial, training)) if dist.get_rank() == 0 else "")
-    held = {"ranks": dist.get_world_size(), "state": loader}
-    fault = _fault(lambda: torch.save(held, partial / f"loader-{dist.get_rank()}.pt")) if loader is not None else ""
-    if background and _anywhere(any(sharding(tensor).uneven for tensor in named.values())):
+    kept = {"ranks": dist.get_world_size(), "state": loader}
+    fault = _fault(lambda: torch.save(kept, partial / f"loader-{dist.get_rank()}.pt")) if loader is not None else ""
+    if uneven and background and _anywhere(any(sharding(tensor).uneven for tensor in named.values())):
         background = False  # a copy of a table in unequal parts would not know where its rows are
         if dist.get_rank() == 0:
             print(f"{folder} is written at once, not in the background: a table is in unequal parts", flush=True)
@@ -161,7 +166,7 @@ def _held_earlier(named: Mapping[str, Tensor]) -> set[str]:
     """Of stages or places, the names that an earlier one saves: on meshes of their own they hold other parts of it."""
     mesh = next((sharding(tensor).mesh for tensor in named.values()), None)
     if mesh is not None and mesh.stages is None:
-        return set()
+        return set()  # there are no stages
     place = 0 if mesh is None or mesh.stages is None else mesh.stages.index
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (place, [*named] if mesh is not None and mesh.rank == 0 else []))
@@ -238,25 +243,24 @@ def loader_state(folder: str | Path) -> Any:
 
 
 def load_checkpoint(
-    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler | None = None
-) -> int:
+    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler | None = None,
+    *, staged: bool = True, uneven: bool = True,
+) -> int:  # fmt: skip
     """Loads what save_checkpoint wrote, on any mesh, and sets the seed of dropout; returns the step.
 
-    KeyError names what the checkpoint lacks, ValueError what has another size there.
+    KeyError names what the checkpoint lacks, ValueError what has another size there. `staged`, `uneven`: as of
+    `save_checkpoint`.
     """
     saved, training = read_index(folder).state_dict_metadata, _training(Path(folder))
     wanted: dict[str, tuple[Any, Sharding]] = {}
-    again: list[dict[str, tuple[Any, Sharding]]] = []  # buffers that several parts of a place hold, each its own
     for names, tensor in _named(model):
-        held = {f"model.{names[0]}": (_as_held(tensor.detach(), sharding(tensor)), sharding(tensor))}
-        if held.keys() <= wanted.keys():
-            again.append(held)
+        held = {f"model.{names[0]}": tensor.detach()}
+        if staged and held.keys() <= wanted.keys():
             continue
-        wanted |= held
         prefix = f"optimizer.{names[0]}."
         for key in sorted(key for key in saved if key.startswith(prefix)):
-            slot = optimizer.state[tensor][key.removeprefix(prefix)] = _slot(tensor, saved[key], optimizer)
-            wanted[key] = _as_held(slot, sharding(tensor)), sharding(tensor)
+            held[key] = optimizer.state[tensor][key.removeprefix(prefix)] = _slot(tensor, saved[key], optimizer)
+        wanted |= {key: (_as_held(x, sharding(tensor)) if uneven else x, sharding(tensor)) for key, x in held.items()}
     missing = [key for key in wanted if key not in saved]
     if missing:
         raise KeyError(f"the checkpoint {folder} lacks {_few(missing)}")
@@ -264,9 +268,12 @@ def load_checkpoint(
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key] and math.prod(own.shape) != math.prod(shapes[key]):
             raise ValueError(f"{key} has shape {shapes[key]} in the checkpoint {folder}, here {own.shape}")
-    alone = not wanted or any(own.mesh.stages is not None for _, own in wanted.values())  # a place may hold nothing
-    for tensors in (wanted, *again):
-        _fill(tensors, shapes, folder, alone)
+    _fill(wanted, shapes, folder, staged)
+    if staged:
+        for names, tensor in _named(model):  # buffers that several parts of a place hold, each its own
+            key, own = f"model.{names[0]}", sharding(tensor)
+            if wanted[key][1] is not own:
+                _fill({key: (tensor.detach(), own)}, shapes, folder, staged)
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
         raise ValueError(f"{len(training['groups'])} groups of parameters: --weight-decay was given, and is not now")
     kept = _KERNELS if len(training["groups"]) == len(optimizer.param_groups) else {*_KERNELS, "weight_decay"}
@@ -305,12 +312,7 @@ def _is_setting(name: str, value: Any) -> bool:
     return name != "params" and all(item is None or isinstance(item, int | float) for item in values)
 
 
-_KERNELS = {
-    "fused",
-    "foreach",
-    "capturable",
-    "differentiable",
-}  # how this device steps, not the one before
+_KERNELS = {"fused", "foreach", "capturable", "differentiable"}  # how this device steps, not the one before
 
 
 def _as_held(x: Any, own: Sharding) -> Any:
@@ -344,16 +346,11 @@ def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Te
 def _fill(
     wanted: Mapping[str, tuple[Any, Sharding]], shapes: Mapping[str, tuple[int, ...]], folder: str | Path, alone: bool
 ) -> None:
-    """Reads all of `wanted`, which have these `shapes` in the checkpoint."""
+    """Reads all of `wanted`, which have these `shapes` in the checkpoint. `alone`: as of `load_tensors`."""
     same = {key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}
-    _read(same, folder, alone)
+    load_tensors(same, folder, alone)
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
             whole = torch.empty(shapes[key], dtype=x.dtype)
-            _read({key: whole}, folder, alone)
+            load_tensors({key: whole}, folder, alone)
             local(x).copy_(own.part(whole))
-
-
-def _read(tensors: dict[str, Tensor], folder: str | Path, alone: bool) -> None:
-    """Fills `tensors`. `alone`: whatever the other ranks read, as stages want other tensors."""
-    load_tensors(tensors, folder, **({"no_dist": True} if alone else {}))

@@ -10,7 +10,7 @@ import inspect
 import json
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -111,13 +111,16 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def load_tensors(tensors: dict[str, Tensor], folder: str | Path, **options: Any) -> None:
-    """`dcp.load` with such an index. ValueError where a file of the checkpoint is damaged."""
+def load_tensors(tensors: dict[str, Tensor], folder: str | Path, alone: bool = False) -> None:
+    """`dcp.load` with such an index. ValueError where a file of the checkpoint is damaged. `alone`: whatever the other
+    ranks read, as stages want other tensors."""
     try:
-        if options and "no_dist" not in inspect.signature(dcp.load).parameters:  # as torch 2.6 has it
-            cast(Any, dcp).load_state_dict(tensors, IndexReader(folder), **options)
-        else:
-            dcp.load(tensors, storage_reader=IndexReader(folder), **options)
+        if not alone:
+            dcp.load(tensors, storage_reader=IndexReader(folder))
+        elif "no_dist" in inspect.signature(dcp.load).parameters:
+            dcp.load(tensors, storage_reader=IndexReader(folder), no_dist=True)
+        else:  # as torch 2.6 has it
+            cast(Any, dcp).load_state_dict(tensors, IndexReader(folder), no_dist=True)
     except CheckpointException as error:
         cause = next(cause for cause, _ in error.failures.values())
         raise ValueError(f"the checkpoint {folder} can't be read: {fault_of(cause)}") from None
@@ -137,16 +140,13 @@ def _metadata(read: Any, folder: Path) -> Metadata:
     for name, entry in _of(state["state_dict_metadata"], dict).items():
         if type(entry).__name__ != "BytesStorageMetadata":
             tensors[_of(name, str)] = _tensor(_state(entry, "TensorStorageMetadata"))
-    places, files = {}, set()
-    for index, info in _of(state["storage_data"], dict).items():
-        place = _place(_state(index, "MetadataIndex"), _state(info, "_StorageInfo"))
-        if place.index.fqn in tensors:
-            places[place.index] = place.info
-            files.add(place.info.relative_path)
-    for name in sorted(files):
+    held = _of(state["storage_data"], dict)
+    places = dict(_place(_state(own, "MetadataIndex"), _state(info, "_StorageInfo")) for own, info in held.items())
+    places = {index: info for index, info in places.items() if index.fqn in tensors}
+    for name in sorted({info.relative_path for info in places.values()}):
         if not (folder / name).is_file():
             raise ValueError(f"there is no file {name}")
-    made = Metadata(state_dict_metadata=cast(Any, tensors), planner_data=_plain(state.get("planner_data")))
+    made = Metadata(state_dict_metadata=cast(Any, tensors))
     made.storage_data, made.storage_meta = places, StorageMeta()
     if isinstance(state.get("version"), str):
         cast(Any, made).version = state["version"]
@@ -163,12 +163,7 @@ def _tensor(state: dict[str, Any]) -> TensorStorageMetadata:
     )
 
 
-class _Place(NamedTuple):
-    index: MetadataIndex
-    info: Any
-
-
-def _place(index: dict[str, Any], info: dict[str, Any]) -> _Place:
+def _place(index: dict[str, Any], info: dict[str, Any]) -> tuple[MetadataIndex, _StorageInfo]:
     path, offset, number = _of(info["relative_path"], str), index.get("offset"), index.get("index")
     if not path or Path(path).name != path:
         raise ValueError(f"it places a tensor in {path!r}, which is no file of its folder")
@@ -182,7 +177,7 @@ def _place(index: dict[str, Any], info: dict[str, Any]) -> _Place:
         None if offset is None else _size(offset),
         None if number is None else _of(number, int),
     )
-    return _Place(own, _StorageInfo(path, start, length))
+    return own, _StorageInfo(path, start, length)
 
 
 def _record(value: Any, name: str) -> _Record:
@@ -206,14 +201,3 @@ def _size(value: Any) -> torch.Size:
     if any(length < 0 for length in size):
         raise ValueError(f"a size is {tuple(size)}")
     return size
-
-
-def _plain(value: Any) -> Any:
-    """How names are nested: texts and numbers only."""
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    if value is None or type(value) in (str, int):
-        return value
-    raise ValueError(f"it has {type(value).__name__} among its names")

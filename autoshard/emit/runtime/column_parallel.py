@@ -32,7 +32,8 @@ def column_parallel(
     if _decided_elsewhere(x):
         return linear(_moved(x, axis, dim, size, blocks, unit, kept), weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return cast(Tensor, _kind(float8).apply(x, weight, bias, axis, cut, False, linear, products, kept))
+    gather = _kept_whole if kept else gather_whole
+    return cast(Tensor, _kind(float8).apply(x, weight, bias, axis, cut, False, linear, products, gather))
 
 
 def shared_column_parallel(
@@ -46,7 +47,8 @@ def shared_column_parallel(
         whole = _moved(x, axis, dim, size, blocks, unit, kept)
         return whole, linear(whole, weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    made = _kind(float8).apply(x, weight, bias, axis, cut, True, linear, products, kept)
+    gather = _kept_whole if kept else gather_whole
+    made = _kind(float8).apply(x, weight, bias, axis, cut, True, linear, products, gather)
     return cast("tuple[Tensor, Tensor]", made)
 
 
@@ -105,9 +107,9 @@ class _Linear(torch.autograd.Function):
         shared: bool,
         linear: Callable[..., Tensor],
         products: Callable[..., Any],
-        kept: bool,
+        gather: Callable[[Tensor, Axis, Cut], Tensor],
     ) -> Tensor | tuple[Tensor, Tensor]:
-        whole = x if cut is None else _gathered(x, axis, cut, kept)
+        whole = x if cut is None else gather(x, axis, cut)
         ctx.save_for_backward(whole, weight)
         ctx.axis, ctx.cut, ctx.products = axis, cut, products(whole, weight)
         result = linear(whole, weight, bias)
@@ -132,9 +134,8 @@ class _Float8Linear(_Linear):
     pass
 
 
-def _gathered(x: Tensor, axis: Axis, cut: Cut, kept: bool) -> Tensor:
-    gather = partial(gather_whole, axis=axis, cut=cut)
-    return kept_result(gather, x) if kept else gather(x)
+def _kept_whole(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
+    return kept_result(partial(gather_whole, axis=axis, cut=cut), x)
 
 
 def _start_sum(grad: Tensor, axis: Axis, cut: Cut | None) -> Callable[[], Tensor]:

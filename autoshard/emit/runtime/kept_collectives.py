@@ -7,16 +7,15 @@ are there, and the second forward would find these empty. Here each result is ke
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import TracebackType
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from .axis import Map
 from .weights import unchanged
 
-Map = Callable[[Tensor], Tensor]
 _HERE = threading.local()  # backward may run in a thread of its own
 
 

@@ -8,7 +8,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -54,10 +54,10 @@ class ParallelMesh:
             rank, self.coordinates[name] = divmod(rank, size)
         self._connect = connect
         self._joined: dict[tuple[str, ...], Axis] = {}
-        self.random, self.labels = Random(self), LabelShares()
+        self.random = Random(self)
         self.slice_at: tuple[str, int] | None = None  # the axis and coordinate that what runs is cut for: `BatchShares`
-        self.bucket = -1  # whose forward a model with several runs, see `size_buckets`
-        self.held: dict[str, Any] | None = None  # tensors that a model is built of, in place of new ones
+        self.bucket: int | None = None  # whose forward a model with several runs, see `size_buckets`
+        self.reused: dict[str, Any] | None = None  # tensors that a model is built of, in place of new ones
         for name in self.axes:
             self.joint((name,))
 
@@ -109,7 +109,7 @@ class ParallelMesh:
         connect = partial(_connect_group, timeout=timeout, hccl_buffers=hccl_buffers or {})
         if not part_stages:
             device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-            hosts = _host_mesh(device_mesh) if host or device == HOST else None
+            hosts = _host_mesh(device_mesh) if host and device != HOST else None
             return cls(axes, dist.get_rank(), connect, device, device_mesh, host_mesh=hosts)
         if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
             raise RuntimeError(
@@ -134,21 +134,27 @@ class ParallelMesh:
         made = [
             DeviceMesh(device.type, grid, mesh_dim_names=tuple(axes)) for grid, axes in zip(grids, places, strict=True)
         ]
-        hosts = made
-        if (host or device == HOST) and device.type != HOST.type:
+        hosts: list[DeviceMesh | None] = [None] * len(made)
+        if host and device != HOST:
             hosts = [
                 DeviceMesh(HOST.type, grid, mesh_dim_names=tuple(axes))
                 for grid, axes in zip(grids, places, strict=True)
             ]
         shared = _place_groups(firsts, timeout)
         held = Stages(index, part_stages, shared, GroupTransport(dist.group.WORLD), places)
-        own = hosts[index] if host or device == HOST else None
-        return cls(places[index], rank - firsts[index], connect, device, made[index], held, own)
+        return cls(places[index], rank - firsts[index], connect, device, made[index], held, hosts[index])
+
+    @cached_property
+    def labels(self) -> LabelShares:
+        """Of the micro-batch that runs."""
+        return LabelShares()
 
     @property
     def global_rank(self) -> int:
         """Over all stages."""
-        return self.rank + (self.stages.firsts[self.stages.index] if self.stages is not None else 0)
+        if self.stages is None:
+            return self.rank
+        return self.rank + self.stages.firsts[self.stages.index]
 
     @property
     def group_names(self) -> list[str]:
@@ -230,8 +236,6 @@ def _import_first() -> None:
 
 def _host_mesh(devices: DeviceMesh) -> DeviceMesh:
     """The same grid of hosts."""
-    if devices.device_type == HOST.type:
-        return devices
     names = devices.mesh_dim_names
     return init_device_mesh(HOST.type, tuple(devices.shape), mesh_dim_names=names)
 

@@ -66,15 +66,19 @@ class FiniteSteps:
 
     def __init__(
         self, mesh: ParallelMesh, loss_axes: Sequence[str], most: int = 0, scaler: LossScaler | None = None,
-        buffers: Iterable[Tensor] = (), counts: Callable[[], Sequence[float]] = tuple,
+        buffers: Iterable[Tensor] | None = None, counts: Callable[[], Sequence[float]] = tuple,
     ) -> None:  # fmt: skip
-        self.mesh, self.loss_axes, self.most, self.scaler = mesh, loss_axes, most, scaler
-        self.buffers, self.counts, self.sums = list(buffers) if most else [], counts, list[float]()
+        self.mesh, self.loss_axes, self.most = mesh, loss_axes, most
+        self.scaler = scaler
+        self.buffers = buffers
+        self.kept: list[tuple[Tensor, Tensor]] | None = None
+        self.counts, self.sums = counts, list[float]()
         self.in_a_row, self.left_out, self.loss, self.norm = 0, 0, 0.0, 0.0
 
     def before(self) -> None:
-        """The forward."""
-        self.kept = [local(buffer).clone() for buffer in self.buffers]
+        """The forward, where it updates buffers."""
+        if self.most and self.buffers is not None:
+            self.kept = [(local(buffer), local(buffer).clone()) for buffer in self.buffers]
 
     def begin(self, loss: Tensor) -> None:
         """Beside the norm, the loss is summed."""
@@ -87,18 +91,19 @@ class FiniteSteps:
         if math.isfinite(self.loss) and math.isfinite(self.norm):
             self.in_a_row = 0
             return True
-        if math.isfinite(self.loss) and self._overflowed():
+        if self.scaler is not None and math.isfinite(self.loss) and self._overflowed(self.scaler):
             return True
         if self.in_a_row == self.most:
             before = f" after {self.most} in a row that were left out" * bool(self.most)
             raise NonFinite(f"{self.words()}{before}: nothing is updated and nothing saved with these")
         self.in_a_row, self.left_out = self.in_a_row + 1, self.left_out + 1
-        for buffer, was in zip(self.buffers, self.kept, strict=True):
-            local(buffer).copy_(was)
+        if self.kept is not None:
+            for buffer, was in self.kept:
+                buffer.copy_(was)
         return False
 
-    def _overflowed(self) -> bool:
-        return self.scaler is not None and self.scaler.overflowed and self.scaler.get_scale() >= LEAST_SCALE
+    def _overflowed(self, scaler: LossScaler) -> bool:
+        return scaler.overflowed and scaler.get_scale() >= LEAST_SCALE
 
     def words(self) -> str:
         return f"loss {self.loss:.6f}, gradient norm {self.norm:.4f}"

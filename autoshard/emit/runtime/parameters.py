@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .autograd_leaves import grow_leaf, local
-from .axis import held_indices, shard_cuts, shard_size
+from .axis import held_indices, shard_cuts
+from .full_tensors import full_value
 from .host_rows import HOST
 from .mesh import ParallelMesh
-from .redistribution import all_gather
 
 
 class Saved(Protocol):
@@ -94,17 +94,18 @@ class Sharding:
 def shard_buffer(
     name: str, shape: Sequence[int], layout: str, mesh: ParallelMesh, *,
     split_shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32, ties: Sequence[str] = (),
-    init: Sequence[str | float] = (), host: bool = False,
+    init: Sequence[str | float] = (), host: bool = False, uneven: bool = False,
 ) -> Tensor:  # fmt: skip
     """An uninitialised tensor that has layout `layout` says on `split_shape` (default: `shape`).
 
-    `init` is what `init_parameters` will do to it. `host`: in the memory of the device's host.
+    `init` is what `init_parameters` will do to it. `host`: in the memory of the device's host. `uneven`:
+    in parts of given lengths.
     """
-    if mesh.held is not None:
-        return mesh.held[name]
+    if mesh.reused is not None:
+        return mesh.reused[name]
     split = torch.Size(shape if split_shape is None else split_shape)
     lengths = [len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(split)]
-    device_mesh = mesh.host_mesh if host else mesh.device_mesh
+    device_mesh = mesh.host_mesh if host and mesh.device != HOST else mesh.device_mesh
     if host and device_mesh is None and mesh.device_mesh is not None:
         raise RuntimeError(f"{name} lies in host memory\n  try: ParallelMesh.from_environment(..., host=True)")
     result = torch.empty(lengths, dtype=dtype, device=HOST if host and mesh.device.type != "meta" else mesh.device)
@@ -115,31 +116,33 @@ def shard_buffer(
         result = DTensor.from_local(result, device_mesh, placements, run_check=False, shape=split, stride=stride)
     cast(Any, result).sharding = Sharding(name, tuple(shape), tuple(split), layout, mesh, tuple(ties), tuple(init))
     grow_leaf(result)
-    _correct(result)
+    if uneven:
+        _correct(result)
     return result
 
 
 def shard_parameter(
     name: str, shape: Sequence[int], layout: str, mesh: ParallelMesh, *, split_shape: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32, ties: Sequence[str] = (), init: Sequence[str | float] = (),
-    trainable: bool = True, host: bool = False,
+    trainable: bool = True, host: bool = False, uneven: bool = False,
 ) -> nn.Parameter:  # fmt: skip
     """The same as a parameter. `name` and `ties` are its names in the original state dict."""
     held = shard_buffer(
-        name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init, host=host
+        name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init, host=host, uneven=uneven
     )
-    if mesh.held is not None:
+    if mesh.reused is not None:
         return cast(nn.Parameter, held)
     parameter = nn.Parameter(held, requires_grad=trainable)
     cast(Any, parameter).sharding = sharding(held)
     grow_leaf(parameter)
-    _correct(parameter)
+    if uneven:
+        _correct(parameter)
     return parameter
 
 
 def _correct(tensor: Tensor) -> None:
     """DTensor takes all shards to be of torch.chunk's sizes: what it would gather of unequal parts is wrong."""
-    if not sharding(tensor).uneven or not isinstance(tensor, DTensor):
+    if not isinstance(tensor, DTensor):
         return
 
     def refuse(*_: Any, **__: Any) -> DTensor:
@@ -168,11 +171,5 @@ def whole_tensors(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
 @torch.no_grad()
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a sharded parameter or buffer in its original shape; every rank must call it."""
-    own, x = sharding(tensor), local(tensor)
-    cuts = shard_cuts(own.layout, own.mesh)
-    for i, (axis, dim, _, unit) in reversed(list(enumerate(cuts))):  # inner axes first
-        size = own.split_shape[dim]
-        for outer in (cut[0] for cut in cuts[:i] if cut[1] == dim):
-            size = shard_size(size, outer)
-        x = all_gather(x, axis, dim, size=size, unit=unit)
-    return x.reshape(own.shape)
+    own = sharding(tensor)
+    return full_value(local(tensor), own.split_shape, own.layout, own.mesh).reshape(own.shape)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 # A batch, the state of what it was read from just after it, and how often that has ended.
-Read = tuple[list[Tensor], Any] | tuple[list[Tensor], Any, int]
+Read = tuple[list[Tensor], Any, int]
 
 
 class Prefetched(Iterator[list[Tensor]]):
@@ -37,8 +37,7 @@ class Prefetched(Iterator[list[Tensor]]):
         read = next(self.reading) if self.queue is None else self.queue.get()
         if isinstance(read, BaseException):
             raise read
-        batch, self.state, *ends = read
-        self.ends = ends[0] if ends else 0
+        batch, self.state, self.ends = read
         return [x.to(self.device, non_blocking=True) for x in batch]
 
     def of_step(self, count: int) -> list[list[Tensor]]:
@@ -62,9 +61,9 @@ class Prefetched(Iterator[list[Tensor]]):
         try:
             if self.pins:  # which device is the current one is a thread's own matter, and a loader may use it
                 torch.get_device_module(self.device).set_device(self.device)
-            for batch, *state in self.reading:
+            for batch, state, ends in self.reading:
                 pinned = [x.pin_memory() if self.pins and x.device.type == "cpu" else x for x in batch]
-                read.put(cast(Read, (pinned, *state)))
+                read.put((pinned, state, ends))
                 if self.closed.is_set():
                     return
             read.put(StopIteration())

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .axis import Axis, Unit, shard_bounds, shard_size
+from .axis import Axis, Map, Unit, shard_bounds, shard_size
 from .flat_weights import Weight, weight_of
-from .kept_collectives import Map, kept_result
+from .kept_collectives import kept_result
 from .weights import Cast, cast_of, gathered_of, note_cast, note_gathered
 
 
@@ -53,7 +53,7 @@ def _blocks_back(x: Tensor, cut: Cut) -> Tensor:
 
 def gather_whole(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
     lengths = cut.lengths(axis)
-    if not _equal(lengths):
+    if min(lengths) < max(lengths):
         return _blocks_back(axis.transport.all_gather(_blocks_first(x, cut), lengths), cut)
     parts = axis.transport.all_gather(x.contiguous().unsqueeze(0), [1] * axis.size)
     apart = parts.unflatten(cut.dim + 1, (cut.blocks, lengths[0]))
@@ -68,10 +68,6 @@ def start_scatter(x: Tensor, axis: Axis, cut: Cut) -> Callable[[], Tensor]:
     """The sum over the axis, of which each device gets its part once the returned function is called."""
     wait = axis.transport.start_reduce_scatter(_blocks_first(x, cut), cut.lengths(axis))
     return lambda: _blocks_back(wait(), cut)
-
-
-def _equal(lengths: Sequence[int]) -> bool:
-    return min(lengths) == max(lengths)
 
 
 def _part(x: Tensor, axis: Axis, cut: Cut, index: int | None = None) -> Tensor:
@@ -132,26 +128,20 @@ class _Redistribution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
-        ctx.gradient, ctx.gathered = backward, None
-        return forward(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
-        if ctx.gathered is not None:
-            ctx.gathered.let_go()
-        return ctx.gradient(grads[0]), None, None
-
-
-class _Compiled(torch.autograd.Function):
-    """The same, as a compiler traces it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
         ctx.gradient = backward
         return forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
+        return ctx.gradient(grads[0]), None, None
+
+
+class _Regathered(_Redistribution):
+    """The same of a weight that is gathered again for backward: `gathered`."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
+        ctx.gathered.let_go()
         return ctx.gradient(grads[0]), None, None
 
 
@@ -167,13 +157,14 @@ def redistributed(
     if kept:
         there = partial(kept_result, there)
     if torch.compiler.is_compiling():  # what is kept for backward is the compiler's to decide
-        return cast(Tensor, _Compiled.apply(x, there, back))
+        return cast(Tensor, _Redistribution.apply(x, there, back))
     cast_ = cast_of(x)
+    kind = _Regathered if again or gathered_of(x) is not None else _Redistribution
     if cast_ is None:
-        result = cast(Tensor, _Redistribution.apply(x, there, back))
+        result = cast(Tensor, kind.apply(x, there, back))
     else:  # straight to the gradient of the weight in high precision
         steps = Cast(cast_.source, (*cast_.forward, there), (*cast_.backward, back))
-        result = cast(Tensor, _Redistribution.apply(cast_.source, lambda _: there(x.detach()), steps.gradient))
+        result = cast(Tensor, kind.apply(cast_.source, lambda _: there(x.detach()), steps.gradient))
         note_cast(result, steps)
     if again or gathered_of(x) is not None:
         gathered = note_gathered(result, x, there)

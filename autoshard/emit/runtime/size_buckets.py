@@ -12,16 +12,16 @@ from .parameters import sharding
 
 
 def by_size(model: nn.Module, mesh: ParallelMesh, smaller: Sequence[Callable[[ParallelMesh], nn.Module]]) -> nn.Module:
-    """`model`, whose forward is that of the bucket `mesh.bucket`, as `smaller` makes them; its own at -1."""
-    mesh.held = {sharding(one).name: one for one in (*model.parameters(), *model.buffers())}
+    """`model`, whose forward is that of the bucket `mesh.bucket`, as `smaller` makes them; its own at None."""
+    mesh.reused = {sharding(one).name: one for one in (*model.parameters(), *model.buffers())}
     try:
         others = [build(mesh) for build in smaller]
     finally:
-        mesh.held = None
+        mesh.reused = None
     own = model.forward
 
     def forward(*inputs: Any) -> Any:
-        return own(*inputs) if mesh.bucket < 0 else others[mesh.bucket](*inputs)
+        return own(*inputs) if mesh.bucket is None else others[mesh.bucket](*inputs)
 
     model.forward = forward
     object.__setattr__(model, "smaller", others)  # no submodules: their parameters are those of `model`

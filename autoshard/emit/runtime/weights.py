@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from .axis import Map
 from .flat_weights import Weight
 
-Map = Callable[[Tensor], Tensor]
 _Results = TypeVar("_Results", Tensor, tuple[Tensor, ...])
 
 

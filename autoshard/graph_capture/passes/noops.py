@@ -20,7 +20,8 @@ def drop_noops(graph: Graph) -> Graph:
     kept: list[Op] = []
     for op in map(partial(_without_empty, graph), graph.ops):
         operand = graph.tensor(op.operands[0]) if op.operands and op.operands[0] is not None else None
-        if operand is not None and len(op.results) == 1 and _is_noop(op, operand, graph.tensor(op.results[0])):
+        noop = operand is not None and len(op.results) == 1 and _is_noop(op, operand, graph.tensor(op.results[0]))
+        if operand is not None and noop and not (op.target == "aten.to" and op.results[0] in graph.widened):
             same[op.results[0]] = operand.name
         else:
             kept.append(op)

@@ -30,6 +30,7 @@ def rename(graph: Graph) -> Graph:
         ops=tuple(ops),
         tensors=tuple(replace(tensor, name=names[tensor.name]) for tensor in graph.tensors),
         variables=tuple((names[name], variable) for name, variable in graph.variables if name in names),
+        widened=tuple(names[name] for name in graph.widened),
         outputs=tuple(names[name] for name in graph.outputs),
         loss=None if graph.loss is None else names[graph.loss],
         buffer_updates=tuple((buffer, names[value]) for buffer, value in graph.buffer_updates),

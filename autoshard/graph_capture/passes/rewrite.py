@@ -27,12 +27,13 @@ def rewrite(
     known = graph.by_name | {tensor.name: tensor for tensor in tensors}
     stored = [stored.tensor for stored in graph.parameters + graph.buffers]
     names = [*graph.inputs, *stored, *(result for op in ops for result in op.results)]
-    variables: dict[str, str] = {}
+    made, variables = {*names}, dict[str, str]()
     for name, variable in sorted(graph.variables, key=lambda pair: pair[0] in same):  # a value's own name goes first
         variables.setdefault(now(name), variable)
     return replace(
         graph,
         variables=tuple(variables.items()),
+        widened=tuple(name for name in graph.widened if name in made),
         ops=ops,
         tensors=tuple(known[name] for name in names),
         outputs=tuple(now(name) for name in graph.outputs),

@@ -5,6 +5,7 @@ A trace begins with empty caches and holds the computation: the model, if a call
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import sys
@@ -46,7 +47,7 @@ def cached_alike(
         def forward(self, *both: Any) -> tuple[list[Any], list[Any]]:
             half, results = len(both) // 2, []
             for own in (both[:half], both[half:]):
-                results.append(tree_leaves(self.model(*own)))
+                results.append(leaves(self.model(*own)))
                 seen.append(look())
             return results[0], results[1]
 
@@ -58,6 +59,21 @@ def cached_alike(
             return False
     trained = {f"model.{path}" for path, own in model.named_parameters(remove_duplicate=False) if own.requires_grad}
     return len(seen) >= 2 and seen[-1] == seen[-2] and _computes_alike(program, model.training, trained)
+
+
+def leaves(returned: Any) -> list[Any]:
+    """What a forward returned, taken apart; torch learns how to take apart the dataclasses in it."""
+    while learned(returned):
+        pass
+    return list(tree_leaves(returned))
+
+
+def learned(returned: Any) -> bool:
+    """Whether there were dataclasses in it that torch could not take apart before."""
+    kinds = {type(leaf) for leaf in tree_leaves(returned) if dataclasses.is_dataclass(leaf)} - {type}
+    for kind in kinds:
+        torch.export.register_dataclass(kind)
+    return bool(kinds)
 
 
 def _computes_alike(program: Any, training: bool, trained: Container[str]) -> bool:

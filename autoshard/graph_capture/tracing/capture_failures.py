@@ -32,6 +32,14 @@ _PLAIN = (
 )
 _RETURN = "return the loss alone; give a transformers model use_cache=False"
 VMAP_HINT = "the operators on the whole batch instead of torch.vmap"
+UNSEEN = "the forward uses a tensor that was made out of sight"
+UNSEEN_HINT = (
+    "tensor operations in the forward itself: no other thread, no torch.vmap with out_dims, no function that hides its "
+    "tensors"
+)
+_UNHELD = "the forward uses a tensor of the constructor's that no module holds"
+_REGISTERED = "read it as self.NAME: a closure, a list or a global keeps the tensor that the constructor made"
+_OWN_HINTS = {UNSEEN: UNSEEN_HINT, _UNHELD: _REGISTERED}
 _REASONS = (
     (
         r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero|non-nested SymInt",
@@ -39,6 +47,8 @@ _REASONS = (
     ),
     (r"__obj_flatten__|PackedParams|quantized::", "a quantised module has no gradient and no real tensors"),
     (r"DynamicOutputShape|nonzero|masked_select", "the shape of a result depends on a tensor's value"),
+    (r"FakeTensorDeviceMismatch", _UNHELD),
+    (r"fake tensor in the exported program constant's list", UNSEEN),
 )  # fmt: skip
 
 
@@ -67,7 +77,9 @@ def failure_reason(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str:
-    """Where values decide, in code that the user wrote or in that of a library."""
+    """Of what torch.export does not take; where values decide, in code that the user wrote or in that of a library."""
+    if (reason := failure_reason(error)) in _OWN_HINTS:
+        return _OWN_HINTS[reason]
     function = library_function(error)
     if (place := culprit(error)) and "expert" in place:
         has_others = "use_experts_implementation" in function_text(function)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import logging
 import warnings
@@ -15,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.call_caches import learned, leaves
 from autoshard.graph_capture.tracing.capture_failures import VMAP_HINT, capture_failure, failure_reason, own_error
 from autoshard.graph_capture.tracing.data_dependence import Answers, FlagBuffers
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
@@ -176,14 +176,13 @@ def quiet() -> Iterator[None]:
 
 
 def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: BaseException) -> bool:
-    """Tell torch how to take apart the dataclass that the forward returns, if that is what `error` is about."""
+    """Tell torch how to take apart the dataclasses that the forward returns, if that is what `error` is about."""
     if "output" not in str(error).lower():
         return False
     try:
-        returned = type(model(*arguments))
+        returned = model(*arguments)
+        found = learned(returned)
+        leaves(returned)  # those within others, too
     except Exception:
         return False
-    if not dataclasses.is_dataclass(returned):
-        return False
-    torch.export.register_dataclass(returned)
-    return True
+    return found

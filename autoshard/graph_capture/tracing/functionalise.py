@@ -204,6 +204,10 @@ class _Functionaliser:
             made = full(self.graph, val, number)
             made.meta = meta
             return made
+        if name == "fill_diagonal_" and val.dim() == 2 and (val.shape[0] <= val.shape[1] or not any(node.args[2:])):
+            with val.fake_mode:
+                diagonal = full(self.graph, val.diagonal(), node.args[1])
+            return self._call(aten.diagonal_scatter.default, (node.args[0], diagonal), {}, val, node)
         given = {key: value for key, value in node.kwargs.items() if key != "out"}
         overload = _functional_overload(node, name)
         if overload is None:

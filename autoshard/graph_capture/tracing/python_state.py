@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -50,7 +51,7 @@ def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
     if seen.replaced:
         raise CaptureError(f"the forward replaces the parameter {seen.replaced}", _REPLACED)
     if seen.drew:
-        sources = _random_sources()
+        sources = random_sources(model)
         place = _place(trace, lambda: [_state(source) for source in sources])
         if place:
             raise CaptureError(f"the forward draws from Python's or NumPy's random numbers at {place}", _RANDOM)
@@ -73,16 +74,25 @@ def _without_new_attributes(model: Module) -> Iterator[None]:
 
 
 @contextmanager
-def hooks_put_back(model: Module) -> Iterator[None]:
-    """Where what the forward sets is gone, the hooks that it registered are: its next call would add them again. So
-    are the modes that it set."""
+def modes_put_back(model: Module) -> Iterator[None]:
+    """Every module has its own mode again at the end."""
     modes = [(module, module.training) for module in model.modules()]
-    stores = [(store, store.copy()) for module in model.modules() for store in _stores(module).values()]
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def hooks_put_back(model: Module) -> Iterator[None]:
+    """Where what the forward sets is gone, the hooks that it registered are: its next call would add them again. So
+    are the modes that it set."""
+    stores = [(store, store.copy()) for module in model.modules() for store in _stores(module).values()]
+    try:
+        with modes_put_back(model):
+            yield
+    finally:
         for store, was in stores:
             store.clear()
             store.update(was)
@@ -202,7 +212,7 @@ class _Seen:
             change.apply(self.model)
         self.attributes, self.hooked = _attributes(self.model), _hooks(self.model)
         self.parameters = {path: id(value) for path, value in self.model.named_parameters(remove_duplicate=False)}
-        self.sources = _random_sources()
+        self.sources = random_sources(self.model)
         self.random = [_state(source) for source in self.sources]
 
     def _after(self, *_: Any) -> None:
@@ -246,6 +256,7 @@ def _stores(module: Module) -> dict[str, dict[int, Any]]:
 
 _PLAIN = (int, float, bool, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set)
+_NO_HOLDERS = (ModuleType, torch.Tensor, Module)
 
 
 def _frozen(value: Any) -> Any:
@@ -262,28 +273,39 @@ def _frozen(value: Any) -> Any:
     return _ByType(type(value).__name__)
 
 
-def _random_sources() -> list[Any]:
-    """Every Python and NumPy generator there is; of those that `gc.freeze` hides the ones that modules draw from."""
+def random_sources(model: Module) -> list[Any]:
+    """Python's and NumPy's generators that the model's code draws from: the shared ones, and those that its modules and
+    the globals of its files hold, in containers and objects of users' classes. To look at all objects of the process
+    took half of a capture; what other generators change is seen where the forward is called again."""
     numpy = sys.modules.get("numpy")
     kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
-    tools = {id(each) for each in _generators_of_tools()}
     shared = [getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random if numpy else None)]
-    found = {id(each): each for each in (*shared, *gc.get_objects()) if issubclass(type(each), kinds)}
-    return [each for key, each in found.items() if key not in tools and not isinstance(each, random.SystemRandom)]
+    found = {id(each): each for each in shared if isinstance(each, kinds)}
+    files = {type(part).__module__ for part in model.modules() if not type(part).__module__.startswith("torch.")}
+    held: list[Any] = [*model.modules(), *(vars(sys.modules[name]) for name in files if name in sys.modules)]
+    others = {name: module for name, module in [*sys.modules.items()] if name not in files and not _is_users(module)}
+    others.pop("builtins", None)  # functions and containers
+    seen = {id(each) for each in held} | {id(getattr(module, "__dict__", None)) for module in others.values()}
+    while held:
+        near = {id(x): x for x in gc.get_referents(*held) if gc.is_tracked(x)}
+        held = [x for key, x in near.items() if key not in seen]
+        seen |= near.keys()
+        found |= {id(x): x for x in held if isinstance(x, kinds)}
+        held = [x for x in held if not isinstance(x, _NO_HOLDERS)]
+        held = [x for x in held if (x if isinstance(x, type) else type(x)).__module__ not in others]
+    return [each for each in found.values() if not isinstance(each, random.SystemRandom)]
 
 
-def _generators_of_tools() -> Iterator[Any]:
-    """What sympy orders its questions by as a trace compares sizes, and what temporary files are named by."""
-    for module in [module for name, module in sys.modules.items() if name.startswith("sympy.")]:
-        yield from [each for each in vars(module).values() if type(each) is random.Random]
-    yield getattr(getattr(sys.modules.get("tempfile"), "_name_sequence", None), "_rng", None)
+def _is_users(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or "<"
+    return is_visible(file) and "site-packages" not in file
 
 
-def _state(source: Any) -> str:
+def _state(source: Any) -> bytes:
     if isinstance(source, random.Random):
-        return str(hash(source.getstate()))
+        return pickle.dumps(source.getstate())
     bits = source.bit_generator if hasattr(source, "bit_generator") else source._bit_generator
-    return str(bits.state)
+    return pickle.dumps(bits.state)
 
 
 # --- where a change happens -------------------------------------------------------------------------------------------

@@ -9,13 +9,15 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from traceback import StackSummary, walk_tb
+from traceback import FrameSummary, StackSummary, walk_stack, walk_tb
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.fx import proxy
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 from autoshard.code_text import WIDTH
@@ -101,21 +103,31 @@ def short_path(filename: str) -> str:
 @contextlib.contextmanager
 def noting_calls() -> Iterator[None]:
     """Within it, an exported node's frames are those of the functions, too, that a forward calls; torch leaves all out
-    that aren't called `forward`."""
-    usual = getattr(PythonKeyTracer, "_filter_traceback_frames", None)
-    if usual is None:  # another torch: names are the callers'
-        yield
+    that aren't called `forward`. They are read from Python's stack: torch's own way took a quarter of an export."""
+    if not hasattr(proxy, "CapturedTraceback") or not hasattr(PythonKeyTracer, "_filter_traceback_frames"):
+        yield  # another torch: names are the callers'
         return
-
-    def visible(_: PythonKeyTracer, frames: StackSummary) -> StackSummary:
-        begun = itertools.dropwhile(lambda frame: frame.name != "forward", frames)
-        return StackSummary.from_list(frame for frame in begun if is_visible(frame.filename))
-
-    PythonKeyTracer._filter_traceback_frames = visible
+    usual = proxy.CapturedTraceback, PythonKeyTracer._filter_traceback_frames
+    proxy.CapturedTraceback, PythonKeyTracer._filter_traceback_frames = _ModelFrames, lambda _, frames: frames
     try:
         yield
     finally:
-        PythonKeyTracer._filter_traceback_frames = usual
+        proxy.CapturedTraceback, PythonKeyTracer._filter_traceback_frames = usual
+
+
+class _ModelFrames:
+    """In the place of torch's CapturedTraceback."""
+
+    @classmethod
+    def extract(cls) -> type[_ModelFrames]:
+        return cls
+
+    @staticmethod
+    def summary() -> StackSummary:
+        frames = [*walk_stack(sys._getframe(1))][::-1]
+        begun = itertools.dropwhile(lambda own: own[0].f_code.co_name != "forward", frames)
+        called = [(frame.f_code, line) for frame, line in begun if is_visible(frame.f_code.co_filename)]
+        return StackSummary.from_list([FrameSummary(code.co_filename, line, code.co_name) for code, line in called])
 
 
 def node_frame(node: Any) -> tuple[str, int] | None:
@@ -147,6 +159,7 @@ def node_quote(node: Any) -> str:
     return quote(*frame) if frame else f"operator {node.name}"
 
 
+@cache
 def is_visible(filename: str) -> bool:
     """Is it a file of the model's own, or of a library other than torch and autoshard?"""
     if filename.startswith(_HIDDEN[:2]) or any(part in filename for part in _MACHINERY):

@@ -25,7 +25,7 @@ def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
     """
     scalars = [graph.tensor(name) for name in graph.outputs if _is_scalar(graph.tensor(name))]
     named = [tensor for tensor in scalars if called[tensor.name] in _NAMES]
-    trained = _totals(graph, [tensor for tensor in scalars if tensor.requires_grad])
+    trained = _totals(graph, _of_inputs(graph, [tensor for tensor in scalars if tensor.requires_grad]))
     if len(named or trained) > 1:
         listed = ", ".join(_described(graph, tensor, called) for tensor in trained)
         raise CaptureError(f"the forward returns {len(trained)} losses, of which none is called loss: {listed}", _SUM)
@@ -42,6 +42,17 @@ def refuse_untrained(graph: Graph) -> Graph:
     if graph.loss is not None and not graph.tensor(graph.loss).requires_grad:
         raise CaptureError(f"{_UNTRAINED}, but tensors without elements", _TRAINED)
     return graph
+
+
+def _of_inputs(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:
+    """None where all are of parameters alone, and another output is of the inputs (CLIP's temperature). Next to a
+    scalar of the inputs they may be a part of the loss."""
+    reached = set(graph.inputs)
+    for op in graph.ops:
+        if reached.intersection(o for o in op.operands if o is not None):
+            reached.update(op.results)
+    trained = {name for name in graph.outputs if name in reached and graph.tensor(name).requires_grad}
+    return scalars if not trained or any(own.name in trained for own in scalars) else []
 
 
 def _totals(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoshard.errors import UsageError
@@ -33,12 +33,24 @@ def apply_precision(graph: Graph, precision: str) -> Graph:
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
     if not PRECISIONS[precision]:
-        return replace(graph, precision=precision)
+        return replace(graph, precision=precision, widened=())
     if precision == "fp16-mixed":
         _check_masters(graph)
-    ops, tensors = _Caster(graph, PRECISIONS[precision]).run()
+    caster = _Caster(graph, PRECISIONS[precision])
+    ops, tensors = caster.run()
     cast = replace(rewrite(graph, ops, tensors=tensors.values()), precision=precision)
+    cast = _returning(replace(cast, widened=()), caster.wide)
     return note_saved(mark_gradients(with_float8(cast) if precision == FP8 else cast))
+
+
+def _returning(graph: Graph, wide: Mapping[str, str]) -> Graph:
+    """What a forward casts to float32, it returns so."""
+    return replace(
+        graph,
+        outputs=tuple(wide.get(name, name) for name in graph.outputs),
+        loss=None if graph.loss is None else wide.get(graph.loss, graph.loss),
+        buffer_updates=tuple((buffer, wide.get(name, name)) for buffer, name in graph.buffer_updates),
+    )
 
 
 def _check_masters(graph: Graph) -> None:
@@ -58,17 +70,20 @@ class _Caster:
         self.graph, self.low = graph, low
         self.tensors = dict(graph.by_name)
         self.casts: dict[tuple[str, str], str] = {}
+        self.wide: dict[str, str] = {}  # what the forward casts to float32, to that
         self.ops: list[Op] = []
 
     def run(self) -> tuple[list[Op], dict[str, Tensor]]:
         for op in self.graph.ops:
             self._add(op)
         for buffer, value in self.graph.buffer_updates:
+            value = self.wide.get(value, value)
             assert self.tensors[buffer].dtype == self.tensors[value].dtype, f"the update of {buffer} changed its dtype"
         return self.ops, self.tensors
 
     def _add(self, op: Op) -> None:
         known = record(op.target)
+        op = replace(op, operands=tuple(None if n is None else self.wide.get(n, n) for n in op.operands))
         own = range(len(op.operands)) if known.low_operands is None else known.low_operands
         wanted = self._wanted(op)
         if wanted and self._is_floating(op):
@@ -80,6 +95,9 @@ class _Caster:
             if dtype and self._changes(name) and not (known.first_decides_dtype and position):
                 self.tensors[name] = replace(self.tensors[name], dtype=dtype)
         self.ops.append(op)
+        for name in op.results:
+            if name in self.graph.widened and self.tensors[name].dtype == self.low:
+                self.wide[name] = str(self._cast(name, "float32", op))
 
     def _wanted(self, op: Op) -> str:
         """The dtype that the operator's floating operands are cast to, "" where they stay as they are."""

@@ -24,10 +24,10 @@ def placed_parts(graph: Graph, places: Sequence[tuple[str, int]]) -> tuple[Stage
 
 def parts_on(graph: Graph, place_of: Sequence[int]) -> tuple[StagePart, ...]:
     """The parts, where each operator of the graph has its place. UsageError for a place without work."""
-    used = set(place_of)
-    empty = [place for place in range(max(used) + 1) if place not in used]
-    if empty:
-        message = f"worker {empty[0]} has no operator: modules are placed on {', '.join(map(str, sorted(used)))}"
+    used = sorted({*place_of})
+    empty = next((place for place, own in enumerate(used) if place != own), None)
+    if empty is not None:
+        message = f"worker {empty} has no operator: modules are placed on {', '.join(map(str, used))}"
         raise UsageError(message, "ranks from 0 on without a gap")
     counts: dict[int, int] = {}
     found = []
@@ -84,13 +84,32 @@ def _runs(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, tuple[str, .
         if unit_of[maker] != unit_of[reader]:
             waits[unit_of[reader]].add(unit_of[maker])
     levels: dict[int, int] = {}
-    found: dict[tuple[int, int], list[int]] = {}
     for number in TopologicalSorter(waits).static_order():
         own = place[number]
         levels[number] = max((levels[other] + (place[other] != own) for other in waits[number]), default=0)
-        found.setdefault((levels[number], own), []).extend(units[number])
+    data = {unit_of[i] for i, op in enumerate(graph.ops) if not set(op.operands).isdisjoint(graph.inputs)}
+    _delay_weights(place, waits, data, levels)
+    found: dict[tuple[int, int], list[int]] = {}
+    for number in levels:
+        found.setdefault((levels[number], place[number]), []).extend(units[number])
     ordered = sorted((level, min(ops), own, sorted(ops)) for (level, own), ops in found.items())
     return [(own, tuple(graph.ops[i].name for i in ops)) for _, _, own, ops in ordered]
+
+
+def _delay_weights(place: Sequence[int], waits: Mapping[int, set[int]], data: set[int], levels: dict[int, int]) -> None:
+    """What is made of weights and constants alone (rows of a packed projection) moves to the part of its first reader
+    on its place: two parts would hold a sharded weight twice. `data`: units that read inputs. `levels`: in order."""
+    readers: dict[int, list[int]] = {}
+    for number in levels:
+        if not data.isdisjoint(waits[number]):
+            data.add(number)
+        for other in waits[number]:
+            readers.setdefault(other, []).append(number)
+    for number in reversed(levels):
+        if number in readers and number not in data:
+            first = min(levels[reader] - (place[reader] != place[number]) for reader in readers[number])
+            if any(levels[reader] == first and place[reader] == place[number] for reader in readers[number]):
+                levels[number] = first
 
 
 def _edges(graph: Graph) -> list[tuple[int, int]]:

@@ -25,9 +25,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.notation import RuleError
 from autoshard.rules.operator_table import bound, fits
 from autoshard.rules.operators import constants, record
-from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand, RunCall, prove, random_operands
+from autoshard.system.isolated_process import apart
 from autoshard.units import ROUNDING
 
 if TYPE_CHECKING:
@@ -260,15 +260,47 @@ def discover(case: OpCase, run_call: RunCall | None = None) -> str:
         if trial and is_right(case, trial, MESHES[:2]):
             kept.append(factor)
     text = rule_of(operands, results, kept)
-    floating = [str(i) for i, tensor in enumerate(operands) if tensor is not None and tensor.is_floating_point()]
+    found = [i for i, tensor in enumerate(operands) if tensor is not None and tensor.is_floating_point()]
+    floating = [str(i) for i in found if _passes_nan_on(case, operands, i)]
     groups: list[str] = []
     for group in [*floating, *(["+".join(floating)] if len(floating) > 1 else [])]:
-        if is_right(case, f"{text} | linear: {', '.join([*groups, group])}", MESHES[:1]):
+        own = f"{text} | linear: {', '.join([*groups, group])}"
+        if _scales(case, operands, [*map(int, group.split("+"))]) and is_right(case, own, MESHES[:1]):
             groups.append(group)
     if not kept and not groups:
         return ""
     text = f"{text} | linear: {', '.join(groups)}" if groups else text
     return text if is_right(case, text, run_call=run_call) else ""
+
+
+def _passes_nan_on(case: OpCase, operands: Sequence[Tensor | None], position: int) -> bool:
+    """Is NaN what depends on a NaN of this operand? It is if the operator is linear; `nanmean` only looks so."""
+    import torch
+
+    own = operands[position]
+    assert own is not None
+    half = (torch.arange(own.numel()) % 2 == 0).reshape(own.shape)
+    values = (own, own + half, own.masked_fill(half, torch.nan))
+    trials = ([value if i == position else t for i, t in enumerate(operands)] for value in values)
+    before, after, holes = (_run(case, trial) for trial in trials)
+    return len(before) == len(after) == len(holes) and all(
+        a.shape == b.shape == c.shape and bool(((a == b) | c.isnan()).all())
+        for a, b, c in zip(before, after, holes, strict=True)
+    )
+
+
+def _scales(case: OpCase, operands: Sequence[Tensor | None], group: Sequence[int]) -> bool:
+    """Are the results as many times larger, or smaller, as these operands are? Of numbers near one alone, which are
+    drawn, `clamp(-50, 50)` looks linear, too."""
+    before = _run(case, operands)
+    for times in (2.0**20, 2.0**-20):  # exact in every float dtype that has such numbers
+        after = _run(case, [t * times if i in group and t is not None else t for i, t in enumerate(operands)])
+        if len(after) != len(before) or not all(
+            (b.is_floating_point() or b.is_complex()) and _close(a / times, b)
+            for a, b in zip(after, before, strict=True)
+        ):
+            return False
+    return True
 
 
 def is_right(case: OpCase, text: str, meshes: Sequence[str] = MESHES, run_call: RunCall | None = None) -> bool:

@@ -130,22 +130,6 @@ class Beliefs:
         self.peak = max(self.peak, float(belief.max()), -float(belief.min()))
         return send_messages(belief, self.share[n], edges, message, keep)
 
-    def marginals(self) -> list[Floats]:
-        """Seconds that no plan with a choice of a node is below, of every choice.
-
-        Where a sweep comes to a node, its belief is the sum of what the chains through it cost at the least.
-        """
-        self.round()
-        count = len(self.unary)
-        base = sum(self._send(n, self.before[n]) for n in range(count - 1, -1, -1))
-        base -= 2 * self.rounding(base)  # in the sums here, and in beliefs
-        least: list[Floats] = []
-        for n in range(count):
-            belief = self.belief(n)
-            least.append(base + belief - belief.min())
-            self._send(n, self.after[n])
-        return least
-
     def belief(self, n: int) -> Floats:
         """What each choice of a node costs, up to a constant, as far as the messages tell."""
         total = self.unary[n].copy()

@@ -49,7 +49,7 @@ class _LabelMeans(TorchFunctionMode):
             return made
         kept, weights = target != given.get("ignore_index", -100), given.get("weight")
         own = kept if weights is None else weights[torch.where(kept, target, 0)] * kept
-        self.counts.append(float(own.sum()))
+        self.counts.append(float(own.detach().sum()))
         if self.shares is None:
             return made
         share = self.shares[len(self.counts) - 1]
@@ -62,12 +62,12 @@ def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, s
     counts = []
     with attributes_put_back(module):  # buffers that a forward makes are gone with it
         for number, batch in enumerate(batches):
-            with exact_dropout(seed, at(step, number)), torch.no_grad(), _LabelMeans() as means:
+            with exact_dropout(seed, at(step, number)), _LabelMeans() as means:  # gradients are on: a hook asks
                 module(*(x.clone() for x in batch))
             counts.append(means.counts)
     with torch.no_grad():
         for name, buffer in module.named_buffers():
-            buffer.copy_(buffers[name])
+            (buffer if buffer.grad_fn is None else buffer.detach_()).copy_(buffers[name])
     totals = [sum(own) / len(counts) for own in zip(*counts, strict=True)]
     return [[own / total for own, total in zip(counted, totals, strict=True)] for counted in counts]
 

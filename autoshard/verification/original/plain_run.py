@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from autoshard.errors import CaptureError
-from autoshard.graph_capture.load_model import load_model
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.source_lines import blame
 from autoshard.ir.graph import Graph
 from autoshard.verification.original.reference import as_captured, outputs_of
 
 
-def fault_of_model(spec: str, arguments: Mapping[str, Any], seed: int, graph: Graph) -> CaptureError | None:
-    """What is wrong where `spec`, built for real, can't be trained with its example inputs. A trace has no values: it
+def fault_of_model(module: torch.nn.Module, examples: Sequence[torch.Tensor], graph: Graph) -> CaptureError | None:
+    """What is wrong where a model with values can't be trained with its example inputs. A trace has no values: it
     can't know of an index beyond a table, say, or of a buffer that backward finds written over."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module, examples = load_model(spec, arguments, device="cpu")
-        try:
-            with dense_flex_attention():
-                outputs = outputs_of(module(*as_captured(graph, examples)))
-                if graph.loss is not None:
-                    outputs[graph.outputs.index(graph.loss)].backward()
-        except Exception as error:
-            message = f"the model itself fails with its example inputs, on the CPU: {blame(error)}"
-            return CaptureError(message, "call model(*inputs) in Python: it must run")
+    try:
+        with torch.random.fork_rng(devices=[]), dense_flex_attention():
+            outputs = outputs_of(module(*as_captured(graph, examples)))
+            if graph.loss is not None:
+                outputs[graph.outputs.index(graph.loss)].backward()
+    except Exception as error:
+        message = f"the model itself fails with its example inputs, on the CPU: {blame(error)}"
+        return CaptureError(message, "call model(*inputs) in Python: it must run")
     return None

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from autoshard.graph_capture.tracing.call_caches import attributes_put_back
+from autoshard.graph_capture.tracing.call_caches import attributes_put_back, leaves
+from autoshard.graph_capture.tracing.python_state import modes_put_back
+from autoshard.graph_capture.two_runs.modes import set_mode
 from autoshard.ir.graph import SAME, Graph
 from autoshard.verification.original.float64 import exact_precision, limits_of, widened
 from autoshard.verification.original.micro_batches import at, label_shares, sharing
@@ -100,14 +101,15 @@ def _evaluation(
     if graph.evaluation != SAME or graph.loss is None or graph.buffer_updates:
         return (), ""
     first = _buffers(module)
-    module.eval()
     try:
         with (
+            modes_put_back(module),
             attributes_put_back(module),
             exact_precision(literal, graph.precision == "fp32"),
             limits_of(literal),
             exact_dropout(seed, 0) as drawing,
         ):
+            module.eval()
             outputs = outputs_of(module(*widened(inputs)))
     except Exception as error:  # the model's own code
         return (), f"--eval-data: the original fails after model.eval() ({type(error).__name__})"
@@ -132,7 +134,7 @@ def trained(
 ) -> Iterator[tuple[State, ReferenceStep]]:
     """The gradients before clipping (of the first step) and the outcome of each step. `max_norms`: given, or chosen."""
     if not isinstance(module, torch.fx.GraphModule):  # an exported program keeps the mode it was exported in
-        module.train(graph.training)
+        set_mode(module, graph.training)
     trainable = [p for p in module.parameters() if p.requires_grad]
     first = _buffers(module)
     with exact_precision(literal, graph.precision == "fp32"):
@@ -199,7 +201,7 @@ def densify(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 def outputs_of(result: Any) -> list[torch.Tensor]:
     """The distinct tensors, in order, as capture lists them."""
-    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 

@@ -65,13 +65,13 @@ class ShareWorker:
         self.mesh.random.seed = seed
         self.lookups = Lookups(self._rows, {})
         self.generation = 0
-        self.mesh.held = {name: self._held(name, own) for name, own in stored.items()}
+        self.mesh.reused = {name: self._held(name, own) for name, own in stored.items()}
         self.parameters = {
-            name: own for name, own in self.mesh.held.items() if name in served and not served[name].table
+            name: own for name, own in self.mesh.reused.items() if name in served and not served[name].table
         }
         self.model = build_model(self.mesh)
         for name, value in fixed.items():
-            assign(self.mesh.held[name], value)
+            assign(self.mesh.reused[name], value)
         self.computing, self.pulling = threading.Lock(), threading.Lock()
         self.last: tuple[tuple[int, int], Whole] | None = None
 

@@ -33,7 +33,7 @@ def _numbers(graph: Graph, training: bool, made: dict[Any, int]) -> dict[str | N
             continue
         if training or attributes.get("dropout") == 0:
             attributes |= {name: value for name, value in _UNUSED.items() if name in attributes and _drops_inside(op)}
-        key = (op.target, *(found[x] for x in op.operands), *sorted(attributes.items(), key=lambda item: item[0]))
+        key = (op.target, *(found[x] for x in op.operands), repr(sorted(attributes.items())))  # NaN equals nothing
         for position, result in enumerate(op.results):
             found[result] = made.setdefault((key, position), len(made))
     return found

@@ -1,10 +1,13 @@
-"""Work in a process of its own, because operators that don't check their operands can end it."""
+"""Work in a process of its own: operators that don't check their operands can end it, a model's code leaves state."""
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
+import select
 import signal
+import sys
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
@@ -24,8 +27,8 @@ class Ending(NamedTuple):
     crashed: bool = False
 
 
-def apart(work: Callable[[], str]) -> Ending:
-    """What `work` returns, run in a copy of this process.
+def apart(work: Callable[[], str], most_seconds: float | None = None) -> Ending:
+    """What `work` returns, run in a copy of this process, which ends after `most_seconds`.
 
     The copy knows all that this process knows (operators that a model registered), and costs no import. Where a
     process can't be copied, the work is done here.
@@ -43,6 +46,9 @@ def apart(work: Callable[[], str]) -> Ending:
     os.close(writing)
     try:
         with os.fdopen(reading, "rb") as pipe:
+            came, _, _ = select.select([pipe], [], [], most_seconds)
+            if not came:
+                os.kill(child, signal.SIGKILL)
             text = pipe.read()
     except BaseException:
         os.kill(child, signal.SIGKILL)
@@ -58,13 +64,13 @@ def _answer(work: Callable[[], str], writing: int) -> NoReturn:
     """In the copy: silent, on one thread (those of the original are not there), and never back into its code."""
     code = 1
     try:
-        import torch
-
         faulthandler.disable()
+        gc.freeze()  # a collection would copy every page of the original
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        torch.set_num_threads(1)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
         text = work().encode()
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(text)

@@ -12,15 +12,15 @@ from torch.amp.autocast_mode import _cast
 from torch.utils._pytree import tree_leaves
 
 from autoshard.graph_capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, PRECISIONS, WIDEST
-from autoshard.verification.original.float8_rounding import in_float8
 
 _KEY = torch._C.DispatchKey.AutocastCPU
+Product = Callable[[str, Any, Any], Any]
 
 
 @contextmanager
-def autocast_as_planned(precision: str, float8: frozenset[int] = frozenset()) -> Iterator[None]:
-    """Nothing for fp32. CPU's own autocast has other lists: they are replaced while this lasts. `float8`: the storages
-    of the weights by which linear layers multiply in it."""
+def autocast_as_planned(precision: str, product: Product | None = None) -> Iterator[None]:
+    """Nothing for fp32. CPU's own autocast has other lists: they are replaced while this lasts. `product`: of an
+    operator, its operands and these in low precision, what it gives in another way; None where in none."""
     low = PRECISIONS[precision]
     if not low:
         yield
@@ -29,7 +29,7 @@ def autocast_as_planned(precision: str, float8: frozenset[int] = frozenset()) ->
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for target, kernel in _kernels(getattr(torch, low), float8):
+            for target, kernel in _kernels(getattr(torch, low), product):
                 _replace(library, target.partition(".")[2], kernel)
         with torch.autocast("cpu", dtype=getattr(torch, low)):
             yield
@@ -40,8 +40,8 @@ def autocast_as_planned(precision: str, float8: frozenset[int] = frozenset()) ->
 _Kernel = Callable[[Any, Any, Any], Any]  # operator, positional and keyword arguments
 
 
-def _kernels(low: torch.dtype, float8: frozenset[int]) -> Iterator[tuple[str, _Kernel]]:
-    yield from ((target, _low(target, low, float8)) for target in sorted(LOW) if target.startswith("aten."))
+def _kernels(low: torch.dtype, product: Product | None) -> Iterator[tuple[str, _Kernel]]:
+    yield from ((target, _low(target, low, product)) for target in sorted(LOW) if target.startswith("aten."))
     yield from ((target, _casting(torch.float32)) for target in sorted(HIGH) if target.startswith("aten."))
     yield from ((target, _unless_told) for target in sorted(HIGH_UNLESS_TOLD))
     yield from ((target, _widening) for target in sorted(WIDEST))
@@ -51,10 +51,10 @@ def _casting(dtype: torch.dtype) -> _Kernel:
     return lambda op, args, kwargs: op(*_cast(args, "cpu", dtype), **_cast(kwargs, "cpu", dtype))
 
 
-def _low(target: str, dtype: torch.dtype, float8: frozenset[int]) -> _Kernel:
+def _low(target: str, dtype: torch.dtype, product: Product | None) -> _Kernel:
     def kernel(op: Any, args: Any, kwargs: Any) -> Any:
         given = _cast(args, "cpu", dtype), _cast(kwargs, "cpu", dtype)
-        made = in_float8(target, args, given[0], float8) if float8 else None
+        made = product(target, args, given[0]) if product else None
         return op(*given[0], **given[1]) if made is None else made
 
     return kernel

@@ -1,0 +1,1 @@
+"""Compares runs of a forward: training with evaluation, a first call with a second, float32 with autocast."""
