@@ -473,8 +473,9 @@ def verify_package(
     noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}
     text = json.dumps(noted, indent=1, ensure_ascii=False) + "\n"
     extras = replace(read_extras(path, verified=False), verification=noted)
+    files = {VERIFICATION: text, REPORT: report_text(built, extras)}
     try:
-        output_folder.update_package(path, {VERIFICATION: text, REPORT: report_text(built, extras)})
+        output_folder.update_package(path, files)
     except UsageError as error:  # a folder that may only be read
         return replace(proof, notes=(*proof.notes, f"no record in the package: {error.message}"))
     return proof

@@ -11,7 +11,6 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
-from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
@@ -19,6 +18,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.sizing.dynamic_steps import step_sizes
 from autoshard.workflow import make_plan
+from tests.captured import captured
 from tests.dynamic_models import spec
 from tests.launched import torchrun
 
@@ -72,7 +72,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, sizes: str, dropout: float = 0.1) -> Path:
-    graph = capture(spec("words"), {"dropout": dropout}, dynamic=(sizes,))
+    graph = captured(spec("words"), {"dropout": dropout}, dynamic=(sizes,))
     wanted = SearchRequest(Mesh.parse("dp=2"), strategy="fsdp")
     plan = make_plan(graph, load_hardware("cpu-local"), wanted).plan
     write_package(folder, emit(lower(plan, graph), plan, graph))
@@ -140,7 +140,7 @@ def test_synthetic_batches_are_drawn_or_of_one_size(package: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2])
 def test_stages_compute_the_shapes_of_what_is_handed_on(stages: int) -> None:
-    graph = capture(spec("words"), {}, dynamic=(WORDS,))
+    graph = captured(spec("words"), {}, dynamic=(WORDS,))
     wanted = SearchRequest(Mesh.parse("dp=2"), step=StepRequest(micro_batches=3, stages=stages))
     plan = make_plan(graph, load_hardware("cpu-local"), wanted).plan
     program = lower(plan, graph)

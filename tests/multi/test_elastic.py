@@ -111,7 +111,6 @@ def check(package: Path, saved: Path, steps: int) -> None:
         torch.testing.assert_close(value, weights[name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_a_job_goes_on_with_as_many_devices_as_there_are(package: Path, tmp_path: Path) -> None:
     """3; one is killed; 2; 1, in micro-batches of the same batches; 3, and one too many that waits."""
     ranks = start(package, *options(package, tmp_path, 100), ranks=3)

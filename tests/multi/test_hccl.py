@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
-from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
@@ -24,6 +23,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.workflow import make_plan
 from tests import launched
+from tests.captured import captured
 
 BUFFER = 64  # MB
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
@@ -73,7 +73,7 @@ def losses(text: str) -> dict[str, str]:
 def test_hccl_trains_as_gloo_does_and_resumes(tmp_path: Path) -> None:
     """Weights gathered block by block, gradients reduced beside backward, dropout, pinned batches read ahead."""
     folder, saved = tmp_path / "package", str(tmp_path / "saved")
-    graph = capture(f"{__file__}:build", {})
+    graph = captured(f"{__file__}:build", {})
     plan = search(graph, load_hardware("ascend-910b1"), SearchRequest(Mesh.parse("dp=2"), strategy="fsdp"))
     write_package(folder, emit(lower(plan, graph), plan, graph))
     (tmp_path / "data.py").write_text(LOADER)
@@ -87,7 +87,7 @@ def test_hccl_trains_as_gloo_does_and_resumes(tmp_path: Path) -> None:
 
 def test_the_precision_of_products_is_told_to_ascend_too(tmp_path: Path) -> None:
     folder = tmp_path / "package"
-    graph = capture(f"{__file__}:build", {})
+    graph = captured(f"{__file__}:build", {})
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=1"), strategy="dp"))
     write_package(folder, emit(lower(plan, graph), plan, graph))
     script = """
@@ -103,7 +103,7 @@ for precision in ("high", "highest", "medium"):
 
 def test_ascend_updates_in_one_kernel_where_torch_npu_has_it(tmp_path: Path) -> None:
     folder = tmp_path / "package"
-    graph = capture(f"{__file__}:build", {})
+    graph = captured(f"{__file__}:build", {})
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=1"), strategy="dp"))
     write_package(folder, emit(lower(plan, graph), plan, graph))
     script = """
@@ -124,7 +124,7 @@ print(has_fused_adamw([here, there]))
 def test_stages_on_ascend_and_what_is_said_of_buffers(tmp_path: Path) -> None:
     """Groups of a stage with buffers of their own, and a setting that nothing uses."""
     folder = tmp_path / "package"
-    graph = capture(f"{__file__}:build", {})
+    graph = captured(f"{__file__}:build", {})
     step = StepRequest(micro_batches=2, stages=2)
     request = SearchRequest(Mesh.parse("dp=1,tp=1"), strategy="dp", step=step)
     plan = make_plan(graph, load_hardware("ascend-910b1"), request).plan
@@ -145,7 +145,7 @@ def test_stages_on_ascend_and_what_is_said_of_buffers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", ["pp=3", "tp=0", "tp+tp=2", "tp", "tp=1.5"])
 def test_buffers_that_can_not_be(asked: str, tmp_path: Path) -> None:
     folder = tmp_path / "package"
-    graph = capture(f"{__file__}:build", {})
+    graph = captured(f"{__file__}:build", {})
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("tp=1"), strategy="dp"))
     write_package(folder, emit(lower(plan, graph), plan, graph))
     ran = launched.run([folder / "train.py", "--backend", "hccl", "--hccl-buffer", asked])

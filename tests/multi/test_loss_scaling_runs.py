@@ -58,7 +58,6 @@ def run(package: Path, *options: object) -> dict[int, list[float]]:
     return {int(step): [float(x) for x in found] for step, *found in re.findall(said, done.stdout)}
 
 
-@pytest.mark.slow
 def test_a_step_is_left_out_and_a_checkpoint_goes_on(tmp_path: Path) -> None:
     wide, stages = write(tmp_path / "wide", "dp=2", 1), write(tmp_path / "stages", "dp=1", 2)
     options = ("--loss-scale", 1024, "--lr", "1e-2", "--schedule", "linear")

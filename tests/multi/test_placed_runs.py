@@ -22,7 +22,6 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.workflow import make_plan
 from examples import placed_lenet
 from tests.launched import run, torchrun
-from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = str(ROOT / "examples" / "placed_lenet.py")
@@ -88,7 +87,8 @@ def test_the_documented_example(tmp_path: Path, alone: tuple[dict[int, float], p
     assert placed_lenet.accuracy(found) == placed_lenet.accuracy(model)
 
 
-@pytest.mark.parametrize(("strategy", "levels"), [slow("best", (None, None)), slow("dp", (1, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "levels"), [("best", (None, None)), ("dp", (1, 3))])
 def test_places_of_different_sizes(
     tmp_path: Path, alone: tuple[dict[int, float], placed_lenet.LeNet], strategy: str, levels: tuple[int | None, ...]
 ) -> None:

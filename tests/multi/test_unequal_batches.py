@@ -40,7 +40,6 @@ def figures(out: str) -> list[float]:
     return [float(word) for own in found if own for word in (own[1].split()[-1], own[2]) if word]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, slow(3)])
 def test_training_evaluation_and_resuming_give_the_losses_of_equal_shares(zero: int, tmp_path: Path) -> None:
     """Three processes, of which one computes eight of twelve slices; ZeRO 3 says that nothing is in shards."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, WIDEST
 from autoshard.graph_capture.two_runs.autocast import autocast_as_planned
+from tests.slow import thinned
 
 
 def listed(name: str) -> set[str]:
@@ -124,7 +125,7 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", thinned(OPERATORS, 3))
 def test_dtypes_are_those_of_autocast(name: str) -> None:
     module, x = Operator(OPERATORS[name]), torch.rand(4, 8)
     with autocast_as_planned("bf16-mixed"):

@@ -16,7 +16,6 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.errors import UsageError
-from autoshard.graph_capture.capture import capture
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -32,6 +31,7 @@ from autoshard.verification.case import check_files, make_case
 from autoshard.whole_step_search.joint_plan import joint_plan
 from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.workflow import make_plan
+from tests.captured import captured
 from tests.single.test_joint_search import space
 from tests.slow import slow
 
@@ -41,7 +41,7 @@ SMALL = {"batch": 4, "sequence": 8, "n_layer": 2, "n_embd": 48, "n_head": 6, "vo
 
 
 def shared(spec: str, mesh: str, shares: tuple[int, ...], style: str = "dp", zero: int = 1, **sizes: int) -> Plan:
-    graph = capture(spec, sizes)
+    graph = captured(spec, sizes)
     plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse(mesh), strategy=style))
     count = sum(shares) // Mesh.parse(mesh).sizes[0]
     return replace(plan, model=spec, step=StepPlan(count, zero=zero, batch_shares=shares))
@@ -64,7 +64,7 @@ def test_a_step_is_the_models_own_whatever_the_shares(
     spec: str, mesh: str, shares: tuple[int, ...], style: str, sizes: dict[str, int]
 ) -> None:
     plan = shared(spec, mesh, shares, style, **sizes)
-    graph = capture(spec, sizes)
+    graph = captured(spec, sizes)
     program = lower(plan, graph)
     case = make_case(spec, sizes, graph, steps=2, micro_batches=plan.step.micro_batches)
     proof = check_files(case, program, emit(program, plan, graph))
@@ -83,7 +83,7 @@ def test_a_step_is_the_models_own_whatever_the_shares(
     ],
 )
 def test_planted_faults_of_the_runtime_are_seen(line: str, wrong: str) -> None:
-    plan, graph = shared(GPT2, "dp=2", (3, 1), **SMALL), capture(GPT2, SMALL)
+    plan, graph = shared(GPT2, "dp=2", (3, 1), **SMALL), captured(GPT2, SMALL)
     program = lower(plan, graph)
     files = emit(program, plan, graph)
     name = next(name for name, text in files.items() if line in text)
@@ -129,9 +129,9 @@ HERE = f"{__file__}:"
         (GPT2, "dp=2", (3, 1), "fsdp", 3, "--zero 1 alone waits"),
         (GPT2, "dp=2", (3, 1), "fsdp", 2, "--zero 1 alone waits"),
         (GPT2, "tp=2", (3, 1), "megatron", 1, "the batch is not split over it"),
-        (GPT2, "dp=2", (4, 0), "dp", 1, "1 or more, 4 in all"),
-        (GPT2, "dp=4", (5, 1, 2), "dp", 1, "one for each of the 4 coordinates"),
-        (GPT2, "dp=2", (1, 1), "dp", 1, "one micro-batch"),
+        slow(GPT2, "dp=2", (4, 0), "dp", 1, "1 or more, 4 in all"),
+        slow(GPT2, "dp=4", (5, 1, 2), "dp", 1, "one for each of the 4 coordinates"),
+        slow(GPT2, "dp=2", (1, 1), "dp", 1, "one micro-batch"),
         (f"{HERE}norm", "dp=2", (3, 1), "dp", 1, "updates buffers"),
         (f"{HERE}contrast", "dp=2", (3, 1), "dp", 1, "within a micro-batch"),
     ],
@@ -141,7 +141,7 @@ def test_who_can_not_take_unequal_shares(
 ) -> None:
     sizes = SMALL if spec == GPT2 else {}
     with pytest.raises(UsageError, match=why):
-        lower(shared(spec, mesh, shares, style, zero, **sizes), capture(spec, sizes))
+        lower(shared(spec, mesh, shares, style, zero, **sizes), captured(spec, sizes))
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=3), st.integers(0, 6))
@@ -157,7 +157,7 @@ def test_shares_are_the_best_of_all(seconds: list[float], more: int) -> None:
 @cache
 def large() -> Graph:
     sizes = {"batch": 4, "sequence": 512, "n_layer": 4, "n_embd": 1024, "n_head": 8, "vocabulary": 1000}
-    return capture(GPT2, sizes, "fp16-mixed")
+    return captured(GPT2, sizes, "fp16-mixed")
 
 
 def planned(shares: str | None, mesh: str = "dp=2,tp=2", count: int = 6, style: str = "megatron") -> Plan:

@@ -96,8 +96,8 @@ def three_without_loss() -> tuple[nn.Module, Tensor, Tensor]:
     [
         slow("head", "cross_entropy", ["batch_x", "batch_more_0", "target"]),
         ("labelled", "by_name", ["batch_x", "batch_more_0", "labels"]),
-        ("open_ended", "first_by_name", ["mask", "x", "labels"]),
-        ("language_model", "", ["input_ids", "labels"]),
+        slow("open_ended", "first_by_name", ["mask", "x", "labels"]),
+        slow("language_model", "", ["input_ids", "labels"]),
     ],
 )
 def test_plan_and_verify(name: str, loss: str, inputs: list[str], tmp_path: Path) -> None:

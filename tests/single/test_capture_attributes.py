@@ -28,6 +28,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.verification.case import check_files, make_case
 from tests.forced import forced_plan
+from tests.slow import slow
 
 KEPT_WRONGLY = {
     "a product of a weight": lambda model, x: model.a.weight * 2,
@@ -57,7 +58,7 @@ class Keeping(nn.Module):
         return (self.a(x) @ self.first).square().mean()
 
 
-@pytest.mark.parametrize("where", ["list", "none", "nothing"])
+@pytest.mark.parametrize("where", ["list", slow("none"), "nothing"])
 @pytest.mark.parametrize("kept", KEPT_WRONGLY)
 def test_what_changes_from_step_to_step_is_no_cache(kept: str, where: str) -> None:
     model = Keeping(kept, where)

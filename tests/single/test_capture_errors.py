@@ -11,6 +11,7 @@ import torch
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.load_model import load_model, verify_arguments
+from tests.slow import slow
 
 MODEL = """
 import torch
@@ -93,7 +94,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, slow(False)])
 @pytest.mark.parametrize("body, place, reason", BROKEN)
 def test_the_line_that_breaks_the_capture_is_named(  # type: ignore[no-untyped-def]
     model, body: str, place: str, reason: str, training: bool

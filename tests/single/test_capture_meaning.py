@@ -17,9 +17,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification import check_files, make_case
+from tests.slow import thinned
 from tests.written_models import END, spec_of
-
-pytestmark = pytest.mark.usefixtures("whole_packages")  # to prune them took a quarter of this file's time
 
 # name -> (constructor, forward)
 KEPT = {
@@ -163,7 +162,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", thinned(KEPT, 2))
 def test_kept(name: str, tmp_path: Path) -> None:
     proved(spec_of(tmp_path, *KEPT[name]))
 
@@ -327,7 +326,7 @@ DECIDED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GUARDED)
+@pytest.mark.parametrize("name", thinned(GUARDED, 2))
 def test_a_guard_gets_its_usual_answer_and_it_is_said(name: str, tmp_path: Path) -> None:
     init, forward, assumed = GUARDED[name]
     proved(spec := spec_of(tmp_path, init, forward))
@@ -378,7 +377,7 @@ def test_a_guard_that_was_not_passed_fails_the_verification(tmp_path: Path) -> N
     assert not check_files(case, program, emit(program, plan, graph)).passed
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", thinned(REFUSED, 2))
 def test_refused(name: str, tmp_path: Path) -> None:
     init, forward, line, words, hint = REFUSED[name]
     with pytest.raises(CaptureError) as caught:

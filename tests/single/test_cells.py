@@ -49,7 +49,7 @@ def cells_by(factor: str) -> Callable[[Op, Strategy], bool]:
     return lambda op, s: not op.target.endswith("_cell") or any(choice.factor == factor for choice in s.choices)
 
 
-@pytest.mark.parametrize("factor", ["n", "b"])
+@pytest.mark.parametrize("factor", ["n", slow("b")])
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
 @pytest.mark.parametrize("mesh", [slow("tp=3"), "dp=2,tp=2"])
 def test_programs_are_right(kind: str, mesh: str, factor: str) -> None:

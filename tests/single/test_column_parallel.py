@@ -157,7 +157,7 @@ def test_it_has_its_shape_without_memory() -> None:
 @pytest.mark.parametrize(
     ("spec", "mesh", "style", "precision", "call"),
     [
-        (GPT2, "tp=2", "megatron", "fp32", "column_parallel("),
+        slow(GPT2, "tp=2", "megatron", "fp32", "column_parallel("),
         slow(LLAMA, "tp=2", "megatron-sp", "fp32", "dim=1)"),
         (LLAMA, "dp=2,tp=2", "fsdp-tp", "bf16-mixed", "hidden_states, query_states = shared_column_parallel("),
         slow(GPT2, "tp=3", "megatron-sp", "bf16-mixed", "column_parallel("),

@@ -23,6 +23,7 @@ from autoshard.emit.runtime.random_tensors import random_bernoulli, random_multi
 from autoshard.emit.runtime.randomness import Random
 from autoshard.emit.runtime.recompute import recomputed
 from tests.single.test_production_randomness import wrong_numbers
+from tests.slow import thinned
 
 P, ROWS, WIDTH, LAYERS, STEPS = 0.25, 64, 96, 3, 3
 Draw = Callable[[Random, int], Tensor]  # of a layer: its own rows
@@ -93,7 +94,7 @@ def drawn(draw: Draw, rank: int, done: int = 0, seed: int = 0) -> list[list[Tens
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, 2))
 def test_compiled_numbers(kind: str) -> None:
     draw, (mean, deviation) = KINDS[kind]
     own = [drawn(draw, rank) for rank in (0, 2)]

@@ -36,7 +36,6 @@ from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.whole_step_search.solved_steps import JointResult
 from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_request_space import searched_step
-from tests.slow import slow
 from tests.stage_brute_force import every_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,14 +138,16 @@ def test_blocks_that_share_sequences_cost_what_their_program_takes(zero: int, st
     assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.2)
 
 
-@pytest.mark.parametrize("zero", [slow(0), slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1])
 def test_blocks_that_share_experts_cost_what_their_program_takes(zero: int) -> None:
     found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), expert=(2,), zero=(zero,), stages=(1,))
     assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
     assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.05)
 
 
-@pytest.mark.parametrize("zero", [slow(2), slow(3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [2, 3])
 def test_what_replicas_move_of_experts_stands_beside_their_products(zero: int) -> None:
     """On one link with tp, whose first collective of a backward comes late: until then nothing waits."""
     found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), zero=(zero,), stages=(1,))

@@ -16,6 +16,7 @@ from autoshard.graph_capture.dynamic_sizes.numbers import ends_of, kind_of, resi
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.replay.command_line import dynamic_text
+from tests.captured import captured
 from tests.dynamic_models import spec
 from tests.slow import slow
 
@@ -62,7 +63,7 @@ def test_the_graph_at_a_size_is_that_of_a_capture_there(name: str, text: str, si
 
 
 def test_a_graph_keeps_its_sizes_in_its_file_and_says_them_again() -> None:
-    graph = capture(spec("words"), {}, dynamic=(WORDS,))
+    graph = captured(spec("words"), {}, dynamic=(WORDS,))
     assert graph_json.loads(graph_json.dumps(graph)) == graph
     text = dynamic_text(graph)
     assert text == "batch=4..32/4@0.0@1.0,sequence=8..64/8@0.1@1.1"
@@ -103,7 +104,7 @@ def test_a_branch_that_stays_on_one_side_is_none() -> None:
 
 
 def test_sizes_that_are_not_allowed_are_refused() -> None:
-    graph = capture(spec("words"), {}, dynamic=(WORDS,))
+    graph = captured(spec("words"), {}, dynamic=(WORDS,))
     for sizes in ({"batch": 6}, {"batch": 64}, {"rows": 4}):
         with pytest.raises(UserError):
             resized(graph, sizes)

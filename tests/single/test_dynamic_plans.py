@@ -21,7 +21,6 @@ from autoshard.emit import emit
 from autoshard.errors import UserError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.planning_context import PlanningContext
-from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.dynamic_sizes.graph_numbers import numbers_of, sizes_of
 from autoshard.graph_capture.dynamic_sizes.numbers import resized
 from autoshard.ir.graph import Graph
@@ -41,6 +40,7 @@ from autoshard.solvers import solve
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.sizing.dynamic_steps import step_sizes
 from autoshard.workflow import make_plan
+from tests.captured import captured
 from tests.dynamic_models import spec
 from tests.single.test_dynamic_capture import IMAGE, TWO, WORDS
 from tests.slow import slow
@@ -51,7 +51,7 @@ LENGTHS = "sequence=8..64/8"
 
 @cache
 def graph_of(name: str, text: str = "") -> Graph:
-    return capture(spec(name), {}, dynamic=(text,) if text else ())
+    return captured(spec(name), {}, dynamic=(text,) if text else ())
 
 
 def proved(name: str, graph: Graph, plan: Plan, micro_batches: int = 1) -> dict[str, str]:
@@ -67,7 +67,7 @@ def proved(name: str, graph: Graph, plan: Plan, micro_batches: int = 1) -> dict[
 @pytest.mark.parametrize(
     ("name", "text", "mesh", "strategy"),
     [
-        ("words", WORDS, "dp=2,tp=2", "best"),
+        slow("words", WORDS, "dp=2,tp=2", "best"),
         ("words", WORDS, "dp=2,tp=2", "fsdp-tp"),
         slow("words", WORDS, "dp=2,tp=2", "megatron-sp"),
         slow("image", IMAGE, "dp=4", "fsdp"),
@@ -147,8 +147,8 @@ def test_a_step_is_searched_for_all_lengths(step: StepRequest) -> None:
 
 @pytest.mark.parametrize("samples", [slow(2), 12])
 def test_numbers_of_another_batch_follow_the_sizes_as_captured_there(samples: int) -> None:
-    graph = capture(spec("words"), {}, dynamic=(LENGTHS,))
-    there = capture(spec("words"), {"batch": samples}, dynamic=(LENGTHS,))
+    graph = captured(spec("words"), {}, dynamic=(LENGTHS,))
+    there = captured(spec("words"), {"batch": samples}, dynamic=(LENGTHS,))
     made = rebatched(graph, samples)
     for length in (8, 24, 64):
         one, other = (resized(own, {"sequence": length}) for own in (made, there))
@@ -178,7 +178,7 @@ def test_only_what_divides_every_size_is_offered() -> None:
     message = "batch is only known to be a multiple of 4; 8 shards need a divisor of 8"
     assert any(reason == message for reason in reasons.values()), reasons
     assert not offered & {choice for choice, reason in reasons.items() if reason == message}
-    plain = capture(spec("words"), {"batch": 32, "length": 64})
+    plain = captured(spec("words"), {"batch": 32, "length": 64})
     every = {str(own) for own in rules.strategies(plain, plain.by_op[op.name], mesh, rules.granularities(plain, mesh))}
     assert offered < every
     with pytest.raises(UserError, match="only known to be a multiple of 4"):
@@ -193,7 +193,7 @@ def test_what_is_offered_holds_at_every_size() -> None:
     for batch in (2, 4, 6, 8):
         for length in (2, 4, 6, 8):
             at = resized(graph, {"batch": batch, "sequence": length})
-            plain = capture(spec("words"), {"batch": batch, "length": length})
+            plain = captured(spec("words"), {"batch": batch, "length": length})
             there = rules.granularities(plain, mesh)
             for op in graph.ops:
                 own = {str(s): (s.operands, s.results) for s in rules.strategies(graph, op, mesh, known)}

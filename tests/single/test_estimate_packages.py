@@ -42,6 +42,7 @@ from autoshard.whole_step_search.config_space import ConfigSpace
 from autoshard.whole_step_search.joint_plan import confirmed
 from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.whole_step_search.optimizer_shards import ZeroRequest, with_shards
+from tests.slow import slow
 
 A100, H100 = load_hardware("a100-80g-sxm"), load_hardware("h100-80g-sxm")
 LAYERS, HIDDEN, HEADS, SEQUENCE, MICRO_BATCH = 6, 1024, 16, 512, 2
@@ -124,14 +125,14 @@ def run_of(dp: int, tp: int, pp: int, count: int, recompute: str, zero: int, pre
 
 
 CASES = [  # dp, tp, pp, micro-batches, recompute, ZeRO, precision, words, cut along the sequence
-    (1, 1, 1, 1, "none", 0, "fp32", 2000, False),
     (1, 1, 2, 4, "selective", 0, "bf16-mixed", 20000, False),
-    (2, 1, 2, 4, "full", 2, "fp32", 2000, False),
-    (2, 1, 1, 4, "none", 3, "fp32", 2000, False),
     (2, 2, 2, 4, "none", 0, "fp32", 2000, True),
     (1, 2, 1, 1, "none", 0, "fp8-mixed", 2000, True),
 ]
 SLOW = [
+    (1, 1, 1, 1, "none", 0, "fp32", 2000, False),
+    (2, 1, 2, 4, "full", 2, "fp32", 2000, False),
+    (2, 1, 1, 4, "none", 3, "fp32", 2000, False),
     (1, 1, 1, 4, "full", 0, "bf16-mixed", 20000, False),
     (2, 1, 1, 4, "none", 1, "fp32", 2000, False),
     (1, 2, 1, 1, "full", 0, "fp32", 2000, True),
@@ -146,7 +147,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+@pytest.mark.parametrize("case", [*CASES, *map(slow, SLOW)])
 def test_the_same_gpt_by_its_numbers_and_captured(case: tuple[int, int, int, int, str, int, str, int, bool]) -> None:
     dp, tp, pp, count, recompute, zero, precision, words, cut = case
     run = run_of(dp, tp, pp, count, recompute, zero, precision, cut)

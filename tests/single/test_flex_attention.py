@@ -13,7 +13,6 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 from autoshard.cli import commands
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
-from tests.slow import slow
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 3, 3]])
 MASKS: dict[str, Callable[..., torch.Tensor] | None] = {
@@ -94,7 +93,8 @@ def fast():
 """
 
 
-@pytest.mark.parametrize("name", [slow("plain"), slow("fast")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "fast"])
 def test_documents_as_torchtitan_masks_them(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m.py").write_text(textwrap.dedent(MODEL), encoding="utf-8")
     words = ["plan", f"{tmp_path / 'm.py'}:{name}", "--mesh", "dp=2,tp=2", "--hardware", "cpu-local"]

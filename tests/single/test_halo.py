@@ -27,6 +27,7 @@ from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import check
 from tests.models import NAMES
 from tests.shards import assert_means, part
+from tests.slow import slow
 
 SPATIAL = ("y0", "y1", "y2")
 
@@ -195,9 +196,9 @@ def spatial(targets: tuple[str, ...]) -> Callable[[Op, Strategy], bool]:
 @pytest.mark.parametrize(
     ("name", "mesh", "expected"),
     [
-        ("resnet", "tp=2", {"halo_convolution", "halo_max_pool", "parallel_global_pool"}),
+        slow("resnet", "tp=2", {"halo_convolution", "halo_max_pool", "parallel_global_pool"}),
         ("unet", "dp=2,tp=2", {"halo_convolution"}),
-        ("lenet", "tp=3", {"halo_convolution"}),
+        slow("lenet", "tp=3", {"halo_convolution"}),
     ],
 )
 def test_image_models_with_every_convolution_cut_in_space(name: str, mesh: str, expected: set[str]) -> None:

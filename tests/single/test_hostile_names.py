@@ -24,6 +24,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.hangs import HANGS
+from tests.slow import thinned
 
 ROLES = 10  # how many names a model takes
 KNOWN = (
@@ -95,7 +96,7 @@ def test_any_name(names: list[str], mesh: str) -> None:
     check(names, mesh)
 
 
-@pytest.mark.parametrize("start", range(0, len(FREE), ROLES))
+@pytest.mark.parametrize("start", thinned(range(0, len(FREE), ROLES), 2))
 def test_known_names(start: int) -> None:
     check(names_of(*FREE[start : start + ROLES]), "if=2")
 

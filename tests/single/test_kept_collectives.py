@@ -183,9 +183,9 @@ def test_nothing_is_kept_where_no_backward_follows() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "keep"),
     [
-        ("gpt2", "megatron", "communicated"), ("gpt2", "megatron", "expensive+communicated"),
+        slow("gpt2", "megatron", "communicated"), ("gpt2", "megatron", "expensive+communicated"),
         slow("gpt2", "zero", "communicated"), slow("gpt2", "random0", "communicated"),
-        ("llama", "megatron-sp", "communicated"), ("llama", "random1", "expensive+communicated"),
+        slow("llama", "megatron-sp", "communicated"), ("llama", "random1", "expensive+communicated"),
         slow("llama", "random2", "communicated"), slow("llama", "random3", "communicated"),
     ],
 )  # fmt: skip
@@ -236,7 +236,12 @@ def collectives_of(name: str, kind: str, keep: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("name", "kind", "each"),
-    [("gpt2", "megatron", 2), ("undropped", "megatron", 1), slow("llama", "megatron", 1), ("llama", "megatron-sp", 3)],
+    [
+        slow("gpt2", "megatron", 2),
+        slow("undropped", "megatron", 1),
+        slow("llama", "megatron", 1),
+        ("llama", "megatron-sp", 3),
+    ],
 )
 def test_no_collective_runs_a_second_time(name: str, kind: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in the written package; and what it keeps for that is the results, to the byte."""

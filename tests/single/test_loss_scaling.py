@@ -22,6 +22,7 @@ from autoshard.program.lower import lower
 from autoshard.verification.case import check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
+from tests.captured import captured
 from tests.forced import forced_plan
 from tests.slow import slow
 
@@ -48,7 +49,7 @@ SPEC = f"{__file__}:build"
 
 @cache
 def made(mesh: str, seed: int = 0) -> tuple[Program, dict[str, str]]:
-    graph = capture(SPEC, {}, "fp16-mixed")
+    graph = captured(SPEC, {}, "fp16-mixed")
     plan = forced_plan(graph, Mesh.parse(mesh), lambda op, strategy: True, seed)
     program = lower(plan, graph)
     return program, emit(program, plan, graph)
@@ -56,7 +57,7 @@ def made(mesh: str, seed: int = 0) -> tuple[Program, dict[str, str]]:
 
 @pytest.mark.parametrize("mesh", [slow("dp=2"), "dp=2,tp=2"])
 def test_a_step_in_float16_is_verified(mesh: str) -> None:
-    graph = capture(SPEC, {}, "fp16-mixed")
+    graph = captured(SPEC, {}, "fp16-mixed")
     case = make_case(SPEC, {}, graph)
     assert not isinstance(case.own, str) and case.own.scale > 1
     for seed in range(3):

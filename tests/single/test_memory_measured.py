@@ -234,7 +234,7 @@ def gpt2_of_layers(layers: int) -> Built:
 
 @pytest.mark.parametrize(
     ("keep", "mesh"),
-    [slow("all", "dp=1"), ("expensive", "dp=1"), slow("input", "dp=1"), ("input", "tp=2"),
+    [slow("all", "dp=1"), slow("expensive", "dp=1"), slow("input", "dp=1"), slow("input", "tp=2"),
      slow("communicated", "tp=2"), ("expensive+communicated", "tp=2")],
 )  # fmt: skip
 @pytest.mark.parametrize("count", [slow(1), 2])
@@ -256,7 +256,9 @@ def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, mesh: str
 
 
 @pytest.mark.parametrize(("count", "schedule"), [slow(1, "gpipe"), (3, "gpipe"), (8, "1f1b")])
-@pytest.mark.parametrize("middle", [("transformer.h.1", "transformer.h.2"), ("transformer.h.3", "transformer.ln_f")])
+@pytest.mark.parametrize(
+    "middle", [slow(("transformer.h.1", "transformer.h.2")), ("transformer.h.3", "transformer.ln_f")]
+)
 def test_the_peak_of_each_place(count: int, schedule: str, middle: tuple[str, str]) -> None:
     """Place 0 has what is before and after the middle, or the start alone; the weights that both hold are tied."""
     model, inputs = gpt2_of_layers(4)

@@ -17,13 +17,13 @@ from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh, label_shares
 from autoshard.errors import UsageError
 from autoshard.formulation.planning_context import PlanningContext
-from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import Case, check_files, make_case
+from tests.captured import captured
 from tests.forced import forced_plan, sharded_plan
 from tests.slow import slow
 
@@ -93,7 +93,7 @@ def build_hooked() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @cache
 def made(zero: bool = False, seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
-    graph = capture(f"{__file__}:build", {})
+    graph = captured(f"{__file__}:build", {})
     mesh = Mesh.parse("dp=2")
     plan = sharded_plan(graph, mesh, "dp") if zero else forced_plan(graph, mesh, lambda op, strategy: True, seed)
     plan = replace(plan, step=StepPlan(COUNT))
@@ -103,7 +103,7 @@ def made(zero: bool = False, seed: int = 0) -> tuple[Case, Program, dict[str, st
 
 @cache
 def case() -> Case:
-    return make_case(f"{__file__}:build", {}, capture(f"{__file__}:build", {}), micro_batches=COUNT)
+    return make_case(f"{__file__}:build", {}, captured(f"{__file__}:build", {}), micro_batches=COUNT)
 
 
 @pytest.mark.parametrize(("zero", "seed"), [(False, 0), (False, 1), (True, 0)])
@@ -116,7 +116,7 @@ def test_the_step_is_that_of_the_original(zero: bool, seed: int) -> None:
 
 def test_a_model_that_asks_for_gradients_is_run_with_them_to_count_its_labels() -> None:
     """A hook can't be registered on a tensor without a gradient."""
-    graph = capture(f"{__file__}:build_hooked", {})
+    graph = captured(f"{__file__}:build_hooked", {})
     plan = replace(forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True), step=StepPlan(2))
     program = lower(plan, graph)
     case = make_case(f"{__file__}:build_hooked", {}, graph, micro_batches=2)
@@ -168,7 +168,7 @@ def test_a_micro_batch_without_labels_adds_nothing() -> None:
     [("build_weighted", "weighs its classes by what"), ("build_guessing", "not made of the inputs alone")],
 )
 def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> None:
-    graph = capture(f"{__file__}:{name}", {})
+    graph = captured(f"{__file__}:{name}", {})
     plan = forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True)
     lower(plan, graph)
     with pytest.raises(UsageError, match=says):
@@ -179,7 +179,7 @@ def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> Non
 @pytest.mark.parametrize("mesh", [slow("dp=2"), slow("tp=2"), "dp=2,tp=2"])
 def test_classes_count_by_their_weights(mesh: str) -> None:
     """A micro-batch of rare classes counts for more; its labels may all have the weight 0."""
-    graph = capture(f"{__file__}:build_classes", {})
+    graph = captured(f"{__file__}:build_classes", {})
     case = make_case(f"{__file__}:build_classes", {}, graph, micro_batches=3)
     for seed in range(3):
         plan = replace(

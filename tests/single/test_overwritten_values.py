@@ -20,6 +20,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import case_of, check_files
 from autoshard.verification.comparison.proof import Proof
+from tests.slow import thinned
 
 WRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "copied": lambda h, b: h.copy_(b),
@@ -55,7 +56,7 @@ def proved(write: str, mesh: str) -> Proof:
     return check_files(case_of(model, inputs, graph), program, emit(program, plan, graph), backend="lockstep")
 
 
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", thinned(WRITES, 2))
 def test_a_step_is_that_of_the_original(write: str) -> None:
     proof = proved(write, "dp=2,tp=2")
     assert proof.passed, proof.summary()

@@ -15,7 +15,7 @@ from autoshard.replay.padding import ignored_labels, padding_of
 from tests import transformer_models
 from tests.dynamic_models import image, spec, words
 from tests.single.test_dynamic_capture import IMAGE, TWO, WORDS
-from tests.slow import slow
+from tests.slow import slow, thinned
 
 
 class Normed(nn.Module):
@@ -180,7 +180,7 @@ def positions(mixed: str = "causal", paired: str = "shifted") -> tuple[nn.Module
 CASES = [(mixed, "as they are") for mixed in MODELS] + [("causal", paired) for paired in LABELS]
 
 
-@pytest.mark.parametrize(("mixed", "paired"), CASES)
+@pytest.mark.parametrize(("mixed", "paired"), thinned(CASES, 3))
 def test_lengths_are_padded_where_that_changes_nothing(mixed: str, paired: str) -> None:
     try:
         graph = capture(f"{__file__}:positions", {"mixed": mixed, "paired": paired}, dynamic=(LENGTHS,))

@@ -43,6 +43,7 @@ from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.workflow import make_plan
 from tests.placements import random_parts
+from tests.slow import slow
 
 SPEC = "tests/random_steps.py:build"
 
@@ -204,7 +205,7 @@ def proved(
 
 @pytest.mark.parametrize(
     ("seed", "schedule", "mesh", "count"),
-    [(0, "gpipe", "dp=1", 1), (2, "1f1b", "tp=2", 3), (7, "1f1b", "dp=2", 2), (8, "gpipe", "tp=2", 2)],
+    [slow(0, "gpipe", "dp=1", 1), (2, "1f1b", "tp=2", 3), (7, "1f1b", "dp=2", 2), slow(8, "gpipe", "tp=2", 2)],
 )
 def test_random_places_compute_the_models_own_numbers(seed: int, schedule: str, mesh: str, count: int) -> None:
     proof = proved(seed, schedule, mesh, count)

@@ -22,9 +22,10 @@ from autoshard.rules.granularities import Granularities
 from autoshard.rules.proof.case_text import case, case_id, floats, integers
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, one_op_graph, prove, verdict
 from autoshard.verification.rule_table import UNPROVED, prove_case
+from tests.slow import slow
 
-# Uneven cuts and two axes prove the most; the others take as long again.
-MESHES = ["tp=3", "dp=2,tp=3", *(pytest.param(text, marks=pytest.mark.slow) for text in ("tp=2", "a=2,b=1,c=2"))]
+# Uneven cuts on two axes prove the most, those on one among them; the others take as long again.
+MESHES = ["dp=2,tp=3", slow("tp=3"), slow("tp=2"), slow("a=2,b=1,c=2")]
 NOT_CUT = [
     "aten.max[4x5]",  # over all of it
     "aten.reshape[6x4]",  # (6, 4) -> (4, 6) keeps no dim
@@ -65,7 +66,7 @@ def test_every_case_but_a_few_can_be_cut() -> None:
         (case("aten.add", floats((4, 12), (12,)), alpha=1), (("i1", ((3, 1), (3, 2), (1, 4))),)),
     ],
 )
-@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2", "a=2,b=2,c=2", "dp=2,tp=3"])
+@pytest.mark.parametrize("mesh", [slow("tp=2"), slow("dp=2,tp=2"), slow("a=2,b=2,c=2"), "dp=2,tp=3"])
 def test_refined_factors(one: OpCase, refined: Any, mesh: str) -> None:
     """Blocks and units, alone and nested on several axes, also where they leave uneven shards."""
     verdicts = prove_case(one, Mesh.parse(mesh), refined=refined)

@@ -21,6 +21,7 @@ from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.program import Collective, Compute
 from autoshard.simulation import simulate
+from tests.slow import slow
 
 # --- experts ---
 
@@ -37,7 +38,7 @@ def run(ep: int = 1, dp: int = 4, **rest: object) -> TrainingRun:
 
 
 @pytest.mark.parametrize(("ep", "tp", "cp"), [(1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (2, 1, 2)])
-@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+@pytest.mark.parametrize("precision", [slow("bf16"), "bf16-mixed"])
 def test_a_layer_sends_tokens_and_keeps_experts_where_they_are(ep: int, tp: int, cp: int, precision: str) -> None:
     """A row of a token for each of its two experts, there and back, forward and backward; no weight moves."""
     built = build(MIXTRAL, run(ep, tp=tp, cp=cp, sequence_parallel=tp > 1, precision=precision), H100)

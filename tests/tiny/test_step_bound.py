@@ -46,7 +46,7 @@ from autoshard.solvers.relax import hub_relaxation, reader_shares
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
-from tests.slow import slow
+from tests.slow import slow, thinned
 from tests.step_times import step_seconds
 
 MESHES = ("dp=2,tp=2", "dp=2,tp=8", "a=2,b=4,c=2")
@@ -81,7 +81,7 @@ def all_hold(resources: StepResources, formulation: Formulation, best: Choice) -
     )
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", thinned(MESHES, 2))
 @pytest.mark.parametrize(("rows", "width"), SIZES)
 @pytest.mark.parametrize("micro_batches", [slow(1), 16])
 def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: int, micro_batches: int) -> None:

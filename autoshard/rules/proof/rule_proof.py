@@ -301,9 +301,12 @@ def _difference(got: Tensor, wanted: Tensor) -> tuple[float, str]:
 
 
 def _like(tensor: Tensor, generator: Any) -> Tensor:
+    """A part of a sum, from millionths to thousands: it may be of any size, whatever the sum is. Of numbers near one
+    `clamp(-50, 50)` looks linear; products of larger ones would round too much to be compared."""
     import torch
 
-    return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+    sizes = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype) * 30 - 20
+    return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * sizes.exp2()
 
 
 def _gradients(
