@@ -61,7 +61,7 @@ def search_request(
     mesh: str | Mesh | Mapping[str, int] | None,
     devices: int | None,
     level: int | str,
-    pins: Sequence[str] | Mapping[str, Any],
+    pins: Sequence[str] | Mapping[str, Any] | None,
     memory_limit: str | float | None,
     time_limit: str | float | None,
     further: Mapping[str, Any],
@@ -191,11 +191,11 @@ def read_hardware(hardware: str | Hardware) -> Hardware:
     return parse_hardware(hardware) if "\n" in hardware else load_hardware(hardware)
 
 
-def pin_texts(pins: Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
+def pin_texts(pins: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
     """`{"fc1": ((4, 1), (1, 2))}` as `fc1=((4, 1), (1, 2))`."""
     if isinstance(pins, Mapping):
         return tuple(f"{what}={how}" for what, how in pins.items())
-    return (pins,) if isinstance(pins, str) else tuple(pins)
+    return (pins,) if isinstance(pins, str) else tuple(pins or ())
 
 
 def _fuse_texts(fuse: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ def plan(
     devices: int | None = None,
     level: int | str = "speed",
     mode: str = "auto",
-    pins: Sequence[str] | Mapping[str, Any] = (),
+    pins: Sequence[str] | Mapping[str, Any] | None = (),
     memory_limit: str | float | None = None,
     time_limit: str | float | None = None,
     dataset_strategy: Any = FULL,

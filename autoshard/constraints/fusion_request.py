@@ -18,8 +18,8 @@ def read_fusion(texts: Sequence[str]) -> tuple[Fusion, ...]:
     """UsageError where one can't be, or two of them contradict each other. `none` or `auto` alone is of all."""
     found: dict[str, tuple[str, Fusion]] = {}
     for text in texts:
-        name, _, how = text.strip().rpartition("=")
-        for collective in _collectives(name, text) if name or how not in ("none", "auto") else FUSED:
+        name, equals, how = text.strip().rpartition("=")
+        for collective in _collectives(name, text) if equals or how not in ("none", "auto") else FUSED:
             own = _fusion(collective, how.strip(), text)
             before, known = found.setdefault(collective, (text, own))
             if known != own:

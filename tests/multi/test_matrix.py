@@ -87,7 +87,7 @@ def check(plan: Plan, where: Case, backend: Any = "lockstep") -> tuple[Program, 
     return program, check_files(where, program, emit(program, plan, where.graph), backend)
 
 
-@pytest.mark.parametrize(("model", "mesh"), quick(product(MODELS, MESHES), QUICK[:-1]))
+@pytest.mark.parametrize(("model", "mesh"), quick(product(MODELS, MESHES), QUICK[:1]))
 @pytest.mark.parametrize("name", ["best", slow("megatron")])
 def test_named_plans(model: str, mesh: str, name: str) -> None:
     _, proof = check(named_plan(model, mesh, name), case(model))
@@ -162,7 +162,7 @@ def test_every_kind_is_executed(model: str) -> None:
     assert not found.missing
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", [slow("adamw"), "sgd"])
 @pytest.mark.parametrize("model", quick(MODELS, ("gpt2",)))
 def test_mixed_precision_and_sgd(model: str, optimizer: str) -> None:
     graph = capture(spec(model), SIZES[model], "bf16-mixed", optimizer)

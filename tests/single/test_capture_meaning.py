@@ -162,7 +162,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", thinned(KEPT, 2))
+@pytest.mark.parametrize("name", thinned(KEPT, 3))
 def test_kept(name: str, tmp_path: Path) -> None:
     proved(spec_of(tmp_path, *KEPT[name]))
 
@@ -355,14 +355,14 @@ CACHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CACHES)
+@pytest.mark.parametrize("name", thinned(CACHES, 2))
 def test_a_cache_is_computed_in_each_call(name: str, tmp_path: Path) -> None:
     proved(spec := spec_of(tmp_path, *CACHES[name]))
     assert capture(spec, {}).assumed == ()
 
 
 # what is kept -> what the first call keeps
-@pytest.mark.parametrize("name", DECIDED)
+@pytest.mark.parametrize("name", thinned(DECIDED, 2))
 def test_what_sizes_decide_is_known(name: str, tmp_path: Path) -> None:
     proved(spec := spec_of(tmp_path, *DECIDED[name]))
     assert capture(spec, {}).assumed == ()

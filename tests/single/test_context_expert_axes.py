@@ -201,6 +201,7 @@ def test_the_best_of_all_meshes_is_found_though_few_are_split() -> None:
     assert found.considered >= len(choices)
 
 
+@pytest.mark.slow
 def test_meshes_that_can_not_be_better_are_not_split() -> None:
     """The least that their products take is above the best step: two stages leave too few micro-batches."""
     graph = experts()

@@ -45,11 +45,11 @@ def captured_at(name: str, graph: Graph, sizes: Mapping[str, int]) -> Graph:
         ("words", WORDS, {"batch": 12, "sequence": 40}),
         slow("words", WORDS, {"batch": 4, "sequence": 8}),
         slow("image", IMAGE, {"batch": 8, "height": 24, "width": 52}),
-        ("two", TWO, {"batch": 12, "source": 28, "target": 10}),
+        slow("two", TWO, {"batch": 12, "source": 28, "target": 10}),
         ("halving", "batch=4..32/4,height=8..64/4@x.2,width=8..64/4@x.3", {"batch": 8, "height": 44, "width": 12}),
         ("lstm", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),
         slow("gru", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),
-        ("counting", "batch=2..32,sequence=2..64@x.1", {"batch": 7, "sequence": 33}),
+        slow("counting", "batch=2..32,sequence=2..64@x.1", {"batch": 7, "sequence": 33}),
     ],
 )
 def test_the_graph_at_a_size_is_that_of_a_capture_there(name: str, text: str, sizes: dict[str, int]) -> None:

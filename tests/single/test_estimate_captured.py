@@ -22,6 +22,7 @@ from autoshard.search.select_plan import search
 from autoshard.simulation import simulate
 from autoshard.workflow import ModelRequest, read_graph
 from tests.forced import data_parallel, forced_plan
+from tests.slow import slow
 from tests.small_models import spec
 
 # --- `estimate` from numbers and `simulate` of the captured model agree at the same TP x DP ---
@@ -37,7 +38,7 @@ def captured(batch: int) -> Graph:
     return read_graph(ModelRequest("examples/gpt2.py:build", arguments))
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("dp", "tp"), [slow(1, 1), slow(1, 4), (2, 2), slow(4, 1)])
 def test_gpt2(dp: int, tp: int) -> None:
     plan = search(captured(MICRO_BATCH * dp), A100, SearchRequest(Mesh((("dp", dp), ("tp", tp))), strategy="megatron"))
     runs = (

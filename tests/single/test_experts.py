@@ -54,7 +54,9 @@ def test_both_forms_of_the_library_fold_into_one_operator(form: str) -> None:
     assert inside == []  # nothing of the block is left, and no weight is gathered for each token
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("mixtral", 2), ("qwen3_moe", 2), ("deepseek_v3", 1), ("gpt_oss", 2)])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [slow("mixtral", 2), slow("qwen3_moe", 2), ("deepseek_v3", 1), ("gpt_oss", 2)]
+)
 def test_models_of_the_library(name: str, blocks: int) -> None:
     graph = capture(NAMES[name], {})
     assert sum(op.target == "autoshard.experts" for op in graph.ops) == blocks
@@ -102,7 +104,7 @@ def test_only_what_is_a_block_is_folded(wrong: str) -> None:
         ("dp=2,ep=2", "t+e", {"form": "grouped_mm"}),
         slow("ep=3", "t+e", {"experts": 5, "batch": 3}),
         slow("dp=2,tp=2", "e", {}),
-        ("tp=2", "f", {}),
+        slow("tp=2", "f", {}),
     ],
 )
 def test_mixtral_with_its_experts_cut(mesh: str, choice: str, arguments: dict[str, object]) -> None:

@@ -87,7 +87,11 @@ def planned(mesh: str, *meshes: str, **given: object) -> Plan:
 
 @pytest.mark.parametrize(
     ("mesh", "meshes", "count", "schedule"),
-    [("dp=2", ("1:dp=2,tp=2",), 1, "gpipe"), ("dp=3", ("0:tp=2",), 2, "1f1b"), ("dp=1", ("1:tp=3",), 2, "gpipe")],
+    [
+        slow("dp=2", ("1:dp=2,tp=2",), 1, "gpipe"),
+        ("dp=3", ("0:tp=2",), 2, "1f1b"),
+        slow("dp=1", ("1:tp=3",), 2, "gpipe"),
+    ],
 )
 def test_random_plans_are_those_of_the_original(mesh: str, meshes: tuple[str, ...], count: int, schedule: str) -> None:
     graph = captured()

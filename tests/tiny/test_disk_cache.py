@@ -81,6 +81,7 @@ ASKED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_plans_are_the_same_with_it_and_without(graph_file: Path, folder: Path, tmp_path: Path) -> None:
     """One cache for all, in this order and again: no piece is taken for another's."""
     alone = [package(graph_file, tmp_path / "out", "--no-cache", *asked) for asked in ASKED]

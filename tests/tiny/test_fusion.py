@@ -152,6 +152,7 @@ def test_what_changes_nothing_is_said(strategy: str, fuse: str, told: str) -> No
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
+        (["=auto"], "expected all_reduce"),
         (["broadcast=auto"], "expected all_reduce, all_gather or reduce_scatter"),
         (["all_reduce=25"], "--fuse 'all_reduce=25'"),
         (["all_reduce=0 B"], "more than zero"),

@@ -113,7 +113,7 @@ def test_only_what_is_proved_is_called_the_optimum() -> None:
         assert named(Levelled(found, found.objective, found.lower_bound)) == name
 
 
-@pytest.mark.parametrize("level", [RATIO, SPEED])
+@pytest.mark.parametrize("level", [slow(RATIO), SPEED])
 def test_meshes_are_compared_by_the_level(level: int) -> None:
     graph = mlp_graph(1, 24, 1000)
     chosen = search_meshes(graph, HARDWARE, SearchRequest(devices=16, level=level))

@@ -96,7 +96,7 @@ def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: i
 
 @pytest.mark.parametrize("mesh", MESHES[:2])
 @pytest.mark.parametrize(("rows", "width"), [*SIZES, (512, 1024)])
-@pytest.mark.parametrize("micro_batches", [1, 16])
+@pytest.mark.parametrize("micro_batches", [slow(1), 16])
 def test_the_host_and_then_the_device_take_no_longer_than_a_step(
     mesh: str, rows: int, width: int, micro_batches: int
 ) -> None:
