@@ -70,6 +70,7 @@ def test_checkpoints_of_unequal_parts(packages: Path, tmp_path: Path) -> None:
     assert torch.equal(back["users.weight"], further["users.weight"])
 
 
+@pytest.mark.slow
 def test_a_table_of_one_place_is_saved_at_once_by_all(packages: Path, tmp_path: Path) -> None:
     """Not in the background by those that hold none of it, which the others would wait for."""
     pins = ("place:users=0", "place:top=1", "users.weight=S0[50+14]@tp")

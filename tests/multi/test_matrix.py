@@ -96,6 +96,7 @@ def test_named_plans(model: str, mesh: str, name: str) -> None:
     assert proof.ranks == Mesh.parse(mesh).size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "mesh"), quick(product(MODELS, MESHES), QUICK[2:3]))
 def test_random_plans(model: str, mesh: str) -> None:
     where = case(model, uneven=True)
@@ -104,6 +105,7 @@ def test_random_plans(model: str, mesh: str) -> None:
         assert proof.passed, f"seed {seed}: {proof.failure}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_without_all_to_all(model: str) -> None:
     where = case(model, uneven=True)

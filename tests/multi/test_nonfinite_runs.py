@@ -17,6 +17,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_step import with_step
 from autoshard.search.fixed_styles import random_plan
 from tests import launched
+from tests.slow import slow
 from tests.small_models import spec
 
 LOADER = """
@@ -50,7 +51,7 @@ def run(package: Path, *options: str) -> tuple[list[int], str]:
     return list(done.codes), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [slow(1), 2])
 def test_a_run_that_comes_to_nan(tmp_path: Path, stages: int) -> None:
     own = package(tmp_path, stages)
     codes, said = run(own, "--steps", "5", "--save-async")

@@ -173,7 +173,7 @@ def test_a_run_packs_its_documents(tmp_path: Path, name: str, first_counts: bool
     [
         ("mixed", "documents", "the tokens of one document change the loss of another"),
         slow("still", "documents", "with these weights no token changes the loss of a later one"),
-        ("shifted", "long", "a document of 17 tokens: expected one length, from 1 to 16"),
+        slow("shifted", "long", "a document of 17 tokens: expected one length, from 1 to 16"),
     ],
 )
 def test_what_can_not_be_packed_is_refused(tmp_path: Path, name: str, loader: str, message: str) -> None:

@@ -100,6 +100,7 @@ def test_what_is_not_resumed_is_seen(spec: str) -> None:
     line.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2400, slow(2462)])
 def test_random_placements_that_failed_once(seed: int) -> None:
     """A buffer that places of two meshes hold, each in other parts, is saved once; what a part gathers for each use

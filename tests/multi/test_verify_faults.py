@@ -19,6 +19,7 @@ from autoshard.replay.resize import reapply
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification import Case, Proof, check_files, make_case
+from tests.slow import thinned
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT2 = f"{EXAMPLES / 'gpt2.py'}:build"
@@ -103,7 +104,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", thinned(FAULTS, 2))
 def test_a_planted_fault_is_found(fault: str) -> None:
     *edit, named = FAULTS[fault]
     proof = with_fault(*edit)

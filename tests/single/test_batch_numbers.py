@@ -29,6 +29,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification.case import check_files, make_case
 from tests.graphs import mlp_graph
+from tests.slow import slow
 
 HARDWARE = load_hardware("cpu-local")
 
@@ -92,7 +93,7 @@ def planned(style: str, mesh: str = "dp=2,tp=2") -> Plan:
     return search(captured(), HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=style))
 
 
-@pytest.mark.parametrize("style", ["fsdp-tp", "megatron-sp"])
+@pytest.mark.parametrize("style", ["fsdp-tp", slow("megatron-sp")])
 def test_one_package_takes_other_batches(style: str) -> None:
     plan, graph = planned(style), captured()
     files = emit(lower(plan, graph), plan, graph)

@@ -201,8 +201,10 @@ def test_devices_of_one_kind_take_equal_shares() -> None:
     ("options", "said"),
     [
         ("--mesh dp=4 --micro-batches 4 --batch-shares much", "expected auto, equal, or numbers"),
-        ("--mesh dp=4 --micro-batches 4 --batch-shares 5,2", "one for each of the 4 coordinates of dp, 1 or more, 16"),
-        ("--mesh dp=4 --batch-shares 1,1,1,1", "one micro-batch"),
+        slow(
+            "--mesh dp=4 --micro-batches 4 --batch-shares 5,2", "one for each of the 4 coordinates of dp, 1 or more, 16"
+        ),
+        slow("--mesh dp=4 --batch-shares 1,1,1,1", "one micro-batch"),
         ("--devices 4 --global-batch 16 --batch-shares 3,1", "not offered where a whole step is searched for"),
     ],
 )

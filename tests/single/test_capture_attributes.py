@@ -28,7 +28,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.verification.case import check_files, make_case
 from tests.forced import forced_plan
-from tests.slow import slow
+from tests.slow import slow, thinned
 
 KEPT_WRONGLY = {
     "a product of a weight": lambda model, x: model.a.weight * 2,
@@ -58,7 +58,7 @@ class Keeping(nn.Module):
         return (self.a(x) @ self.first).square().mean()
 
 
-@pytest.mark.parametrize("where", ["list", slow("none"), "nothing"])
+@pytest.mark.parametrize("where", ["list", slow("none"), slow("nothing")])
 @pytest.mark.parametrize("kept", KEPT_WRONGLY)
 def test_what_changes_from_step_to_step_is_no_cache(kept: str, where: str) -> None:
     model = Keeping(kept, where)
@@ -278,7 +278,7 @@ class Reads(nn.Module):
         return (self.a(x) * (read if self.used else 1)).square().mean()
 
 
-@pytest.mark.parametrize("what", READ)
+@pytest.mark.parametrize("what", thinned(READ, 2))
 def test_state_outside_of_attributes_is_refused(what: str) -> None:
     expected = r"computes something else when it is called again, at .*`return \(self.a\(x\)"
     if what == "a tensor that is no buffer":

@@ -162,7 +162,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", thinned(KEPT, 3))
+@pytest.mark.parametrize("name", thinned(KEPT, 4))
 def test_kept(name: str, tmp_path: Path) -> None:
     proved(spec_of(tmp_path, *KEPT[name]))
 
@@ -377,7 +377,7 @@ def test_a_guard_that_was_not_passed_fails_the_verification(tmp_path: Path) -> N
     assert not check_files(case, program, emit(program, plan, graph)).passed
 
 
-@pytest.mark.parametrize("name", thinned(REFUSED, 2))
+@pytest.mark.parametrize("name", thinned(REFUSED, 4))
 def test_refused(name: str, tmp_path: Path) -> None:
     init, forward, line, words, hint = REFUSED[name]
     with pytest.raises(CaptureError) as caught:

@@ -97,7 +97,7 @@ def build(loss: str = "divisor", batch: int = OWN, width: int = 16) -> tuple[nn.
 SPEC = f"{__file__}:build"
 
 
-@pytest.mark.parametrize("loss", quick((*FOLLOWED, *REFUSED), (*FOLLOWED[::2], *REFUSED[::2])))
+@pytest.mark.parametrize("loss", quick((*FOLLOWED, *REFUSED), (*FOLLOWED[::4], *REFUSED[::4])))
 def test_carried_to_another_batch_is_captured_there_or_refused(loss: str) -> None:
     own = capture(SPEC, {"loss": loss})
     for samples in (4, 18):

@@ -36,6 +36,7 @@ from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.whole_step_search.solved_steps import JointResult
 from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_request_space import searched_step
+from tests.slow import slow
 from tests.stage_brute_force import every_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +113,7 @@ def test_devices_of_a_step_are_those_of_all_axes() -> None:
     assert "dp=2, ep=4, tp=2" in {str(choice).split(", 8 micro")[0] for choice in choices}
 
 
+@pytest.mark.slow
 def test_an_axis_of_experts_cuts_experts_and_one_of_sequences_attention() -> None:
     for graph, axis, target, position, dim in (
         (small(), "ep", EXPERTS, 1, 0),
@@ -125,7 +127,7 @@ def test_an_axis_of_experts_cuts_experts_and_one_of_sequences_attention() -> Non
 
 
 @pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero", [slow(0), slow(1), slow(2), 3])
 def test_blocks_that_share_sequences_cost_what_their_program_takes(zero: int, stages: int) -> None:
     """Weights are whole along cp, and their gradients sums over it: once a step, or in shards."""
     found, plan = made(

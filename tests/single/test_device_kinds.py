@@ -113,11 +113,11 @@ def test_files_that_can_not_be(rows: str) -> None:
     ("options", "said"),
     [
         ("--mesh dp=4,tp=8", "dp=4,tp=8 has 32 devices"),
-        ("--mesh dp=8 --stages 4 --micro-batches 8", "describes at most 16"),
+        slow("--mesh dp=8 --stages 4 --micro-batches 8", "describes at most 16"),
         slow("--mesh dp=8 --memory-limit 20GiB", "each kind of device has its own"),
-        ("--devices 16 --global-batch 32 --memory-limit 20GiB", "each kind of device has its own"),
+        slow("--devices 16 --global-batch 32 --memory-limit 20GiB", "each kind of device has its own"),
         ("--devices 16 --global-batch 32 --level 1", "--level 1 of a step that is searched for is not offered"),
-        ("--mesh dp=8 --precision bf16-mixed", "has no bfloat16"),
+        slow("--mesh dp=8 --precision bf16-mixed", "has no bfloat16"),
         ("estimate --layers 2 --hidden 64 --heads 2 --sequence 8 --vocabulary 9 --batch 8", "of one kind of devices"),
     ],
 )

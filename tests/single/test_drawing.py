@@ -20,6 +20,7 @@ from autoshard.rules import Strategy
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import check
 from tests.shards import part
+from tests.slow import slow
 from tests.small_models import spec
 
 
@@ -28,7 +29,7 @@ def cut_draws(op: Op, strategy: Strategy) -> bool:
     return op.target != "autoshard.random" or any(choice.kind == "factor" for choice in strategy.choices)
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", [slow("tp=2"), "dp=2,tp=2"])
 def test_every_way_to_draw(mesh: str) -> None:
     found, largest = check(spec("draws"), mesh, cut_draws, (1, 2))
     drawn = {"random_tensor", "random_bernoulli", "random_multinomial", "random_noise", "random_dropout"}
@@ -36,6 +37,7 @@ def test_every_way_to_draw(mesh: str) -> None:
     assert largest < 1e-9
 
 
+@pytest.mark.slow
 def test_images() -> None:
     found, largest = check(spec("resized"), "dp=2,tp=2", lambda op, strategy: True, (1, 2, 3))
     assert "random_noise" in found

@@ -344,7 +344,7 @@ def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, o
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("name", thinned(GALLERY, 3))
+@pytest.mark.parametrize("name", thinned(GALLERY, 4))
 def test_the_emitted_operator_computes_the_same(name: str) -> None:
     function, layers, inputs = GALLERY[name]
     torch.manual_seed(0)

@@ -124,6 +124,7 @@ def test_experts_with_biases_fold_whole(form: str) -> None:
     assert [op for op in graph.ops if op.module.startswith(block.module) and op is not block] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [slow("e"), "t+e", slow("f")])
 def test_experts_with_biases(choice: str) -> None:
     found, largest = check(NAMES["gpt_oss"], "dp=2,tp=2", experts_by(choice), arguments={"layers": 1})

@@ -199,6 +199,7 @@ def test_packages(name: str, mesh: str) -> None:
     assert proof.passed and not proof.unverified, proof.failure
 
 
+@pytest.mark.slow
 def test_a_package_that_forgets_a_scale_is_found() -> None:
     case, program, files = made("gpt2", "tp=2")
     old, new = "scale_a=left.scale", "scale_a=left.scale * 0 + 1"

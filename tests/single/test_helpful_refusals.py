@@ -187,7 +187,7 @@ def test_the_hint_names_what_works(name: str, words: list[str], capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral_set", slow("switch_masked"), slow("nllb_masked"), slow("fnet_products"), "documents"]
+    "name", [slow("mixtral_set"), slow("switch_masked"), slow("nllb_masked"), slow("fnet_products"), "documents"]
 )
 def test_what_it_names_is_verified(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--mesh", "dp=2", "--verify", "--backend", "lockstep", *words]

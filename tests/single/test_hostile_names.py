@@ -91,7 +91,7 @@ def names_of(*given: str) -> tuple[str, ...]:
 
 @given(st.lists(TEXT, min_size=ROLES, max_size=ROLES, unique=True), st.sampled_from(["dp=2", "dp=2,tp=2"]))
 @example([*FREE[:10]], "dp=2")
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_any_name(names: list[str], mesh: str) -> None:
     check(names, mesh)
 

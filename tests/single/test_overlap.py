@@ -57,6 +57,7 @@ def made(spec: str, mesh: str) -> tuple[Graph, Program, dict[str, str]]:
     return graph, program, emit(program, plan, graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "mesh"), quick(PLANS, PLANS[2:]))
 def test_many_buckets_give_the_numbers_of_the_original(spec: str, mesh: str) -> None:
     graph, program, files = made(spec, mesh)
@@ -307,6 +308,7 @@ def test_weights_in_shards_over_two_axes_are_gathered_at_once(spec: str, steps: 
     assert proof.passed, proof.failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", slow("bf16-mixed")])
 def test_biases_that_the_tensor_axis_masks_or_slices_go_with_the_weights(precision: str) -> None:
     """Each had a gather and a scatter of its own: four of both a layer."""
@@ -401,7 +403,7 @@ def llama_in_shards() -> tuple[Case, Program, dict[str, str]]:
     return make_case(LLAMA, {"batch": 6, "layers": 3}, graph), program, files
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", thinned(FAULTS, 2))
 def test_a_planted_fault_is_found(fault: str, llama_in_shards: tuple[Case, Program, dict[str, str]]) -> None:
     case, program, files = llama_in_shards
     name, (before, after) = "runtime/flat_weights.py", FAULTS[fault]

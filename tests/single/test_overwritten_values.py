@@ -56,7 +56,7 @@ def proved(write: str, mesh: str) -> Proof:
     return check_files(case_of(model, inputs, graph), program, emit(program, plan, graph), backend="lockstep")
 
 
-@pytest.mark.parametrize("write", thinned(WRITES, 2))
+@pytest.mark.parametrize("write", thinned(WRITES, 4))
 def test_a_step_is_that_of_the_original(write: str) -> None:
     proof = proved(write, "dp=2,tp=2")
     assert proof.passed, proof.summary()

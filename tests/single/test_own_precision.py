@@ -51,6 +51,7 @@ def made(seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
     return make_case(f"{__file__}:build", {}, graph), program, emit(program, plan, graph)
 
 
+@pytest.mark.slow
 def test_a_package_in_its_own_precision() -> None:
     for seed in range(3):
         case, program, files = made(seed)

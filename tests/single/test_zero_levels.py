@@ -85,6 +85,7 @@ def test_what_is_gathered_longer_takes_memory_and_saves_time(mesh: str) -> None:
     assert peaks[0] > peaks[1] > peaks[2]
 
 
+@pytest.mark.slow
 def test_copies_that_make_the_same_gradient_may_stay() -> None:
     """Of a norm's weight under tensor parallelism: in shards over replicas alone, a gather less and more memory; and
     what is chosen is the faster way that fits."""

@@ -19,7 +19,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("row", thinned(ROWS, 2), ids=str)
+@pytest.mark.parametrize("row", thinned(ROWS, 4), ids=str)
 def test_one_message(
     row: Row, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -384,6 +384,7 @@ def test_where_nodes_have_few_choices_hubs_are_no_hindrance(monkeypatch: pytest.
     assert portfolio.SMALL_ENTRIES not in budgets
 
 
+@pytest.mark.slow
 @given(SEEDS, st.integers(1, 3))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_of_many_choices_plans_and_bounds_beside_hubs_are_true(

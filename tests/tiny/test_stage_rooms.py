@@ -95,7 +95,7 @@ def some_plans(draw: random.Random, own: StepProblem) -> list[StagePlan]:
     return draw.sample(every, min(len(every), 25))
 
 
-@pytest.mark.parametrize("replicas", [1, 16])
+@pytest.mark.parametrize("replicas", [1, slow(16)])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize("kinds", [False, True])
 @pytest.mark.parametrize("seed", quick(range(12), range(1)))

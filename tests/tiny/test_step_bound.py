@@ -414,6 +414,7 @@ def kept_choice(formulation: Formulation, keep: Mapping[int, Sequence[int]]) -> 
     return tuple(int(own[s]) for own, s in zip(chosen, found, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "sequence"), [(128, 32), slow(2048, 1024)])  # the host limits, the device limits
 @pytest.mark.parametrize("mesh", ["dp=2,tp=4", slow("dp=4")])
 def test_what_is_sure_of_weights_that_go_together_is_no_more_than_a_step(mesh: str, hidden: int, sequence: int) -> None:

@@ -93,6 +93,7 @@ def test_the_last_axis_splits_heads_hidden_dims_and_vocabulary(style: str) -> No
     assert all((cut(layout)[0] is not None) == (style == "fsdp-tp") for layout in large)
 
 
+@pytest.mark.slow
 def test_other_plans_are_compared_with_what_the_style_gives() -> None:
     compared = dict(zip(STYLES, style_plans(planned("best"), GRAPH, HARDWARE), strict=True))
     for style, own in compared.items():

@@ -20,7 +20,7 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.system.process_memory import infrequent_gc
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
-from tests.slow import slow
+from tests.slow import slow, thinned
 
 # --- streams that are closed or full, no home, files that may not grow, missing packages: real processes ---
 
@@ -61,7 +61,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "says"), REFUSED, ids=[says for _, says in REFUSED])
+@pytest.mark.parametrize(("line", "says"), thinned(REFUSED, 2), ids=[says for _, says in REFUSED])
 def test_what_the_system_refuses_is_told_in_a_sentence(line: str, says: str, tmp_path: Path) -> None:
     done = shell(tmp_path, line)
     assert done.returncode == 2 and done.stdout == ""

@@ -270,7 +270,7 @@ def kind(message: str) -> str:
     return re.sub(r"\d+|'[^']*'", "#", message.splitlines()[0]) if message else ""
 
 
-@pytest.mark.parametrize("line", thinned(TYPED, 3))
+@pytest.mark.parametrize("line", thinned(TYPED, 5))
 def test_what_is_proposed_works(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)
     assert commands.main(words) in (2, 3, 5)
