@@ -42,6 +42,7 @@ def build():
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_an_operator_of_the_users_file_goes_with_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -272,6 +272,7 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert all(" ".join(step_cells(own)[-2:]) in explained for own in plan.search.steps)
 
 
+@pytest.mark.slow
 def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: Path) -> None:
     """Captured with 4 samples, planned with 1 on each of two replicas: the one command ends with a package that
     computes what the original does of two samples, and names the command that makes it again."""
@@ -287,6 +288,7 @@ def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: P
     assert proof.passed and not proof.reduced, proof.failure
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_least_memory_of_whole_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "gpt2.graph.json"
     saved.write_text(dumps(gpt2()), encoding="utf-8")

@@ -183,7 +183,7 @@ def test_nothing_is_kept_where_no_backward_follows() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "keep"),
     [
-        slow("gpt2", "megatron", "communicated"), ("gpt2", "megatron", "expensive+communicated"),
+        slow("gpt2", "megatron", "communicated"), slow("gpt2", "megatron", "expensive+communicated"),
         slow("gpt2", "zero", "communicated"), slow("gpt2", "random0", "communicated"),
         slow("llama", "megatron-sp", "communicated"), ("llama", "random1", "expensive+communicated"),
         slow("llama", "random2", "communicated"), slow("llama", "random3", "communicated"),
@@ -263,6 +263,7 @@ def test_no_collective_runs_a_second_time(name: str, kind: str, each: int, monke
         assert found[both][1] - found[plain][1] == size
 
 
+@pytest.mark.slow
 def test_weights_and_what_does_not_run_again_are_not_kept() -> None:
     graph = graph_of("undropped")
     for kind in ("zero", "random0", "random1", "random2"):
@@ -318,6 +319,7 @@ def test_a_search_offers_it_where_it_is_asked_for() -> None:
 # --- how it is asked for ---
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["plan", GPT2, "--mesh", "tp=2", "--hardware", "cpu-local", "--strategy", "megatron", "--recompute"]
     for word, line in (("communicated", "recomputed("), ("selective+communicated", 'keep="expensive")')):

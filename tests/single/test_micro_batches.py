@@ -177,6 +177,7 @@ def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> Non
 
 
 @pytest.mark.parametrize("mesh", [slow("dp=2"), slow("tp=2"), "dp=2,tp=2"])
+@pytest.mark.slow
 def test_classes_count_by_their_weights(mesh: str) -> None:
     """A micro-batch of rare classes counts for more; its labels may all have the weight 0."""
     graph = captured(f"{__file__}:build_classes", {})

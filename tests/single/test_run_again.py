@@ -40,6 +40,7 @@ from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
 from tests.random_models import sample
 from tests.single.test_recompute import SPEC, alive_after_forward, captured, case, planned
+from tests.slow import slow
 from tests.small_models import spec as small
 
 PRODUCTS = frozenset(("mm", "addmm"))
@@ -76,7 +77,7 @@ def products_in_backward(dropout: float, keep: str) -> tuple[int, Program]:
     return run_lockstep({"dp": 1}, run, mesh_type=package.runtime.ParallelMesh)[0], program
 
 
-@pytest.mark.parametrize(("dropout", "blocks_products"), [(0.1, 4), (0.0, 3)])
+@pytest.mark.parametrize(("dropout", "blocks_products"), [(0.1, 4), slow(0.0, 3)])
 def test_backward_runs_a_block_up_to_the_last_of_which_something_is_kept(dropout: float, blocks_products: int) -> None:
     """Without dropout nothing is kept behind the last product, which is then not run again."""
     usual, _ = products_in_backward(dropout, "all")
@@ -155,6 +156,7 @@ def test_what_torch_keeps_by_a_policy_is_what_is_counted_as_dear(target: str) ->
             assert not products
 
 
+@pytest.mark.slow
 def test_results_are_not_kept_one_by_one_where_the_code_would_count_wrong() -> None:
     """A frozen weight may be a `bmm`; experts have products inside."""
     graph, steps = capture(SPEC, {"dropout": 0.1}), products_in_backward(0.1, "all")[1].instructions

@@ -84,6 +84,7 @@ def test_small_steps_have_strategies_of_their_own() -> None:
     assert "--buckets 2" in command(plan, made().graph)
 
 
+@pytest.mark.slow
 def test_steps_at_sizes_are_those_of_their_bucket() -> None:
     plan = made()
     for row in plan.plan.search.sizes:
