@@ -38,6 +38,7 @@ def test_trains_and_infers_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ("nanogpt", slow("blocks")))
+@pytest.mark.slow
 def test_first_own_models_under_their_best_plan(name: str) -> None:
     """A loop over blocks, then a loss of flattened logits and labels."""
     row = verify(Row(name), Extent("best", ("dp=2,tp=2",), (), ("dp=2,tp=2",)))

@@ -209,6 +209,7 @@ def test_places_on_two_kinds_compute_the_models_own_numbers_and_say_where_they_r
 
 
 @pytest.mark.parametrize("order", [slow(0), 1])
+@pytest.mark.slow
 def test_the_package_of_two_kinds_is_that_of_one(order: int) -> None:
     """What devices take changes no number: of one cut the files differ in what they predict alone."""
     graph, own = gpt2(), list(orders(both(2)))[order]

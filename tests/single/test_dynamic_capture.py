@@ -71,6 +71,7 @@ def test_a_graph_keeps_its_sizes_in_its_file_and_says_them_again() -> None:
     assert graph_json.graph_hash(graph) != graph_json.graph_hash(resized(graph, {"batch": 4}))
 
 
+@pytest.mark.slow
 def test_the_models_own_code_declares_sizes() -> None:
     graph = capture(spec("declared"), {})
     (own,) = graph.dynamic

@@ -254,6 +254,7 @@ def size_of(formulation: Formulation) -> float:
     return math.prod(float(len(node.seconds)) for node in formulation.problem.nodes)
 
 
+@pytest.mark.slow
 def test_a_histogram_is_in_the_plan_and_its_command(tmp_path: Path) -> None:
     model = captured_model(spec("words"), dynamic=WORDS)
     made = planned(model, HARDWARE, SearchRequest(Mesh.parse("dp=2"), sizes=read_histogram(POINTS)), False)

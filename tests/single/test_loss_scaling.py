@@ -56,6 +56,7 @@ def made(mesh: str, seed: int = 0) -> tuple[Program, dict[str, str]]:
 
 
 @pytest.mark.parametrize("mesh", [slow("dp=2"), "dp=2,tp=2"])
+@pytest.mark.slow
 def test_a_step_in_float16_is_verified(mesh: str) -> None:
     graph = captured(SPEC, {}, "fp16-mixed")
     case = make_case(SPEC, {}, graph)

@@ -294,6 +294,7 @@ def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, prec
 
 
 @pytest.mark.parametrize(("spec", "steps"), [slow(LLAMA, 4), (GPT2, 6)])
+@pytest.mark.slow
 def test_weights_in_shards_over_two_axes_are_gathered_at_once(spec: str, steps: int) -> None:
     """One gather over both axes, and so with the others of its block, though one axis after the other is planned."""
     graph = capture(spec, {"batch": 8, "layers": 3}, "fp32")

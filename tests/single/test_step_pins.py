@@ -47,7 +47,7 @@ from autoshard.whole_step_search.solved_steps import JointResult
 from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_request_space import searched_step
 from tests.single.test_joint_search import GPT2, gpt2, hardware, space, wide
-from tests.slow import quick, slow, thinned
+from tests.slow import quick, slow
 from tests.stage_brute_force import every_plan
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -116,7 +116,7 @@ PINS = [
 ]
 
 
-@pytest.mark.parametrize("pins", thinned(PINS, 3), ids=str)
+@pytest.mark.parametrize("pins", PINS, ids=str)
 @pytest.mark.parametrize("mesh", ["dp=2,tp=2", "dp=4,tp=1", "dp=1,tp=4", "dp=1,tp=2"])
 def test_a_strategy_of_a_replica_stays_where_one_of_the_whole_mesh_keeps_the_pins(
     pins: tuple[str, ...], mesh: str

@@ -166,6 +166,7 @@ def test_no_time_at_all_is_enough_for_known_styles(level: int, limited: bool) ->
         assert plan.search.cut_short or number > 1
 
 
+@pytest.mark.slow
 def test_no_time_at_all_is_enough_for_known_styles_on_any_mesh_of_theirs() -> None:
     graph = transformer_graph(Transformer(2, 512, 8, 2048, 4096), 2, "fp32", "adamw").graph
     each = [mesh for mesh in meshes(HARDWARE, 8) if len(mesh.axes) <= STYLE_AXES]

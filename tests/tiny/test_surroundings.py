@@ -70,7 +70,7 @@ def test_what_the_system_refuses_is_told_in_a_sentence(line: str, says: str, tmp
 
 
 GOOD = [
-    (PLAN, BARE),  # no HOME, no TERM, no locale
+    slow(PLAN, BARE),  # no HOME, no TERM, no locale
     slow(PLAN, {**BARE, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}),
     slow(f"{PLAN} --json", {**BARE, "PYTHONIOENCODING": "ascii"}),
     (PLAN, {**BARE, "PYTHONWARNINGS": "error", "PYTHONOPTIMIZE": "1"}),
