@@ -13,7 +13,7 @@ from autoshard.ir.program import Compute, Program
 from autoshard.simulation.timeline import COMPUTE, Event, Timeline
 from autoshard.text.tables import WIDTH
 from autoshard.trace_comparison.measured_step import UPDATE, MeasuredStep, canonical
-from autoshard.units import format_seconds, signed_seconds
+from autoshard.units import ROUNDING, format_seconds, signed_seconds
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def compare(timeline: Timeline, program: Program, graph: Graph, measured: Measur
         else:
             own_operators[_operator(item.name, item.phase)] += item.seconds
     computed = sum(operators.values())
-    rest = timeline.step_seconds - computed  # but for rounding
+    rest = timeline.step_seconds - computed
     streams = (
         Row(COMPUTED, computed, measured.compute_seconds),
         Row(COMMUNICATED, sum(collectives.values()), measured.communication_seconds),
-        Row(WAITING, rest if rest > 1e-9 * computed else 0.0, measured.waiting_seconds),
+        Row(WAITING, rest if rest > ROUNDING * computed else 0.0, measured.waiting_seconds),
     )
     return Comparison(
         Row("step", timeline.step_seconds, measured.step_seconds), streams, _rows(operators, own_operators),

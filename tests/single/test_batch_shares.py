@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -154,7 +153,6 @@ def test_shares_are_the_best_of_all(seconds: list[float], more: int) -> None:
     assert max(map(float.__mul__, map(float, counts), seconds)) == pytest.approx(least)
 
 
-@cache
 def large() -> Graph:
     sizes = {"batch": 4, "sequence": 512, "n_layer": 4, "n_embd": 1024, "n_head": 8, "vocabulary": 1000}
     return captured(GPT2, sizes, "fp16-mixed")

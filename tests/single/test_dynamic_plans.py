@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,6 @@ HARDWARE = load_hardware("cpu-local")
 LENGTHS = "sequence=8..64/8"
 
 
-@cache
 def graph_of(name: str, text: str = "") -> Graph:
     return captured(spec(name), {}, dynamic=(text,) if text else ())
 
