@@ -56,7 +56,7 @@ from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_pr
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
 from autoshard.graph_capture.translate import constant_op, tensor_of, translate
 from autoshard.graph_capture.two_runs.both_modes import quickly_alike
-from autoshard.graph_capture.two_runs.float_casts import Casts, casts_of, widened
+from autoshard.graph_capture.two_runs.float_casts import casts_of, put_back, set_apart, widened
 from autoshard.graph_capture.two_runs.graph_difference import difference
 from autoshard.graph_capture.two_runs.modes import frozen_modules, set_mode
 from autoshard.graph_capture.two_runs.second_call import changing_line, refuse_change
@@ -155,9 +155,10 @@ def _capture(
         inputs = dims.traced_inputs(inputs) if dims else inputs
         calls = partial(changing_line, model, inputs, lambda module, given: export(module, given, flags)[0])
         changing = calls() if first else ""
-        program, assumed = export(model, inputs, flags, partial(export_with, dims) if dims else plain_export)
-        casts: Casts = casts_of(model, inputs, precision) if PRECISIONS[precision] else {}
-        facts = (model, watcher, source, precision, optimizer, training, casts)
+        casts = casts_of(model, inputs, precision) if PRECISIONS[precision] else {}
+        by = partial(export_with, dims) if dims else plain_export
+        program, assumed = export(model, inputs, flags, partial(set_apart, casts, by) if casts else by)
+        facts = (model, watcher, source, precision, optimizer, training)
         graph = (
             _finish(program, *facts) if dims is None else _dynamic(program, dims, lambda made: _finish(made, *facts))
         )
@@ -219,10 +220,9 @@ def _finish(
     precision: str,
     optimizer: str,
     training: bool,
-    casts: Casts | None = None,
 ) -> Graph:
     try:
-        graph = _raw(program, model, watcher, training, casts)
+        graph = _raw(program, model, watcher, training)
     except CaptureError as error:
         name = type(model).__name__ if model is not None else source
         raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
@@ -247,19 +247,14 @@ def _check_regions(graph: fx.Graph, precision: str) -> None:
             )
 
 
-def _raw(
-    program: Any,
-    model: torch.nn.Module | None,
-    watcher: InitWatcher,
-    training: bool,
-    casts: Casts | None = None,
-) -> Graph:
+def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, training: bool) -> Graph:
     """Export graph -> functional fx graph -> Graph before any pass."""
     module = program.graph_module
     inline(module)
     resolve(module)
     stored = _Stored(program, model, watcher)
     written = _without_refilled(functionalise(module.graph, stored.parameter_nodes if training else set()), stored)
+    wide = put_back(module.graph)
     real_pairs(module.graph)
     made = plain_creation(module.graph)
     written = {node: made.get(value, value) for node, value in written.items()}
@@ -290,7 +285,7 @@ def _raw(
         ),
         modules=_modules(module.graph, model),
         variables=tuple((name(node), variable) for node, variable in variables_of(module.graph)),
-        widened=tuple(name(node) for node in widened(module.graph, casts or {})),
+        widened=tuple(name(node) for node in widened(module.graph, wide)),
         recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
     )
     return choose_loss(mark_reached(graph), called) if training else graph

@@ -122,6 +122,9 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "what asks for a type": lambda low, wide: low.float() * (2 if low.type() else 1),
     "itself and its float": lambda low, wide: low * low.float(),
     "itself by its float, thrice": lambda low, wide: low * low.float() + low.float(),
+    "itself after its float": lambda low, wide: (low.float().exp(), low)[1],
+    "twice itself after its float": lambda low, wide: (low.float().exp(), low * 2)[1],
+    "itself after a write to its float": lambda low, wide: (low.float().add_(1), low)[1],
 }
 
 

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from torch import Tensor, nn
 
 from autoshard.cluster.hardware import load_hardware
@@ -166,6 +167,24 @@ def test_a_step_that_the_original_can_not_do_is_said_to_be_unverified() -> None:
     said += "; nor was train.py started"
     assert proof.as_dict()["unverified"] == [said]
     assert f"  not verified: {said}" in proof.summary().splitlines()
+
+
+def build_language_model() -> tuple[nn.Module, dict[str, Tensor]]:
+    config = hf.LlamaConfig(
+        vocab_size=48, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, use_cache=False
+    )
+    ids = torch.randint(0, 48, (4, 8))
+    return hf.LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+
+def test_logits_beside_a_loss_in_float32_are_as_the_library_returns_them() -> None:
+    """It casts them for its loss: in a trace in float32 what it casts and what it returns were the same tensor."""
+    spec = f"{__file__}:build_language_model"
+    graph = capture(spec, {}, "bf16-mixed")
+    assert [graph.tensor(name).dtype for name in graph.outputs] == ["float32", "bfloat16"]
+    program = lower(plan := forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True), graph)
+    proof = check_files(make_case(spec, {}, graph), program, emit(program, plan, graph), own_precision=True)
+    assert proof.passed and not proof.unverified, proof.failure
 
 
 def test_sparse_gradients_of_the_original_are_compared() -> None:
