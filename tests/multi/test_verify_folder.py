@@ -30,6 +30,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_reduced_sizes_are_said(gpt2: Path) -> None:
     proof = verify_package(gpt2, backend="lockstep", arguments={"sequence": 8})
     assert proof.passed, proof.failure

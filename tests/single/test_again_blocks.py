@@ -21,6 +21,7 @@ from autoshard.verification.case import check_files, make_case
 from autoshard.whole_step_search.joint_plan import joint_plan
 from autoshard.whole_step_search.step_request_space import searched_step
 from tests.forced import forced_plan
+from tests.slow import quick_at
 
 
 class Half(nn.Module):
@@ -88,7 +89,7 @@ def again(plan: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted", "reason"), [("Pairs", HALVES, ""), ("Named", [], NO_CALL), ("Turns", [], OFTEN)]
+    ("kind", "wanted", "reason"), quick_at([("Pairs", HALVES, ""), ("Named", [], NO_CALL), ("Turns", [], OFTEN)], 2)
 )
 def test_what_nothing_calls_is_left_out_and_what_it_holds_is_computed_again(
     kind: str, wanted: list[str], reason: str

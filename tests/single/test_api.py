@@ -24,7 +24,7 @@ from autoshard.ir.plan_json import dumps
 from autoshard.system import disk_cache
 from tests.api_worker import Frozen, Tied
 from tests.hangs import HANGS
-from tests.slow import thinned
+from tests.slow import quick_at, thinned
 
 BATCH = {"ids": torch.randint(0, 12, (8, 4)), "labels": torch.randint(0, 12, (8,))}
 ROWS = torch.randn(8, 16)
@@ -240,7 +240,7 @@ def test_a_number_of_parameters_alone_is_no_loss() -> None:
         (y.sum() + loss).backward()
 
 
-@pytest.mark.parametrize("name", ["weight_norm", "prune"])
+@pytest.mark.parametrize("name", quick_at(["weight_norm", "prune"], 0))
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 def test_weights_that_are_computed_before_a_forward(name: str) -> None:
     """`copy.deepcopy` refuses them."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, WIDEST
 from autoshard.graph_capture.two_runs.autocast import autocast_as_planned
-from tests.slow import thinned
+from tests.slow import quick_at
 
 
 def listed(name: str) -> set[str]:
@@ -128,7 +128,7 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(OPERATORS, 6))
+@pytest.mark.parametrize("name", quick_at(OPERATORS, 18, 24, 30, 42, 60, 78))
 def test_dtypes_are_those_of_autocast(name: str) -> None:
     module, x = Operator(OPERATORS[name]), torch.rand(4, 8)
     with autocast_as_planned("bf16-mixed"):

@@ -13,6 +13,7 @@ import pytest
 from autoshard.cli import commands
 from tests.bad_inputs import Row, check, good_files, model_text
 from tests.bad_inputs.models import ROWS
+from tests.slow import quick_at
 
 WORDS = ["plan", "model.py:build", "--mesh", "dp=2", "--hardware", "cpu-local", "--out", "o"]
 
@@ -42,7 +43,7 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize("top", HARMLESS.values(), ids=HARMLESS)
+@pytest.mark.parametrize("top", quick_at(HARMLESS.values(), 6), ids=HARMLESS)
 def test_what_a_model_does_to_the_process_is_put_back(
     top: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.verification.case import check_files, make_case
 from tests.forced import forced_plan
-from tests.slow import slow, thinned
+from tests.slow import quick_at, slow
 
 KEPT_WRONGLY = {
     "a product of a weight": lambda model, x: model.a.weight * 2,
@@ -96,7 +96,7 @@ def test_a_cache_of_weights_is_one_for_inference() -> None:
         capture_model(Keeping("a product of a weight", grows=True), (torch.randn(4, 4),), training=False)
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", quick_at([True, False], 0))
 def test_a_mode_is_state_like_any_other(first: bool) -> None:
     class Frozen(nn.Module):
         def __init__(self) -> None:
@@ -185,7 +185,7 @@ def test_what_tools_draw_while_a_forward_runs_is_not_the_forward_s() -> None:
     capture_model(Asks(), (torch.randn(4, 4),))
 
 
-@pytest.mark.parametrize("differs", [False, True])
+@pytest.mark.parametrize("differs", quick_at([False, True], 1))
 def test_a_number_written_in_the_forward_is_the_same_in_each_call(differs: bool) -> None:
     """Each call of a trace has a constant of its own for it (transformers fills the first label so)."""
 
@@ -278,7 +278,7 @@ class Reads(nn.Module):
         return (self.a(x) * (read if self.used else 1)).square().mean()
 
 
-@pytest.mark.parametrize("what", thinned(READ, 2))
+@pytest.mark.parametrize("what", quick_at(READ, 6))
 def test_state_outside_of_attributes_is_refused(what: str) -> None:
     expected = r"computes something else when it is called again, at .*`return \(self.a\(x\)"
     if what == "a tensor that is no buffer":
@@ -306,7 +306,7 @@ class Caches(nn.Module):
         return (self.a(x) @ HELD["it"]).square().mean()
 
 
-@pytest.mark.parametrize("kept", KEPT_WRONGLY)
+@pytest.mark.parametrize("kept", quick_at(KEPT_WRONGLY, 0))
 def test_a_cache_outside_of_attributes_of_what_changes_is_refused(kept: str) -> None:
     with pytest.raises(CaptureError, match="computes something else when it is called again"):
         capture_model(Caches(KEPT_WRONGLY[kept]), (torch.randn(4, 4),))

@@ -17,7 +17,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification import check_files, make_case
-from tests.slow import thinned
+from tests.slow import quick_at, thinned
 from tests.written_models import END, spec_of
 
 # name -> (constructor, forward)
@@ -162,7 +162,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", thinned(KEPT, 4))
+@pytest.mark.parametrize("name", quick_at(KEPT, 4, 8, 12, 20, 24, 40, 44, 48))
 def test_kept(name: str, tmp_path: Path) -> None:
     proved(spec_of(tmp_path, *KEPT[name]))
 
@@ -326,7 +326,7 @@ DECIDED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", thinned(GUARDED, 2))
+@pytest.mark.parametrize("name", quick_at(GUARDED, 4, 8))
 def test_a_guard_gets_its_usual_answer_and_it_is_said(name: str, tmp_path: Path) -> None:
     init, forward, assumed = GUARDED[name]
     proved(spec := spec_of(tmp_path, init, forward))
@@ -355,14 +355,14 @@ CACHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", thinned(CACHES, 2))
+@pytest.mark.parametrize("name", quick_at(CACHES, 2))
 def test_a_cache_is_computed_in_each_call(name: str, tmp_path: Path) -> None:
     proved(spec := spec_of(tmp_path, *CACHES[name]))
     assert capture(spec, {}).assumed == ()
 
 
 # what is kept -> what the first call keeps
-@pytest.mark.parametrize("name", thinned(DECIDED, 2))
+@pytest.mark.parametrize("name", quick_at(DECIDED, 0))
 def test_what_sizes_decide_is_known(name: str, tmp_path: Path) -> None:
     proved(spec := spec_of(tmp_path, *DECIDED[name]))
     assert capture(spec, {}).assumed == ()

@@ -17,6 +17,7 @@ from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from tests.single.test_capture_values import compare
+from tests.slow import quick_at
 
 GOLDEN = Path(__file__).parent / "golden"
 GPT2 = "examples/gpt2.py:build"
@@ -55,13 +56,13 @@ def keeps(saved: object) -> str:
     return " and ".join(parts) or "nothing"
 
 
-@pytest.mark.parametrize("name, precision", [("mlp", "fp32"), ("lenet", "fp32"), ("mlp", "bf16-mixed")])
+@pytest.mark.parametrize("name, precision", quick_at([("mlp", "fp32"), ("lenet", "fp32"), ("mlp", "bf16-mixed")], 0))
 def test_golden_graph(name: str, precision: str) -> None:
     text = as_text(capture(f"examples/{name}.py:build", {}, precision))
     assert text == (GOLDEN / f"{name}-{precision}.txt").read_text()
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", quick_at([1, 3], 0))
 def test_gpt2_is_a_few_ops_a_layer(layers: int) -> None:
     graph = capture(GPT2, {"n_layer": layers, "n_embd": 96, "vocabulary": 97})
     counts = Counter(op.target for op in graph.ops if op.module.startswith("transformer.h."))
@@ -161,7 +162,7 @@ def bert() -> PreTrainedModel:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [llama, bert])
+@pytest.mark.parametrize("make", quick_at([llama, bert], 1))
 def test_library_models(make: object) -> None:
     assert callable(make)
     torch.manual_seed(0)

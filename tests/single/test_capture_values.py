@@ -17,6 +17,7 @@ from autoshard.graph_capture.training.precision import result_dtype
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph, Tensor
 from tests.interpreter import run
+from tests.slow import quick_at
 
 
 def randomise(model: nn.Module) -> nn.Module:
@@ -76,7 +77,7 @@ def close(actual: torch.Tensor | None, expected: torch.Tensor | None, what: str)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=lambda text: f"{what}: {text}")
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "gpt2"])
+@pytest.mark.parametrize("name", quick_at(["mlp", "lenet", "gpt2"], 0))
 def test_example_computes_the_model(name: str) -> None:
     spec = f"examples/{name}.py:build"
     arguments = verify_arguments(spec) | ({"dropout": 0.0} if name == "gpt2" else {})
@@ -189,7 +190,9 @@ def test_batch_norm_in_eval_updates_nothing() -> None:
     assert graph.buffer_updates == () and not any(tensor.requires_grad for tensor in graph.tensors)
 
 
-@pytest.mark.parametrize("make, shapes", [(Writer, [(5, 4)]), (Frozen, [(3, 4)]), (Twin, [(2, 4, 3), (2, 4, 3)])])
+@pytest.mark.parametrize(
+    "make, shapes", quick_at([(Writer, [(5, 4)]), (Frozen, [(3, 4)]), (Twin, [(2, 4, 3), (2, 4, 3)])], 0)
+)
 def test_awkward_models(make: type[nn.Module], shapes: list[tuple[int, ...]]) -> None:
     inputs = tuple(torch.randn(shape) for shape in shapes)
     double = tuple(value.double() for value in inputs)
@@ -212,7 +215,7 @@ def test_capture_leaves_the_model_as_it_was() -> None:
         assert value is before[name][0] and torch.equal(value, before[name][1])
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "gpt2"])
+@pytest.mark.parametrize("name", quick_at(["mlp", "lenet", "gpt2"], 1))
 def test_mixed_precision_graph_has_the_dtypes_torch_gives(name: str) -> None:
     spec = f"examples/{name}.py:build"
     arguments = verify_arguments(spec) | ({"dropout": 0.0} if name == "gpt2" else {})

@@ -22,7 +22,7 @@ from autoshard.rules.resize.captured_batch import captured_with, followed_number
 from autoshard.rules.resize.rebatch import rebatched
 from autoshard.verification import verify_package
 from tests.models import NAMES
-from tests.slow import quick
+from tests.slow import quick_at
 
 OWN = 8  # samples captured; all other sizes below are others
 
@@ -97,7 +97,7 @@ def build(loss: str = "divisor", batch: int = OWN, width: int = 16) -> tuple[nn.
 SPEC = f"{__file__}:build"
 
 
-@pytest.mark.parametrize("loss", quick((*FOLLOWED, *REFUSED), (*FOLLOWED[::4], *REFUSED[::4])))
+@pytest.mark.parametrize("loss", quick_at((*FOLLOWED, *REFUSED), 8))
 def test_carried_to_another_batch_is_captured_there_or_refused(loss: str) -> None:
     own = capture(SPEC, {"loss": loss})
     for samples in (4, 18):
@@ -150,7 +150,7 @@ def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:
         with_numbers_of(tried, having(2.0), OWN)
 
 
-@pytest.mark.parametrize("name", ["lstm", "shared_twice"])
+@pytest.mark.parametrize("name", quick_at(["lstm", "shared_twice"], 1))
 def test_models_without_such_numbers_are_left_as_they_are(name: str) -> None:
     own = capture(NAMES[name], {})
     samples = own.tensor(own.inputs[0]).shape[0]
@@ -211,6 +211,7 @@ def test_the_package_divides_by_its_own_batch(tmp_path: Path, capsys: pytest.Cap
         assert proof.passed and bool(proof.reduced) == bool(sizes), proof.failure
 
 
+@pytest.mark.slow
 def test_one_sample_on_all_devices_is_planned(tmp_path: Path) -> None:
     """Of one replica and one sample no dim tells where the batch is, and none need be cut."""
     asked = ["plan", SPEC, "--with", "loss=mask", "--devices", "2", "--global-batch", "1", "--stages", "1"]

@@ -18,7 +18,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.forced import check, variants
 from tests.moved import moved_parameters
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell, "rnn": nn.RNNCell}
 
@@ -58,7 +58,7 @@ def test_programs_are_right(kind: str, mesh: str, factor: str) -> None:
     assert largest < 1e-9
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", quick_at(["lstm", "gru"], 1))
 def test_weights_of_a_wide_cell_stay_where_they_are(kind: str) -> None:
     """As an expert would: units over the devices, and only states travel."""
     sizes = {"kind": kind, "inputs": 1024, "hidden": 4096, "steps": 4, "batch": 32}

@@ -179,6 +179,7 @@ def test_packages_compute_what_the_model_does(spec: str, mesh: str, style: str, 
     assert proof.passed, proof.failure
 
 
+@pytest.mark.slow
 def test_without_such_sums_linears_stay_as_they_are() -> None:
     graph = capture(GPT2, {"batch": 4}, "fp32")
     for mesh in ("dp=1", "dp=2"):

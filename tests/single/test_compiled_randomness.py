@@ -23,7 +23,7 @@ from autoshard.emit.runtime.random_tensors import random_bernoulli, random_multi
 from autoshard.emit.runtime.randomness import Random
 from autoshard.emit.runtime.recompute import recomputed
 from tests.single.test_production_randomness import wrong_numbers
-from tests.slow import thinned
+from tests.slow import quick_at
 
 P, ROWS, WIDTH, LAYERS, STEPS = 0.25, 64, 96, 3, 3
 Draw = Callable[[Random, int], Tensor]  # of a layer: its own rows
@@ -94,7 +94,7 @@ def drawn(draw: Draw, rank: int, done: int = 0, seed: int = 0) -> list[list[Tens
     return found
 
 
-@pytest.mark.parametrize("kind", thinned(KINDS, 2))
+@pytest.mark.parametrize("kind", quick_at(KINDS, 4))
 def test_compiled_numbers(kind: str) -> None:
     draw, (mean, deviation) = KINDS[kind]
     own = [drawn(draw, rank) for rank in (0, 2)]

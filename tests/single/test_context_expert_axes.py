@@ -220,6 +220,7 @@ def test_meshes_that_can_not_be_better_are_not_split() -> None:
             assert 0 < least <= problem.any_order_least
 
 
+@pytest.mark.slow
 def test_no_part_of_what_is_gathered_is_more_than_all() -> None:
     """Shards that 6 devices do not divide are gathered before their cast, at twice the bytes."""
     sizes = {"batch": 4, "sequence": 2048, "n_layer": 3, "n_embd": 2560, "n_head": 16}

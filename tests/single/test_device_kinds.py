@@ -143,6 +143,7 @@ def staged(hardware: Hardware, parts: Plan | None = None) -> Plan:
     return plan if parts is None else replace(plan, step=replace(plan.step, parts=parts.step.parts))
 
 
+@pytest.mark.slow
 def test_a_stage_takes_what_its_kind_of_devices_takes() -> None:
     """Each as in a step whose stages are all of its kind; the slower one has fewer blocks."""
     graph, own = gpt2(), both(2)
@@ -197,6 +198,7 @@ def placed(hardware: Hardware) -> Plan:
     return make_plan(captured(), hardware, SearchRequest(Mesh.parse("dp=2"), step=step)).plan
 
 
+@pytest.mark.slow
 def test_places_on_two_kinds_compute_the_models_own_numbers_and_say_where_they_run() -> None:
     hardware = load_hardware("v100-32g-sxm2:2,a100-80g-sxm:4")
     plan = placed(hardware)

@@ -20,7 +20,7 @@ from autoshard.search.select_plan import search
 from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
-from tests.slow import thinned
+from tests.slow import quick_at
 
 X = torch.linspace(-1.0, 2.0, 4 * 6 * 8).reshape(4, 6, 8)
 Y = torch.sin(torch.arange(192.0)).reshape(4, 6, 8)
@@ -344,7 +344,7 @@ def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, o
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("name", thinned(GALLERY, 4))
+@pytest.mark.parametrize("name", quick_at(GALLERY, 48))
 def test_the_emitted_operator_computes_the_same(name: str) -> None:
     function, layers, inputs = GALLERY[name]
     torch.manual_seed(0)

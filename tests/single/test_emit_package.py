@@ -23,6 +23,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.hangs import HANGS
+from tests.slow import quick_at
 
 
 class Rotary(nn.Module):
@@ -174,10 +175,13 @@ def _columns(*bounds: tuple[int, int], rows: tuple[int, ...] = (64,)) -> Tensor:
 
 @pytest.mark.parametrize(
     ("model", "example"),
-    [
-        (Offsets, _columns((0, 5), (0, 7), (0, 11), (0, 4))),
-        (Edges, _columns((0, 9), (0, 16), (16, 32), rows=(8, 8))),
-    ],
+    quick_at(
+        [
+            (Offsets, _columns((0, 5), (0, 7), (0, 11), (0, 4))),
+            (Edges, _columns((0, 9), (0, 16), (16, 32), rows=(8, 8))),
+        ],
+        1,
+    ),
 )
 def test_synthetic_integers_keep_to_the_range_of_their_column(model: type[nn.Module], example: Tensor) -> None:
     package, own = package_of(model(), example), model()

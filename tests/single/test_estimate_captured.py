@@ -22,7 +22,7 @@ from autoshard.search.select_plan import search
 from autoshard.simulation import simulate
 from autoshard.workflow import ModelRequest, read_graph
 from tests.forced import data_parallel, forced_plan
-from tests.slow import slow
+from tests.slow import quick_at, slow
 from tests.small_models import spec
 
 # --- `estimate` from numbers and `simulate` of the captured model agree at the same TP x DP ---
@@ -99,7 +99,7 @@ def around_experts(program: Program, graph: Graph) -> list[tuple[str, str, float
     return sorted((e.phase, e.collective, round(e.duration_seconds, 12), e.bytes) for e in events)
 
 
-@pytest.mark.parametrize(("axis", "choice", "count"), [("ep", "t+e", 3), ("tp", "f", 1)])
+@pytest.mark.parametrize(("axis", "choice", "count"), quick_at([("ep", "t+e", 3), ("tp", "f", 1)], 1))
 def test_experts_cut(axis: str, choice: str, count: int) -> None:
     """The same products and messages: tokens to their experts and back, or every expert's inner dim cut."""
     graph = mixtral(4)

@@ -42,7 +42,7 @@ from autoshard.whole_step_search.config_space import ConfigSpace
 from autoshard.whole_step_search.joint_plan import confirmed
 from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.whole_step_search.optimizer_shards import ZeroRequest, with_shards
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 A100, H100 = load_hardware("a100-80g-sxm"), load_hardware("h100-80g-sxm")
 LAYERS, HIDDEN, HEADS, SEQUENCE, MICRO_BATCH = 6, 1024, 16, 512, 2
@@ -158,7 +158,9 @@ def test_the_same_gpt_by_its_numbers_and_captured(case: tuple[int, int, int, int
     assert sum(own for _, own in made.parts) == pytest.approx(made.step_seconds)
 
 
-@pytest.mark.parametrize(("tp", "pp", "recompute"), [(1, 1, "none"), (1, 1, "full"), (1, 3, "full"), (2, 3, "full")])
+@pytest.mark.parametrize(
+    ("tp", "pp", "recompute"), quick_at([(1, 1, "none"), (1, 1, "full"), (1, 3, "full"), (2, 3, "full")], 1, 2)
+)
 def test_whoever_trains_it_a_layer_works_with_as_much(tp: int, pp: int, recompute: str) -> None:
     """The default's memory is that of a package but for what its stages hold besides: received and sent tensors, and
     outputs until their backward. Without the gradients inside a layer it was up to 11 % below."""

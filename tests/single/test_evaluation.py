@@ -19,6 +19,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.verification.case import check_files, make_case
 from tests.forced import forced_plan
+from tests.slow import quick_at
 
 
 class Head(nn.Module):
@@ -118,7 +119,7 @@ def files_of(kind: str) -> tuple[object, dict[str, str]]:
     return program, dict(emit(program, plan, graph))
 
 
-@pytest.mark.parametrize("kind", ALIKE)
+@pytest.mark.parametrize("kind", quick_at(ALIKE, 0, 1, 2, 3, 4, 6))
 def test_without_dropout_it_is_the_forward_of_training(kind: str) -> None:
     assert captured(kind).evaluation == SAME
 
@@ -144,7 +145,7 @@ def test_runs_leave_the_model_as_it_was() -> None:
     assert model.training and not model.norm.training
 
 
-@pytest.mark.parametrize("kind", ["dropped", "encoder", "normed"])
+@pytest.mark.parametrize("kind", quick_at(["dropped", "encoder", "normed"], 2))
 def test_evaluation_is_proved(kind: str) -> None:
     case = make_case(SPEC, {"kind": kind}, captured(kind))
     program, files = files_of(kind)
@@ -158,7 +159,7 @@ def test_evaluation_is_proved(kind: str) -> None:
         assert "evaluation loss" in check_files(case, program, faulty).failure
 
 
-@pytest.mark.parametrize("kind", ["term", "batch_norm"])
+@pytest.mark.parametrize("kind", quick_at(["term", "batch_norm"], 0))
 def test_what_is_refused_is_not_compared(kind: str) -> None:
     case = make_case(SPEC, {"kind": kind}, captured(kind))
     program, files = files_of(kind)

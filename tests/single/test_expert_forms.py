@@ -10,7 +10,7 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
 from autoshard.rules import Strategy
 from tests.forced import check
-from tests.slow import thinned
+from tests.slow import quick_at
 
 E, M, F = 4, 6, 8
 
@@ -60,7 +60,7 @@ FORMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", thinned(FORMS, 2), ids=str)
+@pytest.mark.parametrize("form", quick_at(FORMS, 2, 4), ids=str)
 def test_a_form_is_one_operator_and_cut_by_its_experts(form: dict[str, object]) -> None:
     graph = capture(f"{__file__}:build", form)
     (block,) = (op for op in graph.ops if op.target == "autoshard.experts")

@@ -23,7 +23,7 @@ from autoshard.simulation.memory_curve import plan_memory
 from tests.forced import check, forced_plan
 from tests.models import NAMES
 from tests.moved import moved_parameters
-from tests.slow import slow
+from tests.slow import quick_at, slow
 from tests.small_models import spec
 
 
@@ -37,7 +37,7 @@ def experts_by(choice: str) -> Callable[[Op, Strategy], bool]:
     return fits
 
 
-@pytest.mark.parametrize("form", ["batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("form", quick_at(["batched_mm", "grouped_mm"], 1))
 def test_both_forms_of_the_library_fold_into_one_operator(form: str) -> None:
     graph = capture(spec("mixtral"), {"form": form})
     (block,) = (op for op in graph.ops if op.target == "autoshard.experts")
@@ -113,7 +113,7 @@ def test_mixtral_with_its_experts_cut(mesh: str, choice: str, arguments: dict[st
     assert largest < 1e-9
 
 
-@pytest.mark.parametrize("form", ["batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("form", quick_at(["batched_mm", "grouped_mm"], 0))
 def test_experts_with_biases_fold_whole(form: str) -> None:
     graph = capture(NAMES["gpt_oss"], {"form": form, "layers": 1})
     (block,) = (op for op in graph.ops if op.target == "autoshard.experts")
@@ -170,7 +170,7 @@ def biased_lookalike(wrong: str = "") -> tuple[torch.nn.Module, tuple[torch.Tens
     return BiasedLookalike(wrong), (torch.randn(8, 6),)
 
 
-@pytest.mark.parametrize("wrong", ["", "bias", "halves", "gate", "limit", "one"])
+@pytest.mark.parametrize("wrong", quick_at(["", "bias", "halves", "gate", "limit", "one"], 0, 2))
 def test_only_what_is_a_block_with_biases_is_folded(wrong: str) -> None:
     graph = capture(f"{__file__}:biased_lookalike", {"wrong": wrong})
     assert any(op.target == "autoshard.experts" for op in graph.ops) == (not wrong)

@@ -35,6 +35,7 @@ from autoshard.search.select_plan import search
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.ranks.loaded_package import load_package
 from tests.single.test_batch_numbers import SPEC
+from tests.slow import quick_at
 
 HARDWARE = load_hardware("cpu-local")
 LOSSES = str(Path(__file__).with_name("test_captured_batch.py")) + ":build"
@@ -84,7 +85,7 @@ def swishing(batch: int = 4) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Swishing(), (torch.randn(batch, 8),)
 
 
-@pytest.mark.parametrize("largest", [1 << 25, 64])
+@pytest.mark.parametrize("largest", quick_at([1 << 25, 64], 1))
 def test_a_backward_of_ones_own_is_tried_once_for_all_batches(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
     """Of numbers of the batch planned, and of the first other: those of 64 times as many took nine tenths of a capture,
     or were too many."""
@@ -141,7 +142,7 @@ def alike(named: bool = True, batch: int = 4) -> tuple[nn.Module, tuple[Tensor, 
     return Alike(named), (torch.randn(batch, 8),)
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", quick_at([True, False], 1))
 def test_what_is_known_of_a_backward_holds_for_that_call_alone(named: bool) -> None:
     """Not for another Function of the same name, nor for other lengths."""
     spec, given = f"{__file__}:alike", {"named": named}
@@ -181,6 +182,7 @@ def test_free_where_model_and_plan_follow_it() -> None:
         assert proof.passed, proof.failure
 
 
+@pytest.mark.slow
 def test_labels_of_several_micro_batches_are_counted_of_another_batch_too() -> None:
     graph = captured(f"{__file__}:tagger")
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp", step=StepRequest(micro_batches=2)))
@@ -206,6 +208,7 @@ def test_fixed_where_the_model_computes_numbers_of_it() -> None:
         assert "test_captured_batch.py:" in size.fixed
 
 
+@pytest.mark.slow
 def test_fixed_where_the_plan_or_the_graph_says_nothing_of_others(tmp_path: Path) -> None:
     graph = captured(SPEC)
     stages = constants(graph, "dp=1", step=StepRequest(micro_batches=2, stages=2))

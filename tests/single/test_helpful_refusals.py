@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import commands
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 pytest.importorskip("transformers")
 
@@ -180,7 +180,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", quick_at(REFUSED, 2, 3, 4, 5))
 def test_the_hint_names_what_works(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["plan", f"refused_models.py:{name}", "--mesh", "dp=2", *words]) == 4
     assert REFUSED[name] in capsys.readouterr().err

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import autoshard
 from autoshard.errors import UserError
 from tests.hangs import HANGS
+from tests.slow import quick_at
 
 ROWS, WIDTH, BATCH = 400, 8, 8
 
@@ -53,10 +54,16 @@ def on_host(plan: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("mesh", "pins"),
-    [
-        ("dp=2", ["bag.weight=Shard(0),host", "table.weight=Shard(1),host", "weighted=host"]),
-        ("dp=2,tp=2", ["bag.weight=Shard(0)@dp,host", "table.weight=Shard(1)@tp,host", "weighted=Shard(1)@tp,host"]),
-    ],
+    quick_at(
+        [
+            ("dp=2", ["bag.weight=Shard(0),host", "table.weight=Shard(1),host", "weighted=host"]),
+            (
+                "dp=2,tp=2",
+                ["bag.weight=Shard(0)@dp,host", "table.weight=Shard(1)@tp,host", "weighted=Shard(1)@tp,host"],
+            ),
+        ],
+        0,
+    ),
 )
 def test_every_rank_computes_what_the_original_does(mesh: str, pins: list[str]) -> None:
     """Rows and columns cut over one axis, the batch over another."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.whole_step_search.step_overhead import overhead_of
 from tests.single.test_joint_search import every_plan_of, every_step, gpt2, hardware, space
 
 
+@pytest.mark.slow
 def test_at_level_0_no_plan_of_the_space_has_less_beside_useful_work() -> None:
     graph = gpt2(2)
     own = space(graph, 4, 8, micro_batch=(2,), stages=(1, 2), tensor=(1, 2), zero=(0, 1), virtual_stages=(1,))

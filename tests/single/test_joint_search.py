@@ -56,6 +56,7 @@ from autoshard.whole_step_search.joint_search import joint_search
 from autoshard.whole_step_search.solved_steps import JointResult
 from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_request_space import searched_step
+from tests.slow import quick_at
 from tests.stage_brute_force import every_plan
 from tests.tiny.test_stage_rooms import found_of
 
@@ -166,7 +167,7 @@ def block_of(kept: float, lean: float) -> BlockCosts:
     return BlockCosts(1.0, 2.0, (("all", 0.0), ("input", 1.0)), kept_bytes, working, 0.0, 0.0, nothing, nothing)
 
 
-@pytest.mark.parametrize("room", [11e9, 13e9, 14e9, 18e9, 20e9, 21e9, 23e9])
+@pytest.mark.parametrize("room", quick_at([11e9, 13e9, 14e9, 18e9, 20e9, 21e9, 23e9], 0))
 def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(room: float) -> None:
     """Two parts on each of two stages; the first one keeps most and runs ahead. Every plan simulated is the oracle."""
     costs = (block_of(3e9, 3e9), block_of(1e9, 2e8), block_of(1e8, 1e8))
@@ -188,7 +189,7 @@ def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(r
     assert found.peak_bytes <= room and found.seconds == pytest.approx(min(fitting))
 
 
-@pytest.mark.parametrize("room", [8e9, 9.5e9, 10.5e9, 14e9])
+@pytest.mark.parametrize("room", quick_at([8e9, 9.5e9, 10.5e9, 14e9], 0))
 def test_copies_of_shared_parameters_take_room_where_their_block_stands(room: float) -> None:
     """The second of six blocks reads what the first one has too, and needs not stand on the last stage."""
     plain = block_of(1e9, 5e8)

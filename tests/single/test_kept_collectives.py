@@ -52,7 +52,7 @@ from tests.single.test_joint_search import hardware as a100
 from tests.single.test_joint_search import space
 from tests.single.test_joint_search import wide as wide_gpt2
 from tests.single.test_recompute import SPEC as GPT2
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 LLAMA = f"{Path(__file__).parents[1] / 'models' / 'decoders.py'}:llama"
 SPECS = {"gpt2": (GPT2, {}), "undropped": (GPT2, {"dropout": 0.0}), "llama": (LLAMA, {})}
@@ -299,6 +299,7 @@ def test_bytes_are_charged_and_seconds_are_not(name: str, both: str) -> None:
     assert kept_costs.forward_seconds == plain_costs.forward_seconds
 
 
+@pytest.mark.slow
 def test_a_search_offers_it_where_it_is_asked_for() -> None:
     """The program of what is found takes what its blocks said, and holds it."""
     graph = wide_gpt2()
@@ -361,7 +362,7 @@ def asked(path: str, equal: bool = False) -> Tower:
     return tower
 
 
-@pytest.mark.parametrize("path", ["blocks", "blocks.1", "blocks.2.down"])
+@pytest.mark.parametrize("path", quick_at(["blocks", "blocks.1", "blocks.2.down"], 2))
 def test_a_module_asks_for_it(path: str) -> None:
     """The whole list, a block, a single layer."""
     graph = capture_model(asked(path), (torch.randn(6, 8),))

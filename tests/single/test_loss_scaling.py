@@ -133,7 +133,7 @@ def trained(
     return whole, scaler.state_dict(), counts
 
 
-@pytest.mark.parametrize("mesh", ["dp=2", "tp=4", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", [slow("dp=2"), slow("tp=4"), "dp=2,tp=2"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_overflows_alone(mesh: str, rank: int) -> None:
     """Parameters, scale, growth and the counts of steps are those of stock parts on one device, on every rank."""

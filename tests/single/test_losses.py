@@ -26,7 +26,7 @@ from tests.forced import check
 from tests.label_models import LOSSES as LABEL_LOSSES
 from tests.label_models import build
 from tests.rule_graphs import one_op
-from tests.slow import thinned
+from tests.slow import quick_at
 from tests.small_models import LOSSES, spec
 
 # --- losses in whole models under plans that cut their rows and classes: weighted means are over all devices ---
@@ -46,7 +46,7 @@ def test_weights_of_classes(mesh: str, smoothing: float) -> None:
     assert largest < 1e-9
 
 
-@pytest.mark.parametrize("kind", thinned(LOSSES, 2))
+@pytest.mark.parametrize("kind", quick_at(LOSSES, 2))
 def test_means_of_every_kind(kind: str) -> None:
     found, largest = check(spec("regression"), "dp=2,tp=2", cut_losses, (1,), {"kind": kind})
     assert kind == "kl" or "parallel_loss" in found  # a batch mean is a sum and a quotient
@@ -61,7 +61,7 @@ RUN = ("scaled", "auxiliary", "the same twice", "stacked", "likelihood", "ignore
 NOT_COUNTED = ("unreduced", "of probabilities")
 
 
-@pytest.mark.parametrize("name", thinned(LABEL_LOSSES, 3))
+@pytest.mark.parametrize("name", quick_at(LABEL_LOSSES, 15))
 def test_the_step_is_that_of_the_original(name: str) -> None:
     graph = capture(SPEC, {"name": name})
     plan = random_plan(PlanningContext(graph, Mesh.parse("tp=2"), load_hardware("cpu-local")), 1)

@@ -12,6 +12,7 @@ import autoshard
 from autoshard.api.planned import PlannedModel
 from autoshard.cli import commands
 from autoshard.errors import UserError
+from tests.slow import quick_at
 
 PARTS = (10, 20, 30, 4)
 TEXT = """
@@ -59,11 +60,14 @@ def layouts(plan: PlannedModel) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("pins", "held"),
-    [
-        ({"users.weight": ((PARTS, 1),), "embedding": ((PARTS, 1), None)}, {"users.weight": "R S0[10+20+30+4]"}),
-        ({"users.weight": "S0[10+20+30+4]@tp,Shard(1)@dp"}, {"users.weight": "S1 S0[10+20+30+4]"}),
-        ({"tags": ((PARTS, 1), None), "tags.weight": "S0[10+20+30+4]@tp"}, {"tags.weight": "R S0[10+20+30+4]"}),
-    ],
+    quick_at(
+        [
+            ({"users.weight": ((PARTS, 1),), "embedding": ((PARTS, 1), None)}, {"users.weight": "R S0[10+20+30+4]"}),
+            ({"users.weight": "S0[10+20+30+4]@tp,Shard(1)@dp"}, {"users.weight": "S1 S0[10+20+30+4]"}),
+            ({"tags": ((PARTS, 1), None), "tags.weight": "S0[10+20+30+4]@tp"}, {"tags.weight": "R S0[10+20+30+4]"}),
+        ],
+        0,
+    ),
 )
 def test_as_pins(spec: str, pins: dict[str, Any], held: dict[str, str]) -> None:
     plan = planned(spec, pins=pins)

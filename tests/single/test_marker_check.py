@@ -25,7 +25,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_step import with_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from tests.slow import thinned
+from tests.slow import quick_at
 
 ROOT = Path(__file__).parents[2]
 GPT2 = f"{ROOT / 'examples/gpt2.py'}:build"
@@ -85,7 +85,7 @@ def written(name: str) -> tuple[str, list[ClassContext | None]]:
     return check.call_args.args  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", thinned(CASES, 2))
+@pytest.mark.parametrize("name", quick_at(CASES, 2))
 def test_what_is_written_is_right(name: str) -> None:
     check_markers(*written(name))
 

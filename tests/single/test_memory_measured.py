@@ -30,7 +30,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.meter import Meter
-from tests.slow import slow, thinned
+from tests.slow import quick_at, slow
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 
@@ -190,7 +190,7 @@ def total(spans: Iterable[Span]) -> float:
 models = pytest.mark.parametrize("name", MODELS)
 
 
-@pytest.mark.parametrize("name", thinned(MODELS, 3))
+@pytest.mark.parametrize("name", quick_at(MODELS, 3))
 def test_kept_for_backward(name: str) -> None:
     measured, plan, program = both(name)
     turn = len(program.instructions) - 1

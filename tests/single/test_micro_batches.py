@@ -25,7 +25,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import Case, check_files, make_case
 from tests.captured import captured
 from tests.forced import forced_plan, sharded_plan
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 COUNT = 3
 
@@ -106,7 +106,7 @@ def case() -> Case:
     return make_case(f"{__file__}:build", {}, captured(f"{__file__}:build", {}), micro_batches=COUNT)
 
 
-@pytest.mark.parametrize(("zero", "seed"), [(False, 0), (False, 1), (True, 0)])
+@pytest.mark.parametrize(("zero", "seed"), quick_at([(False, 0), (False, 1), (True, 0)], 1))
 def test_the_step_is_that_of_the_original(zero: bool, seed: int) -> None:
     reference, program, files = made(zero, seed)
     assert bool(program.weight_buckets) >= zero and len(program.label_counts) == 1
@@ -143,7 +143,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", quick_at(FAULTS, 0, 4))
 def test_a_fault_is_seen(fault: str) -> None:
     reference, program, files = made()
     old, new = FAULTS[fault]

@@ -28,6 +28,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.verification.case import case_of, check_files
 from autoshard.whole_step_search.step_request_space import searched_step
 from autoshard.workflow import make_plan
+from tests.slow import quick_at
 
 
 class Block(nn.Module):
@@ -210,17 +211,22 @@ def test_the_command_follows_them_without_a_word_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("ask", "said", "words"),
-    [
-        (on_stages(0, 1, 0, 1), {"micro_batches": 4}, "blocks.1.* is on stage 1, and blocks.2.* on stage 0"),
-        (on_stages(0, 0, 2, 2), {"micro_batches": 4}, "stages? .*(not used|each must be used)"),
-        (on_stages(0, 0, 1, 1), {"micro_batches": 1}, "1 micro-batch for 2 stages"),
-        (on_stages(0, 0, 1, 1), {}, "needs micro-batches to keep them busy"),
-        (
-            lambda tower: setattr(tower, "unused", autoshard.recompute(nn.Identity())),
-            {},
-            "recompute\\(\\) of unused: it makes no operator",
-        ),
-    ],
+    quick_at(
+        [
+            (on_stages(0, 1, 0, 1), {"micro_batches": 4}, "blocks.1.* is on stage 1, and blocks.2.* on stage 0"),
+            (on_stages(0, 0, 2, 2), {"micro_batches": 4}, "stages? .*(not used|each must be used)"),
+            (on_stages(0, 0, 1, 1), {"micro_batches": 1}, "1 micro-batch for 2 stages"),
+            (on_stages(0, 0, 1, 1), {}, "needs micro-batches to keep them busy"),
+            (
+                lambda tower: setattr(tower, "unused", autoshard.recompute(nn.Identity())),
+                {},
+                "recompute\\(\\) of unused: it makes no operator",
+            ),
+        ],
+        1,
+        3,
+        4,
+    ),
 )
 def test_what_can_not_be_is_said(ask: Ask, said: dict[str, object], words: str) -> None:
     graph = graph_of(ask)

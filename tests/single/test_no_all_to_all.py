@@ -12,6 +12,7 @@ from autoshard.formulation.planning_context import PlanningContext
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.operators import EXCHANGING
 from autoshard.workflow import ModelRequest, read_graph
+from tests.slow import quick_at
 
 MODELS = [
     ("tests/small_models.py:mixtral", {"batch": 4, "sequence": 8}, {"dispatched_experts"}),
@@ -19,7 +20,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "arguments", "exchanging"), MODELS)
+@pytest.mark.parametrize(("model", "arguments", "exchanging"), quick_at(MODELS, 1))
 def test_no_variant_exchanges(model: str, arguments: dict[str, Any], exchanging: set[str]) -> None:
     graph = read_graph(ModelRequest(model, arguments))
     mesh, hardware = Mesh.parse("tp=2"), load_hardware("a100-80g-sxm")

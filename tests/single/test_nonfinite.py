@@ -22,6 +22,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from tests.forced import forced_plan
+from tests.slow import quick_at
 
 AXES = {"dp": 2, "tp": 2}
 
@@ -95,7 +96,7 @@ def loader(folder: Path, steps: set[int], place: int, number: str = "nan") -> st
     return f"{path}:make_loader"
 
 
-@pytest.mark.parametrize(("place", "number"), [(0, "nan"), (1, "inf"), (2, "inf"), (2, "nan")])
+@pytest.mark.parametrize(("place", "number"), quick_at([(0, "nan"), (1, "inf"), (2, "inf"), (2, "nan")], 3))
 def test_such_a_step_ends_the_run_on_all_devices(tmp_path: Path, place: int, number: str) -> None:
     with written(files_of("fp32")) as folder:
         package = load_package(folder)

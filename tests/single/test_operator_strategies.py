@@ -55,6 +55,7 @@ def test_the_documented_example(mesh: str) -> None:
     assert all("\0" not in op.source for op in plan.graph.ops)
 
 
+@pytest.mark.slow
 def test_a_layer_a_result_and_a_layout() -> None:
     class Layers(nn.Module):
         def __init__(self) -> None:

@@ -31,6 +31,7 @@ from autoshard.search.select_plan import search
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.ranks import lockstep
 from autoshard.verification.ranks.lockstep import ThreadTransport
+from tests.slow import quick_at
 
 
 class Operators(nn.Module):
@@ -130,7 +131,7 @@ PRODUCTS = [  # (cuts, what the original moves)
 ]
 
 
-@pytest.mark.parametrize(("cuts", "bound"), PRODUCTS, ids=[cuts for cuts, _ in PRODUCTS])
+@pytest.mark.parametrize(("cuts", "bound"), quick_at(PRODUCTS, 5), ids=[cuts for cuts, _ in PRODUCTS])
 def test_products(monkeypatch: pytest.MonkeyPatch, cuts: str, bound: int) -> None:
     pins = {"linear_in_out": cuts}
     if "->" not in cuts:  # the relu takes what the product leaves
@@ -146,7 +147,7 @@ BATCHED = [
 ]
 
 
-@pytest.mark.parametrize(("cuts", "bound"), BATCHED, ids=[cuts for cuts, _ in BATCHED])
+@pytest.mark.parametrize(("cuts", "bound"), quick_at(BATCHED, 1), ids=[cuts for cuts, _ in BATCHED])
 def test_batched_products(monkeypatch: pytest.MonkeyPatch, cuts: str, bound: int) -> None:
     arguments = {"kind": "batched", "x": "8x16x32x32", "y": "8x16x32x32"}
     assert most_received(monkeypatch, arguments, "a=2,b=2,c=2", {"matmul": cuts}) <= bound
@@ -159,7 +160,7 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("pins", "bound"), TABLES, ids=["rows", "indices", "columns"])
+@pytest.mark.parametrize(("pins", "bound"), quick_at(TABLES, 1), ids=["rows", "indices", "columns"])
 def test_tables(monkeypatch: pytest.MonkeyPatch, pins: dict[str, str], bound: int) -> None:
     arguments = {"kind": "table", "x": "1", "y": "16x16"}
     assert most_received(monkeypatch, arguments, "a=2,b=4", pins) <= bound
@@ -172,7 +173,7 @@ RESHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "before", "after"), RESHAPES)
+@pytest.mark.parametrize(("shape", "before", "after"), quick_at(RESHAPES, 0))
 def test_reshapes_need_nothing(monkeypatch: pytest.MonkeyPatch, shape: str, before: str, after: str) -> None:
     arguments, pins = {"kind": "reshape", "x": "64x64", "y": shape}, {"relu": before, "exp": after}
     assert most_received(monkeypatch, arguments, "a=2,b=4", pins) == 0
@@ -185,7 +186,7 @@ INPUTS = [  # (how the batch comes, how the operator takes it, what the original
 ]
 
 
-@pytest.mark.parametrize(("given", "taken", "bound"), INPUTS)
+@pytest.mark.parametrize(("given", "taken", "bound"), quick_at(INPUTS, 2))
 def test_how_the_batch_comes(monkeypatch: pytest.MonkeyPatch, given: str, taken: str, bound: int) -> None:
     arguments, pins = {"kind": "relu", "x": "64x64"}, {"x": given, "relu": taken}
     found = most_received(monkeypatch, arguments, "a=4,b=2", pins)
@@ -194,7 +195,7 @@ def test_how_the_batch_comes(monkeypatch: pytest.MonkeyPatch, given: str, taken:
         assert found * 8 == bound
 
 
-@pytest.mark.parametrize("rows", [128, 130])  # the original refuses 130: 8 does not divide it
+@pytest.mark.parametrize("rows", quick_at([128, 130], 1))  # the original refuses 130: 8 does not divide it
 def test_weights_stored_over_all_ranks(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Stored over 8, used over 4: gathered over 2, and the sum over 4. The original halves the rows of the slice, this
     its columns (several axes on one dim nest in mesh order): the same elements."""

@@ -33,7 +33,7 @@ from autoshard.verification.case import Case, check_files, make_case, written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from tests.forced import data_parallel, forced_plan, pinned_plan, sharded_plan
-from tests.slow import quick, slow, thinned
+from tests.slow import quick, quick_at, slow, thinned
 
 MODELS = Path(__file__).parents[1] / "models"
 LLAMA, GPT2 = f"{MODELS / 'decoders.py'}:llama", f"{MODELS / 'decoders.py'}:gpt2"  # GPT-2's embedding is tied
@@ -264,7 +264,7 @@ def test_places_of_several_dtypes(sizes: list[int], devices: int, data: st.DataO
     assert len({*sizes}) > 1 or largest * sum(lengths) == held
 
 
-@pytest.mark.parametrize(("spec", "mesh", "precision"), thinned(SHARDED, 2))
+@pytest.mark.parametrize(("spec", "mesh", "precision"), quick_at(SHARDED, 2))
 def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, precision: str) -> None:
     """In the same order, of the same bytes: what one rank calls in a step is what the timeline shows."""
     graph, program, files = sharded(spec, mesh, precision)
@@ -342,7 +342,7 @@ def twice() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Twice(), (torch.randn(4, 8), torch.randn(4, 3))
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", quick_at([True, False], 1))
 def test_a_weight_that_is_used_in_its_shard_too(first: bool) -> None:
     """One use takes the shard as it is, the other gathers it: the gradient has both, once and whole."""
     spec, mesh = f"{__file__}:twice", Mesh.parse("dp=2,tp=2")
@@ -404,7 +404,7 @@ def llama_in_shards() -> tuple[Case, Program, dict[str, str]]:
     return make_case(LLAMA, {"batch": 6, "layers": 3}, graph), program, files
 
 
-@pytest.mark.parametrize("fault", thinned(FAULTS, 2))
+@pytest.mark.parametrize("fault", quick_at(FAULTS, 6))
 def test_a_planted_fault_is_found(fault: str, llama_in_shards: tuple[Case, Program, dict[str, str]]) -> None:
     case, program, files = llama_in_shards
     name, (before, after) = "runtime/flat_weights.py", FAULTS[fault]
@@ -413,6 +413,7 @@ def test_a_planted_fault_is_found(fault: str, llama_in_shards: tuple[Case, Progr
     assert not proof.passed
 
 
+@pytest.mark.slow
 def test_what_has_no_gradient_moves_once_a_step_not_once_a_layer() -> None:
     """Labels, masks and tables of positions, which every layer reads: brought to each layout once, in any plan; and by
     Megatron's strategies not at all."""

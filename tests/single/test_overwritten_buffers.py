@@ -25,7 +25,7 @@ from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification import check_files, make_case
-from tests.slow import quick
+from tests.slow import quick, quick_at
 
 F = nn.functional
 READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -134,7 +134,7 @@ def test_old_values_are_kept(seed: int) -> None:
     assert not failure(seed, ("dp=2,tp=2", "tp=3")[seed % 2], count=1 + seed % 2)
 
 
-@pytest.mark.parametrize("seed", [3, 9])
+@pytest.mark.parametrize("seed", quick_at([3, 9], 1))
 def test_a_block_is_computed_again_of_the_old_value(seed: int) -> None:
     assert not failure(seed, "tp=2", again="blocks.1")
 

@@ -20,7 +20,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import case_of, check_files
 from autoshard.verification.comparison.proof import Proof
-from tests.slow import thinned
+from tests.slow import quick_at, slow
 
 WRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "copied": lambda h, b: h.copy_(b),
@@ -56,7 +56,7 @@ def proved(write: str, mesh: str) -> Proof:
     return check_files(case_of(model, inputs, graph), program, emit(program, plan, graph), backend="lockstep")
 
 
-@pytest.mark.parametrize("write", thinned(WRITES, 4))
+@pytest.mark.parametrize("write", quick_at(WRITES, 8))
 def test_a_step_is_that_of_the_original(write: str) -> None:
     proof = proved(write, "dp=2,tp=2")
     assert proof.passed, proof.summary()
@@ -75,7 +75,7 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, slow(2)])
 def test_what_a_forward_is_given_and_returns_is_that_of_its_time(seed: int, count: int) -> None:
     model, inputs = Written(), (torch.randn(6, 8),)
     graph = capture_model(model, inputs)
@@ -95,7 +95,7 @@ def test_nothing_is_computed_for_nothing_where_a_part_is_left_or_nothing_is_trai
         assert sum(op.target == "aten.linear" for op in ops) == 2 + training
 
 
-@pytest.mark.parametrize("write", ["copied", "zeros"])
+@pytest.mark.parametrize("write", quick_at(["copied", "zeros"], 1))
 def test_none_in_place_of_zeros_is_seen(write: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Functionaliser, "_replacing", lambda self, node, old, value: value)
     proof = proved(write, "dp=2")

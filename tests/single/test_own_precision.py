@@ -26,7 +26,7 @@ from autoshard.verification.ranks.lockstep import ThreadTransport
 from autoshard.verification.training_precision import TrainingPrecisionStep
 from autoshard.workflow import make_plan
 from tests.forced import forced_plan
-from tests.slow import quick
+from tests.slow import quick, quick_at
 
 
 class Block(nn.Module):
@@ -123,7 +123,7 @@ def build_images() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Images(), (torch.randn(4, 3, 8, 8), torch.randint(0, 4, (4,)))
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
+@pytest.mark.parametrize("precision", quick_at(["bf16-mixed", "fp16-mixed"], 1))
 def test_a_batch_norm_over_devices_gives_the_precision_that_it_was_given(precision: str) -> None:
     spec = f"{__file__}:build_images"
     graph = capture(spec, {}, precision)

@@ -15,7 +15,7 @@ from autoshard.replay.padding import ignored_labels, padding_of
 from tests import transformer_models
 from tests.dynamic_models import image, spec, words
 from tests.single.test_dynamic_capture import IMAGE, TWO, WORDS
-from tests.slow import slow, thinned
+from tests.slow import quick_at, slow
 
 
 class Normed(nn.Module):
@@ -69,14 +69,14 @@ def test_no_padding_where_labels_are_read_otherwise() -> None:
     assert padding_of(capture(spec("two"), {}, dynamic=(TWO,))) == ()
 
 
-@pytest.mark.parametrize("name", ["normed", "squared", "balanced"])
+@pytest.mark.parametrize("name", quick_at(["normed", "squared", "balanced"], 1))
 def test_no_padding_where_samples_meet(name: str) -> None:
     assert padding_of(capture(f"{__file__}:{name}", {}, dynamic=("batch=4..32/4",))) == ()
 
 
 @pytest.mark.parametrize(
     ("name", "build", "text", "label"),
-    [("words", words, WORDS, "labels"), ("image", image, IMAGE, "labels")],
+    quick_at([("words", words, WORDS, "labels"), ("image", image, IMAGE, "labels")], 0),
 )
 def test_padded_rows_change_nothing(name: str, build: object, text: str, label: str) -> None:
     """In float64, of the original model: the batch by itself, and with rows whose labels are ignored."""
@@ -180,7 +180,7 @@ def positions(mixed: str = "causal", paired: str = "shifted") -> tuple[nn.Module
 CASES = [(mixed, "as they are") for mixed in MODELS] + [("causal", paired) for paired in LABELS]
 
 
-@pytest.mark.parametrize(("mixed", "paired"), thinned(CASES, 3))
+@pytest.mark.parametrize(("mixed", "paired"), quick_at(CASES, 3, 9, 21))
 def test_lengths_are_padded_where_that_changes_nothing(mixed: str, paired: str) -> None:
     try:
         graph = capture(f"{__file__}:positions", {"mixed": mixed, "paired": paired}, dynamic=(LENGTHS,))

@@ -32,7 +32,7 @@ from autoshard.verification.case import case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.ranks.loaded_package import _private_imports, load_package
 from autoshard.verification.verify_folder import by_rows
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 SHARES = 3
 
@@ -150,7 +150,7 @@ def walk(dealer: Dealer, staleness: int, seed: int) -> int:
     return server.oldest
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
+@pytest.mark.parametrize("staleness", quick_at([0, 1, 2, 5], 0))
 def test_no_gradient_is_older_than_it_may_be(staleness: int) -> None:
     oldest = [walk(Dealer(staleness), staleness, seed) for seed in range(30)]
     assert max(oldest) <= staleness and (not staleness or max(oldest) > 0)
@@ -390,7 +390,9 @@ class Wide(nn.Module):
         return F.cross_entropy(self.down(F.relu(self.up(self.rows(ids)))), tags)
 
 
-@pytest.mark.parametrize("hardware", ["a100-80g-sxm", "cpu-local"])  # a profile with [host], and one without
+@pytest.mark.parametrize(
+    "hardware", quick_at(["a100-80g-sxm", "cpu-local"], 1)
+)  # a profile with [host], and one without
 def test_a_worker_is_planned_without_the_state_that_servers_hold(hardware: str) -> None:
     inputs, dense = (torch.randint(0, 1000, (8,)), torch.randint(0, 10, (8,))), 4 * (257 * 4096 + 4097 * 10)
     asked: dict[str, Any] = {"hardware": hardware, "parameter_servers": 2, "workers": 2}

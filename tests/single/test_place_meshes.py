@@ -116,6 +116,7 @@ def test_weights_are_in_shards_on_the_axes_of_each_place(zero: int) -> None:
     assert proof.passed, proof.failure
 
 
+@pytest.mark.slow
 def test_a_plan_is_read_again_and_says_its_meshes() -> None:
     plan = planned("dp=2", "1:dp=2,tp=2")
     assert loads(dumps(plan)) == plan

@@ -66,6 +66,7 @@ def test_no_plan_is_worse_than_where_all_counts(level: int, monkeypatch: pytest.
     assert level == 2 or plan.step_peak_bytes <= before.step_peak_bytes
 
 
+@pytest.mark.slow
 def test_what_a_place_runs_is_a_graph_with_a_loss() -> None:
     """All operators are in one, inputs are what another makes, and gradients reach every weight that is trained."""
     plan, graph = planned("dp=2", "1:dp=2,tp=2"), captured()

@@ -23,6 +23,7 @@ from autoshard.search.places import place_search
 from autoshard.search.places.place_search import searched_places, units_of
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from tests.slow import quick_at
 
 SPEC = f"{__file__}:build"
 
@@ -69,7 +70,7 @@ def every(count: int, own_meshes: tuple[str, ...] = ()) -> dict[tuple[int, ...],
     return found
 
 
-@pytest.mark.parametrize(("count", "own"), [(2, ()), (3, ()), (2, ("1:dp=4",)), (3, ("0:dp=2", "2:tp=2"))])
+@pytest.mark.parametrize(("count", "own"), quick_at([(2, ()), (3, ()), (2, ("1:dp=4",)), (3, ("0:dp=2", "2:tp=2"))], 0))
 def test_the_best_of_all_assignments_is_found_and_none_is_below_the_bound(count: int, own: tuple[str, ...]) -> None:
     """On places with meshes of their own, too."""
     plan, graph = planned(own=own)

@@ -43,7 +43,7 @@ from autoshard.verification.case import check_files, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.workflow import make_plan
 from tests.placements import random_parts
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 SPEC = "tests/random_steps.py:build"
 
@@ -150,7 +150,8 @@ def _peer(message: PlaceMessage, place: int, on: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "virtual"), [("gpipe", 1), ("1f1b", 1), *(("interleaved", n) for n in range(1, 5))]
+    ("schedule", "virtual"),
+    quick_at([("gpipe", 1), ("1f1b", 1), *(("interleaved", n) for n in range(1, 5))], 0, 1, 2, 3),
 )
 def test_stages_end_whatever_skips_them(schedule: str, virtual: int) -> None:
     """Each keeps to its schedule's order; values go to later stages than the next one, too."""
@@ -215,9 +216,9 @@ def test_random_places_compute_the_models_own_numbers(seed: int, schedule: str, 
 @pytest.mark.parametrize(
     "fault",
     [
-        ("known + own", "own"),  # of a value that two parts read one gradient is lost
+        slow(("known + own", "own")),  # of a value that two parts read one gradient is lost
         ("made[0] / len(self.micro_batches)", "made[0]"),
-        ("gradient + arrived", "arrived"),
+        slow(("gradient + arrived", "arrived")),
     ],
 )
 def test_faults_of_the_runtime_are_found(fault: tuple[str, str]) -> None:

@@ -29,6 +29,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
+from tests.slow import quick_at
 
 P = 0.25
 ROWS, WIDTH, LAYERS, STEPS = 64, 96, 3, 3
@@ -164,7 +165,7 @@ def _pairs(one: list[list[Tensor]], other: list[list[Tensor]]) -> list[tuple[Ten
     return [pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick_at(KINDS, 0))
 def test_production_numbers(kind: str) -> None:
     assert faults(kind, files_of(kind)) == ""
 

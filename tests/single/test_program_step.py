@@ -53,6 +53,7 @@ def costs(plan: Plan) -> StepCosts:
     return step_costs(plan, lower(plan, gpt2()), gpt2(), hardware())
 
 
+@pytest.mark.slow
 def test_a_step_of_one_micro_batch_is_the_simulated_one() -> None:
     plan = planned()
     own = costs(plan)

@@ -160,6 +160,7 @@ def alive_after_forward(plan: Plan) -> int:
     return run_lockstep({"dp": 1}, run, mesh_type=package.runtime.ParallelMesh)[0]
 
 
+@pytest.mark.slow
 def test_fewer_bytes_wait_for_backward() -> None:
     found = {keep: alive_after_forward(planned("dp=1", False, StepPlan(recompute=policies(keep)))) for keep in
              ("all", "expensive", "input")}  # fmt: skip

@@ -11,6 +11,7 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import granularities, has_rule, instance, offered
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, prove
+from tests.slow import quick_at
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL: dict[str, dict[str, int]] = {
@@ -48,7 +49,7 @@ def test_every_operator_has_a_rule_and_strategies(name: str, precision: str) -> 
         assert len(texts) == len(set(texts)), op.name
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", quick_at(SMALL, 2))
 def test_every_strategy_of_the_models_is_right(name: str) -> None:
     graph = graph_of(name)
     mesh = Mesh.parse("dp=2,tp=2")

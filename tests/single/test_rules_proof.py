@@ -22,7 +22,7 @@ from autoshard.rules.granularities import Granularities
 from autoshard.rules.proof.case_text import case, case_id, floats, integers
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, one_op_graph, prove, verdict
 from autoshard.verification.rule_table import UNPROVED, prove_case
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 # Uneven cuts on two axes prove the most, those on one among them; the others take as long again.
 MESHES = ["dp=2,tp=3", slow("tp=3"), slow("tp=2"), slow("a=2,b=1,c=2")]
@@ -115,7 +115,7 @@ def test_a_wrong_gradient_alone_is_caught() -> None:
     assert "gradient of operand 1" in verdict(one, graph, bad, Mesh.parse("tp=2")).failure
 
 
-@pytest.mark.parametrize("check", ["nesting_problem", "product_problem"])
+@pytest.mark.parametrize("check", quick_at(["nesting_problem", "product_problem"], 1))
 def test_factors_of_one_dim_that_are_cut_in_any_order_are_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of `rules/nesting`, strategies are offered that no layout states."""
     remembered = (enumerate_room.derive, nesting.factor_problem, nesting.product_problem)

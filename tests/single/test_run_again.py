@@ -40,7 +40,7 @@ from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
 from tests.random_models import sample
 from tests.single.test_recompute import SPEC, alive_after_forward, captured, case, planned
-from tests.slow import slow
+from tests.slow import quick_at, slow
 from tests.small_models import spec as small
 
 PRODUCTS = frozenset(("mm", "addmm"))
@@ -96,6 +96,7 @@ def test_backward_runs_a_block_up_to_the_last_of_which_something_is_kept(dropout
 SOME = "some: 0 attn.c_attn, attention attn, 2 mlp.c_fc"
 
 
+@pytest.mark.slow
 def test_results_are_kept_one_by_one() -> None:
     """Of four linear layers of a block two are run again, as the predicted seconds have it; the code says which."""
     usual, _ = products_in_backward(0.1, "all")
@@ -175,7 +176,7 @@ def test_results_are_not_kept_one_by_one_where_the_code_would_count_wrong() -> N
     assert not some_results(program.instructions, own, mixture, path)
 
 
-@pytest.mark.parametrize("keep", [SOME, "some: 3 mlp.c_proj", "some: attention attn"])
+@pytest.mark.parametrize("keep", quick_at([SOME, "some: 3 mlp.c_proj", "some: attention attn"], 2))
 def test_the_step_is_that_of_the_original(keep: str) -> None:
     graph = captured()
     policies = tuple(

@@ -31,6 +31,7 @@ from autoshard.search.select_plan import search
 from autoshard.verification.case import Backend, check_files, make_case
 from tests.models import NAMES
 from tests.single.test_free_sizes import constants
+from tests.slow import quick_at
 
 HARDWARE = load_hardware("cpu-local")
 WIDTH, WORDS, ROWS = 8, 11, 40
@@ -194,13 +195,19 @@ def test_what_follows_the_length() -> None:
 
 @pytest.mark.parametrize(
     ("way", "most"),
-    [("counted", ROWS - 2), ("sliced backwards", ROWS), ("behind", ROWS // 2), ("stored", ROWS), ("buckets", 64)],
+    quick_at(
+        [("counted", ROWS - 2), ("sliced backwards", ROWS), ("behind", ROWS // 2), ("stored", ROWS), ("buckets", 64)],
+        2,
+        3,
+        4,
+    ),
 )
 def test_tables_bound_the_length(way: str, most: int) -> None:
     graph = asked(SPEC, way)
     assert (sequences(graph).fixed, sequences(graph).most) == ("", most)
 
 
+@pytest.mark.slow
 def test_a_table_in_full_can_be_used_less() -> None:
     graph = asked(SPEC, "counted", ROWS - 2)
     assert (sequences(graph).least, sequences(graph).most) == (9, ROWS - 2)
@@ -209,17 +216,23 @@ def test_a_table_in_full_can_be_used_less() -> None:
 
 @pytest.mark.parametrize(
     ("way", "own", "why"),
-    [
-        ("computed", 8, "nothing tells which rows embedding_1"),
-        ("stored_too_far", 8, "nothing tells which rows embedding_1"),
-        ("squared", 8, "other of div .* is 3721 in place of 647, were it to grow evenly"),
-        ("root", 8, "other of mul .* is 1.73205 in place of 2.82843"),
-        ("half", 8, "select index does not grow evenly"),
-        ("written_mask", 8, "values of constant .* in place of"),
-        ("padded_to_3", 9, "in place of"),
-        ("padded_to_7", 10, "in place of"),
-        ("padded_tokens", 8, "in place of"),
-    ],
+    quick_at(
+        [
+            ("computed", 8, "nothing tells which rows embedding_1"),
+            ("stored_too_far", 8, "nothing tells which rows embedding_1"),
+            ("squared", 8, "other of div .* is 3721 in place of 647, were it to grow evenly"),
+            ("root", 8, "other of mul .* is 1.73205 in place of 2.82843"),
+            ("half", 8, "select index does not grow evenly"),
+            ("written_mask", 8, "values of constant .* in place of"),
+            ("padded_to_3", 9, "in place of"),
+            ("padded_to_7", 10, "in place of"),
+            ("padded_tokens", 8, "in place of"),
+        ],
+        1,
+        2,
+        3,
+        8,
+    ),
 )
 def test_fixed_where_the_model_does_something_else(way: str, own: int, why: str) -> None:
     """Padding is none, or the same, at 9, 3 and 72, or at 10, 3 and 80: the lengths that are tried must tell."""

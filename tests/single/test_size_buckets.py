@@ -36,6 +36,7 @@ from autoshard.text.plan_diff import diff, text
 from autoshard.verification.case import check_files, make_case
 from autoshard.verification.sizing.dynamic_steps import step_sizes
 from tests.dynamic_models import spec
+from tests.slow import quick_at
 
 SIZES = "batch=4:50;batch=64:5;batch=65536:1"
 WANTED = SearchRequest(mesh=Mesh.parse("dp=4"), sizes=read_histogram(SIZES), buckets=3)
@@ -155,7 +156,7 @@ def _brute_force(points: list[SizePoint], seconds: list[tuple[float, ...]], most
 # --- packages ---
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", quick_at([1, 2], 0))
 def test_a_package_with_buckets_is_proved_in_each(micro_batches: int) -> None:
     texts = files(micro_batches)
     assert "all_reduce" not in texts["smaller_0.py"]
@@ -184,11 +185,11 @@ def test_a_file_of_a_bucket_says_no_figure_of_another_step() -> None:
 
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
-    [
+    quick_at([
         ("smaller_0.py", "F.relu(", "F.gelu("),
         ("model_parallel.py", "    ({\"batch\": 64}, smaller_0),", "    ({\"batch\": 65536}, smaller_0),"),
         ("train.py", "own.GRADIENT_BUCKETS", "[]"),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_planted_faults_are_found(name: str, right: str, wrong: str) -> None:
     """The second is none: a bucket's forward is right at every size."""

@@ -25,7 +25,7 @@ from autoshard.program.stage_programs import handed_to, shared_parameters, stage
 from autoshard.search.fixed_step import balanced_parts
 from autoshard.search.fixed_styles import random_plan
 from tests.captured import captured
-from tests.slow import thinned
+from tests.slow import quick_at, slow, thinned
 
 
 def build_t5() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -93,7 +93,7 @@ def _bare(step: Instruction) -> Instruction:
     return replace(step, operand="", result="", module="", reason="")
 
 
-@pytest.mark.parametrize("name", ["build_t5", "build_resnet"])
+@pytest.mark.parametrize("name", ["build_t5", slow("build_resnet")])
 @pytest.mark.parametrize("seed", thinned(range(4), 3))
 def test_the_parts_in_a_row_are_the_program(name: str, seed: int) -> None:
     graph, plan = planned(name)
@@ -122,7 +122,7 @@ def test_the_parts_in_a_row_are_the_program(name: str, seed: int) -> None:
     assert {b.path for part in parts for b in part.buffers} == {b.path for b in whole.buffers}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick_at(range(3), 0))
 def test_a_cut_between_blocks_keeps_buffers_with_their_modules(seed: int) -> None:
     """Also where a plan moves the new value of a buffer to where it is stored, at the end of the program."""
     graph, plan = planned("build_resnet", seed)
@@ -132,6 +132,7 @@ def test_a_cut_between_blocks_keeps_buffers_with_their_modules(seed: int) -> Non
     assert sorted(held) == sorted({buffer.path for buffer in lower(plan, graph).buffers})
 
 
+@pytest.mark.slow
 def test_every_gradient_is_reduced_where_its_parameter_is() -> None:
     graph, plan = planned("build_t5")
     cut = with_parts(plan, balanced_parts(plan, graph, 2, 1))
@@ -162,7 +163,7 @@ def test_masks_and_inputs_are_not_handed_on() -> None:
         assert values and all(value.requires_grad for value in values), [v.name for v in values]
 
 
-@pytest.mark.parametrize("left_out", [0, 1])
+@pytest.mark.parametrize("left_out", quick_at([0, 1], 1))
 def test_each_part_is_a_class_of_its_name(left_out: int) -> None:
     """Also of an exported program whose modules do not name the root."""
     graph, plan = planned("build_resnet")

@@ -19,7 +19,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import Case, check_files, make_case
 from tests.forced import forced_plan
 from tests.hangs import HANGS
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 
 class Net(nn.Module):
@@ -115,7 +115,7 @@ def empties() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Empties(), (torch.randn(4, 8), torch.randn(4, 6))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick_at(range(3), 2))
 def test_tensors_without_elements_are_initialised(seed: int) -> None:
     graph = capture(f"{__file__}:empties", {})
     plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2"), load_hardware("cpu-local")), seed)

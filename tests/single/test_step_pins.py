@@ -47,7 +47,7 @@ from autoshard.whole_step_search.solved_steps import JointResult
 from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_request_space import searched_step
 from tests.single.test_joint_search import GPT2, gpt2, hardware, space, wide
-from tests.slow import quick, slow
+from tests.slow import quick, quick_at, slow
 from tests.stage_brute_force import every_plan
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -63,6 +63,7 @@ def kinds(graph: Graph, *pins: str) -> list[int]:
     return [block.kind for block in block_line(graph, step_pins(graph, pins).marks(graph)).blocks]
 
 
+@pytest.mark.slow
 def test_a_pin_of_one_layer_tells_it_from_the_others() -> None:
     """And the layer behind it, where what it gives comes in otherwise."""
     graph = gpt2(6)
@@ -87,6 +88,7 @@ def test_a_module_is_what_its_code_does() -> None:
     assert step_pins(gpt2(3), (f"{cast}=Shard(1)@tp",)).names == ((("op", cast),),)
 
 
+@pytest.mark.slow
 def test_a_product_with_a_bias_is_cut_by_rows() -> None:
     """A bias that one device adds is no weight that others gather."""
     small = rebatched(shortened(block_line(wide())).graph, 2)
@@ -117,7 +119,7 @@ PINS = [
 
 
 @pytest.mark.parametrize("pins", PINS, ids=str)
-@pytest.mark.parametrize("mesh", ["dp=2,tp=2", "dp=4,tp=1", "dp=1,tp=4", "dp=1,tp=2"])
+@pytest.mark.parametrize("mesh", ["dp=2,tp=2", slow("dp=4,tp=1"), slow("dp=1,tp=4"), "dp=1,tp=2"])
 def test_a_strategy_of_a_replica_stays_where_one_of_the_whole_mesh_keeps_the_pins(
     pins: tuple[str, ...], mesh: str
 ) -> None:
@@ -272,6 +274,7 @@ def test_every_level_keeps_the_pins() -> None:
             assert own.split is not None and does(own.split.plan, own.split.graph, "transformer.h.1.mlp.c_fc", "tp", 2)
 
 
+@pytest.mark.slow
 def test_blocks_of_other_strategies_cost_what_their_program_takes() -> None:
     """The layer behind the pinned one takes in what that gives."""
     graph = wide()
@@ -372,7 +375,7 @@ def test_what_the_models_own_code_says_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("pin", "words", "hint"),
-    [
+    quick_at([
         ("*.mlp.c_fc=Shard(2)@inner", "unknown mesh axis 'inner' .* the mesh has dp, cp, ep, tp", "Shard(2)@tp"),
         ("*.mlp.c_fc=Shard(1)@cp", "unknown mesh axis 'cp' .* the mesh dp=2,tp=2 has dp, tp", "--context-parallel"),
         ("*.mlp.c_fc=Shard(3)@tp", "offers no strategy with .* on dp=2,tp=2 .it has 3 dims", "nearest offered"),
@@ -380,7 +383,7 @@ def test_what_the_models_own_code_says_is_kept() -> None:
         ("nothing=Shard(1)@dp", "no parameter, input, operator or module is called 'nothing'", ""),
         ("transformer.wte.weight=host", "in the memory of hosts are not offered", "--mesh"),
         ("*.mlp.c_fc=((3, 1, 1), None, None)", "3 shards are no product of axis sizes", "nearest offered"),
-    ],
+    ], 0, 1, 4, 5),
 )  # fmt: skip
 def test_what_no_mesh_can_keep_is_refused_with_its_reason(pin: str, words: str, hint: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:

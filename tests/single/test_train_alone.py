@@ -24,6 +24,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.ranks.loaded_package import LoadedPackage
+from tests.slow import quick_at
 from tests.whole_packages import loaded_from
 
 MODEL = f"{__file__}:tagger"
@@ -290,7 +291,7 @@ def test_how_a_device_steps_is_no_matter_of_a_checkpoint(package: LoadedPackage,
     assert json.loads((tmp_path / "step-2" / "training.json").read_text())["groups"][0]["fused"] is True
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", quick_at(["adamw", "sgd"], 1))
 def test_the_optimizer_takes_the_rate(name: str, whole_package: LoadedPackage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_package.train, "OPTIMIZER", name)
     mesh = whole_package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
@@ -357,7 +358,7 @@ def make():
 """
 
 
-@pytest.mark.parametrize("ahead", [0, 4])
+@pytest.mark.parametrize("ahead", quick_at([0, 4], 0))
 def test_a_loader_with_a_state_goes_on_where_it_was(start: Start, tmp_path: Path, ahead: int) -> None:
     """Nothing is read again: of a loader that is read ahead the state is that of the batch that was used."""
     (tmp_path / "own.py").write_text(STATEFUL)

@@ -11,6 +11,7 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph_json import dumps, loads
 from autoshard.verification.original.random_draws import ExactDropout, exact_dropout
 from tests.forced import check
+from tests.slow import quick_at
 
 
 class Model(nn.Module):
@@ -44,7 +45,7 @@ def test_a_graph_knows_which_draws_nothing_reads() -> None:
     assert loads(dumps(graph)).unread_draws == (0, 2)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", quick_at([False, True], 1))
 def test_a_package_is_proved_all_the_same(late: bool) -> None:
     found, largest = check(f"{__file__}:build", "dp=2", lambda *_: True, (1,), {"late": late})
     assert "random_dropout" in found and largest < 1e-9

@@ -15,6 +15,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.models import NAMES
+from tests.slow import quick_at
 
 
 @cache
@@ -30,7 +31,7 @@ def code(name: str) -> str:
     return emit(lower(plan, graph), plan, graph)["model_parallel.py"]
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize("name", quick_at(["llama", "mixtral", "gpt2"], 1))
 def test_labels_are_not_called_a_loss(name: str) -> None:
     """`loss = self.loss_function(logits, labels)` shifts and flattens both on its way."""
     lines = code(name).splitlines()
@@ -39,6 +40,7 @@ def test_labels_are_not_called_a_loss(name: str) -> None:
     assert all("cross_entropy(" in line or "self.model(" in line for line in made), made
 
 
+@pytest.mark.slow
 def test_what_a_child_makes_is_not_called_by_its_argument() -> None:
     """`hidden_states`, as the model calls it, holds the residual."""
     assert "mlp = self.mlp(post_attention_layernorm)" in code("mixtral")
@@ -47,6 +49,7 @@ def test_what_a_child_makes_is_not_called_by_its_argument() -> None:
     assert "mlp_output = self.mlp(mlp_output)" in code("gpt_neox")  # the statement's name for all that it makes
 
 
+@pytest.mark.slow
 def test_an_argument_that_is_moved_keeps_its_name() -> None:
     """The first layer's is `inputs_embeds` in the model's code; the class is that of all layers."""
     graph = captured("llama")

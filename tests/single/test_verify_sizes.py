@@ -26,6 +26,7 @@ from autoshard.verification.sizing.reduced_sizes import (
     reduced_arguments,
 )
 from autoshard.verification.sizing.shorter_axes import counterpart
+from tests.slow import quick_at
 
 # --- reduced sizes: smaller, and split in the same way ---
 
@@ -102,7 +103,7 @@ def plan(mesh: str, seed: int = 0) -> Plan:
     return random_plan(PlanningContext(shrunk(), Mesh.parse(mesh), load_hardware("a100-80g-sxm")), seed)
 
 
-@pytest.mark.parametrize("mesh", ["dp=4,pp=8,tp=8", "dp=1024", "a=6,b=6,c=6"])
+@pytest.mark.parametrize("mesh", quick_at(["dp=4,pp=8,tp=8", "dp=1024", "a=6,b=6,c=6"], 1))
 def test_strategies_layouts_and_evenness_are_those_of_the_plan(mesh: str) -> None:
     planned = plan(mesh)
     found = counterpart(planned, shrunk(), shrunk(), load_hardware("a100-80g-sxm"), 64)

@@ -32,6 +32,7 @@ from autoshard.verification.ranks.lockstep import run_lockstep
 from autoshard.whole_step_search.optimizer_shards import ZeroRequest, fastest_stored, with_shards
 from tests.forced import sharded_plan
 from tests.single.test_recompute import SPEC
+from tests.slow import quick_at
 
 LEVELS = (1, 2, 3)
 
@@ -73,7 +74,7 @@ def test_the_step_is_that_of_the_original(mesh: str, axis: str, keep: str, count
     assert proof.passed, proof.failure
 
 
-@pytest.mark.parametrize("mesh", ["dp=2", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", quick_at(["dp=2", "dp=2,tp=2"], 0))
 def test_what_is_gathered_longer_takes_memory_and_saves_time(mesh: str) -> None:
     hardware = load_hardware("a100-80g-sxm")
     made = []
@@ -122,7 +123,7 @@ def test_copies_that_make_the_same_gradient_may_stay() -> None:
 
 
 @pytest.mark.usefixtures("whole_packages")
-@pytest.mark.parametrize("zero", LEVELS)
+@pytest.mark.parametrize("zero", quick_at(LEVELS, 1))
 def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a step of three micro-batches, by the first of two devices."""
     count = 3
@@ -250,7 +251,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "zero"), [*zip(FAULTS, (1, 2), strict=True)])
+@pytest.mark.parametrize(("fault", "zero"), quick_at([*zip(FAULTS, (1, 2), strict=True)], 1))
 def test_a_planted_fault_is_found(fault: str, zero: int) -> None:
     plan = planned("dp=2", "dp", StepPlan(3, zero=zero))
     program = lower(plan, captured())

@@ -22,7 +22,7 @@ from autoshard.simulation.step_account import one_stage
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import next_command
 from tests.graphs import mlp_graph
-from tests.slow import thinned
+from tests.slow import quick_at
 
 ASKED = {
     "nothing": [],
@@ -37,7 +37,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(ASKED, 3))
+@pytest.mark.parametrize("name", quick_at(ASKED, 3))
 def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my model.graph.json").write_text(graph_json.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
@@ -60,7 +60,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(STEPS, 2))
+@pytest.mark.parametrize("name", quick_at(STEPS, 2, 4))
 def test_the_same_whole_step_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but what is told of the search, which is of fewer choices."""
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ from autoshard.estimate.step import estimate, host_of
 from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
+from tests.slow import quick_at
 
 A100 = load_hardware("a100-80g-sxm")
 MODEL = Transformer(8, 1024, 8, 512, 8000)
@@ -60,7 +61,7 @@ def test_no_bound_is_above_what_is_simulated_and_memory_is_the_same(oracle: list
 
 
 @pytest.mark.parametrize(
-    ("dp", "tp", "experts", "precision"), [(8, 3, 0, "fp32"), (8, 3, 12, "bf16"), (2, 3, 12, "bf16-mixed")]
+    ("dp", "tp", "experts", "precision"), quick_at([(8, 3, 0, "fp32"), (8, 3, 12, "bf16"), (2, 3, 12, "bf16-mixed")], 2)
 )
 def test_a_device_stores_what_it_computes_with_on_any_links(dp: int, tp: int, experts: int, precision: str) -> None:
     """Three devices of nodes of eight: storing a weight whole, or cut along another dim, may move its gradient over
@@ -194,6 +195,7 @@ def test_a_larger_micro_batch_may_fit_where_it_is_the_only_one() -> None:
 LONG = RunSpace(replace(MODEL, sequence=16384, layers=4), TrainingRun(8, 1), 8, {"tp": 2, "pp": 1, "micro_batch": 1})
 
 
+@pytest.mark.slow
 def test_long_sequences_are_shared_where_that_is_faster() -> None:
     """Every device keeps 4,096 tokens or more; a number that is given stays."""
     assert {run.cp for run in runs(LONG, A100)} == {1, 2, 4}

@@ -24,6 +24,7 @@ from autoshard.costs.compute import local_op_seconds
 from autoshard.errors import UsageError
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
+from tests.slow import quick_at
 
 A100, CPU = load_hardware("a100-80g-sxm"), load_hardware("cpu-local")
 
@@ -258,7 +259,7 @@ def across(hardware: Hardware, axes: tuple[int, ...], nodes: tuple[int, ...] = (
     return rows
 
 
-@pytest.mark.parametrize("name", ["a100-80g-sxm", "v100-32g-sxm2", "l40s-48g"])
+@pytest.mark.parametrize("name", quick_at(["a100-80g-sxm", "v100-32g-sxm2", "l40s-48g"], 2))
 def test_the_network_is_found(name):
     """A network of a third of the bandwidth and four times the latency is told as that."""
     datasheet = load_hardware(name)

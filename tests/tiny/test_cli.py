@@ -14,6 +14,7 @@ from autoshard.cli.parser import _pair
 from autoshard.errors import CaptureError, CheckError, InfeasibleError, InvalidFileError, UsageError
 from autoshard.ir import graph_json
 from tests.graphs import mlp_graph
+from tests.slow import quick_at
 
 ROOT = Path(__file__).resolve().parents[2]
 HELP_MODULES = 160  # 126 when this was written: what a tenth of a second imports
@@ -259,7 +260,7 @@ def test_every_verb_that_writes_takes_both_names_for_where() -> None:
     assert all({"-o", "--out"} <= names[verb] for verb in writing)
 
 
-@pytest.mark.parametrize("name", ["--micro-batches", "--micro-size", "--accumulate"])
+@pytest.mark.parametrize("name", quick_at(["--micro-batches", "--micro-size", "--accumulate"], 1))
 def test_accumulation_by_the_name_that_people_know(name: str, graph_file: Path, tmp_path: Path) -> None:
     words = plan_words(graph_file, tmp_path / "package", strategy="dp")
     assert commands.main([*words, name, "3"]) == 0

@@ -41,6 +41,7 @@ from autoshard.solvers.common.solver_options import Clock
 from autoshard.system import disk_cache
 from autoshard.system.disk_cache import DiskCache, default_folder, key_of
 from tests.graphs import mlp_graph
+from tests.slow import quick_at
 
 # --- what searches found, kept on disk: the same plans with it and without, whatever became of its files ---
 
@@ -170,7 +171,7 @@ def planned(graph_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return expected, {path.name: path.read_bytes() for path in (folder / "cache").iterdir()}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", quick_at(DAMAGES, 5, 7))
 def test_what_is_damaged_is_made_anew(
     graph_file: Path, planned: tuple[dict[str, bytes], dict[str, bytes]], folder: Path, tmp_path: Path, damage: str
 ) -> None:

@@ -392,6 +392,7 @@ def emitted(seed: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_order_of_sets_does_not_show() -> None:
     assert len({emitted(seed) for seed in range(2)}) == 1
 

@@ -21,7 +21,7 @@ from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.program import Collective, Compute
 from autoshard.simulation import simulate
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 # --- experts ---
 
@@ -37,7 +37,7 @@ def run(ep: int = 1, dp: int = 4, **rest: object) -> TrainingRun:
     return replace(TrainingRun(8, 1, dp, ep=ep), **rest)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("ep", "tp", "cp"), [(1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize(("ep", "tp", "cp"), quick_at([(1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (2, 1, 2)], 3, 4))
 @pytest.mark.parametrize("precision", [slow("bf16"), "bf16-mixed"])
 def test_a_layer_sends_tokens_and_keeps_experts_where_they_are(ep: int, tp: int, cp: int, precision: str) -> None:
     """A row of a token for each of its two experts, there and back, forward and backward; no weight moves."""
@@ -123,7 +123,7 @@ def test_parts_add_up_with_experts() -> None:
     assert made.band.steps == 0 and made.band.error >= 0.6  # nobody measured such a step
 
 
-@pytest.mark.parametrize("ep", [1, 2])
+@pytest.mark.parametrize("ep", quick_at([1, 2], 0))
 def test_no_bound_is_above_a_step_whose_routers_learn_on_several_replicas(ep: int) -> None:
     """Over tensor-parallel devices and replicas together their gradient is summed at once, over the former alone not:
     the program of one replica has one more sum of tokens' weights in its backward."""
@@ -243,6 +243,7 @@ def test_what_can_not_be_shared_is_named() -> None:
         estimate(replace(LLAMA, attention="unfused"), context_run(2), H100)
 
 
+@pytest.mark.slow
 def test_the_command_with_context_parallelism(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"layers": 4, "hidden": 512, "heads": 8, "sequence": 4096, "vocabulary": 1000, "batch": 4, "cp": 2, "tp": 2}
     words = ["estimate", "--hardware", "h100-80g-sxm", *(w for k, v in sizes.items() for w in (f"--{k}", str(v)))]

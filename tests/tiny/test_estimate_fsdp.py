@@ -26,6 +26,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
 from autoshard.program.schedules.pipeline_schedule import Slot
 from autoshard.step_corrections import software
+from tests.slow import quick_at
 
 # --- FSDP ---
 
@@ -370,7 +371,7 @@ def test_a_weight_in_the_other_order_is_turned_in_the_other_direction() -> None:
     assert in_out[0] > out_in[0] and in_out[1] < out_in[1] and sum(in_out) == pytest.approx(sum(out_in))
 
 
-@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("tp", quick_at([1, 4], 0))
 def test_a_step(tp: int) -> None:
     """Of 32768 rows layers are faster, head and embedding as they were, and nothing is kept that was not."""
     plain, narrow = (

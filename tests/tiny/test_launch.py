@@ -16,6 +16,7 @@ from autoshard.ir import graph_json
 from autoshard.launchers import launch_files
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
+from tests.slow import quick_at
 
 PACKAGE = Path(launch_files.__file__).parents[1]
 ON = {
@@ -42,7 +43,7 @@ def launched(*words: str) -> int:
     return commands.main(["launch", "a b$(x)", *words])
 
 
-@pytest.mark.parametrize("on", ON)
+@pytest.mark.parametrize("on", quick_at(ON, 0, 1, 4, 5))
 def test_the_file_of_each(package: Path, capsys: pytest.CaptureFixture[str], on: str) -> None:
     hosts = ["--hosts", "n1,n2"] if on == "ssh" else []
     assert launched("--on", on, *hosts, "--options", "--steps 3 --save 'my $checkpoints'", "--json") == 0
@@ -91,18 +92,25 @@ def test_a_package_for_several_numbers_of_devices(
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["--devices", "4,4"], "--devices names 4 twice"),
-        (["--devices", "4,2", "--mesh", "dp=4"], "--mesh dp=4 is one number of devices"),
-        (["--devices", "4,x"], "--devices 'x': expected a whole number"),
-        (["--devices", "4,"], "--devices '': expected a whole number"),
-        (["--devices", "2,1", "--pareto"], "--pareto: the front is of one number"),
-        (
-            ["--devices", "16,3", "--stages", "2", "--micro-batches", "4"],
-            "3 devices are not equally many for each",
-        ),
-        (["--devices", "2,1", "--memory-limit", "6 KiB"], "for 1 device: "),
-    ],
+    quick_at(
+        [
+            (["--devices", "4,4"], "--devices names 4 twice"),
+            (["--devices", "4,2", "--mesh", "dp=4"], "--mesh dp=4 is one number of devices"),
+            (["--devices", "4,x"], "--devices 'x': expected a whole number"),
+            (["--devices", "4,"], "--devices '': expected a whole number"),
+            (["--devices", "2,1", "--pareto"], "--pareto: the front is of one number"),
+            (
+                ["--devices", "16,3", "--stages", "2", "--micro-batches", "4"],
+                "3 devices are not equally many for each",
+            ),
+            (["--devices", "2,1", "--memory-limit", "6 KiB"], "for 1 device: "),
+        ],
+        0,
+        1,
+        4,
+        5,
+        6,
+    ),
 )
 def test_numbers_of_devices_that_cannot_be(
     package: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
@@ -142,11 +150,14 @@ def test_exit_codes_are_those_of_the_runtime() -> None:
 
 @pytest.mark.parametrize(
     ("hardware", "backend", "resource"),
-    [
-        ("ascend-910b1", "hccl", "huawei.com/Ascend910"),
-        ("mi300x-192g", "nccl", "amd.com/gpu"),
-        ("cpu-local", "gloo", ""),
-    ],
+    quick_at(
+        [
+            ("ascend-910b1", "hccl", "huawei.com/Ascend910"),
+            ("mi300x-192g", "nccl", "amd.com/gpu"),
+            ("cpu-local", "gloo", ""),
+        ],
+        1,
+    ),
 )
 def test_devices_are_those_of_the_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hardware: str, backend: str, resource: str

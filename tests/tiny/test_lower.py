@@ -22,6 +22,7 @@ from autoshard.search.select_plan import search
 from tests.coverage import covering_plans
 from tests.graphs import mlp_graph
 from tests.programs import Maker
+from tests.slow import quick_at
 
 GRAPH = mlp_graph(batch=6, hidden=10)
 HARDWARE = load_hardware("a100-80g-sxm")
@@ -48,7 +49,7 @@ def checked(plan: Plan) -> None:
     check(lower(plan, GRAPH), GRAPH, chosen_strategies(plan, GRAPH))
 
 
-@pytest.mark.parametrize("text", MESHES)
+@pytest.mark.parametrize("text", quick_at(MESHES, 1))
 def test_the_best_the_megatron_and_random_plans_lower_to_sound_programs(text):
     mesh = Mesh.parse(text)
     checked(search(GRAPH, HARDWARE, SearchRequest(mesh)))

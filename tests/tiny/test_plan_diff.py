@@ -16,6 +16,7 @@ from tests.tiny.test_search_verbs import graph_file, package, planned, run, word
 __all__ = ["graph_file", "package"]  # fixtures
 
 
+@pytest.mark.slow
 def test_casts_of_one_module_have_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bf16.graph.json"
     path.write_text(graph_json.dumps(apply_precision(mlp_graph(1), "bf16-mixed")), encoding="utf-8")

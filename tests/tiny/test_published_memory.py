@@ -11,6 +11,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.stage_memory import StageMemory
 from autoshard.estimate.step_bound import fullest, program_of
 from autoshard.estimate.transformer import TrainingRun, Transformer, check
+from tests.slow import slow
 
 H100 = load_hardware("h100-80g-sxm")
 LLAMA = {"kv_heads": 8, "activation": "swiglu", "positions": "rotary", "norm": "rms_norm", "bias": False, "tied": False}
@@ -51,7 +52,7 @@ def memory(model: Transformer, run: TrainingRun) -> StageMemory:
     return fullest(model, run, program_of(model, run, H100))
 
 
-@pytest.mark.parametrize("software", ["kernels", "megatron-core"])
+@pytest.mark.parametrize("software", [slow("kernels"), "megatron-core"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_that_ran_fits(name: str, software: str) -> None:
     model, run = RECIPES[name]

@@ -23,6 +23,7 @@ from autoshard.solvers.relax.low_memory_plans import minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import condensed
 from tests.graphs import mlp_graph
 from tests.random_problems import limited, random_problem
+from tests.slow import slow
 
 CLAIMING = ("auto", "dp", "ilp")
 
@@ -57,7 +58,7 @@ def test_a_false_claim_is_not_told_as_proven(solver: str, count: bool, monkeypat
         assert caught.value.proven or "not proven: one method alone" in caught.value.message
 
 
-@pytest.mark.parametrize("count", [True, False])
+@pytest.mark.parametrize("count", [True, slow(False)])
 @pytest.mark.parametrize("solver", CLAIMING)
 def test_true_claims_stay_proven(solver: str, count: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All where combinations are counted; without that most, by the other arguments."""

@@ -42,6 +42,7 @@ from autoshard.text.plan_labels import unavailable_strategies
 from autoshard.text.plan_summary import summary, timeline_summary
 from tests.graphs import mlp_graph
 from tests.rule_graphs import one_op
+from tests.slow import quick_at
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
 PROOF = {
@@ -112,7 +113,7 @@ def data_of(html: str) -> dict[str, object]:
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("seed", quick_at([None, 1, 2], 1))
 def test_well_formed_and_self_contained(seed: int | None) -> None:
     html = package_files.report_text(built(seed=seed), None)
     page = checked(html)
@@ -385,7 +386,7 @@ def test_an_event_waits_for_a_stream_for_another_event_or_for_the_host() -> None
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", quick_at([60, 80, 120], 0))
 def test_the_summary_fits_the_terminal(width: int) -> None:
     made = built(mlp_graph(12, 64, 128))
     styles = style_plans(made.plan, made.graph, made.hardware)

@@ -24,6 +24,7 @@ from autoshard.search.search_task import SearchTask
 from autoshard.search.select_plan import search
 from autoshard.text import collective_lines, explain, plan_diff
 from tests.graphs import mlp_graph
+from tests.slow import quick_at
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def package(graph_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- plan -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("level", "number"), [("ratio", 0), ("1", 1), ("speed", 2)])
+@pytest.mark.parametrize(("level", "number"), quick_at([("ratio", 0), ("1", 1), ("speed", 2)], 2))
 def test_levels(level: str, number: int, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, printed = planned(words(graph_file, tmp_path / "out", "--level", level), capsys)
     assert plan.search.level == printed["level"] == number
@@ -124,6 +125,7 @@ def test_messages(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_limit_that_only_the_program_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The solver counts gradients for the whole step; what fits in truth is found all the same."""
     path = tmp_path / "sgd.graph.json"
@@ -186,6 +188,7 @@ def test_inference_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert "backward" not in out and "optimizer" not in out
 
 
+@pytest.mark.slow
 def test_inputs_have_no_backward(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = words(graph_file, tmp_path / "out", "--strategy", "random:1")
     graph, told = graph_json.load(graph_file), 0
@@ -253,6 +256,7 @@ def test_the_bound_is_never_above_the_objective(monkeypatch: pytest.MonkeyPatch)
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
 
 
+@pytest.mark.slow
 def test_the_fastest_plan_that_does_not_fit_is_told(
     graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,7 +282,7 @@ IGNORED = [
 ]
 
 
-@pytest.mark.parametrize(("more", "message"), IGNORED, ids=[message for _, message in IGNORED])
+@pytest.mark.parametrize(("more", "message"), quick_at(IGNORED, 0), ids=[message for _, message in IGNORED])
 def test_what_is_ignored_is_said(
     more: list[str], message: str, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,7 +296,7 @@ def test_nothing_is_ignored_by_default() -> None:
     assert SearchRequest(devices=8).ignored() == ()
 
 
-@pytest.mark.parametrize("solver", ["ilp", "dp"])
+@pytest.mark.parametrize("solver", quick_at(["ilp", "dp"], 0))
 def test_solvers_agree(solver: str, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, printed = planned(words(graph_file, tmp_path / "out", "--solver", solver), capsys)
     assert printed["solver"] == plan.certificate.solver == solver
@@ -340,6 +344,7 @@ def test_explain_one(what: str, package: Path, capsys: pytest.CaptureFixture[str
     assert len(json.loads(out)["rows"]) == (3 if "*" in what else 1)
 
 
+@pytest.mark.slow
 def test_why_not(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, graph, hardware = read_package(package)
     chosen = next(op for op in plan.ops if op.op == "linear_1").strategy

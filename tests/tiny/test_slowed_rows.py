@@ -17,6 +17,7 @@ from autoshard.formulation.slowed_rows import SLOWED, SlowedRows
 from autoshard.formulation.step_resources import follows, pair_seconds, step_resources
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.stream_schedule import Schedule, StreamTask
+from tests.slow import quick_at
 from tests.step_times import step_seconds
 from tests.tiny.test_step_bound import style_choice
 
@@ -92,7 +93,7 @@ def test_the_update_is_slowed_by_no_link() -> None:
     assert not any(name.startswith((SLOWED, HIDDEN)) for name in SlowedRows(NAMES, 0.0).names)
 
 
-@pytest.mark.parametrize("style", ["fsdp", "dp"])
+@pytest.mark.parametrize("style", quick_at(["fsdp", "dp"], 1))
 def test_it_says_more_of_a_step_than_any_other_resource(style: str) -> None:
     graph = transformer_graph(Transformer(3, 4096, 8, 2048, 512), 16, "bf16-mixed", "adamw").graph
     formulation = formulate(PlanningContext(graph, Mesh.parse("dp=8"), load_hardware("h100-80g-sxm")))

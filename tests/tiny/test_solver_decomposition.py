@@ -237,6 +237,7 @@ def optimum(problem: Problem) -> float:
         return float("inf")
 
 
+@pytest.mark.slow
 @given(SEEDS, st.booleans())
 @settings(max_examples=300, suppress_health_check=FIXTURE)
 def test_bounds_and_plans_around_hubs_are_true(narrow: None, seed: int, hub: bool) -> None:

@@ -142,6 +142,7 @@ def test_blocks_are_eliminated_and_that_is_all(monkeypatch: pytest.MonkeyPatch) 
     assert solved >= 5
 
 
+@pytest.mark.slow
 @given(SEEDS, st.integers(12, 40), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=2), st.sampled_from([0, 2]))
 @settings(max_examples=80)
 def test_folded_is_unfolded_under_prices_of_memory(seed: int, blocks: int, at: list[float], rounds: int) -> None:

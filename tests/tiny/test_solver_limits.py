@@ -31,6 +31,7 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.trws_layouts import Beliefs
 from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
+from tests.slow import quick_at
 from tests.tiny.test_solver_fold import repeated
 
 # --- memory limits on large problems: bounds under prices of bytes, plans between two, least memory first ---
@@ -72,7 +73,7 @@ def layers(count: int) -> Problem:
     return Problem(nodes, (*values, hub), horizon=count + 1)
 
 
-@pytest.mark.parametrize("share", [0.95, 0.8, 0.6])
+@pytest.mark.parametrize("share", quick_at([0.95, 0.8, 0.6], 0))
 def test_layers_are_as_fast_as_the_limit_allows(share: float) -> None:
     count = 60
     problem = replace(layers(count), capacity_bytes=share * 4.0 * count)

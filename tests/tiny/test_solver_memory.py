@@ -38,6 +38,7 @@ from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.units import format_bytes
 from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
+from tests.slow import quick_at
 
 SEEDS = st.integers(0, 10**9)
 
@@ -47,6 +48,7 @@ def every(problem: Problem) -> list[tuple[int, ...]]:
     return [choice for choice in choices if math.isfinite(objective(problem, choice))]
 
 
+@pytest.mark.slow
 @given(SEEDS)
 @settings(max_examples=150)
 def test_the_bound_is_valid_and_the_plan_fits(seed: int) -> None:
@@ -66,6 +68,7 @@ def test_the_bound_is_valid_and_the_plan_fits(seed: int) -> None:
     assert found.choice == portfolio.solve(problem).choice
 
 
+@pytest.mark.slow
 def test_plans_that_fit_are_found_and_are_near_the_best() -> None:
     """Over a fixed set; the measured figures are 100 % found and 99 % best."""
     found = exact = total = 0
@@ -104,6 +107,7 @@ def test_the_memory_bound_is_often_tight() -> None:
     assert np.mean(gaps) < 0.05
 
 
+@pytest.mark.slow
 def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
     met = 0
     for seed in range(200):
@@ -186,7 +190,7 @@ def test_plans_at_a_rate_are_the_least_at_its_prices() -> None:
             assert found == pytest.approx(min(others), rel=1e-9)
 
 
-@pytest.mark.parametrize("entries", [20_000_000, 40])
+@pytest.mark.parametrize("entries", quick_at([20_000_000, 40], 0))
 def test_lean_plans_around_what_is_read_all_over(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off, or with every value's readers apart where tables are small: plans are plans, and many meet the bound
     without exact tables of the whole."""

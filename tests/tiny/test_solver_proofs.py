@@ -20,6 +20,7 @@ from autoshard.solvers.relax import hub_relaxation, restricted_start, wide_choic
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.looks import Looks
 from tests.random_problems import hub_problem, limited, random_problem
+from tests.slow import quick_at
 
 FIRST = 12  # limits that are tried one by one; then each is 1.4 times the last
 MOST = 4000
@@ -75,19 +76,20 @@ def problems(count: int) -> Iterator[Problem]:
         yield limited(problem, seed) if seed % 4 < 2 else problem
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", quick_at(SOLVERS, 3))
 def test_no_solver_proves_what_is_not_whenever_it_is_stopped(solver: str) -> None:
     for problem in problems(30 if solver != "ilp" else 12):
         judged_at_every_look(problem, solver)
 
 
-@pytest.mark.parametrize("budget", [1, 200])
+@pytest.mark.parametrize("budget", quick_at([1, 200], 0))
 def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     monkeypatch.setattr(hub_relaxation, "_FEW", (2, 1))
     for problem in problems(15):
         judged_at_every_look(problem, "dp", Options(budget_entries=budget))
 
 
+@pytest.mark.slow
 def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restricted_start, "WIDE", 0)
     for problem in problems(15):
@@ -109,7 +111,7 @@ def only_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_choices, "SOME", 1)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", quick_at(range(16), 0, 3, 6, 7, 12))
 def test_nor_where_messages_choose(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     only_few_choices(monkeypatch)
     problem = list(problems(seed + 1))[-1]

@@ -29,7 +29,7 @@ from autoshard.whole_step_search.step_costs import StepProblem
 from autoshard.whole_step_search.step_levels import OBJECTIVES
 from autoshard.whole_step_search.step_local_search import StepLocalSearch
 from tests.graphs import mlp_graph
-from tests.slow import quick, slow
+from tests.slow import quick, quick_at, slow
 from tests.stage_brute_force import every_plan
 
 FREE = 1e15  # bytes
@@ -96,7 +96,7 @@ def some_plans(draw: random.Random, own: StepProblem) -> list[StagePlan]:
 
 
 @pytest.mark.parametrize("replicas", [1, slow(16)])
-@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("chunks", [1, slow(2), 3])
 @pytest.mark.parametrize("kinds", [False, True])
 @pytest.mark.parametrize("seed", quick(range(12), range(1)))
 def test_no_plan_holds_less_than_its_bound_knows_nor_takes_less(
@@ -218,7 +218,7 @@ def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int
         assert fastest * (1 - 1e-9) <= found.seconds <= fastest * (1.03 if chunks > 1 else 1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [3, 5, 6])
+@pytest.mark.parametrize("seed", quick_at([3, 5, 6], 1))
 def test_a_plan_that_alone_fits_as_it_is_simulated_is_found(seed: int) -> None:
     """A stage problem, which counts two chunks alike and work beside all that is kept, has no room for it."""
     free = problem(random.Random(f"tight {seed}"), 2)
@@ -244,14 +244,14 @@ def fastest_of_a_share(seed: int, chunks: int, share: float) -> tuple[float, Joi
     return min(seconds for peak, seconds in made if peak <= room), found
 
 
-@pytest.mark.parametrize(("seed", "chunks", "share"), [(18, 1, 0.6), (1, 2, 0.6), (20, 3, 0.6)])
+@pytest.mark.parametrize(("seed", "chunks", "share"), quick_at([(18, 1, 0.6), (1, 2, 0.6), (20, 3, 0.6)], 2))
 def test_a_plan_that_fits_after_all_ends_no_search_for_a_faster_one(seed: int, chunks: int, share: float) -> None:
     """Points dealt anew may fit, slower, where stages cut with less room hold faster ones."""
     fastest, found = fastest_of_a_share(seed, chunks, share)
     assert found.best.seconds <= fastest * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("seed", "chunks", "share"), [(6, 1, 0.25), (14, 2, 0.25), (9, 2, 0.5)])
+@pytest.mark.parametrize(("seed", "chunks", "share"), quick_at([(6, 1, 0.25), (14, 2, 0.25), (9, 2, 0.5)], 1))
 def test_a_plan_that_its_closed_form_has_for_a_slower_one_is_found(seed: int, chunks: int, share: float) -> None:
     """The form is exact for equal stages alone; other cuts, or points in other chunks, were up to a tenth faster."""
     fastest, found = fastest_of_a_share(seed, chunks, share)
@@ -281,7 +281,7 @@ def test_near_a_plan_of_one_stage_are_faster_ones() -> None:
     assert made.seconds == pytest.approx(min(own.step_seconds for own, _ in every))
 
 
-@pytest.mark.parametrize(("seed", "chunks"), [(2, 1), (20, 1), (3, 2), (14, 3)])
+@pytest.mark.parametrize(("seed", "chunks"), quick_at([(2, 1), (20, 1), (3, 2), (14, 3)], 0, 1))
 def test_the_least_memory_is_found_where_only_the_simulated_step_has_room(seed: int, chunks: int) -> None:
     """By the stage problem none fits; it was said that none was found, of a plan that level 2 finds."""
     free = problem(random.Random(f"tight {seed}"), chunks)

@@ -35,6 +35,7 @@ from autoshard.solvers.stages.stage_problem import (
 )
 from autoshard.whole_step_search.blocks.block_fronts import exposed_seconds
 from tests.graphs import mlp_graph
+from tests.slow import quick_at
 from tests.stage_brute_force import any_order_bound, every_plan
 
 # --- stages by dynamic programming: against every plan, and the certificate against the simulated schedule ---
@@ -240,7 +241,7 @@ def plan_points(plan: StagePlan, stage: int) -> list[int]:
     return [plan.points[k] for part in plan.parts if part.stage == stage for k in range(part.first, part.stop)]
 
 
-@pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (8, 1), (64, 1), (16, 2)])
+@pytest.mark.parametrize(("stages", "chunks"), quick_at([(1, 1), (8, 1), (64, 1), (16, 2)], 3))
 def test_a_line_of_a_hundred_blocks_is_near_its_bound_on_any_order(stages: int, chunks: int) -> None:
     """An embedding, 96 layers and a head, a dozen points each."""
     rng = np.random.default_rng(0)

@@ -25,6 +25,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text import explain, plan_diff, plan_summary
 from tests.graphs import mlp_graph
+from tests.slow import quick_at
 
 GRAPH, MESH, HARDWARE = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
 FOUR = StepRequest(micro_batches=4)
@@ -42,7 +43,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", quick_at(MADE, 0, 3, 6, 7))
 def test_nothing_has_changed_in_a_plan_just_made(name: str) -> None:
     plan: Plan = MADE[name]()
     explained = explain.explain(plan, GRAPH, HARDWARE, None, None)
@@ -145,7 +146,7 @@ SPACES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "reported"), SPACES, ids=[name for name, _, _ in SPACES])
+@pytest.mark.parametrize(("name", "said", "reported"), quick_at(SPACES, 2), ids=[name for name, _, _ in SPACES])
 def test_an_optimum_says_of_what(name: str, said: str, reported: str) -> None:
     plan: Plan = MADE[name]()
     proved = replace(plan.certificate, status="optimal", level_bound=plan.certificate.level_objective)

@@ -33,6 +33,7 @@ from autoshard.simulation.step_account import BUBBLE, COMPUTED, OTHER, Busy, spl
 from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import as_dict, summary
 from autoshard.units import format_bytes, format_seconds
+from tests.slow import quick_at
 
 HARDWARE = load_hardware("a100-80g-sxm")
 STREAMS = (COMPUTE, axis_stream("dp"), axis_stream("tp"))
@@ -143,7 +144,7 @@ def assert_shown(made: SimulatedPlan) -> None:
     assert max(ends) == pytest.approx(made.plan.step_seconds, rel=1e-6) == drawn["step"] * TICK_SECONDS
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("chunks", quick_at([1, 2], 1))
 def test_weights_that_are_gathered_once_a_step_are_shown(chunks: int) -> None:
     request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
     plan = with_step(search(graph(), HARDWARE, SearchRequest(Mesh.parse("dp=4"), strategy="fsdp")), graph(), request)
@@ -154,7 +155,7 @@ def test_weights_that_are_gathered_once_a_step_are_shown(chunks: int) -> None:
     assert_shown(made)
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("chunks", quick_at([1, 2], 1))
 def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
     request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
     made = built(searched(), request)
@@ -183,6 +184,7 @@ def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
     assert ends == pytest.approx(1e6 * made.plan.step_seconds)
 
 
+@pytest.mark.slow
 def test_known_styles_are_of_the_same_step() -> None:
     """Each as if it had been asked for with these stages and micro-batches."""
     request = StepRequest(micro_batches=4, stages=2)

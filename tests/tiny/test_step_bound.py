@@ -46,7 +46,7 @@ from autoshard.solvers.relax import hub_relaxation, reader_shares
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
-from tests.slow import slow, thinned
+from tests.slow import quick_at, slow, thinned
 from tests.step_times import step_seconds
 
 MESHES = ("dp=2,tp=2", "dp=2,tp=8", "a=2,b=4,c=2")
@@ -82,7 +82,7 @@ def all_hold(resources: StepResources, formulation: Formulation, best: Choice) -
 
 
 @pytest.mark.parametrize("mesh", thinned(MESHES, 2))
-@pytest.mark.parametrize(("rows", "width"), SIZES)
+@pytest.mark.parametrize(("rows", "width"), quick_at(SIZES, 0))
 @pytest.mark.parametrize("micro_batches", [slow(1), 16])
 def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: int, micro_batches: int) -> None:
     """Of several micro-batches: than the mean one."""
@@ -95,7 +95,7 @@ def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: i
 
 
 @pytest.mark.parametrize("mesh", MESHES[:2])
-@pytest.mark.parametrize(("rows", "width"), [*SIZES, (512, 1024)])
+@pytest.mark.parametrize(("rows", "width"), quick_at([*SIZES, (512, 1024)], 2))
 @pytest.mark.parametrize("micro_batches", [slow(1), 16])
 def test_the_host_and_then_the_device_take_no_longer_than_a_step(
     mesh: str, rows: int, width: int, micro_batches: int
@@ -179,7 +179,7 @@ def test_what_the_host_issues_is_no_longer_than_a_step(name: str, mesh: str) -> 
     assert 0 < bound.seconds <= step_seconds(formulation, best) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("mesh", MESHES[:2])
+@pytest.mark.parametrize("mesh", quick_at(MESHES[:2], 0))
 def test_without_a_loss_no_gradients_are_summed(mesh: str) -> None:
     """Its values are marked as those of a training step: nothing but the forward runs."""
     graph = mlp_graph(layers=2, batch=64, hidden=2048)
@@ -219,7 +219,7 @@ def test_that_early_reductions_could_make_it_fail(monkeypatch: pytest.MonkeyPatc
     assert best is not None and all_hold(step_resources(formulation), formulation, best) > 1
 
 
-@pytest.mark.parametrize("mesh", MESHES[:2])
+@pytest.mark.parametrize("mesh", quick_at(MESHES[:2], 0))
 def test_the_bound_is_below_every_step_and_the_means_below_their_least_plan(mesh: str) -> None:
     formulation = made(mesh, *SIZES[1])
     search = StepSearch(formulation)
@@ -258,7 +258,7 @@ def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pyt
     assert len(list(search.others())) > 0
 
 
-@pytest.mark.parametrize("mesh", MESHES[:2])
+@pytest.mark.parametrize("mesh", quick_at(MESHES[:2], 0))
 def test_a_bound_is_exact_as_long_as_messages_would_take_more(mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortest_step, "SOON_ENTRIES", 1)
     monkeypatch.setattr(hub_relaxation, "bounded", lambda *given: pytest.fail("messages"))
@@ -267,7 +267,7 @@ def test_a_bound_is_exact_as_long_as_messages_would_take_more(mesh: str, monkeyp
     assert first is not None and 0 < search.bound([first]).seconds <= search.resources.longest(search.used[0])
 
 
-@pytest.mark.parametrize("mesh", MESHES[:2])
+@pytest.mark.parametrize("mesh", quick_at(MESHES[:2], 0))
 def test_values_cut_off_and_messages_bound_the_same_steps_from_below(
     mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

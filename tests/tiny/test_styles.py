@@ -37,7 +37,7 @@ from autoshard.styles.known_styles import STYLES
 from autoshard.styles.low_weights import with_low_weights
 from autoshard.styles.parallel_mode import MODES, of_mode, read_mode
 from tests.graphs import mlp_graph
-from tests.slow import slow
+from tests.slow import quick_at, slow
 
 # --- styles ---
 
@@ -60,7 +60,7 @@ def cut(layout: Layout) -> tuple[int | None, ...]:
     return tuple(own.dim if isinstance(own, Shard) else None for own in layout.placements)
 
 
-@pytest.mark.parametrize("style", BATCH)
+@pytest.mark.parametrize("style", quick_at(BATCH, 2))
 def test_the_batch_is_on_every_axis_and_nothing_of_it_moves(style: str) -> None:
     plan = planned(style)
     assert {cut(own.layout) for own in plan.inputs} == {(0, 0)}
@@ -76,7 +76,7 @@ def test_the_batch_is_on_every_axis_and_nothing_of_it_moves(style: str) -> None:
         assert {step.axes for step in steps if step.again} == {("dp", "tp")}
 
 
-@pytest.mark.parametrize("style", TENSOR)
+@pytest.mark.parametrize("style", quick_at(TENSOR, 1))
 def test_the_last_axis_splits_heads_hidden_dims_and_vocabulary(style: str) -> None:
     plan = planned(style)
     strategies = chosen_strategies(plan, GRAPH)
@@ -111,7 +111,7 @@ def test_a_plan_of_a_style_is_not_faster_than_itself() -> None:
 LARGE = transformer_graph(Transformer(2, 2048, 16, 512, 8192, tied=False), 32, "bf16-mixed", "adamw").graph
 
 
-@pytest.mark.parametrize("mesh", ["dp=8,tp=8", "dp=2,tp=4"])
+@pytest.mark.parametrize("mesh", quick_at(["dp=8,tp=8", "dp=2,tp=4"], 0))
 def test_no_style_is_faster_than_the_plan(mesh: str) -> None:
     """Styles are what a search begins with: whatever it estimates, its plan is at least as good as theirs."""
     hardware = load_hardware("h100-80g-sxm")
@@ -121,7 +121,7 @@ def test_no_style_is_faster_than_the_plan(mesh: str) -> None:
     assert plan.predicted_seconds <= min(steps) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("style", ["fsdp", "hsdp", "fsdp-tp"])
+@pytest.mark.parametrize("style", quick_at(["fsdp", "hsdp", "fsdp-tp"], 0))
 def test_shards_are_gathered_in_the_precision_of_their_use(style: str) -> None:
     plan = search(LARGE, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=4"), strategy=style))
     program = lower(plan, LARGE)
@@ -156,7 +156,7 @@ def least_of(style: str, formulation: Formulation) -> Plan:
     return plan_of(formulation, Solution(formulation.problem, choice, 0.0, style), Origin(), float("inf"), style)
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, slow(False)])
 @pytest.mark.parametrize("style", ["fsdp", "hsdp", "fsdp-tp"])
 def test_baselines_gather_every_matrix_in_the_low_precision(style: str, tied: bool) -> None:
     """An embedding was gathered in float32: FSDP2 under a bf16 policy never does, and it was 14 % of the bytes."""
@@ -217,7 +217,7 @@ def test_a_baseline_is_the_faster_of_both() -> None:
     assert compared.predicted_seconds < 0.97 * own.predicted_seconds
 
 
-@pytest.mark.parametrize("style", ["fsdp", "hsdp", "fsdp-tp"])
+@pytest.mark.parametrize("style", quick_at(["fsdp", "hsdp", "fsdp-tp"], 0))
 def test_small_weights_are_gathered_not_summed(style: str) -> None:
     """Two all-reduces have less latency than two gathers and a scatter, and would hold every weight whole."""
     small = transformer_graph(Transformer(4, 64, 8, 32, 1000), 4, "bf16-mixed", "adamw").graph

@@ -20,7 +20,7 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.system.process_memory import infrequent_gc
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
-from tests.slow import slow, thinned
+from tests.slow import quick_at, slow, thinned
 
 # --- streams that are closed or full, no home, files that may not grow, missing packages: real processes ---
 
@@ -135,10 +135,13 @@ def run(typed: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
 
 @pytest.mark.parametrize(
     ("solver", "place"),
-    [
-        ("dp", "autoshard.search.search_task.solvers.solve"),
-        ("auto", "autoshard.solvers.relax.reader_shares.ReaderShares.search"),
-    ],
+    quick_at(
+        [
+            ("dp", "autoshard.search.search_task.solvers.solve"),
+            ("auto", "autoshard.solvers.relax.reader_shares.ReaderShares.search"),
+        ],
+        1,
+    ),
 )
 def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
     solver: str,

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.planted_faults import explained, stale
 from tests.hangs import HANGS
+from tests.slow import quick_at
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = {
@@ -22,7 +23,7 @@ TOOLS = {
 }
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", quick_at(TOOLS, 1))
 def test_tool_is_content(tool: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=HANGS

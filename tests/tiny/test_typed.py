@@ -31,7 +31,7 @@ from autoshard.whole_step_search.best_first import _untried
 from autoshard.whole_step_search.config_space import ParallelConfig
 from tests.graphs import mlp_graph
 from tests.hangs import HANGS
-from tests.slow import thinned
+from tests.slow import quick_at
 
 # --- commands that are printed are typed through a shell as they stand, and arrive as they were meant ---
 
@@ -84,7 +84,7 @@ def test_a_docstring_shows_a_command_as_it_is_typed(tmp_path: Path) -> None:
     exec("\n".join(lines), namespace)
 
 
-@pytest.mark.parametrize("name", thinned((name for name in NAMES if name not in ("~", "''")), 3))
+@pytest.mark.parametrize("name", quick_at((name for name in NAMES if name not in ("~", "''")), 18))
 def test_what_is_printed_is_typed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,7 +270,7 @@ def kind(message: str) -> str:
     return re.sub(r"\d+|'[^']*'", "#", message.splitlines()[0]) if message else ""
 
 
-@pytest.mark.parametrize("line", thinned(TYPED, 5))
+@pytest.mark.parametrize("line", quick_at(TYPED, 25, 50, 55, 60, 65))
 def test_what_is_proposed_works(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)
     assert commands.main(words) in (2, 3, 5)

@@ -40,6 +40,7 @@ from autoshard.text.tables import table, wrapped
 from autoshard.verification.coverage import plan_kinds
 from tests.graphs import mlp_graph
 from tests.rule_graphs import gpt
+from tests.slow import quick_at
 
 # --- a plan in words: blocks folded, strategies named as people name them ---
 
@@ -130,6 +131,7 @@ def with_candidates(plan: Plan, *rows: tuple[str, str, float, float]) -> Plan:
     return replace(plan, search=replace(plan.search, candidates=found))
 
 
+@pytest.mark.slow
 def test_each_way_of_choosing_has_its_own_sentence() -> None:
     plans = {
         "search": made(),
@@ -161,7 +163,7 @@ def test_a_simulated_plan_is_not_said_to_have_the_least_sum() -> None:
     assert "No search is recorded" in reasons(with_candidates(plan))
 
 
-@pytest.mark.parametrize("level", [2, MEMORY])
+@pytest.mark.parametrize("level", quick_at([2, MEMORY], 0))
 def test_the_sentence_of_a_search_is_true(level: int) -> None:
     plan = made(level=level)
     fitting = [own for own in plan.search.candidates if own.outcome != "too large"]
@@ -222,11 +224,15 @@ def test_other_precisions_say_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("mesh", "seq", "whole", "uneven"),
-    [
-        ("dp=1,tp=2", 16, 4, []),
-        ("dp=4,tp=1", 8, 0, ["0.qkv", "0.out", "0.up", "0.down"]),  # a device has 8 rows
-        ("dp=1,tp=8", 16, 2, ["0.qkv", "0.out"]),  # and here of 4 heads of 16 some have half or none
-    ],
+    quick_at(
+        [
+            ("dp=1,tp=2", 16, 4, []),
+            ("dp=4,tp=1", 8, 0, ["0.qkv", "0.out", "0.up", "0.down"]),  # a device has 8 rows
+            ("dp=1,tp=8", 16, 2, ["0.qkv", "0.out"]),  # and here of 4 heads of 16 some have half or none
+        ],
+        0,
+        1,
+    ),
 )
 def test_it_counts_what_shards_allow(mesh: str, seq: int, whole: int, uneven: list[str]) -> None:
     plan, graph = planned("fp8-mixed", mesh, seq)
