@@ -51,7 +51,7 @@ def shared(spec: str, mesh: str, shares: tuple[int, ...], style: str = "dp", zer
     [
         (GPT2, "dp=2", (3, 1), "dp", SMALL),  # dropout, ignored labels
         slow(GPT2, "dp=2,tp=2", (5, 3), "megatron", SMALL),
-        ("tests/small_models.py:weighted", "dp=3", (1, 5, 3), "dp", {}),  # class weights
+        slow("tests/small_models.py:weighted", "dp=3", (1, 5, 3), "dp", {}),  # class weights
         slow("tests.models.decoders:llama", "dp=2,tp=2", (1, 5), "megatron", {}),
         slow("tests.models.decoders:mixtral", "dp=2,tp=2", (5, 1), "megatron", {}),
         slow("tests.models.pairs:t5", "dp=2,tp=2", (5, 1), "dp", {}),  # masks are cut as the batch is
@@ -163,6 +163,7 @@ def planned(shares: str | None, mesh: str = "dp=2,tp=2", count: int = 6, style: 
     return make_plan(large(), TWO, SearchRequest(Mesh.parse(mesh), strategy=style, step=step)).plan
 
 
+@pytest.mark.slow
 def test_the_shares_of_two_kinds_are_those_with_the_shortest_step() -> None:
     """Of all that there are, as each is predicted; what says so can be typed."""
     found, equal = planned(None), planned("equal")

@@ -158,6 +158,7 @@ def test_what_replicas_move_of_experts_stands_beside_their_products(zero: int) -
     assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
 
 
+@pytest.mark.slow
 def test_gradients_are_summed_once_a_step_and_shards_are_gathered() -> None:
     """Not before they pass the cast of their weight, which would be for every micro-batch; and experts, which ep cuts,
     are cut along another dim between replicas: else devices would exchange them."""

@@ -89,6 +89,7 @@ def names_of(*given: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*given, *(f"plain{i}" for i in range(ROLES)))))[:ROLES]
 
 
+@pytest.mark.slow
 @given(st.lists(TEXT, min_size=ROLES, max_size=ROLES, unique=True), st.sampled_from(["dp=2", "dp=2,tp=2"]))
 @example([*FREE[:10]], "dp=2")
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -234,14 +234,10 @@ def collectives_of(name: str, kind: str, keep: str, monkeypatch: pytest.MonkeyPa
     return counts, waiting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "each"),
-    [
-        slow("gpt2", "megatron", 2),
-        slow("undropped", "megatron", 1),
-        slow("llama", "megatron", 1),
-        ("llama", "megatron-sp", 3),
-    ],
+    [("gpt2", "megatron", 2), ("undropped", "megatron", 1), ("llama", "megatron", 1), ("llama", "megatron-sp", 3)],
 )
 def test_no_collective_runs_a_second_time(name: str, kind: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in the written package; and what it keeps for that is the results, to the byte."""

@@ -26,7 +26,7 @@ from tests.forced import check
 from tests.label_models import LOSSES as LABEL_LOSSES
 from tests.label_models import build
 from tests.rule_graphs import one_op
-from tests.slow import quick_at
+from tests.slow import quick_at, slow
 from tests.small_models import LOSSES, spec
 
 # --- losses in whole models under plans that cut their rows and classes: weighted means are over all devices ---
@@ -39,7 +39,7 @@ def cut_losses(op: Op, strategy: Strategy) -> bool:
     return not is_loss or all(choice.kind == "factor" for choice in strategy.choices)
 
 
-@pytest.mark.parametrize(("mesh", "smoothing"), [("tp=2", 0.1), ("dp=2,tp=2", 0.0), ("tp=3", 0.2)])
+@pytest.mark.parametrize(("mesh", "smoothing"), [slow("tp=2", 0.1), slow("dp=2,tp=2", 0.0), ("tp=3", 0.2)])
 def test_weights_of_classes(mesh: str, smoothing: float) -> None:
     found, largest = check(spec("weighted"), mesh, cut_losses, (1, 2), {"smoothing": smoothing})
     assert {"parallel_cross_entropy", "parallel_nll_loss"} <= found

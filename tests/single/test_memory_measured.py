@@ -30,7 +30,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.meter import Meter
-from tests.slow import quick_at, slow
+from tests.slow import quick_at, slow, thinned
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 
@@ -198,7 +198,7 @@ def test_kept_for_backward(name: str) -> None:
     assert sum(measured.kept) == total(kept) + spelled_out(program)
 
 
-@models
+@pytest.mark.parametrize("name", thinned(MODELS, 3))
 def test_states(name: str) -> None:
     """AdamW's step counters aside: a number a parameter, which stays on the host."""
     measured, plan, _ = both(name)
@@ -255,7 +255,7 @@ def test_the_peak_of_a_step_whose_blocks_are_computed_again(keep: str, mesh: str
     assert predicted == pytest.approx(measured, rel=0.02)
 
 
-@pytest.mark.parametrize(("count", "schedule"), [slow(1, "gpipe"), (3, "gpipe"), (8, "1f1b")])
+@pytest.mark.parametrize(("count", "schedule"), [slow(1, "gpipe"), slow(3, "gpipe"), (8, "1f1b")])
 @pytest.mark.parametrize(
     "middle", [slow(("transformer.h.1", "transformer.h.2")), ("transformer.h.3", "transformer.ln_f")]
 )

@@ -30,7 +30,6 @@ PLANS = {
     "places": VISION,
     "servers": (*DLRM, "--workers", "1:3", "--asynchronous"),
 }
-QUICK = ("tensor",)
 LOST = {"attr-defined", "call-arg", "name-defined", "used-before-def", "misc", "method-assign", "import-not-found"}
 THERE = "_args_from_interpreter_flags"  # of subprocess, though no stub has it
 
@@ -53,7 +52,8 @@ def lost(folder: Path) -> list[str]:
     return [line for line, kind in found if kind in LOST and THERE not in line]
 
 
-@pytest.mark.parametrize("name", [pytest.param(own, marks=[] if own in QUICK else pytest.mark.slow) for own in PLANS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
 def test_nothing_is_lost(tmp_path: Path, name: str) -> None:
     plan(tmp_path, name)
     for program in tmp_path.rglob("train.py"):

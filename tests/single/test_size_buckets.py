@@ -93,6 +93,7 @@ def test_steps_at_sizes_are_those_of_their_bucket() -> None:
         assert at_sizes(plan, text).plan.step_seconds == pytest.approx(row.seconds)
 
 
+@pytest.mark.slow
 def test_buckets_that_bring_nothing_are_said() -> None:
     plan = made(sizes=read_histogram("batch=4:1")).plan
     assert not plan.buckets

@@ -251,6 +251,7 @@ def test_how_a_weight_is_stored() -> None:
     assert sorted(stored(plan).split()) in (["R", "S1"], ["S1", "S1"])
 
 
+@pytest.mark.slow
 def test_the_rest_and_the_choices_outside_are_searched_under_the_pins() -> None:
     pins = ("lm_head=Shard(2)@tp", "transformer.wte=Partial@tp", "input_ids=Shard(0)@dp")
     result, graph, plan = found(*pins, stages="1,2")

@@ -113,7 +113,8 @@ def test_only_what_is_proved_is_called_the_optimum() -> None:
         assert named(Levelled(found, found.objective, found.lower_bound)) == name
 
 
-@pytest.mark.parametrize("level", [slow(RATIO), SPEED])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [RATIO, SPEED])
 def test_meshes_are_compared_by_the_level(level: int) -> None:
     graph = mlp_graph(1, 24, 1000)
     chosen = search_meshes(graph, HARDWARE, SearchRequest(devices=16, level=level))
@@ -260,7 +261,8 @@ def test_within_a_limit_plans_of_a_step_are_tried_too() -> None:
     assert found.predicted_peak_bytes <= limit and found.predicted_seconds <= fsdp.predicted_seconds
 
 
-@pytest.mark.parametrize("level", [slow(0), 1, slow(2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0, 1, 2])
 def test_a_limit_that_a_known_style_keeps_is_not_refused(level: int) -> None:
     """The solver counts more of it than of others, whose programs need more."""
     graph = transformer_graph(Transformer(2, 256, 4, 128, 8192), 4, "bf16-mixed", "adamw").graph

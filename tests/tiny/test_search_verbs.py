@@ -143,6 +143,7 @@ def test_a_limit_that_only_the_program_keeps(tmp_path: Path, capsys: pytest.Capt
     assert code == 3 and "proved: no plan of mesh dp=2 fits: each holds at least" in err
 
 
+@pytest.mark.slow
 def test_a_limit_below_the_program_that_the_solver_counts_as_least() -> None:
     """Another program needs less: the limit that it keeps is not refused."""
     graph, mesh = replace(mlp_graph(4, 2048, 256), optimizer="sgd"), Mesh.parse("dp=2,tp=2")
