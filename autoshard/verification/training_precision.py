@@ -1,14 +1,15 @@
 """One step of a package in its own precision: float64 can't see a tensor of the wrong dtype, or a gradient too many.
 
 Outputs and gradients must have the dtypes of the original under autocast (or as it is), be numbers, and be as near to
-the float64 reference as the original itself comes.
+the float64 reference as the original itself comes: where an activation is within rounding of the kink of a ReLU, its
+gradient is there or not by chance, so it runs with rounded weights, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from autoshard.verification.comparison.compare import by_name, gives_loss_alone,
 from autoshard.verification.comparison.tolerances import OWN, Error, largest
 from autoshard.verification.original.float8_rounding import float8_parameters, in_float8, storages
 from autoshard.verification.original.random_draws import exact_dropout
+from autoshard.verification.original.randomise import generator
 from autoshard.verification.original.reference import (
     Reference,
     State,
@@ -40,6 +42,8 @@ from autoshard.verification.ranks.rank_steps import place_axes
 
 TIMES = 8.0  # the original's own error
 ROUNDINGS = 32.0  # of the largest of a tensor
+NUDGED_RUNS = 3  # each gives an activation next to a kink the other sign half of the time
+MOVED_TIMES = 2.0  # what they move an element by: two signs may differ at once
 SCALES = tuple(2.0**power for power in range(16, -9, -4))  # of a loss in float16, until no gradient overflows
 NORM_ERROR = 0.1  # relative, of what rounds in float16
 ROOM = 16.0  # a device's part of a sum may be larger than the whole
@@ -54,6 +58,7 @@ class TrainingPrecisionStep:
     outputs: tuple[torch.Tensor, ...]
     gradients: State
     scale: float = 1.0  # of the loss, where the precision needs one; `gradients` are without it
+    moved: State = field(default_factory=dict)  # by element, the largest error of gradients with nudged weights
 
 
 def run_own(
@@ -69,12 +74,20 @@ def run_own(
             module.zero_grad(set_to_none=True)
             _hold(module, state, dtypes)
             outputs = _step(module, graph, inputs, reference.seed, count, scale)
-            named = module.named_parameters()
-            gradients = {path: p.grad.detach() / scale for path, p in named if p.grad is not None}
+            gradients = _gradients(module, scale)
             if all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
                 break  # as torch's GradScaler would find it
         made = tuple(output.detach().clone() for output in outputs)
-        return TrainingPrecisionStep(dtypes, inputs, made, gradients, scale)
+        moved: dict[str, torch.Tensor] = {}
+        for number in range(NUDGED_RUNS if gradients and PRECISIONS[graph.precision] else 0):
+            module.zero_grad(set_to_none=True)
+            _hold(module, _nudged(reference.parameters, number, _rounding(graph.precision)) | reference.buffers, dtypes)
+            _step(module, graph, inputs, reference.seed, count, scale)
+            for path, gradient in _gradients(module, scale).items():
+                if (exact := reference.gradients.get(path)) is not None:
+                    error = (gradient - exact).abs().nan_to_num(0.0, 0.0)
+                    moved[path] = error.maximum(moved.get(path, error))
+        return TrainingPrecisionStep(dtypes, inputs, made, gradients, scale, moved)
     except Exception as error:  # the model's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{type(error).__name__}: {reason}".removesuffix(": ")
@@ -107,6 +120,22 @@ def _hold(module: torch.nn.Module, state: State, dtypes: Mapping[str, torch.dtyp
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name in state:
             tensor.data = state[name].to(dtypes.get(name, state[name].dtype), copy=True)
+
+
+def _gradients(module: torch.nn.Module, scale: float) -> dict[str, torch.Tensor]:
+    return {path: p.grad.detach() / scale for path, p in module.named_parameters() if p.grad is not None}
+
+
+def _nudged(state: State, number: int, rounding: float) -> dict[str, torch.Tensor]:
+    """Each element moved by up to half of a rounding, of random draws of that number."""
+    return {
+        name: x * (1 + rounding * (torch.rand(x.shape, generator=generator(number, name), dtype=x.dtype) - 0.5))
+        for name, x in state.items()
+    }
+
+
+def _rounding(precision: str) -> float:
+    return float(torch.finfo(getattr(torch, PRECISIONS[precision] or "float32")).eps)
 
 
 def _narrow(x: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -223,7 +252,8 @@ def _compared(
                 continue
             part = local_part(exact, parameter.layout, program.mesh, rank)
             found_part = unsplit(gradient, part)
-            yield _error(f"gradient {name}", rank, found_part, expected, exact, parameter.layout, program, scale)
+            moved = by_name(own.moved, parameter)
+            yield _error(f"gradient {name}", rank, found_part, expected, exact, parameter.layout, program, scale, moved)
         if own.scale != 1:  # what is clipped must be without the scale
             yield _norm_error(rank, found.norm, own, reference.steps[0].norm)
         for parameter in program.parameters:
@@ -245,10 +275,11 @@ def _norm_error(rank: int, found: float, own: TrainingPrecisionStep, exact: floa
 def _error(
     name: str, rank: int, found: Any, expected: torch.Tensor, exact: torch.Tensor, layout: Layout | None,
     program: Program, scale: float,
+    moved: torch.Tensor | None = None,
 ) -> Error:  # fmt: skip
     """`expected` is the original's tensor in its own precision, `exact` in float64; without a layout only dtypes are
-    compared. `scale`: the largest of its kind."""
-    rounding = torch.finfo(getattr(torch, PRECISIONS[program.precision] or "float32")).eps
+    compared. `scale`: the largest of its kind; `moved`: the original's errors with nudged weights."""
+    rounding = _rounding(program.precision)
 
     def said(problem: str) -> Error:
         return Error(OWN, name, rank, 1, math.inf, problem.replace("torch.", ""))
@@ -263,7 +294,10 @@ def _error(
         return Error(OWN, name, rank, 1, 0.0)
     own = float((expected.double() - exact).abs().max())
     allowed = TIMES * own + rounding * (ROUNDINGS * float(exact.abs().max()) + scale)
-    error = float((found.double() - local_part(exact, layout, program.mesh, rank)).abs().max())
+    errors = (found.double() - local_part(exact, layout, program.mesh, rank)).abs()
+    if moved is not None:
+        errors = errors - MOVED_TIMES * local_part(moved, layout, program.mesh, rank)
+    error = float(errors.max())
     if error > allowed:
         return said(f"{error:.2e} away from the exact values, the original {own:.2e}, allowed {allowed:.2e}")
     return Error(OWN, name, rank, 1, 0.0)

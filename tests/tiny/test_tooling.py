@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.planted_faults import explained, stale
 from tests.hangs import HANGS
-from tests.slow import quick_at
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = {
@@ -23,7 +22,7 @@ TOOLS = {
 }
 
 
-@pytest.mark.parametrize("tool", quick_at(TOOLS, 1))
+@pytest.mark.parametrize("tool", TOOLS)
 def test_tool_is_content(tool: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=HANGS
