@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Program
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
+from autoshard.verification import training_precision
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.ranks.lockstep import ThreadTransport
@@ -185,6 +187,22 @@ def test_logits_beside_a_loss_in_float32_are_as_the_library_returns_them() -> No
     program = lower(plan := forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True), graph)
     proof = check_files(make_case(spec, {}, graph), program, emit(program, plan, graph), own_precision=True)
     assert proof.passed and not proof.unverified, proof.failure
+
+
+@pytest.mark.parametrize(("name", "times"), [("layers.0.linear1.weight", 2.0), ("layers.0.linear2.bias", 0.5)])
+def test_a_wrong_gradient_beside_a_kink_is_found(name: str, times: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ReLU's layer, whose gradients may differ by what a sign moves, and by no more."""
+    case = layers_case(1)
+    plan = forced_plan(case.graph, Mesh.parse("dp=2"), lambda op, strategy: True)
+    program, run = lower(plan, case.graph), training_precision._run
+
+    def wrong(*given: Any) -> Any:
+        rank = run(*given)
+        return replace(rank, gradients={n: g * (times if n.endswith(name) else 1) for n, g in rank.gradients.items()})
+
+    monkeypatch.setattr(training_precision, "_run", wrong)
+    proof = check_files(case, program, emit(program, plan, case.graph), own_precision=True)
+    assert name in proof.failure and "away from the exact values" in proof.failure
 
 
 def test_sparse_gradients_of_the_original_are_compared() -> None:
