@@ -58,7 +58,7 @@ def test_every_case_but_a_few_can_be_cut() -> None:
 @pytest.mark.parametrize(
     ("one", "refined"),
     [
-        (case("aten.split", floats((4, 12)), split_size=4, dim=-1), (("b", ((2, 1), (1, 2))),)),
+        (case("aten.split", floats((4, 12)), split_size=(4, 4, 4), dim=-1), (("b", ((2, 1), (1, 2))),)),
         (case("autoshard.linear_in_out", floats((4, 6), (6, 24), (24,))), (("n", ((3, 1), (3, 2), (6, 2))),)),
         (case("autoshard.linear_in_out", floats((4, 24), (24, 6), (6,))), (("m", ((3, 1), (1, 8), (4, 3))),)),
         (case("aten.reshape", floats((4, 5, 24)), shape=(4, 5, 6, 4)), (("c", ((1, 2), (3, 1))),)),

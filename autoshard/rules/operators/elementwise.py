@@ -48,12 +48,6 @@ def masked_fill(call: OperatorCall) -> str:
     return elementwise(call) + (" | linear: 0" if call.get("value") == 0 else "")
 
 
-def cast(call: OperatorCall) -> str:
-    """`to` a dtype, or that of another tensor, of which only the dtype counts: any part of it will do."""
-    other = ", o*" if len(call.shapes) == 2 and call.shapes[1] else ", ()" if len(call.shapes) == 2 else ""
-    return f"...{other} -> ..." + (" | whole: o" if other == ", o*" else "") + " | linear: 0"
-
-
 def fill(call: OperatorCall) -> str:
     """Its result has the shape of operand 0 and the value of operand 1 or of an argument."""
     return elementwise(call)
@@ -80,11 +74,6 @@ def sum_traffic(op: LocalOp) -> tuple[float, float]:
     sums = sum(result.bytes + tensor.bytes for tensor in differentiable if tensor.numel < result.numel)
     branches = sum(tensor.numel == result.numel for tensor in differentiable)
     return sum(tensor.bytes for tensor in (*operands, result)), sums + (3 * result.bytes if branches > 1 else 0)
-
-
-def spell_cast(writer: CodeWriter, operands: Names, given: Given) -> str:
-    to = operands[1] if len(operands) > 1 else given.get("dtype") and writer.literal(given["dtype"])
-    return f"{operands[0]}.to({to})" if to else str(operands[0])
 
 
 def spell_rsub(writer: CodeWriter, operands: Names, given: Given) -> str | None:
@@ -115,7 +104,6 @@ OPERATORS: dict[str, Operator] = {
         keeps_name=True,
         moves=True,
     ),
-    "aten.__and__": Operator(rule=elementwise, infix="&"),
     "aten.asin": Operator(autocast="high", spelling="{0}.asin()"),
     "aten.atan": Operator(spelling="{0}.atan()"),
     "aten.atan2": Operator(rule=elementwise, autocast="widest", spelling="{0}.atan2({1})"),
@@ -131,9 +119,6 @@ OPERATORS: dict[str, Operator] = {
     "aten.clamp_max": Operator(rule=elementwise),
     "aten.clamp_min": Operator(rule=elementwise, spelling="{0}.clamp(min={min})"),
     "aten.clone": Operator(rule="... -> ... | linear: 0", spelling="{0}.clone()", keeps_name=True, moves=True),
-    "aten.contiguous": Operator(
-        rule="... -> ... | linear: 0", spelling="{0}.contiguous()", keeps_name=True, moves=True
-    ),
     **each("copysign hardshrink isclose isin lgamma logaddexp", Operator(in_torch=True)),
     "aten.cos": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.cos()"),
     "aten.cosh": Operator(autocast="high", spelling="{0}.cosh()"),
@@ -176,7 +161,6 @@ OPERATORS: dict[str, Operator] = {
     "aten.le": Operator(rule=elementwise, infix="<="),
     "aten.leaky_relu": Operator(rule=elementwise, saves=FIRST, spelling="F.leaky_relu({0}<@negative_slope=0.01>)"),
     "aten.lerp": Operator(rule=lerp, in_torch=True),
-    "aten.lift_fresh_copy": Operator(spelling="{0}"),
     "aten.log": Operator(rule=elementwise, saves=FIRST, autocast="high", order="operand", spelling="{0}.log()"),
     "aten.log10": Operator(rule=elementwise, autocast="high", spelling="{0}.log10()"),
     "aten.log1p": Operator(rule=elementwise, autocast="high", spelling="{0}.log1p()"),
@@ -195,7 +179,6 @@ OPERATORS: dict[str, Operator] = {
     "aten.mul": Operator(rule=mul, saves=FACTORS, order="operand", bandwidth="elementwise", infix="*"),
     "aten.ne": Operator(rule=elementwise, infix="!="),
     "aten.neg": Operator(rule="... -> ... | linear: 0", saves=NOTHING, order="operand", spelling="-{0}"),
-    "aten.__or__": Operator(rule=elementwise, infix="|"),
     "aten.positive": Operator(rule="... -> ... | linear: 0", in_torch=True),
     "aten.pow": Operator(rule=elementwise, saves=power_saves, autocast="high", order="operand", infix="**"),
     "aten.reciprocal": Operator(rule=elementwise, saves=RESULT, autocast="high", spelling="{0}.reciprocal()"),
@@ -232,19 +215,15 @@ OPERATORS: dict[str, Operator] = {
     ),
     "aten.tanhshrink": Operator(spelling="F.tanhshrink({0})"),
     "aten.to": Operator(
-        rule=cast,
+        rule="... -> ... | linear: 0",
         saves=NOTHING,
         own_dtype=True,
         order="operand",
         bandwidth="elementwise",
-        spelling=spell_cast,
+        spelling="{0}.to({dtype})",
         keeps_name=True,
         moves=True,
     ),
-    "aten._to_copy": Operator(rule="... -> ... | linear: 0", bandwidth="elementwise", spelling=spell_cast, moves=True),
-    "aten.true_divide": Operator(rule=div),
     "aten.trunc": Operator(rule=elementwise, spelling="{0}.trunc()"),
-    "aten.type_as": Operator(rule=cast),
     "aten.where": Operator(rule=where, saves=FIRST, order="operand", spelling=spell_where),
-    "aten.__xor__": Operator(rule=elementwise, infix="^"),
 }

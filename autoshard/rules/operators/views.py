@@ -111,15 +111,7 @@ def permute(call: OperatorCall) -> str:
 
 
 def transpose(call: OperatorCall) -> str:
-    return _exchanged(call, call.dim("dim0"), call.dim("dim1"))
-
-
-def swapaxes(call: OperatorCall) -> str:
-    return _exchanged(call, call.dim("axis0"), call.dim("axis1"))
-
-
-def _exchanged(call: OperatorCall, first: int, second: int) -> str:
-    names = letters(call.rank)
+    names, first, second = letters(call.rank), call.dim("dim0"), call.dim("dim1")
     swapped = replaced(names, {first: names[second], second: names[first]})
     return f"{term(names)} -> {swapped} | linear: 0"
 
@@ -256,26 +248,11 @@ def squeeze(call: OperatorCall) -> str:
     return reshape(call)
 
 
-def localise_unflatten(local: Local) -> dict[str, LocalAttribute]:
-    facts = local.instance.operands[0]
-    assert facts is not None
-    given = dict(local.op.attributes)
-    sizes, dim = given.get("sizes"), given.get("dim")
-    assert isinstance(sizes, tuple) and isinstance(dim, int)
-    first = dim % len(facts.shape)
-    return {"sizes": local.result()[first : first + len(sizes)]}
-
-
 def localise_split(local: Local) -> dict[str, LocalAttribute]:
-    """A size or sizes along the split dim; chunk keeps its number."""
-    given = dict(local.op.attributes)
-    name = next((name for name in ("split_size", "split_sizes") if name in given), None)
-    if name is None:
-        return {}
-    facts, dim = local.instance.operands[0], given.get("dim", 0)
+    """Sizes along the split dim (`graph_capture.passes.canonical`)."""
+    facts, dim = local.instance.operands[0], dict(local.op.attributes)["dim"]
     assert facts is not None and isinstance(dim, int)
-    lengths = tuple(local.result(i)[dim % len(facts.shape)] for i in range(len(local.op.results)))
-    return {name: lengths if isinstance(given[name], tuple) else lengths[0]}
+    return {"split_size": tuple(local.result(i)[dim % len(facts.shape)] for i in range(len(local.op.results)))}
 
 
 def localise_interleave(local: Local) -> dict[str, LocalAttribute]:
@@ -303,13 +280,8 @@ def spell_slice(writer: CodeWriter, operands: Names, given: Given) -> str | None
 
 OPERATORS: dict[str, Operator] = {
     "aten.as_strided": Operator(spelling="{0}.contiguous().as_strided({size}, {stride}<storage_offset=None>)"),
-    "aten.broadcast_to": Operator(rule=expand, localise=result_shape("size"), spelling="{0}.expand({*size})"),
     "aten.cat": Operator(rule=cat, saves=NOTHING, spelling="torch.cat([{*}]<dim=0>)", moves=True, dims_of_result="dim"),
-    "aten.chunk": Operator(
-        rule=split, work=Work.VIEW, spelling="{0}.chunk({chunks}<dim=0>)", returns_list=True, moves=True
-    ),
     **each("column_stack diag diag_embed diagonal dstack hstack tile vstack", Operator(in_torch=True)),
-    "aten.concat": Operator(rule=cat),
     "aten.constant_pad_nd": Operator(rule=pad, saves=NOTHING, spelling="F.pad({0}, {pad}<value=0>)", moves=True),
     "aten.expand": Operator(
         rule=expand,
@@ -322,9 +294,6 @@ OPERATORS: dict[str, Operator] = {
         moves=True,
     ),
     **each("expand_as movedim numpy_T view_as", Operator(work=Work.VIEW)),
-    "aten.flatten": Operator(
-        rule=reshape, spelling="{0}.flatten(<@start_dim=0><end_dim=-1>)", keeps_name=True, moves=True
-    ),
     "aten.flip": Operator(rule=moved, saves=NOTHING, spelling="{0}.flip({dims})", dims="dims"),
     "aten.glu": Operator(rule=glu, spelling="F.glu({0}<dim=-1>)", dims="dim"),
     "aten.mT": Operator(rule=reverse),
@@ -385,14 +354,6 @@ OPERATORS: dict[str, Operator] = {
         moves=True,
         dims="dim",
     ),
-    "aten.split_with_sizes": Operator(
-        rule=split,
-        localise=localise_split,
-        work=Work.VIEW,
-        spelling="{0}.split({split_sizes}<dim=0>)",
-        returns_list=True,
-        dims="dim",
-    ),
     "aten.squeeze": Operator(
         rule=squeeze,
         saves=NOTHING,
@@ -404,9 +365,7 @@ OPERATORS: dict[str, Operator] = {
         dims="dim",
     ),
     "aten.stack": Operator(rule=stack, saves=NOTHING, spelling="torch.stack([{*}]<dim=0>)", dims_of_result="dim"),
-    "aten.swapaxes": Operator(rule=swapaxes, spelling="{0}.transpose({axis0}, {axis1})"),
     "aten.t": Operator(rule=reverse, work=Work.VIEW, spelling="{0}.t()", moves=True),
-    "aten.tensor_split": Operator(returns_list=True),
     "aten.transpose": Operator(
         rule=transpose,
         saves=NOTHING,
@@ -426,9 +385,6 @@ OPERATORS: dict[str, Operator] = {
         returns_list=True,
         dims="dim",
     ),
-    "aten.unflatten": Operator(
-        rule=reshape, localise=localise_unflatten, work=Work.VIEW, spelling="{0}.unflatten({dim}, {sizes})", dims="dim"
-    ),
     "aten.unfold": Operator(
         rule=unfold,
         saves=NOTHING,
@@ -436,9 +392,6 @@ OPERATORS: dict[str, Operator] = {
         spelling="{0}.unfold({dimension}, {size}, {step})",
         moves=True,
         dims="dimension",
-    ),
-    "aten._unsafe_view": Operator(
-        rule=reshape, localise=result_shape("size"), spelling="{0}.reshape({*size})", keeps_name=True
     ),
     "aten.unsqueeze": Operator(
         rule=reshape,

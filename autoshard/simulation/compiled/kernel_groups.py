@@ -20,7 +20,7 @@ from autoshard.rules.operators import elementwise, normalisation, record, views
 ONE_BY_ONE = frozenset({"aten.add", "aten.sub", "autoshard.rotate_half"})  # though their records count bytes themselves
 REDUCTIONS = ("all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max", "mean", "min",
               "norm", "prod", "std", "std_mean", "sum", "var", "var_mean")  # fmt: skip
-DRAWS = ("aten.bernoulli", "aten.dropout", "aten.rand_like", "aten.randn_like", "autoshard.random")
+DRAWS = ("aten.bernoulli", "aten.dropout", "autoshard.random")
 WRITTEN = frozenset({  # by the compiler: element by element, copies, along rows
     *elementwise.OPERATORS, *normalisation.OPERATORS, *views.OPERATORS, *ONE_BY_ONE, *DRAWS,
     *(f"aten.{name}" for name in REDUCTIONS),
