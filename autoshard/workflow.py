@@ -59,10 +59,10 @@ def read_graph(request: ModelRequest) -> Graph:
     from autoshard.graph_capture.capture import capture
     from autoshard.graph_capture.tracing.own_gradients import kept_answers
 
-    asked = (request.precision or "fp32", request.optimizer or "adamw", request.training)
+    settings = (request.precision or "fp32", request.optimizer or "adamw", request.training)
     with kept_answers():
         how = _several if request.several else tuple
-        captured = capture(request.spec, request.arguments, *asked, how, request.dynamic)
+        captured = capture(request.spec, request.arguments, *settings, how, request.dynamic)
     return checked(captured)
 
 
@@ -84,10 +84,10 @@ def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     from autoshard.graph_capture.tracing.own_gradients import kept_answers
     from autoshard.rules.resize.asked_sizes import with_free_sizes
 
-    asked = (graph.precision, graph.optimizer, graph.training)
+    settings = (graph.precision, graph.optimizer, graph.training)
 
     def again(samples: int, length: int) -> Graph:
-        return capture(spec, arguments, *asked, lambda inputs: with_sizes(inputs, samples, length))
+        return capture(spec, arguments, *settings, lambda inputs: with_sizes(inputs, samples, length))
 
     with kept_answers():
         return with_free_sizes(graph, again)
@@ -139,7 +139,7 @@ def _saved_graph(request: ModelRequest) -> Graph:
             file=sys.stderr,
         )
     check_modules(graph, request.spec, request.modules)
-    asked = {
+    settings = {
         "--precision": (request.precision or graph.precision, graph.precision),
         "--optimizer": (request.optimizer or graph.optimizer, graph.optimizer),
         "--eval": (request.training and graph.training, graph.training),
@@ -147,7 +147,7 @@ def _saved_graph(request: ModelRequest) -> Graph:
         "--with": (sorted({*request.arguments} - {LOSS}), []),
         LOSS: (request.arguments.get(LOSS), None),
     }
-    for option, (wanted, captured) in asked.items():
+    for option, (wanted, captured) in settings.items():
         if wanted != captured:
             raise UsageError(
                 f"{option} can't change the saved graph {request.spec}: it was fixed when the model was captured",
@@ -243,16 +243,16 @@ def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made
     from autoshard.servers.server_plan import WORKER, server_plan, worker_search
     from autoshard.servers.server_request import ServerRequest
 
-    own = worker_search(graph, hardware, wanted.servers, wanted.step)
-    pins = (*wanted.pins, *own.pins)
-    asked = replace(wanted, mesh=WORKER, devices=None, pins=pins, step=own.step, servers=ServerRequest())
+    worker = worker_search(graph, hardware, wanted.servers, wanted.step)
+    pins = (*wanted.pins, *worker.pins)
+    request = replace(wanted, mesh=WORKER, devices=None, pins=pins, step=worker.step, servers=ServerRequest())
     try:
-        made = make_plan(own.graph, own.hardware, asked)
+        planned = make_plan(worker.graph, worker.hardware, request)
     except InfeasibleError as error:  # of devices and stages, which are no way out here
         ways = ["--recompute full"] * (wanted.step.recompute != "full") + ["a model with a smaller batch"]
         raise InfeasibleError(error.message, " or ".join(ways), proven=error.proven) from error
-    plan = server_plan(graph, hardware, wanted.servers, wanted.step, wanted.pins, made.plan)
-    return replace(made, plan=plan, styles=())
+    plan = server_plan(graph, hardware, wanted.servers, wanted.step, wanted.pins, planned.plan)
+    return replace(planned, plan=plan, styles=())
 
 
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
@@ -265,13 +265,13 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     points = points_for(wanted.sizes, graph.dynamic)
     replace(wanted, step=with_requests(wanted.step, graph)).check_buckets()
     alone = replace(wanted, sizes=())
-    made: dict[int, Made] = {}
+    by_graph: dict[int, Made] = {}
     searched: list[Graph] = []
 
     def search(at: Graph) -> Made:
         searched.append(at)
-        made[id(at)] = make_plan(at, hardware, alone)
-        return made[id(at)]
+        by_graph[id(at)] = make_plan(at, hardware, alone)
+        return by_graph[id(at)]
 
     completed = partial(_with_step, graph=graph, hardware=hardware, wanted=alone.of_one_stage())
 
@@ -279,24 +279,24 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
         """None at levels at which no size is searched by itself."""
         if len(searched) == 1:
             return ()
-        return expected_styles(made[id(graph)].styles, [made[id(at)].styles for at in searched[1:]], points)
+        return expected_styles(by_graph[id(graph)].styles, [by_graph[id(at)].styles for at in searched[1:]], points)
 
     def styles(bar: float) -> Iterator[Plan]:
         """Of styles that take less than `bar`, each at its best at every size: one plan may, too."""
         names = {style.title: name for name, style in STYLES.items()}
-        for own in known():
-            if alone.strategy == "best" and not alone.pins and 0 < own.predicted_seconds < bar:
-                yield make_plan(graph, hardware, replace(alone, strategy=names[own.name])).plan
+        for style in known():
+            if alone.strategy == "best" and not alone.pins and 0 < style.predicted_seconds < bar:
+                yield make_plan(graph, hardware, replace(alone, strategy=names[style.name])).plan
 
     def held(at: Graph, mesh: Mesh, pins: tuple[str, ...]) -> Plan:
-        own = replace(alone, mesh=mesh, devices=None, pins=(*alone.pins, *pins), cache=None)
-        return _stepped(at, hardware, own, _clock(own), [])[0]
+        request = replace(alone, mesh=mesh, devices=None, pins=(*alone.pins, *pins), cache=None)
+        return _stepped(at, hardware, request, _clock(request), [])[0]
 
     plan = expected_plan(graph, hardware, alone, points, search, completed, styles, held)
     if len(points) < len(wanted.sizes):
         message = f"the {len(wanted.sizes)} sizes of the histogram were grouped into {len(points)}"
         plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, message)))
-    return replace(made[id(graph)], plan=plan, styles=known())
+    return replace(by_graph[id(graph)], plan=plan, styles=known())
 
 
 def _stepped(
@@ -315,25 +315,25 @@ def _stepped(
 
     check_request(graph, wanted.step)
     check_place_devices(hardware, wanted)
-    found: list[tuple[Plan, tuple[Point, ...], SearchTask | None]] = []
+    results: list[tuple[Plan, tuple[Point, ...], SearchTask | None]] = []
 
     def searched(limit_bytes: float, level: int = wanted.level) -> Plan:
-        own = replace(wanted, memory_limit_bytes=limit_bytes, level=level)
-        plan, points, task = _searched(graph, hardware, own, clock, log)
+        request = replace(wanted, memory_limit_bytes=limit_bytes, level=level)
+        plan, points, task = _searched(graph, hardware, request, clock, log)
 
         @cache
         def place_plan(mesh: Mesh, kind: Hardware) -> Plan:
             room = limit_bytes * (kind.usable_memory_bytes / hardware.usable_memory_bytes)
-            asked = replace(own, mesh=mesh, pareto=False, memory_limit_bytes=room)
-            return _searched(graph, kind, asked, clock, log)[0]
+            sub_request = replace(request, mesh=mesh, pareto=False, memory_limit_bytes=room)
+            return _searched(graph, kind, sub_request, clock, log)[0]
 
-        made = with_place_plans(plan, own.step, lambda mesh, n: place_plan(mesh, hardware.of_ranks(n, mesh.size)))
-        found.append((made, points, task))
-        return made
+        placed = with_place_plans(plan, request.step, lambda mesh, n: place_plan(mesh, hardware.of_ranks(n, mesh.size)))
+        results.append((placed, points, task))
+        return placed
 
     def part_plan(part: Graph, mesh: Mesh, kind: Hardware, limit_bytes: float) -> Plan:
-        asked = replace(wanted, mesh=mesh, pareto=False, memory_limit_bytes=limit_bytes)
-        return _searched(part, kind, asked, clock, log)[0]
+        request = replace(wanted, mesh=mesh, pareto=False, memory_limit_bytes=limit_bytes)
+        return _searched(part, kind, request, clock, log)[0]
 
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     start = float("inf") if wanted.step.changes_memory or asks_of_the_step(graph) else limit
@@ -341,17 +341,17 @@ def _stepped(
     try:
         plan = fitting_step(searched, completed, limit, start)
     except InfeasibleError:
-        if not (found and wanted.searches_parts(graph)):
+        if not (results and wanted.searches_parts(graph)):
             raise
-        made = with_own_parts(found[0][0], None, graph, hardware, limit, completed, part_plan)
-        if made is None:
+        combined = with_own_parts(results[0][0], None, graph, hardware, limit, completed, part_plan)
+        if combined is None:
             raise
-        return made, *found[0][1:]
+        return combined, *results[0][1:]
     if wanted.level == MEMORY and wanted.mesh is not None and not clock.over:
         plan = least_step(plan, completed(searched(start, SPEED)))
     if wanted.searches_parts(graph):
-        plan = with_own_parts(found[0][0], plan, graph, hardware, limit, completed, part_plan) or plan
-    return plan, *found[0][1:]
+        plan = with_own_parts(results[0][0], plan, graph, hardware, limit, completed, part_plan) or plan
+    return plan, *results[0][1:]
 
 
 def used_hardware(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Hardware:
@@ -372,9 +372,9 @@ def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:
     """UsageError where the meshes of all stages or places have more devices than there are."""
     from autoshard.cluster.hardware import check_devices
 
-    own = wanted.step.place_meshes
-    if (own or hardware.kinds) and wanted.mesh is not None:
-        check_devices(hardware, sum(own.get(n, wanted.mesh).size for n in range(wanted.step.fixed_stages())))
+    meshes = wanted.step.place_meshes
+    if (meshes or hardware.kinds) and wanted.mesh is not None:
+        check_devices(hardware, sum(meshes.get(n, wanted.mesh).size for n in range(wanted.step.fixed_stages())))
 
 
 def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Plan:
@@ -387,8 +387,8 @@ def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchReque
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
 
     def completed(plan: Plan) -> Plan:
-        made = predicted(with_step(plan, graph, wanted.step), graph)
-        return with_batch_shares(made, graph, wanted.step.batch_shares)
+        stepped = predicted(with_step(plan, graph, wanted.step), graph)
+        return with_batch_shares(stepped, graph, wanted.step.batch_shares)
 
     return fastest_stored(plan, graph, hardware, wanted.step, completed, limit)
 
@@ -418,13 +418,13 @@ def _styles(
     from autoshard.search.style_plans import style_plans
     from autoshard.solvers.common.solver_options import Clock, interruptible
 
-    own = clock or Clock()
-    with timed(log, "simulating known styles"), interruptible(own):
-        if task is not None and unhurried(own) and unhurried(task.clock):  # as at the level of the step
+    timer = clock or Clock()
+    with timed(log, "simulating known styles"), interruptible(timer):
+        if task is not None and unhurried(timer) and unhurried(task.clock):  # as at the level of the step
             simulate_styles(task)
         if task is None:
-            return style_plans(plan, graph, hardware, own, cache=cache)
-        return style_plans(plan, graph, hardware, own, task.formulation, task.styles, cache)
+            return style_plans(plan, graph, hardware, timer, cache=cache)
+        return style_plans(plan, graph, hardware, timer, task.formulation, task.styles, cache)
 
 
 def _cache_log(cache: DiskCache | None) -> Log:
@@ -453,8 +453,8 @@ def _searched(
         task = search_task.prepare(graph, wanted.mesh, hardware, wanted, options, log)
         with interruptible(clock):  # before, there is nothing to keep
             select_plan.begin(task)
-            task, found = memory_fit.fitted(task)
-            plan = select_plan.best(task, found)
+            task, optimum = memory_fit.fitted(task)
+            plan = select_plan.best(task, optimum)
     whole = None if task.pins or wanted.strategy != "best" else task
     with interruptible(clock):
         return plan, pareto_front.front(task, plan) if wanted.pareto else (), whole

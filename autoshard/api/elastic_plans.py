@@ -15,9 +15,9 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.units import counted
 
 
-def numbers_of_devices(given: int | Sequence[int] | None) -> tuple[int, ...]:
+def numbers_of_devices(devices: int | Sequence[int] | None) -> tuple[int, ...]:
     """The most first. UsageError for one twice."""
-    numbers = (given,) if isinstance(given, int) else tuple(given or ())
+    numbers = (devices,) if isinstance(devices, int) else tuple(devices or ())
     twice = next((number for number in numbers if numbers.count(number) > 1), None)
     if twice is not None:
         raise UsageError(f"--devices names {twice} twice", "each number of devices once, as --devices 8,6,4")
@@ -36,11 +36,11 @@ def planned_for(
     model: CapturedModel, hardware: Hardware, wanted: SearchRequest, devices: int, cache: str | Path | bool | None
 ) -> PlannedModel:
     """The plan of the same request for another number of devices. Errors name that number."""
-    own = replace(wanted, devices=devices)
+    request = replace(wanted, devices=devices)
     try:
-        if own.searches_step:
-            return planned_step(model, hardware, own).plan
-        return verbs.planned(model, hardware, own, cache, whole_plans=False)
+        if request.searches_step:
+            return planned_step(model, hardware, request).plan
+        return verbs.planned(model, hardware, request, cache, whole_plans=False)
     except (UsageError, InfeasibleError) as error:
         error.message = f"for {counted(devices, 'device')}: {error.message}"
         raise

@@ -40,11 +40,11 @@ def live_model(
     if not isinstance(model, nn.Module):
         message = f"expected a model, got {model if isinstance(model, type) else type(model).__name__}"
         raise UsageError(message, "an nn.Module, built: Net(), not Net; or 'file.py:callable'")
-    own = same_tensors(model)
-    keep_tensors(own)
+    module = same_tensors(model)
+    keep_tensors(module)
     function = find_callable(loss) if isinstance(loss, str) else loss
-    call, tensors = model_call(by_name(own, arguments_of(own, inputs, targets, function)), (), function, sums)
-    return LiveModel(own, call, tensors)
+    call, tensors = model_call(by_name(module, arguments_of(module, inputs, targets, function)), (), function, sums)
+    return LiveModel(module, call, tensors)
 
 
 def captured(
@@ -101,22 +101,22 @@ def _held(model: nn.Module) -> list[Tensor]:
 def on_cpu(live: LiveModel) -> LiveModel:
     """The same model and inputs on tensors of its own, on the CPU; what is on meta is zero."""
     with torch.no_grad():
-        own = {id(x): _real(x) for x in _held(live.module)}
-    module = copy.deepcopy(live.module, own)
+        memo = {id(x): _real(x) for x in _held(live.module)}
+    module = copy.deepcopy(live.module, memo)
     return LiveModel(call_by(module, live.call), live.call, tuple(_real(x) for x in live.tensors))
 
 
 def _real(x: Tensor) -> Tensor:
-    made = torch.zeros_like(x, device="cpu") if x.is_meta else x.detach().to("cpu", copy=True)
-    return nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
+    real = torch.zeros_like(x, device="cpu") if x.is_meta else x.detach().to("cpu", copy=True)
+    return nn.Parameter(real, x.requires_grad) if isinstance(x, nn.Parameter) else real
 
 
 def called_with(
     module: nn.Module, call: ModelCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: int
 ) -> tuple[ModelCall, tuple[Tensor, ...]]:
     """A later call in the form of the first: the last `targets` positional arguments are the loss function's."""
-    given = len(args) - targets
-    inputs, own = args[:given], args[given:]
-    split = arguments_of(module, dict(kwargs), own or None, call.loss)
+    count = len(args) - targets
+    inputs, loss_args = args[:count], args[count:]
+    split = arguments_of(module, dict(kwargs), loss_args or None, call.loss)
     arguments = Arguments(inputs, split.kwargs, split.targets, split.labels)
     return model_call(by_name(module, arguments), positions_of(own_forward(module)), call.loss, call.sums)

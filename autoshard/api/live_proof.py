@@ -23,19 +23,19 @@ from autoshard.verification.verify_folder import by_rows
 def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
     """See `autoshard.verify`."""
     program, graph = plan.simulated.program, plan.graph
-    own: Plan = plan.plan
-    if own.mesh.size > MOST_RANKS:
-        found = counterpart(own, graph, graph, plan.hardware, MOST_RANKS)
-        own, program = found.plan, found.program
+    run_plan: Plan = plan.plan
+    if run_plan.mesh.size > MOST_RANKS:
+        smaller = counterpart(run_plan, graph, graph, plan.hardware, MOST_RANKS)
+        run_plan, program = smaller.plan, smaller.program
     sizes = step_sizes(graph)
-    count, tables = own.step.micro_batches, by_rows(own)
+    count, tables = run_plan.step.micro_batches, by_rows(run_plan)
 
     def load() -> tuple[nn.Module, tuple[Tensor, ...]]:
         real = on_cpu(live)
         return real.module, real.tensors
 
     case = loaded_case(load, graph, micro_batches=count, sizes=sizes, by_rows=tables)
-    kind: Backend = "lockstep" if own.devices > MOST_PROCESSES or dist.is_initialized() else backend
-    proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)
+    kind: Backend = "lockstep" if run_plan.devices > MOST_PROCESSES or dist.is_initialized() else backend
+    proof = check_files(case, program, emit(program, run_plan, graph), kind, own_precision=True)
     proof = replace(proof, sizes=size_words(graph, sizes))
-    return proof if own is plan.plan else replace(proof, planned_mesh=str(plan.plan.mesh))
+    return proof if run_plan is plan.plan else replace(proof, planned_mesh=str(plan.plan.mesh))

@@ -78,8 +78,8 @@ def at_sizes(plan: PlannedModel, text: str) -> PlannedModel:
     sizes = dict(read_histogram(text)[0].sizes)
     graph = resized(plan.graph, sizes)
     there = plan.plan.at_sizes(sizes_of(graph))
-    own = predicted(reapply(there, plan.graph, graph, plan.hardware), graph)
-    return replace(plan, plan=own, graph=graph)
+    sized_plan = predicted(reapply(there, plan.graph, graph, plan.hardware), graph)
+    return replace(plan, plan=sized_plan, graph=graph)
 
 
 def export(plan: PlannedModel, kind: str, output: Path | None = None) -> tuple[Path, list[str]]:

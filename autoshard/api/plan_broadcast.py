@@ -17,24 +17,24 @@ from autoshard.ir import graph_json, plan_json
 PlanMessage = tuple[str, str, str, tuple[str, ...], Any, bool]
 
 
-def from_rank_0(make: Callable[[], PlannedModel], model: Any = None, given: tuple[Any, ...] = ()) -> PlannedModel:
-    """What `make` gives on rank 0, on every rank, of this rank's own `model`. `given`: its inputs, targets, loss, and
+def from_rank_0(make: Callable[[], PlannedModel], model: Any = None, args: tuple[Any, ...] = ()) -> PlannedModel:
+    """What `make` gives on rank 0, on every rank, of this rank's own `model`. `args`: its inputs, targets, loss, and
     whether it is trained."""
     message = ranks.from_rank_0(lambda: _encoded(make()), ranks.device_type(None))
-    return _decoded(message, model, given)
+    return _decoded(message, model, args)
 
 
-def _encoded(made: PlannedModel) -> PlanMessage:
-    call = made.live.call if made.live else None
-    texts = plan_json.dumps(made.plan), graph_json.dumps(made.graph), made.plan.hardware_text
-    return *texts, made.ignored, call.returned if call else None, bool(call and call.summed)
+def _encoded(planned: PlannedModel) -> PlanMessage:
+    call = planned.live.call if planned.live else None
+    texts = plan_json.dumps(planned.plan), graph_json.dumps(planned.graph), planned.plan.hardware_text
+    return *texts, planned.ignored, call.returned if call else None, bool(call and call.summed)
 
 
-def _decoded(message: PlanMessage, model: Any, given: tuple[Any, ...]) -> PlannedModel:
+def _decoded(message: PlanMessage, model: Any, args: tuple[Any, ...]) -> PlannedModel:
     plan_text, graph_text, hardware_text, ignored, returned, summed = message
     live: LiveModel | None = None
     if isinstance(model, nn.Module):
-        inputs, targets, loss, training = given
+        inputs, targets, loss, training = args
         live = live_model(model, inputs, targets, loss, "missing" if training else "never")
         live.call.returned, live.call.summed = returned, summed
     elif isinstance(model, CapturedModel):

@@ -45,17 +45,17 @@ def operator_strategies(plan: PlannedModel) -> list[dict[str, Any]]:
     graph, mesh = plan.graph, plan.plan.mesh
     chosen = chosen_strategies(plan.plan, graph)
     rows = []
-    for own in plan.plan.ops:
-        op, strategy = graph.by_op[own.op], chosen[own.op]
-        moved = [one for one in plan.plan.redistributions if own.op in one.consumers]
+    for op_plan in plan.plan.ops:
+        op, strategy = graph.by_op[op_plan.op], chosen[op_plan.op]
+        moved = [one for one in plan.plan.redistributions if op_plan.op in one.consumers]
         results = zip(op.results, strategy.results, strict=True)
         rows.append({
             "operator": op.name, "target": op.target, "module": op.module, "source": op.source,
-            "operands": list(op.operands), "results": list(op.results), "strategy": own.strategy,
+            "operands": list(op.operands), "results": list(op.results), "strategy": op_plan.strategy,
             "counts": [cut and list(cut) for cut in of_operands(strategy, operand_shapes(graph, op), mesh)],
             "result_counts": [list(counts(layout, len(graph.tensor(name).shape), mesh)) for name, layout in results],
             "moved": [{"tensor": one.tensor, "from": str(one.source), "to": str(one.target)} for one in moved],
-            "decided_by": own.decided_by,
+            "decided_by": op_plan.decided_by,
         })  # fmt: skip
     return rows
 

@@ -24,8 +24,8 @@ def device_type(device: str | torch.device | None) -> str:
     """`Ascend`, `GPU`, `CPU` or torch's names. None: what the process group talks over, else what there is."""
     if device is None:
         if dist.is_initialized():
-            own = dist.get_backend()  # of several, "cpu:gloo,cuda:nccl"
-            return next((kind for name, kind in (("nccl", "cuda"), ("hccl", "npu")) if name in own), "cpu")
+            backend = dist.get_backend()  # of several, "cpu:gloo,cuda:nccl"
+            return next((kind for name, kind in (("nccl", "cuda"), ("hccl", "npu")) if name in backend), "cpu")
         return "cuda" if torch.cuda.is_available() else "npu" if hasattr(torch, "npu") else "cpu"
     name = str(device).partition(":")[0].lower()
     if name not in DEVICES:
@@ -75,8 +75,8 @@ def from_rank_0(make: Callable[[], _Result], device: str) -> _Result:
             reason = [("made", make())]
         except BaseException as error:
             raised = error
-            own = (type(error), error.message, error.hint) if isinstance(error, UserError) else None
-            reason = [("raised", own or (RuntimeError, f"rank 0 failed: {type(error).__name__}: {error}", None))]
+            user_error = (type(error), error.message, error.hint) if isinstance(error, UserError) else None
+            reason = [("raised", user_error or (RuntimeError, f"rank 0 failed: {type(error).__name__}: {error}", None))]
     dist.broadcast_object_list(reason, src=0)
     if raised is not None:
         raise raised
@@ -84,5 +84,5 @@ def from_rank_0(make: Callable[[], _Result], device: str) -> _Result:
     if kind == "raised":
         error_type, message, hint = content
         raise error_type(message) if hint is None else error_type(message, hint)
-    made: _Result = content
-    return made
+    result: _Result = content
+    return result

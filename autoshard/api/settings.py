@@ -80,17 +80,17 @@ def search_request(
             raise UsageError(f"plan has no setting {name!r}", " or ".join(near))
         if name in _WHOLE and further[name] is not None and type(further[name]) is not int:
             raise UsageError(f"{name}={further[name]!r}: expected a whole number", f"{name}=4")
-    own = read_mesh(mesh)
+    parsed = read_mesh(mesh)
     said = {name: value for name, value in further.items() if name in STEP}
     file = Path(further["pins_file"]) if further.get("pins_file") else None
     step = step_request(said, pin_texts(pins), file)
-    if step.open_ or (step.global_batch is not None and own is None):
+    if step.open_ or (step.global_batch is not None and parsed is None):
         message = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
         raise UsageError(message, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
-    given = {name: value for name, value in further.items() if name not in (*STEP, *SERVERS)}
-    given |= {"servers": server_request(further), "pins_file": file}
+    fields = {name: value for name, value in further.items() if name not in (*STEP, *SERVERS)}
+    fields |= {"servers": server_request(further), "pins_file": file}
     return wanted(
-        own,
+        parsed,
         devices,
         mode,
         step,
@@ -99,7 +99,7 @@ def search_request(
         pins=pin_texts(pins),
         memory_limit_bytes=_quantity(memory_limit, "bytes"),
         time_limit_seconds=_quantity(time_limit, "seconds"),
-        **given,
+        **fields,
     )
 
 
@@ -143,17 +143,17 @@ def wanted(
     return request
 
 
-def sizes(given: Any) -> tuple[size_histogram.SizePoint, ...]:
+def sizes(points: Any) -> tuple[size_histogram.SizePoint, ...]:
     """How often steps have which dynamic sizes, as --sizes has it, or as rows; of nothing nothing."""
-    return size_histogram.histogram(given) if given else ()
+    return size_histogram.histogram(points) if points else ()
 
 
 def server_request(said: Mapping[str, Any]) -> ServerRequest:
     """`said`: some of SERVERS."""
-    own = {name: said[name] for name in SERVERS[1:] if said.get(name) is not None}
-    if "workers" in own:
-        own["workers"] = str(own["workers"])
-    return ServerRequest(said.get("parameter_servers"), **own)
+    fields = {name: said[name] for name in SERVERS[1:] if said.get(name) is not None}
+    if "workers" in fields:
+        fields["workers"] = str(fields["workers"])
+    return ServerRequest(said.get("parameter_servers"), **fields)
 
 
 def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | None = None) -> StepRequest:

@@ -28,22 +28,22 @@ def read(loader: str, texts: Sequence[str], most: int) -> list[dict[str, Any]]:
     places: list[tuple[int, int]] = []
     for batch in islice(batches, most):
         shapes = list(_shapes(batch))
-        places = places or [dims_of(own, shapes)[0] for own in declared]
-        found = [shapes[number].sizes[dim] for number, dim in places]
-        counts[tuple(_up(own, size) for own, size in zip(declared, found, strict=True))] += 1
+        places = places or [dims_of(dynamic, shapes)[0] for dynamic in declared]
+        sizes = [shapes[number].sizes[dim] for number, dim in places]
+        counts[tuple(_up(dynamic, size) for dynamic, size in zip(declared, sizes, strict=True))] += 1
     if not counts:
         raise UsageError(f"{loader} yields no batch", "a loader of the training data")
-    names = [own.name for own in declared]
+    names = [dynamic.name for dynamic in declared]
     return [dict(zip(names, sizes, strict=True)) | {"weight": count} for sizes, count in sorted(counts.items())]
 
 
 def _up(declared: Declared, size: int) -> int:
-    own = declared.symbol
-    made = max(own.least, -(-(size - own.remainder) // own.divisor) * own.divisor + own.remainder)
-    if own.most and made > own.most:
-        message = f"a batch has a {declared.name} of {size}, above the largest, {own.most}"
+    symbol = declared.symbol
+    rounded = max(symbol.least, -(-(size - symbol.remainder) // symbol.divisor) * symbol.divisor + symbol.remainder)
+    if symbol.most and rounded > symbol.most:
+        message = f"a batch has a {declared.name} of {size}, above the largest, {symbol.most}"
         raise UsageError(message, f"a larger range of {declared.name}")
-    return made
+    return rounded
 
 
 def _shapes(batch: Any) -> Iterator[Shape]:

@@ -50,69 +50,69 @@ class StepAnswer:
 
 def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
-    samples = next((own.name for own in model.graph.dynamic if any(dim == 0 for _, dim in own.dims)), None)
+    samples = next((size.name for size in model.graph.dynamic if any(dim == 0 for _, dim in size.dims)), None)
     if samples is not None:
         message = f"--global-batch says how many samples a step has, and {samples} can change in each step"
         raise UsageError(message, with_mesh(model.graph, wanted))
     origin = replace(model.origin, fusion=read_fusion(wanted.fuse))
-    hardware, found, graph, plan = _of_orders(model.graph, hardware, wanted, origin)
+    hardware, joint, graph, plan = _of_orders(model.graph, hardware, wanted, origin)
     if wanted.sizes:
-        found, graph, plan = _expected(found, hardware, origin, wanted)
+        joint, graph, plan = _expected(joint, hardware, origin, wanted)
     dynamic = (dynamic_text(graph),) if graph.dynamic else ()
     known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph), dynamic)
     if known is not graph:
         sizes = plan.search.sizes
-        graph, plan = joint_plan(found, hardware, origin, known)
+        graph, plan = joint_plan(joint, hardware, origin, known)
         plan = replace(plan, search=replace(plan.search, sizes=sizes))
-    steps, sentences = step_text.steps(found), step_text.sentences(found)
-    options = _as_found(wanted.step, found, model.graph).text
+    steps, sentences = step_text.steps(joint), step_text.sentences(joint)
+    options = _as_found(wanted.step, joint, model.graph).text
     options += f" --strategy {wanted.strategy}" if wanted.strategy != "best" else ""
     plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, step_messages=sentences))
     plan = with_ranks(with_unused_fusion(plan, graph))
-    made = PlannedModel(plan, graph, hardware, styles=_styles(plan, graph, hardware))
-    return StepAnswer(found, made, step_seconds(plan))
+    planned = PlannedModel(plan, graph, hardware, styles=_styles(plan, graph, hardware))
+    return StepAnswer(joint, planned, step_seconds(plan))
 
 
 def _styles(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[StylePlan, ...]:
     """With the mean step over the plan's sizes, where it has any."""
     largest = style_plans(plan, graph, hardware)
-    points = [SizePoint(own.sizes, own.weight) for own in plan.search.sizes]
+    points = [SizePoint(row.sizes, row.weight) for row in plan.search.sizes]
     graphs = [resized(graph, dict(point.sizes)) for point in points]
     there = [predicted(reapply(plan, graph, at, hardware), at) for at in graphs]
-    each = [style_plans(own, at, hardware) for own, at in zip(there, graphs, strict=True)]
+    each = [style_plans(sized, at, hardware) for sized, at in zip(there, graphs, strict=True)]
     return expected_styles(largest, each, points) if points else largest
 
 
 def _expected(
-    found: JointResult, hardware: Hardware, origin: Origin, wanted: SearchRequest
+    joint: JointResult, hardware: Hardware, origin: Origin, wanted: SearchRequest
 ) -> tuple[JointResult, Graph, Plan]:
     """Of the steps that were found at the largest sizes, and fit there, that with the least expected one: it was the
     third to eighth best there in 6 of 8 trials."""
-    points = points_for(wanted.sizes, found.line.graph.dynamic)
-    made: list[tuple[JointResult, Graph, Sized]] = []
-    every = found.best, *found.others
+    points = points_for(wanted.sizes, joint.line.graph.dynamic)
+    candidates: list[tuple[JointResult, Graph, Sized]] = []
+    every = joint.best, *joint.others
     for one in every:
-        own = replace(found, best=one, others=tuple(other for other in every if other is not one))
-        graph, plan = joint_plan(own, hardware, origin)
-        asked = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
-        if asked.holds(plan) or not made:
-            peak = plan.peak_within(found.room_bytes)
-            own = replace(own, best=replace(one, program_seconds=plan.step_seconds, program_bytes=peak))
-            made.append((own, graph, Sized(str(one.problem.choice), plan, asked.steps(plan))))
-    best = min(made, key=lambda one: one[2].expected(points))
-    least = [min(own) for own in zip(*(one.seconds for *_, one in made), strict=True)]
+        reordered = replace(joint, best=one, others=tuple(other for other in every if other is not one))
+        graph, plan = joint_plan(reordered, hardware, origin)
+        evaluator = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
+        if evaluator.holds(plan) or not candidates:
+            peak = plan.peak_within(joint.room_bytes)
+            reordered = replace(reordered, best=replace(one, program_seconds=plan.step_seconds, program_bytes=peak))
+            candidates.append((reordered, graph, Sized(str(one.problem.choice), plan, evaluator.steps(plan))))
+    best = min(candidates, key=lambda one: one[2].expected(points))
+    least = [min(times) for times in zip(*(one.seconds for *_, one in candidates), strict=True)]
     rows = tuple(
         SizeStep(point.sizes, point.weight, step, there, 0.0)
         for point, step, there in zip(points, best[2].seconds, least, strict=True)
     )
-    note = f"expected step of the best of {counted(len(made), 'step')} that were found at the largest sizes"
+    note = f"expected step of the best of {counted(len(candidates), 'step')} that were found at the largest sizes"
     search = replace(best[2].plan.search, sizes=rows, notes=(*best[2].plan.search.notes, note))
     return best[0], best[1], replace(best[2].plan, search=search)
 
 
-def _as_found(step: StepRequest, found: JointResult, graph: Graph) -> StepRequest:
+def _as_found(step: StepRequest, joint: JointResult, graph: Graph) -> StepRequest:
     """What asks for this very step: all that was found outside its blocks, so that the search is quick."""
-    choice = found.best.problem.choice
+    choice = joint.best.problem.choice
     several = choice.stages > 1
     return replace(
         step,
@@ -121,26 +121,26 @@ def _as_found(step: StepRequest, found: JointResult, graph: Graph) -> StepReques
         stages=choice.stages,
         virtual_stages=choice.virtual_stages if several else None,
         schedule=choice.schedule if several else None,
-        recompute=step.recompute if asks_to_recompute(graph) else _again(step, found),
+        recompute=step.recompute if asks_to_recompute(graph) else _again(step, joint),
         micro_batch=choice.micro_batch,
         zero=None if step.enable_parallel_optimizer else choice.zero,
         pins=step.pins if several else (),
     )
 
 
-def _again(step: StepRequest, found: JointResult) -> str | None:
+def _again(step: StepRequest, joint: JointResult) -> str | None:
     """The ways of computing again that its blocks have, of those that were asked for."""
-    problem, blocks = found.best.problem, found.line.blocks
-    pairs = zip(problem.kinds, found.best.plan.points, strict=True)
-    kept = {problem.keeps[kind][point] for block, (kind, point) in zip(blocks, pairs, strict=True) if block.module}
-    asked = SEARCHED if step.recompute in (None, AUTO) else str(step.recompute).split(",")
-    words = [word for word in dict.fromkeys((*asked, TENSORS)) if _is_kept(word, kept)]
+    problem, blocks = joint.best.problem, joint.line.blocks
+    pairs = zip(problem.kinds, joint.best.plan.points, strict=True)
+    keeps = {problem.keeps[kind][point] for block, (kind, point) in zip(blocks, pairs, strict=True) if block.module}
+    requested = SEARCHED if step.recompute in (None, AUTO) else str(step.recompute).split(",")
+    words = [word for word in dict.fromkeys((*requested, TENSORS)) if _is_kept(word, keeps)]
     return ",".join(words) or step.recompute
 
 
-def _is_kept(word: str, kept: set[str]) -> bool:
-    some = any(keep.startswith(KEEP_SOME) for keep in kept)
-    return some if word == TENSORS else RECOMPUTE[word] in kept
+def _is_kept(word: str, keeps: set[str]) -> bool:
+    some = any(keep.startswith(KEEP_SOME) for keep in keeps)
+    return some if word == TENSORS else RECOMPUTE[word] in keeps
 
 
 def _of_orders(
@@ -148,22 +148,22 @@ def _of_orders(
 ) -> tuple[Hardware, JointResult, Graph, Plan]:
     """The fastest of what is found for each order of the kinds of devices, with the bound on all."""
     wanted.check_kinds(hardware)
-    made: list[tuple[Hardware, JointResult, Graph, Plan]] = []
+    answers: list[tuple[Hardware, JointResult, Graph, Plan]] = []
     refused: list[InfeasibleError] = []
     for order in orders(hardware):
-        own = used(order, wanted.devices or 1)
+        ordered = used(order, wanted.devices or 1)
         try:
-            made.append((own, *_fitting(graph, own, wanted, origin)))
+            answers.append((ordered, *_fitting(graph, ordered, wanted, origin)))
         except InfeasibleError as error:
             refused.append(error)
-    if not made:
+    if not answers:
         raise refused[0]
-    hardware, found, graph, plan = min(made, key=lambda each: each[3].step_seconds)
-    least = min(each[1].bound for each in made)
-    if least < found.bound:
-        found = replace(found, bound=least)
-        graph, plan = joint_plan(found, hardware, origin)
-    return hardware, found, graph, plan
+    hardware, joint, graph, plan = min(answers, key=lambda each: each[3].step_seconds)
+    least = min(each[1].bound for each in answers)
+    if least < joint.bound:
+        joint = replace(joint, bound=least)
+        graph, plan = joint_plan(joint, hardware, origin)
+    return hardware, joint, graph, plan
 
 
 def _fitting(
@@ -186,22 +186,22 @@ def _fitting(
             break
         too_much, room = room, room * (limit / sizes[-1]) ** 2**attempt * TIGHTER
         try:
-            own = within(room)
+            candidate = within(room)
         except InfeasibleError:
             break
-        sizes.append(own.bytes)
-        fitting = own if fits(own.bytes, limit) else None
+        sizes.append(candidate.bytes)
+        fitting = candidate if fits(candidate.bytes, limit) else None
     if fitting is None:
         raise no_step_within(limit, min(sizes), first.plan)
     slow = first.seconds * (1 + LOOSE)
     while too_much - room > ROUGHLY * too_much and wanted.level == SPEED and fitting.seconds > slow:
         middle = (room + too_much) / 2
         try:
-            own = within(middle)
+            candidate = within(middle)
         except (InfeasibleError, UsageError):
             break
-        if fits(own.bytes, limit):
-            room, fitting = middle, min(fitting, own, key=lambda made: made.seconds)
+        if fits(candidate.bytes, limit):
+            room, fitting = middle, min(fitting, candidate, key=lambda step: step.seconds)
         else:
             too_much = middle
     return fitting.found, fitting.graph, fitting.plan
@@ -239,16 +239,16 @@ def _made(
     the parts alone: where the best can't be made, a search of fewer parts follows, as far as the request leaves that.
     `limit_bytes`: of programs, which those that fit are taken by; `wider`: what was found within more, with its bound
     on all."""
-    found = replace(searched_step(graph, hardware, wanted, stores, wider is None), limit_bytes=limit_bytes)
-    found = replace(found, bound=wider.bound) if wider else found
+    joint = replace(searched_step(graph, hardware, wanted, stores, wider is None), limit_bytes=limit_bytes)
+    joint = replace(joint, bound=wider.bound) if wider else joint
     try:
-        return _Made(*confirmed(found, hardware, origin), wanted)
+        return _Made(*confirmed(joint, hardware, origin), wanted)
     except UsageError as error:
-        fewer = _fewer_parts(wanted, found.best.problem.choice)
+        fewer = _fewer_parts(wanted, joint.best.problem.choice)
         if fewer is None:
             raise
-        made = _made(graph, hardware, fewer, origin, limit_bytes, stores, wider)
-        return replace(made, found=replace(made.found, undivided=((error.message, 1), *made.found.undivided)))
+        retried = _made(graph, hardware, fewer, origin, limit_bytes, stores, wider)
+        return replace(retried, found=replace(retried.found, undivided=((error.message, 1), *retried.found.undivided)))
 
 
 def _fewer_parts(wanted: SearchRequest, choice: ParallelConfig) -> SearchRequest | None:

@@ -34,7 +34,7 @@ class Strategies:
         said = [*(self.inputs or ()), *(self.outputs or ()), *(how for _, how in self.parameters)]
         said += [] if isinstance(self.dataset, str) else [*self.dataset]
         return [
-            tuple(own if isinstance(own, int) else len(own) for own in how) for how in said if isinstance(how, tuple)
+            tuple(cut if isinstance(cut, int) else len(cut) for cut in how) for how in said if isinstance(how, tuple)
         ]
 
 
@@ -63,21 +63,21 @@ def strategies(
     return Strategies(inputs, outputs, tuple(plan.items()), dataset_strategy)
 
 
-def _entries(name: str, given: Any) -> tuple[How, ...] | None:
-    if given is None:
+def _entries(name: str, entries: Any) -> tuple[How, ...] | None:
+    if entries is None:
         return None
-    if not isinstance(given, tuple | list):
-        raise UsageError(f"{name} is {type(given).__name__}, expected a tuple with an entry for each tensor", EXAMPLE)
-    return tuple(_how(f"{name}[{number}]", how) for number, how in enumerate(given))
+    if not isinstance(entries, tuple | list):
+        raise UsageError(f"{name} is {type(entries).__name__}, expected a tuple with an entry for each tensor", EXAMPLE)
+    return tuple(_how(f"{name}[{number}]", how) for number, how in enumerate(entries))
 
 
 def _how(what: str, how: Any, parts: bool = False) -> How:
     """`parts`: may a dim have the lengths of its parts in place of their count?"""
     if how is None or isinstance(how, str):
         return how
-    if parts and isinstance(how, tuple | list) and any(isinstance(own, tuple | list) for own in how):
-        _how(what, [len(own) if isinstance(own, tuple | list) else own for own in how])
-        return tuple(_how(what, own) if isinstance(own, tuple | list) else own for own in how)
+    if parts and isinstance(how, tuple | list) and any(isinstance(cut, tuple | list) for cut in how):
+        _how(what, [len(cut) if isinstance(cut, tuple | list) else cut for cut in how])
+        return tuple(_how(what, cut) if isinstance(cut, tuple | list) else cut for cut in how)
     if not isinstance(how, tuple | list) or not all(type(count) is int for count in how):
         raise UsageError(f"{what} is {how!r}: expected whole numbers, one a dim, a layout, or None", EXAMPLE)
     if any(count < 1 for count in how):
@@ -91,19 +91,19 @@ def _how(what: str, how: Any, parts: bool = False) -> How:
 def pins(said: Strategies, graph: Graph, outputs: Sequence[str], lifted: Mapping[str, str]) -> tuple[str, ...]:
     """As pins. `outputs`: the tensors that the function returns; `lifted`: a function's parameters -> their inputs."""
     inputs = [name for name in graph.inputs if name not in lifted.values()]
-    found = []
-    for kind, given, names in (("input", said.inputs, inputs), ("output", said.outputs, outputs)):
-        if given is not None and len(given) != len(names):
-            entries = f"{kind[:-3]}_strategy has {len(given)} entries"
+    texts = []
+    for kind, strategy, names in (("input", said.inputs, inputs), ("output", said.outputs, outputs)):
+        if strategy is not None and len(strategy) != len(names):
+            entries = f"{kind[:-3]}_strategy has {len(strategy)} entries"
             raise UsageError(
                 f"{entries}, but there are {len(names)} tensors: {', '.join(names)}",
                 f"one entry for each {kind}, None where it is to be searched",
             )
-        for name, how in zip(names, given or (), strict=False):
+        for name, how in zip(names, strategy or (), strict=False):
             if how is not None:
                 _check_rank(f"{kind} {name}", how, graph.tensor(name).shape)
-                found.append(f"input:{name}={_pin(how)}" if kind == "input" else _result_pin(graph, name, how))
-    return (*found, *(_parameter_pin(graph, name, how, lifted) for name, how in said.parameters if how is not None))
+                texts.append(f"input:{name}={_pin(how)}" if kind == "input" else _result_pin(graph, name, how))
+    return (*texts, *(_parameter_pin(graph, name, how, lifted) for name, how in said.parameters if how is not None))
 
 
 def _check_rank(what: str, how: How, shape: tuple[int, ...]) -> None:

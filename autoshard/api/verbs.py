@@ -70,21 +70,21 @@ def capture(
     """
     sizes = (dynamic,) if isinstance(dynamic, str) else tuple(dynamic)
     if isinstance(model, CapturedModel):
-        own = (
+        requested = (
             precision or model.graph.precision,
             optimizer or model.graph.optimizer,
             training and model.graph.training,
         )
-        given = {"inputs": inputs, "targets": targets, "loss": loss, "arguments": arguments, "dynamic": sizes or None}
-        _check_captured(model.graph, own, [name for name, value in given.items() if value is not None])
+        passed = {"inputs": inputs, "targets": targets, "loss": loss, "arguments": arguments, "dynamic": sizes or None}
+        _check_captured(model.graph, requested, [name for name, value in passed.items() if value is not None])
         return model
     if isinstance(model, str):
         if inputs is not None or targets is not None or callable(loss):
             raise UsageError(f"{model!r} brings its own inputs", "arguments={…}, and loss='module:function'")
-        given = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
-        asked = (precision, optimizer, training, tuple(allow_modules), several, sizes)
-        request = workflow.ModelRequest(model, given, *asked)
-        return CapturedModel(workflow.read_graph(request), Origin(model, tuple(sorted(given.items()))))
+        passed = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
+        options = (precision, optimizer, training, tuple(allow_modules), several, sizes)
+        request = workflow.ModelRequest(model, passed, *options)
+        return CapturedModel(workflow.read_graph(request), Origin(model, tuple(sorted(passed.items()))))
     if inputs is None or arguments:
         what = "takes no arguments" if arguments else "needs example inputs"
         raise UsageError(f"a model that is an object {what}", "autoshard.capture(model, (x, y)), or a dict of keywords")
@@ -95,10 +95,10 @@ def capture(
     return CapturedModel(workflow.checked(graph), Origin(), live)
 
 
-def _check_captured(graph: Graph, asked: tuple[str, str, bool], given: Sequence[str]) -> None:
+def _check_captured(graph: Graph, requested: tuple[str, str, bool], names: Sequence[str]) -> None:
     """UsageError where a captured model is to be another one."""
     settings = {"precision": graph.precision, "optimizer": graph.optimizer, "training": graph.training}
-    wrong = [*given, *(name for name, value in zip(settings, asked, strict=True) if value != settings[name])]
+    wrong = [*names, *(name for name, value in zip(settings, requested, strict=True) if value != settings[name])]
     if wrong:
         message = f"{' and '.join(wrong)} can't be set for a captured model"
         raise UsageError(message, f"autoshard.capture(model, …) with {wrong[0]}, and plan that")
@@ -139,19 +139,19 @@ def plan(
 
     Under torchrun rank 0 plans and every rank gets its plan.
     """
-    own = read_hardware(hardware)
+    cluster = read_hardware(hardware)
     wanted = search_request(mesh, devices, level, pins, memory_limit, time_limit, search, mode)
     options: dict[str, Any] = {"targets": targets, "loss": loss, "arguments": arguments, "precision": precision}
     options |= {"optimizer": optimizer, "training": training, "allow_modules": allow_modules, "dynamic": dynamic}
     if isinstance(model, str):
-        check(model, own, wanted, arguments, precision)
+        check(model, cluster, wanted, arguments, precision)
 
     def made_here() -> PlannedModel:
         captured_model = capture(model, inputs, **options)
         size = wanted.mesh.size if wanted.mesh is not None else wanted.of_one_stage().devices
         assert size is not None
-        given = dataset_pins(dataset_strategy, captured_model.graph, size)
-        return planned(captured_model, own, replace(wanted, pins=(*wanted.pins, *given)), cache)
+        data_pins = dataset_pins(dataset_strategy, captured_model.graph, size)
+        return planned(captured_model, cluster, replace(wanted, pins=(*wanted.pins, *data_pins)), cache)
 
     if _alone():
         return made_here()
@@ -174,8 +174,8 @@ def check(
 
     `out`: where the package is to go. `to_verify`: how it is to be run against the model, if it is.
     """
-    given = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
-    workflow.check(workflow.ModelRequest(model, given, precision), wanted, hardware)
+    passed = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
+    workflow.check(workflow.ModelRequest(model, passed, precision), wanted, hardware)
     if to_verify is not None:
         graph_json.check_has_code(model)
         to_verify.check()
@@ -214,13 +214,13 @@ def planned(
     request = replace(wanted, origin=model.origin, cache=disk_cache(cache))
     model = replace(model, graph=with_manual_splits(model.graph, request.pins, request.pins_file))
     plans = folder_of_plans(cache) if whole_plans else None
-    if plans is not None and (kept := cached_plan(plans, model.graph, hardware, request)) is not None:
-        return PlannedModel(kept, model.graph, hardware, model.live, None, request.ignored())
-    made = workflow.make_plan(model.graph, hardware, request)
+    if plans is not None and (cached := cached_plan(plans, model.graph, hardware, request)) is not None:
+        return PlannedModel(cached, model.graph, hardware, model.live, None, request.ignored())
+    result = workflow.make_plan(model.graph, hardware, request)
     if plans is not None:
-        store_plan(plans, made.plan, model.graph, hardware, request)
-    plan, own = made.plan, (made.ignored, made.front, made.styles, made.log)
-    return PlannedModel(plan, model.graph, hardware, model.live, None, *own)
+        store_plan(plans, result.plan, model.graph, hardware, request)
+    plan, details = result.plan, (result.ignored, result.front, result.styles, result.log)
+    return PlannedModel(plan, model.graph, hardware, model.live, None, *details)
 
 
 def load_plan(path: str | Path) -> PlannedModel:
@@ -228,12 +228,12 @@ def load_plan(path: str | Path) -> PlannedModel:
 
     Under torchrun rank 0 reads it and every rank gets it.
     """
-    own = Path(path)
+    source = Path(path)
     if _alone():
-        return PlannedModel(*read_package(own), folder=root_of(own))
+        return PlannedModel(*read_package(source), folder=root_of(source))
     from autoshard.api.plan_broadcast import from_rank_0
 
-    return replace(from_rank_0(lambda: PlannedModel(*read_package(own))), folder=root_of(own))
+    return replace(from_rank_0(lambda: PlannedModel(*read_package(source))), folder=root_of(source))
 
 
 def packages_in(path: str | Path) -> list[Path]:
@@ -259,25 +259,25 @@ def write(plan: PlannedModel, folder: str | Path, also: Sequence[PlannedModel] =
 @infrequent_gc()
 def write_files(plan: PlannedModel, folder: Path, also: Sequence[PlannedModel] = ()) -> list[str]:
     """`write`; the names of the files."""
-    others = tuple(sorted((own.plan for own in also), key=lambda own: -own.devices))
-    numbers = [plan.plan.devices, *(own.devices for own in others)]
+    others = tuple(sorted((variant.plan for variant in also), key=lambda variant: -variant.devices))
+    numbers = [plan.plan.devices, *(variant.devices for variant in others)]
     if len(set(numbers)) < len(numbers):
         message = f"plans for {', '.join(map(str, numbers))} devices in one package"
         raise UsageError(message, "one for each number of devices")
-    if other := next((own for own in also if _stored(own.graph) != _stored(plan.graph)), None):
+    if other := next((variant for variant in also if _stored(variant.graph) != _stored(plan.graph)), None):
         message = f"{other!r} has other parameters than {plan!r}"
         raise UsageError(message, "plans of one model, for other numbers of devices")
     files = _files(plan, replace(plan.extras, others=others), bool(also))
-    for own in also:
-        nested = _files(own, own.extras, True)
-        files |= {f"{output_folder.NESTED_FOLDER}{own.plan.devices}/{name}": text for name, text in nested.items()}
+    for variant in also:
+        nested = _files(variant, variant.extras, True)
+        files |= {f"{output_folder.NESTED_FOLDER}{variant.plan.devices}/{name}": text for name, text in nested.items()}
     output_folder.write_package(folder, files)
     write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))
     return sorted(files)
 
 
 def _stored(graph: Graph) -> dict[str, tuple[int, ...]]:
-    return {own.path: graph.tensor(own.tensor).shape for own in (*graph.parameters, *graph.buffers)}
+    return {stored.path: graph.tensor(stored.tensor).shape for stored in (*graph.parameters, *graph.buffers)}
 
 
 def _files(plan: PlannedModel, extras: ReportExtras, other_numbers: bool) -> dict[str, str]:
@@ -316,9 +316,9 @@ def verify(
     if not plan.plan.model:
         raise UsageError("this plan does not say which model it is of", "plan the model again")
     graph_json.check_has_code(plan.plan.model)  # before torch is imported
-    given = dict(arguments or {})
+    passed = dict(arguments or {})
     if plan.folder is not None:
-        return workflow.verify_package(plan.folder, plan.simulated, backend, full, given)
+        return workflow.verify_package(plan.folder, plan.simulated, backend, full, passed)
     with guarded_folder("autoshard-verify-") as folder:
         package = write(plan, folder / "package")
-        return workflow.verify_package(package, plan.simulated, backend, full, given)
+        return workflow.verify_package(package, plan.simulated, backend, full, passed)

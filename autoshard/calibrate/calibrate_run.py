@@ -63,7 +63,7 @@ def run(request: Request) -> CalibrationFiles | None:
     hardware = check_one_kind(load_hardware(request.hardware), "a calibration")
     hardware.peak_flops(request.dtype)
     costs = costs_path(request.out)
-    kept = request.out.with_name(f"{request.out.stem}-measured.json")
+    measurements = request.out.with_name(f"{request.out.stem}-measured.json")
     _check(request, hardware, (request.out, costs))
     if request.measured:
         measured = _checked(_read(request.measured), request.measured)
@@ -72,18 +72,18 @@ def run(request: Request) -> CalibrationFiles | None:
     if under_torchrun() and os.environ["RANK"] != "0":
         return None
     source = f"autoshard calibrate, {measured['machine']}, {request.dtype}"
-    made = calibrate(measured, hardware, request.dtype, source)
-    profile, constants = _texts(request, hardware, made, costs, source)
-    own = parse_hardware(f"{profile}\n{constants}", str(request.out))  # before a file is there
-    network = network_fit(measured, own) if measured.get("between") else None
+    calibration = calibrate(measured, hardware, request.dtype, source)
+    profile, constants = _texts(request, hardware, calibration, costs, source)
+    fitted = parse_hardware(f"{profile}\n{constants}", str(request.out))  # before a file is there
+    network = network_fit(measured, fitted) if measured.get("between") else None
     if network is not None:
         profile = with_network(profile, network, hardware, source)
         parse_hardware(f"{profile}\n{constants}", str(request.out))
     write_text(costs, constants)
     write_text(request.out, profile)
     if request.measured is None:
-        write_text(kept, json.dumps(measured, indent=1) + "\n")
-    return CalibrationFiles(request.out, costs, request.measured or kept, made.families, network)
+        write_text(measurements, json.dumps(measured, indent=1) + "\n")
+    return CalibrationFiles(request.out, costs, request.measured or measurements, calibration.families, network)
 
 
 def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> None:
@@ -129,7 +129,7 @@ def measure(request: Request) -> dict[str, Any]:
     from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 
     check_device(request.device)
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for what in ("kernels", *["collectives"] * (request.processes > 1)):
             path = str(Path(folder) / f"{what}.json")
@@ -138,8 +138,8 @@ def measure(request: Request) -> dict[str, Any]:
                 run_processes("autoshard.calibrate.measure_worker", arguments, request.processes, TIMEOUT_SECONDS)
             except RankFailed as error:
                 raise UserError(f"measuring on {request.device} failed: {error}", "--device cpu, or --debug") from error
-            found |= _read(Path(path))
-    return found
+            tables |= _read(Path(path))
+    return tables
 
 
 _AGAIN = "measure again, without --measured"
@@ -198,13 +198,15 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < float("inf")
 
 
-def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path, source: str) -> tuple[str, str]:
+def _texts(request: Request, hardware: Hardware, calibration: Calibration, costs: Path, source: str) -> tuple[str, str]:
     """The profile and its cost model."""
     today = date.today().isoformat()
-    message = "; ".join(f"{NAMES[family.name]} {family.error:.1%}" for family in made.families)
+    message = "; ".join(f"{NAMES[family.name]} {family.error:.1%}" for family in calibration.families)
     error = f"mean absolute error on held-out rows: {message}"
-    constants = costmodel_text(costs.stem, f"fitted by {source}", error, today, made.entries, dtypes=request.dtype)
-    return profile_text(hardware, request.out, made.launch_seconds, source), constants
+    constants = costmodel_text(
+        costs.stem, f"fitted by {source}", error, today, calibration.entries, dtypes=request.dtype
+    )
+    return profile_text(hardware, request.out, calibration.launch_seconds, source), constants
 
 
 def summary(written: CalibrationFiles) -> str:
@@ -219,11 +221,11 @@ def summary(written: CalibrationFiles) -> str:
                       f"next: autoshard plan … --hardware {typed(written.profile)}"])  # fmt: skip
 
 
-def _network_words(found: NetworkFit) -> str:
-    speed = f"{format_bandwidth(found.bandwidth)} a device, {format_seconds(found.latency_seconds, 3)} a message"
+def _network_words(fit: NetworkFit) -> str:
+    speed = f"{format_bandwidth(fit.bandwidth)} a device, {format_seconds(fit.latency_seconds, 3)} a message"
     return (
-        f"{found.link} between nodes: {speed}; {found.rows} rows, error {found.error:.1%} on held-out ones, "
-        f"{found.whole_error:.1%} on collectives over all devices"
+        f"{fit.link} between nodes: {speed}; {fit.rows} rows, error {fit.error:.1%} on held-out ones, "
+        f"{fit.whole_error:.1%} on collectives over all devices"
     )
 
 

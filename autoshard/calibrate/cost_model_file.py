@@ -44,12 +44,12 @@ SCALE = {"us": 1e-6, "ns": 1e-9, "KB": 1e3}
 
 def entries_of(group: str, constants: Mapping[str, float], kind: str, source: str) -> list[Entry]:
     """Constants with their units; the first names `source`, the others it."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for key, value in constants.items():
         unit = UNITS.get(key.rpartition(".")[2], "")
         shown: float | str = f"{value / SCALE[unit]:.4g} {unit}" if unit else float(f"{value:.4g}")
-        found.append(Entry(f"{group}.{key}", shown, kind, "the same fit" if found else source))
-    return found
+        entries.append(Entry(f"{group}.{key}", shown, kind, "the same fit" if entries else source))
+    return entries
 
 
 def costmodel_text(

@@ -141,15 +141,15 @@ class Collectives:
 
     @property
     def free(self) -> tuple[Free, ...]:
-        found = [Free("launch", 6e-6, FREE)]
+        params = [Free("launch", 6e-6, FREE)]
         for kind in self.kinds:
-            own = _PROTOCOLS[kind]
-            found += [Free(f"{kind}.{free.key}", free.centre, free.width) for free in own if self._has(free.key)]
+            protocol = _PROTOCOLS[kind]
+            params += [Free(f"{kind}.{free.key}", free.centre, free.width) for free in protocol if self._has(free.key)]
         if self.in_network:
-            found.append(Free("all_reduce.in_network", 1.3, 0.15))
+            params.append(Free("all_reduce.in_network", 1.3, 0.15))
         if self.scatters:
-            found.append(Free("ring.scatter", 1.0, SHARED))
-        return tuple(found)
+            params.append(Free("ring.scatter", 1.0, SHARED))
+        return tuple(params)
 
     def _has(self, key: str) -> bool:
         return self.ramps or key != "ramp"
@@ -164,19 +164,19 @@ class Collectives:
         return result
 
     def _of_kind(self, constants: Mapping[str, float], rows: Rows, kind: str) -> np.ndarray:
-        own = {key: constants.get(f"{kind}.{key}", 0.0) for key in ("step", "setup", "setup_step", "switch", "ramp")}
+        terms = {key: constants.get(f"{kind}.{key}", 0.0) for key in ("step", "setup", "setup_step", "switch", "ramp")}
         passes, members = 2.0 if kind == ALL_REDUCE else 1.0, rows["members"]
         latency = self.latency * passes * (members - 1)
-        bandwidth = rows["bandwidth"] * constants[f"{kind}.efficiency"] * (1 - 1 / members) ** own["ramp"]
+        bandwidth = rows["bandwidth"] * constants[f"{kind}.efficiency"] * (1 - 1 / members) ** terms["ramp"]
         bandwidth = bandwidth * np.where(rows["reduced"] > 0, constants.get("all_reduce.in_network", 1.0), 1.0)
         if self.scatters:
             bandwidth = bandwidth * np.where(rows["scattered"] > 0, constants["ring.scatter"], 1.0)
         seconds: np.ndarray = transfer(
             rows["bytes"],
             members,
-            constants["launch"] + own["step"] * latency,
-            own["setup"] + own["setup_step"] * latency,
-            own["switch"],
+            constants["launch"] + terms["step"] * latency,
+            terms["setup"] + terms["setup_step"] * latency,
+            terms["switch"],
             passes * (members - 1) / members / bandwidth,
         )
         return seconds

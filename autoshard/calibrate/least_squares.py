@@ -42,8 +42,8 @@ def fit(model: Model, rows: Rows) -> Fitted:
 
     # Within e^6 of the centre: nothing physical lies outside, and powers stay finite.
     least = np.maximum(start - 6, np.log([max(f.least, 1e-300) for f in free]))
-    found = least_squares(residuals, start, loss="soft_l1", bounds=(least, start + 6))
-    constants = named(found.x)
+    solution = least_squares(residuals, start, loss="soft_l1", bounds=(least, start + 6))
+    constants = named(solution.x)
     return Fitted(constants, model.seconds(constants, rows) / rows["seconds"] - 1)
 
 

@@ -25,7 +25,7 @@ from autoshard.cluster.topology import ring_share
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS
 from autoshard.redistribute import CARRIED
 
-KIND = {name: own.constants for name, own in CARRIED.items() if own.call}  # what is measured
+KIND = {name: collective.constants for name, collective in CARRIED.items() if collective.call}  # what is measured
 Table = Sequence[Mapping[str, Any]]
 
 
@@ -127,12 +127,12 @@ def _backward(model: Products, family: Family, rows: Rows) -> dict[str, float]:
     """The rate of the two products of a backward beside what the forward's formula gives for their shapes."""
     swapped = {"dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}  # rows, columns, summed
     forward = np.median(model.seconds(family.constants, rows) / rows["seconds"])
-    found = {}
+    rates = {}
     for key, (m, n, k) in swapped.items():
         shape = {"m": rows[m], "n": rows[n], "k": rows[k], "item_bytes": rows["item_bytes"]}
         ratio = np.median(model.seconds(family.constants, shape) / rows[f"{key}_seconds"])
-        found[key] = float(f"{ratio / forward:.3g}")
-    return found
+        rates[key] = float(f"{ratio / forward:.3g}")
+    return rates
 
 
 def _attention_backward(family: Family, rows: Rows) -> float:
@@ -148,10 +148,10 @@ def _attention_backward(family: Family, rows: Rows) -> float:
 def _kept(hardware: Hardware) -> list[Entry]:
     """The constants of collectives as the profile had them."""
     shown = {"launch": 1e-6, "setup": 1e-6}
-    found = []
+    entries = []
     for key, value in hardware.constants:
         if key.startswith("collective.") or key == "error.collective":
             last = key.rpartition(".")[2]
             text: float | str = f"{value / shown[last]:g} us" if last in shown else value
-            found.append(Entry(key, f"{value:g} B" if last == "switch" else text, "default", "kept: not measured"))
-    return found
+            entries.append(Entry(key, f"{value:g} B" if last == "switch" else text, "default", "kept: not measured"))
+    return entries

@@ -57,19 +57,19 @@ def check_device(device: str) -> None:
 
 
 def main(what: str, device_name: str, dtype_name: str, path: str) -> None:
-    found = measured((what,), device_name, dtype_name)
+    tables = measured((what,), device_name, dtype_name)
     if int(os.environ.get("RANK", "0")) == 0:
-        Path(path).write_text(json.dumps(found), encoding="utf-8")
+        Path(path).write_text(json.dumps(tables), encoding="utf-8")
 
 
 def measured(what: Sequence[str], device_name: str, dtype_name: str) -> dict[str, Any]:
     """Tables by name, as this process measured them."""
     device, dtype = _device(device_name), getattr(torch, dtype_name)
     torch.manual_seed(SEED)
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for one in what:
-        found |= {"kernels": kernels, "collectives": collectives}[one](device, dtype)
-    return found
+        tables |= {"kernels": kernels, "collectives": collectives}[one](device, dtype)
+    return tables
 
 
 def _device(name: str) -> torch.device:
@@ -153,8 +153,8 @@ def _product(shape: dict[str, float], device: torch.device, dtype: torch.dtype) 
     runs: dict[str, Callable[[], Tensor]] = {
         "seconds": lambda: functional.linear(x, w), "dgrad_seconds": lambda: g @ w, "wgrad_seconds": lambda: g.T @ x,
     }  # fmt: skip
-    found = {name: seconds_of(run, device) for name, run in runs.items()}
-    return {**shape, "item_bytes": x.element_size(), **found}
+    times = {name: seconds_of(run, device) for name, run in runs.items()}
+    return {**shape, "item_bytes": x.element_size(), **times}
 
 
 def _attention(shape: dict[str, float], device: torch.device, dtype: torch.dtype) -> dict[str, float]:
@@ -175,7 +175,7 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]
     for size in measured_shapes.MEMORY_BYTES:
         rows = max(1, size // dtype.itemsize // WIDTH)
         count = max(1, COLD_BYTES // (2 * rows * WIDTH * dtype.itemsize))
-        given = [torch.randn(rows, WIDTH, device=device, dtype=dtype) for _ in range(count)]
+        tensors = [torch.randn(rows, WIDTH, device=device, dtype=dtype) for _ in range(count)]
         scale, order = torch.randn(WIDTH, device=device, dtype=dtype), torch.randperm(rows, device=device)
         runs: dict[str, Callable[[Tensor], Tensor]] = {
             "elementwise": lambda x: x + x,
@@ -186,21 +186,21 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]
             "gather": partial(functional.embedding, order),
         }
         for kind, run in runs.items():
-            seconds = seconds_of(_cold(run, given), device)
-            yield {"kind": kind, "bytes": 2 * given[0].numel() * dtype.itemsize, "seconds": seconds}
+            seconds = seconds_of(_cold(run, tensors), device)
+            yield {"kind": kind, "bytes": 2 * tensors[0].numel() * dtype.itemsize, "seconds": seconds}
 
 
 def _normalised(scale: Tensor, x: Tensor) -> Tensor:
     return functional.layer_norm(x, (WIDTH,), scale, scale)
 
 
-def _cold(run: Callable[[Tensor], Tensor], given: Sequence[Tensor]) -> Callable[[], None]:
+def _cold(run: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> Callable[[], None]:
     """Runs on one tensor after another and keeps as many results: as in a step, caches hold none of them.
 
     The first rounds are not timed: in them the allocator takes new pages from the system.
     """
-    order = cycle(given)
-    results = deque((run(next(order)) for _ in range(3 * len(given))), maxlen=len(given))
+    order = cycle(tensors)
+    results = deque((run(next(order)) for _ in range(3 * len(tensors))), maxlen=len(tensors))
     return lambda: results.append(run(next(order)))
 
 
@@ -236,17 +236,17 @@ def collectives(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     dist.init_process_group(BACKENDS[device.type])
     world = dist.get_world_size()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    found: dict[str, Any] = {"collective": []}
+    tables: dict[str, Any] = {"collective": []}
     for members in measured_shapes.group_sizes(local):
-        found["collective"] += _measured("members", members, [list(range(members))], device, dtype)
+        tables["collective"] += _measured("members", members, [list(range(members))], device, dtype)
     if world > local:
-        found |= {"between": [], "whole": []}
+        tables |= {"between": [], "whole": []}
         for nodes in measured_shapes.group_sizes(world // local):
             across = [list(range(first, nodes * local, local)) for first in range(local)]
-            found["between"] += _measured("nodes", nodes, across, device, dtype)
-            found["whole"] += _measured("nodes", nodes, [list(range(nodes * local))], device, dtype)
+            tables["between"] += _measured("nodes", nodes, across, device, dtype)
+            tables["whole"] += _measured("nodes", nodes, [list(range(nodes * local))], device, dtype)
     dist.destroy_process_group()
-    return found
+    return tables
 
 
 def _measured(
@@ -254,15 +254,15 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """Rows of one's own group; those without one wait, and have none."""
     rank = dist.get_rank()
-    made = [dist.new_group(list(ranks)) for ranks in groups]
+    handles = [dist.new_group(list(ranks)) for ranks in groups]
     rows = []
-    for ranks, group in zip(groups, made, strict=True):
+    for ranks, group in zip(groups, handles, strict=True):
         if rank in ranks:
             transport = GroupTransport(group)
             sizes = measured_shapes.message_bytes(LARGEST_MESSAGE.get(device.type, 2**28), EVERY_SIZE[column])
             runs = [one for size in sizes for one in _kinds(transport, len(ranks), size, device, dtype)]
             times = in_rounds([run for _, run in runs], transport, device)
-            rows += [{column: count, **row, "seconds": own} for (row, _), own in zip(runs, times, strict=True)]
+            rows += [{column: count, **row, "seconds": seconds} for (row, _), seconds in zip(runs, times, strict=True)]
     dist.barrier()
     return rows
 
@@ -289,10 +289,10 @@ def in_rounds(runs: Sequence[Callable[[], object]], transport: GroupTransport, d
         run()
     samples: list[list[float]] = [[] for _ in runs]
     for _ in range(ROUNDS):
-        for own, run in zip(samples, runs, strict=True):
+        for timings, run in zip(samples, runs, strict=True):
             transport.barrier()
-            own.append(_sample(run, device, 1))
-    return [undisturbed(own, UNDISTURBED_COLLECTIVE) for own in samples]
+            timings.append(_sample(run, device, 1))
+    return [undisturbed(timings, UNDISTURBED_COLLECTIVE) for timings in samples]
 
 
 def _arguments(words: Sequence[str]) -> tuple[str, str, str, str]:

@@ -15,24 +15,24 @@ MEMORY_BYTES = (2**14, 2**17, 2**20, 2**22, 2**24)
 def products(flop_rate: float, largest: float, generator: np.random.Generator) -> list[dict[str, float]]:
     """m, n, k: from few rows to square, within `LARGEST_SECONDS` at `flop_rate` FLOP/s; no matrix above `largest`
     elements."""
-    found: list[dict[str, float]] = []
-    while len(found) < SHAPES:  # the smallest are far within both
+    shapes: list[dict[str, float]] = []
+    while len(shapes) < SHAPES:  # the smallest are far within both
         m = int(2 ** generator.uniform(4, 13))
         n, k = (64 * round(2 ** generator.uniform(0, 7)) for _ in range(2))
         if 2 * m * n * k <= LARGEST_SECONDS * flop_rate and max(m * n, n * k, m * k) <= largest:
-            found.append({"m": m, "n": n, "k": k})
-    return found
+            shapes.append({"m": m, "n": n, "k": k})
+    return shapes
 
 
 def attentions(flop_rate: float, generator: np.random.Generator) -> list[dict[str, float]]:
     """batch, length, heads, kv_heads, head_dim of causal attentions."""
-    found: list[dict[str, float]] = []
-    while len(found) < SHAPES:
+    shapes: list[dict[str, float]] = []
+    while len(shapes) < SHAPES:
         batch, heads = (2 ** int(generator.integers(0, 4)) for _ in range(2))
         length = 2 ** int(generator.integers(5, 13))
         if 2 * batch * heads * length**2 * 64 <= LARGEST_SECONDS * flop_rate:
-            found.append({"batch": batch, "length": length, "heads": heads, "kv_heads": heads, "head_dim": 64})
-    return found
+            shapes.append({"batch": batch, "length": length, "heads": heads, "kv_heads": heads, "head_dim": 64})
+    return shapes
 
 
 def message_bytes(largest: float, every: int = 1) -> list[int]:

@@ -75,15 +75,15 @@ class Network:
         return result
 
     def _as_measured(self, link: AxisLink, constants: Mapping[str, float]) -> AxisLink:
-        own = self.hardware.links[self.level]
-        share = constants["bandwidth"] / (own.bandwidth * own.efficiency)
+        level_link = self.hardware.links[self.level]
+        share = constants["bandwidth"] / (level_link.bandwidth * level_link.efficiency)
 
         def changed(crossing: Crossing) -> Crossing:
-            if crossing.link != own:
+            if crossing.link != level_link:
                 return crossing
             return replace(
                 crossing,
-                link=replace(own, latency_seconds=constants["latency"]),
+                link=replace(level_link, latency_seconds=constants["latency"]),
                 ring_bandwidth=crossing.ring_bandwidth * share,
                 exchange_bandwidth=crossing.exchange_bandwidth * share,
                 send_bandwidth=crossing.send_bandwidth * share,

@@ -33,12 +33,12 @@ def check_target(out: Path, files: Iterable[Path]) -> None:
 
 def profile_text(hardware: Hardware, out: Path, launch_seconds: float, source: str) -> str:
     """The profile of `hardware` under the name of `out`, with the constants of `costs_path(out)`."""
-    own = _COSTS.split(hardware.text)[0].rstrip() + "\n"
+    text = _COSTS.split(hardware.text)[0].rstrip() + "\n"
     figure = figure_text(Entry("launch_overhead", f"{launch_seconds * 1e6:.4g} us", "measured", source))
     for key, value in (
         ("name", f'"{out.stem}"'),
         ("costmodel", f'"{costs_path(out).name}"'),
         ("launch_overhead", figure),
     ):
-        own = re.sub(rf"^{key} = .*$", lambda _, key=key, value=value: f"{key} = {value}", own, count=1, flags=re.M)
-    return own
+        text = re.sub(rf"^{key} = .*$", lambda _, key=key, value=value: f"{key} = {value}", text, count=1, flags=re.M)
+    return text

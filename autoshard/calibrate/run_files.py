@@ -53,27 +53,27 @@ def write_run(out: Path, hardware: Hardware, fitted: RunFit, run: str) -> RunFil
 def _entries(hardware: Hardware, fitted: RunFit, source: str) -> list[Entry]:
     """Every constant that the profile writes down, or that changed."""
     known = {figure.key.removeprefix("constants."): figure for figure in hardware.figures}
-    found = []
+    entries = []
     for key, value in fitted.hardware.constants:
         group, _, last = key.rpartition(".")
         if key in fitted.changed:
             was = f", {known[key].value} before" if key in known else ""
-            found += entries_of(group, {last: value}, "measured", f"{source}{was}")
+            entries += entries_of(group, {last: value}, "measured", f"{source}{was}")
         elif key in known:
-            own = known[key]
-            number = float(own.value) if _NUMBER.fullmatch(own.value) else own.value
-            found.append(Entry(key, number, own.kind, own.source))
-    return found
+            figure = known[key]
+            number = float(figure.value) if _NUMBER.fullmatch(figure.value) else figure.value
+            entries.append(Entry(key, number, figure.kind, figure.source))
+    return entries
 
 
 def summary(written: RunFiles) -> str:
     """What the run changed, and how to use it."""
-    own = written.fitted
+    fit = written.fitted
     lines = [
-        f"calibrated by this run: the step was predicted as {format_seconds(own.before_seconds)}, is now "
-        f"{format_seconds(own.after_seconds)}, took {format_seconds(own.measured_seconds)}",
-        *([f"left as the profile has them: {', '.join(own.left_out)} (links between nodes: see `autoshard calibrate` "
-           "under torchrun)"] if own.left_out else []),
+        f"calibrated by this run: the step was predicted as {format_seconds(fit.before_seconds)}, is now "
+        f"{format_seconds(fit.after_seconds)}, took {format_seconds(fit.measured_seconds)}",
+        *([f"left as the profile has them: {', '.join(fit.left_out)} (links between nodes: see `autoshard calibrate` "
+           "under torchrun)"] if fit.left_out else []),
         f"written to {written.profile} and {written.costmodel}",
         f"next: autoshard plan … --hardware {typed(written.profile)}",
     ]  # fmt: skip
@@ -82,14 +82,14 @@ def summary(written: RunFiles) -> str:
 
 def as_dict(written: RunFiles) -> Mapping[str, Any]:
     """The written files for `--json`."""
-    own = written.fitted
+    fit = written.fitted
     return {
         "profile": str(written.profile),
         "costmodel": str(written.costmodel),
-        "before_seconds": own.before_seconds,
-        "after_seconds": own.after_seconds,
-        "measured_seconds": own.measured_seconds,
-        "ratios": dict(own.ratios),
-        "changed": list(own.changed),
-        "left_out": list(own.left_out),
+        "before_seconds": fit.before_seconds,
+        "after_seconds": fit.after_seconds,
+        "measured_seconds": fit.measured_seconds,
+        "ratios": dict(fit.ratios),
+        "changed": list(fit.changed),
+        "left_out": list(fit.left_out),
     }

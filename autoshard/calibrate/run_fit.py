@@ -45,23 +45,23 @@ class RunFit:
 
 def run_fit(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> RunFit:
     """The run must be one of `program`."""
-    own = hardware
+    fitted = hardware
     before = _compared(program, graph, hardware, measured)
-    found = before
+    comparison = before
     first: dict[str, float] = {}
     for _ in range(ROUNDS):  # a launch that a family shares is not scaled with its rate: the rest by repetition
-        ratios = _ratios(found, program, hardware)
+        ratios = _ratios(comparison, program, hardware)
         first = first or ratios
         if all(abs(ratio - 1) < ROUNDING for ratio in ratios.values()):
             break
-        own = _scaled(own, ratios)
-        found = _compared(program, graph, own, measured)
-    own = _with_rest(program, graph, own, measured)
-    after = simulate(program, graph, own).step_seconds
+        fitted = _scaled(fitted, ratios)
+        comparison = _compared(program, graph, fitted, measured)
+    fitted = _with_rest(program, graph, fitted, measured)
+    after = simulate(program, graph, fitted).step_seconds
     was = dict(hardware.constants)
-    changed = tuple(key for key, value in own.constants if value != was[key])
+    changed = tuple(key for key, value in fitted.constants if value != was[key])
     left_out = tuple(r.name for r in before.collectives if _members(r) > hardware.devices_per_node and _both(r))
-    return RunFit(own, changed, first, before.step.predicted_seconds or 0.0, after, measured.step_seconds, left_out)
+    return RunFit(fitted, changed, first, before.step.predicted_seconds or 0.0, after, measured.step_seconds, left_out)
 
 
 def _compared(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> Comparison:
@@ -77,21 +77,21 @@ def _members(row: Row) -> int:
     return int(row.name.partition(" of ")[2] or 0)
 
 
-def _ratios(found: Comparison, program: Program, hardware: Hardware) -> dict[str, float]:
+def _ratios(comparison: Comparison, program: Program, hardware: Hardware) -> dict[str, float]:
     """Measured over predicted, by family; of what both sides have."""
     kinds = {canonical(i.target): _family(i) for i in program.instructions if isinstance(i, Compute)}
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for row in filter(_both, found.operators):
+    for row in filter(_both, comparison.operators):
         name, _, phase = row.name.partition(", ")
-        own = OPTIMIZER if name == UPDATE else kinds.get(name, "")
-        if own:
-            _add(sums[f"{own} {phase}" if own in (MATMUL, ATTENTION) else own], row)
-    for row in filter(_both, found.collectives):
+        group = OPTIMIZER if name == UPDATE else kinds.get(name, "")
+        if group:
+            _add(sums[f"{group} {phase}" if group in (MATMUL, ATTENTION) else group], row)
+    for row in filter(_both, comparison.collectives):
         kind = CARRIED.get(row.name.partition(" ")[0])
         if kind and _members(row) <= hardware.devices_per_node:
             for key in (f"{COLLECTIVE}.{kind.constants}", COLLECTIVE):
                 _add(sums[key], row)
-    return {key: real / own for key, (own, real) in sums.items()}
+    return {key: real / predicted for key, (predicted, real) in sums.items()}
 
 
 def _add(sums: list[float], row: Row) -> None:
@@ -101,9 +101,9 @@ def _add(sums: list[float], row: Row) -> None:
 
 def _family(instruction: Compute) -> str:
     """matmul, attention, or memory with the kind that prices it."""
-    own = family(instruction.target)
+    group = family(instruction.target)
     kernel = VARIANTS.get(instruction.variant) or record(instruction.target)
-    return f"{MEMORY}.{kernel.bandwidth}" if own == MEMORY else own
+    return f"{MEMORY}.{kernel.bandwidth}" if group == MEMORY else group
 
 
 def _scaled(hardware: Hardware, ratios: Mapping[str, float]) -> Hardware:
@@ -142,8 +142,8 @@ def _with_rest(program: Program, graph: Graph, hardware: Hardware, measured: Mea
     predicted longer already, with nothing between, it stays so."""
 
     def too_short(seconds: float) -> bool:
-        made = _between(hardware, seconds, measured.on_device)
-        return simulate(program, graph, made).step_seconds < measured.step_seconds
+        trial = _between(hardware, seconds, measured.on_device)
+        return simulate(program, graph, trial).step_seconds < measured.step_seconds
 
     low, high = 0.0, measured.step_seconds
     while too_short(0.0) and high - low > ROUNDING * high:

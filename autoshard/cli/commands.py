@@ -136,13 +136,13 @@ def plan(options: argparse.Namespace) -> int:
     wanted, quiet = _wanted(options), options.json
     hardware = read_hardware(options.hardware)
     to_verify = _to_verify(options)
-    asked: dict[str, Any] = {"arguments": dict(options.arguments), "precision": options.precision}
-    asked |= {"loss": options.loss or None, "out": options.out, "to_verify": to_verify}
-    verbs.check(options.model, hardware, wanted, **asked)
+    settings: dict[str, Any] = {"arguments": dict(options.arguments), "precision": options.precision}
+    settings |= {"loss": options.loss or None, "out": options.out, "to_verify": to_verify}
+    verbs.check(options.model, hardware, wanted, **settings)
     numbers = elastic_plans.numbers_of_devices(options.devices)[1:]
     elastic_plans.check_elastic(wanted, numbers)
     for number in numbers:
-        verbs.check(options.model, hardware, replace(wanted, devices=number), **asked)
+        verbs.check(options.model, hardware, replace(wanted, devices=number), **settings)
     for sentence in wanted.ignored():
         print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
@@ -151,28 +151,28 @@ def plan(options: argparse.Namespace) -> int:
         captured = _captured(options, wanted.searches_step)
     message: dict[str, Any] = {}
     if wanted.searches_step:
-        made, message = _searched_step(options, captured, hardware, wanted)
+        planned, message = _searched_step(options, captured, hardware, wanted)
     else:
         with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
-            made = verbs.planned(captured, hardware, wanted, False if options.no_cache else None, whole_plans=False)
+            planned = verbs.planned(captured, hardware, wanted, False if options.no_cache else None, whole_plans=False)
     others, cached = [], not options.no_cache
     for number in numbers:
         with step(f"searching {number} devices", quiet):
             others.append(elastic_plans.planned_for(captured, hardware, wanted, number, None if cached else False))
     with step("writing the package", quiet):
-        files = verbs.write_files(made, options.out, others)
-    plans = [made.plan, *(own.plan for own in others)]
-    summary = plan_summary.as_dict(made.plan, made.graph, made.simulated.step.account)
+        files = verbs.write_files(planned, options.out, others)
+    plans = [planned.plan, *(other.plan for other in others)]
+    summary = plan_summary.as_dict(planned.plan, planned.graph, planned.simulated.step.account)
     summary |= {"out": str(options.out), "files": files}
     summary |= {"searched_step": message} if message else {}
-    summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
-    summary |= {"other_devices": [plan_summary.as_dict(own.plan, own.graph) for own in others]} if others else {}
+    summary |= {"ignored": list(planned.ignored), "pareto": [vars(point) for point in planned.front]}
+    summary |= {"other_devices": [plan_summary.as_dict(other.plan, other.graph) for other in others]} if others else {}
     if not options.json:
-        timeline = made.simulated.timeline
-        whole = made.simulated.step
-        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width(), timeline, whole))
-        if made.front:
-            print("\n".join(["", *plan_summary.front_table(made.front)]))
+        timeline = planned.simulated.timeline
+        whole = planned.simulated.step
+        print(plan_summary.summary(planned.plan, planned.graph, planned.styles, terminal_width(), timeline, whole))
+        if planned.front:
+            print("\n".join(["", *plan_summary.front_table(planned.front)]))
         if others:
             print(plan_summary.devices_text(plans, terminal_width()))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
@@ -180,7 +180,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         print_json(summary)
     elif code == 0:
-        print(f"next: {plan_summary.next_command(made.plan, made.graph, options.out, to_verify is not None)}")
+        print(f"next: {plan_summary.next_command(planned.plan, planned.graph, options.out, to_verify is not None)}")
     return code
 
 
@@ -256,8 +256,8 @@ def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
 
     for number, folder in enumerate(verbs.packages_in(options.out)):
         with step(f"verifying {folder}", options.json):
-            made, arguments = verbs.load_plan(folder), dict(options.verify_with)
-            result = verbs.verify(made, backend=options.backend or "gloo", full=options.full, arguments=arguments)
+            planned, arguments = verbs.load_plan(folder), dict(options.verify_with)
+            result = verbs.verify(planned, backend=options.backend or "gloo", full=options.full, arguments=arguments)
         if number:
             summary.setdefault("other_verifications", []).append(result.as_dict())
         else:
@@ -277,22 +277,26 @@ def simulate(options: argparse.Namespace) -> int:
     from autoshard.text import plan_summary
 
     with step("simulating", options.json):
-        made = verbs.load_plan(options.plan)
+        planned = verbs.load_plan(options.plan)
         if options.sizes:
-            made = package_verbs.at_sizes(made, options.sizes)
+            planned = package_verbs.at_sizes(planned, options.sizes)
         if options.compiled:
-            made = package_verbs.compiled(made)
-        timeline = verbs.simulate(made)
+            planned = package_verbs.compiled(planned)
+        timeline = verbs.simulate(planned)
     if options.export:
-        target, files = package_verbs.export(made, options.export, options.output)
+        target, files = package_verbs.export(planned, options.export, options.output)
     else:
-        target = package_verbs.write_timeline(made, options.output)
+        target = package_verbs.write_timeline(planned, options.output)
         files = [target.name]
     if options.json:
-        message = plan_summary.timeline_dict(timeline, made.plan, made.graph, made.simulated.step)
+        message = plan_summary.timeline_dict(timeline, planned.plan, planned.graph, planned.simulated.step)
         print_json(message | {"written": str(target), "files": files})
     else:
-        print(plan_summary.timeline_summary(timeline, made.plan, made.graph, options.compiled, made.simulated.step))
+        print(
+            plan_summary.timeline_summary(
+                timeline, planned.plan, planned.graph, options.compiled, planned.simulated.step
+            )
+        )
         print(f"written to {target}" + (f": {plan_summary.file_names(files)}" if options.export else ""))
     return 0
 
@@ -306,18 +310,18 @@ def compare(options: argparse.Namespace) -> int:
     if options.out:
         run_files.check_out(options.out)
     with step("simulating", options.json):
-        made = verbs.load_plan(options.plan)
-        verbs.simulate(made)
-    measured = package_verbs.read_run(made, options.trace)
-    found = package_verbs.compare(made, measured)
+        planned = verbs.load_plan(options.plan)
+        verbs.simulate(planned)
+    measured = package_verbs.read_run(planned, options.trace)
+    comparison = package_verbs.compare(planned, measured)
     written = None
     if options.out:
         with step("fitting constants to the run", options.json):
-            written = package_verbs.fit_run(made, measured, options.out)
+            written = package_verbs.fit_run(planned, measured, options.out)
     if options.json:
-        print_json(differences.as_dict(found) | {"calibration": run_files.as_dict(written) if written else None})
+        print_json(differences.as_dict(comparison) | {"calibration": run_files.as_dict(written) if written else None})
     else:
-        print(differences.text(found), *(["", run_files.summary(written)] if written else []), sep="\n")
+        print(differences.text(comparison), *(["", run_files.summary(written)] if written else []), sep="\n")
     return 0
 
 
@@ -328,14 +332,14 @@ def report(options: argparse.Namespace) -> int:
     if options.svg and options.other is not None:
         raise UsageError("--svg draws one plan, but two are named", f"autoshard report {typed(options.plan)} --svg")
     with step("rendering the report", options.json):
-        made = verbs.load_plan(options.plan)
+        planned = verbs.load_plan(options.plan)
         if options.other is not None:
             other = verbs.load_plan(options.other)
-            kind, path = "diff", package_verbs.write_difference(made, other, options.output)
+            kind, path = "diff", package_verbs.write_difference(planned, other, options.output)
         elif options.svg:
-            kind, path = "picture", package_verbs.write_picture(made, options.output)
+            kind, path = "picture", package_verbs.write_picture(planned, options.output)
         else:
-            kind, path = "report", package_verbs.write_report(made, options.output)
+            kind, path = "report", package_verbs.write_report(planned, options.output)
     if options.json:
         print_json({kind: str(path)})
     else:
@@ -353,19 +357,19 @@ def estimate(options: argparse.Namespace) -> int:
     from autoshard.estimate.text import estimate_text
 
     hardware = check_one_kind(load_hardware(options.hardware), "an estimate")
-    given = options.host_dispatch
-    host = None if given is None else replace(estimating.host_of(hardware), dispatch_seconds=given)
+    dispatch = options.host_dispatch
+    host = None if dispatch is None else replace(estimating.host_of(hardware), dispatch_seconds=dispatch)
     if options.search:
         return _search_runs(options, hardware, host)
     if options.pareto:
         raise UsageError("--pareto: the front is of a search", "--search --devices 1024")
-    made = estimate_any(*estimate_options.read(options), hardware, host)
+    prediction = estimate_any(*estimate_options.read(options), hardware, host)
     if options.output:
-        write_text(options.output, json.dumps(estimate_text.pipeline_trace(made)))
+        write_text(options.output, json.dumps(estimate_text.pipeline_trace(prediction)))
     if options.json:
-        print_json(estimate_text.as_dict(made, hardware))
+        print_json(estimate_text.as_dict(prediction, hardware))
     else:
-        print(estimate_text.text(made, hardware))
+        print(estimate_text.text(prediction, hardware))
     return 0
 
 
@@ -390,11 +394,11 @@ def diff(options: argparse.Namespace) -> int:
     from autoshard.text import plan_diff
     from autoshard.text.tables import tty_width
 
-    found = package_verbs.diff(verbs.load_plan(options.one), verbs.load_plan(options.other))
+    difference = package_verbs.diff(verbs.load_plan(options.one), verbs.load_plan(options.other))
     if options.json:
-        print_json(plan_diff.as_dict(found))
+        print_json(plan_diff.as_dict(difference))
     else:
-        print(plan_diff.text(found, tty_width()))
+        print(plan_diff.text(difference, tty_width()))
     return 0
 
 
@@ -405,17 +409,17 @@ def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
 
     space = estimate_options.space(options)
     with step(f"searching configurations of {space.devices} devices", options.json):
-        found = best_runs_any(space, hardware, options.top, host, options.pareto is not None)
+        best_runs = best_runs_any(space, hardware, options.top, host, options.pareto is not None)
     if options.pareto:
-        write_text(options.pareto, best_runs_text.front_picture(found, hardware))
+        write_text(options.pareto, best_runs_text.front_picture(best_runs, hardware))
     if options.output:
         from autoshard.estimate.text.estimate_text import pipeline_trace
 
-        write_text(options.output, json.dumps(pipeline_trace(found.best[0])))
+        write_text(options.output, json.dumps(pipeline_trace(best_runs.best[0])))
     if options.json:
-        print_json(best_runs_text.as_dict(found, hardware))
+        print_json(best_runs_text.as_dict(best_runs, hardware))
     else:
-        print(best_runs_text.text(found, hardware))
+        print(best_runs_text.text(best_runs, hardware))
     return 0
 
 
@@ -424,16 +428,16 @@ def profiles(options: argparse.Namespace) -> int:
     from autoshard.cluster.hardware import hardware_text, list_profiles, load_hardware
 
     names = [options.name] if options.name else list_profiles()
-    found = {name: load_hardware(name) for name in names}
+    by_name = {name: load_hardware(name) for name in names}
     if options.json:
-        print_json({name: hardware_text(hardware) for name, hardware in found.items()})
+        print_json({name: hardware_text(hardware) for name, hardware in by_name.items()})
     elif options.name:
-        print(hardware_text(found[options.name]), end="")
+        print(hardware_text(by_name[options.name]), end="")
     else:
         from autoshard.text.plan_summary import profile_table
         from autoshard.text.tables import tty_width
 
-        print(profile_table(found, tty_width()))
+        print(profile_table(by_name, tty_width()))
     return 0
 
 

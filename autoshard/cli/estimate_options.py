@@ -124,7 +124,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
     usual: dict[str, Any] = {name.replace("-", "_"): default for name, (default, _) in _DEGREES.items()}
     usual.update({name: default for name, (_, default) in _CHOICES.items()}, zero=0)
     usual["precision"] = "bf16-mixed" if options.software == PACKAGES else "bf16"
-    own = {
+    values = {
         name: default if getattr(options, name) is None else getattr(options, name) for name, default in usual.items()
     }
     model = Transformer(
@@ -133,43 +133,43 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         options.heads,
         options.sequence,
         options.vocabulary,
-        own["kv_heads"],
-        own["feedforward"],
-        own["activation"],
-        own["attention"],
-        own["positions"],
-        own["norm"],
+        values["kv_heads"],
+        values["feedforward"],
+        values["activation"],
+        values["attention"],
+        values["positions"],
+        values["norm"],
         not options.no_bias,
         not options.untied,
         options.dropout,
         options.fused_loss,
-        own["experts"],
-        own["top_k"],
-        own["expert_hidden"],
-        own["shared_experts"],
+        values["experts"],
+        values["top_k"],
+        values["expert_hidden"],
+        values["shared_experts"],
         options.imbalance,
         options.fp32_loss,
     )
     run = TrainingRun(
         options.batch,
-        own["micro_batch"],
-        own["dp"],
-        own["tp"],
-        own["pp"],
-        own["schedule"],
-        own["interleave"],
-        own["recompute"],
-        own["zero"],
+        values["micro_batch"],
+        values["dp"],
+        values["tp"],
+        values["pp"],
+        values["schedule"],
+        values["interleave"],
+        values["recompute"],
+        values["zero"],
         options.sequence_parallel,
-        own["precision"],
-        own["optimizer"],
+        values["precision"],
+        values["optimizer"],
         options.overlap,
-        own["shard"],
+        values["shard"],
         options.reduce or "",
         options.software,
         options.stage_layers,
-        own["cp"],
-        own["ep"],
+        values["cp"],
+        values["ep"],
         options.offload or "",
         options.compiled,
     )
@@ -184,8 +184,8 @@ def space(options: argparse.Namespace) -> RunSpace:
         hint = "leave it out: 1f1b, or interleaved where a stage has several chunks"
         raise UsageError(f"--search chooses the schedule, got --schedule {options.schedule}", hint)
     model, run = read(options)
-    given = {name: getattr(options, name) for name in FREE if name != "sequence_parallel"}
-    fixed = {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(options, name) for name in FREE if name != "sequence_parallel"}
+    fixed = {name: value for name, value in values.items() if value is not None}
     if options.sequence_parallel:
         fixed["sequence_parallel"] = True
     return RunSpace(model, run, options.devices, fixed)

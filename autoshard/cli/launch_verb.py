@@ -13,13 +13,13 @@ def launch(options: argparse.Namespace) -> int:
     from autoshard.api import verbs
     from autoshard.launchers import launch_files, starting
 
-    made, folder = verbs.load_plan(options.plan), options.plan
+    planned, folder = verbs.load_plan(options.plan), options.plan
     more = {name: getattr(options, name) for name in ("minutes", "grace", "python", "image")}
     hosts = options.hosts.split(",") if options.hosts else []
     if nested := verbs.packages_in(folder)[1:]:
         more["least_devices"] = verbs.load_plan(nested[-1]).plan.devices
-    wanted = launch_files.launch_of(made.plan, options.on, options.nodes, hosts, options.options, **more)
-    file = launch_files.write_launch(wanted, made.plan, folder)
+    wanted = launch_files.launch_of(planned.plan, options.on, options.nodes, hosts, options.options, **more)
+    file = launch_files.write_launch(wanted, planned.plan, folder)
     start = typed(*starting.start_words(wanted, folder))
     if options.json:
         print_json({"file": str(file), "start": start})

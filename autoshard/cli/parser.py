@@ -26,12 +26,12 @@ class _Parser(argparse.ArgumentParser):
     """argparse with our one-sentence errors; a misspelt option is reported before one that is missing because of it."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        own, before = self._option_string_actions, list(args or ())
+        known, before = self._option_string_actions, list(args or ())
         if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
             for word in before[: before.index("--")] if "--" in before else before:
                 name = word.partition("=")[0]
-                if " " not in name and (name.startswith("--") or re.fullmatch("-[A-Za-z]", name)) and name not in own:
-                    words = {option.lstrip("-"): option for option in own}  # the dashes are alike in all
+                if " " not in name and (name.startswith("--") or re.fullmatch("-[A-Za-z]", name)) and name not in known:
+                    words = {option.lstrip("-"): option for option in known}  # the dashes are alike in all
                     near = [words[word] for word in difflib.get_close_matches(name.lstrip("-"), words, 1)]
                     raise UsageError(f"{self.prog} has no option {name}", near[0] if near else f"{self.prog} --help")
         return super().parse_known_args(args, namespace)
@@ -42,15 +42,15 @@ class _Parser(argparse.ArgumentParser):
 
 def _meant(message: str, prog: str) -> str:
     """Of a choice that there is not, the nearest that there is: `--export profiler`, `autoshard plan`."""
-    found = re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
-    if not found:
+    match = re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    if not match:
         return ""
-    choices = re.findall(r"[\w.-]+", found[3])
-    begun = [choice for choice in choices if found[2] and choice.startswith(found[2])]
-    near = begun or difflib.get_close_matches(found[2], choices, 1)
+    choices = re.findall(r"[\w.-]+", match[3])
+    begun = [choice for choice in choices if match[2] and choice.startswith(match[2])]
+    near = begun or difflib.get_close_matches(match[2], choices, 1)
     if not near:
         return ""
-    return f"{found[1] if found[1].startswith('-') else prog} {near[0]}"
+    return f"{match[1] if match[1].startswith('-') else prog} {near[0]}"
 
 
 def parser(verbs: Sequence[Verb], words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -65,9 +65,9 @@ def parser(verbs: Sequence[Verb], words: Sequence[str] | None = None) -> argpars
     result.add_argument("--version", action="version", version=f"autoshard {__version__}")
     added = result.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for run in verbs:
-        own = _verb(added, run)
+        subparser = _verb(added, run)
         if words is None or run.__name__ in words:
-            _OPTIONS[run.__name__](own)
+            _OPTIONS[run.__name__](subparser)
     return result
 
 
@@ -210,10 +210,10 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parts = "model chunks per stage, for the interleaved schedule; default 1"
     parser.add_argument("--virtual-stages", type=_count("--virtual-stages"), metavar="V", help=parts)
     parser.add_argument("--schedule", metavar="NAME", help="pipeline schedule: gpipe, 1f1b (default) or interleaved")
-    again = "activation checkpointing of each block: none (default), selective (recompute cheap operators), full, "
-    again += "communicated or selective+communicated (keep results of collectives); in a search with --global-batch "
-    again += "also comma-separated values, and tensors (decide for each result)"
-    parser.add_argument("--recompute", metavar="WHAT", help=again)
+    blocks = "activation checkpointing of each block: none (default), selective (recompute cheap operators), full, "
+    blocks += "communicated or selective+communicated (keep results of collectives); in a search with --global-batch "
+    blocks += "also comma-separated values, and tensors (decide for each result)"
+    parser.add_argument("--recompute", metavar="WHAT", help=blocks)
 
 
 def _count(option: str, most: int = LARGEST) -> Callable[[str], int | str]:

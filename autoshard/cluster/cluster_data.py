@@ -77,19 +77,19 @@ class Hardware:
     def of_ranks(self, first: int, count: int) -> Hardware:
         """Those devices: one kind where all are of it, else what spans kinds."""
         start = 0
-        for own in self.kinds:
-            if start <= first and first + count <= start + own.devices:
-                return own.joined or own.hardware
-            start += own.devices
+        for kind in self.kinds:
+            if start <= first and first + count <= start + kind.devices:
+                return kind.joined or kind.hardware
+            start += kind.devices
         return self
 
     def nodes(self, devices: int) -> tuple[int, ...]:
         """How many of the first `devices` ranks are on each node, in their order."""
-        found: list[int] = []
-        for own in self.kinds or (DeviceKind(devices, self),):
-            size, used = own.hardware.devices_per_node, min(own.devices, devices - sum(found))
-            found += [min(size, used - before) for before in range(0, used, size)]
-        return tuple(found)
+        counts: list[int] = []
+        for kind in self.kinds or (DeviceKind(devices, self),):
+            size, used = kind.hardware.devices_per_node, min(kind.devices, devices - sum(counts))
+            counts += [min(size, used - before) for before in range(0, used, size)]
+        return tuple(counts)
 
     @property
     def usable_memory_bytes(self) -> float:
@@ -103,7 +103,7 @@ class Hardware:
 
     @property
     def max_devices(self) -> int:
-        return sum(own.devices for own in self.kinds) or self.links[-1].devices
+        return sum(kind.devices for kind in self.kinds) or self.links[-1].devices
 
     @cached_property
     def _constants(self) -> dict[str, float]:

@@ -23,7 +23,7 @@ MOST_ORDERED = 3  # kinds: n of them take n! searches, three 6 of about 40 s eac
 
 def spec_kinds(spec: str, load: Callable[[str], Hardware]) -> Hardware:
     """`NAME:DEVICES,NAME:DEVICES`, each a profile that `load` knows."""
-    pairs = [own.rpartition(":") for own in spec.split(",")]
+    pairs = [part.rpartition(":") for part in spec.split(",")]
     return _of_kinds(spec, tuple(DeviceKind(int(count), load(name.strip())) for name, _, count in pairs))
 
 
@@ -34,9 +34,9 @@ def read_kinds(
     InvalidFileError names the faults."""
     root.expect("schema", SCHEMA_VERSION)
     name, kinds = root.text("name"), list[DeviceKind]()
-    for own in root.tables("kinds"):
-        profile, devices = own.text("profile"), own.integer("devices")
-        own.finish()
+    for table in root.tables("kinds"):
+        profile, devices = table.text("profile"), table.integer("devices")
+        table.finish()
         root.faults.raise_all()
         path = str(folder / profile) if profile.endswith(".toml") else profile
         kinds.append(DeviceKind(devices, parse(profile) if "\n" in profile else load(path)))
@@ -50,8 +50,8 @@ def read_kinds(
 def used(hardware: Hardware, devices: int) -> Hardware:
     """The devices of the first so many ranks."""
     kinds, left = list[DeviceKind](), devices
-    for own in hardware.kinds:
-        kinds.append(DeviceKind(min(left, own.devices), own.hardware))
+    for kind in hardware.kinds:
+        kinds.append(DeviceKind(min(left, kind.devices), kind.hardware))
         left -= kinds[-1].devices
         if left == 0:
             break
@@ -69,51 +69,51 @@ def orders(hardware: Hardware) -> Iterator[Hardware]:
 
 
 def _spec(kinds: Iterable[DeviceKind]) -> str:
-    return ",".join(f"{own.hardware.name}:{own.devices}" for own in kinds)
+    return ",".join(f"{kind.hardware.name}:{kind.devices}" for kind in kinds)
 
 
 def rank_words(hardware: Hardware) -> str:
     """Which ranks are of which kind."""
-    firsts = accumulate((own.devices for own in hardware.kinds), initial=0)
+    firsts = accumulate((kind.devices for kind in hardware.kinds), initial=0)
     pairs = zip(firsts, hardware.kinds, strict=False)
-    return ", ".join(f"ranks {first} to {first + own.devices - 1} are {own.hardware.name}" for first, own in pairs)
+    return ", ".join(f"ranks {first} to {first + kind.devices - 1} are {kind.hardware.name}" for first, kind in pairs)
 
 
 def _of_kinds(name: str, kinds: tuple[DeviceKind, ...]) -> Hardware:
     """UsageError where a kind but the last does not fill nodes: those after it would stand across nodes."""
-    nodes = [max(1, min(own.devices, own.hardware.devices_per_node)) for own in kinds]
-    bad = [n for n, own in enumerate(kinds) if own.devices < 1 or (own.devices % nodes[n] and n < len(kinds) - 1)]
+    nodes = [max(1, min(kind.devices, kind.hardware.devices_per_node)) for kind in kinds]
+    bad = [n for n, kind in enumerate(kinds) if kind.devices < 1 or (kind.devices % nodes[n] and n < len(kinds) - 1)]
     if bad:
-        own, node = kinds[bad[0]], nodes[bad[0]]
-        fill = f"{own.devices} devices of {own.hardware.name}, whose nodes have {node}, do not fill nodes"
+        misfit, node = kinds[bad[0]], nodes[bad[0]]
+        fill = f"{misfit.devices} devices of {misfit.hardware.name}, whose nodes have {node}, do not fill nodes"
         pairs = zip(kinds, nodes, strict=True)
         raise UsageError(f"{name}: {fill}", _spec(replace(k, devices=max(k.devices // n, 1) * n) for k, n in pairs))
-    total, node = sum(own.devices for own in kinds), math.gcd(*nodes)
-    slowest = min((own.hardware for own in kinds), key=lambda own: max(rate for _, rate in own.peaks))
-    least = min((own.hardware for own in kinds), key=lambda own: own.usable_memory_bytes)
-    everywhere = set.intersection(*({dtype for dtype, _ in own.hardware.peaks} for own in kinds))
-    outermost = min((own.hardware.links[-1] for own in kinds), key=lambda link: link.bandwidth * link.efficiency)
+    total, node = sum(kind.devices for kind in kinds), math.gcd(*nodes)
+    slowest = min((device.hardware for device in kinds), key=lambda device: max(rate for _, rate in device.peaks))
+    least = min((device.hardware for device in kinds), key=lambda device: device.usable_memory_bytes)
+    everywhere = set.intersection(*({dtype for dtype, _ in kind.hardware.peaks} for kind in kinds))
+    outermost = min((kind.hardware.links[-1] for kind in kinds), key=lambda link: link.bandwidth * link.efficiency)
     largest = max(total, outermost.devices // node * node)  # costs are measured on more replicas, too
     network = replace(_switch(outermost, largest, node), latency_seconds=_latency(kinds))
     inside = (_switch(slowest.links[0], node, 1),) if node > 1 else ()
-    known = tuple(replace(own, joined=_reaching(own.hardware, network, largest)) for own in kinds)
+    known = tuple(replace(kind, joined=_reaching(kind.hardware, network, largest)) for kind in kinds)
     return replace(
         slowest,
         name=name,
-        summary=", then ".join(f"{own.devices} of {own.hardware.name}" for own in kinds),
+        summary=", then ".join(f"{kind.devices} of {kind.hardware.name}" for kind in kinds),
         text=_text(name, kinds),
         devices_per_node=node,
         memory_bytes=least.memory_bytes,
         usable_memory=least.usable_memory,
-        peaks=tuple(own for own in slowest.peaks if own[0] in everywhere),
+        peaks=tuple(peak for peak in slowest.peaks if peak[0] in everywhere),
         links=(*inside, network),
-        calibrated=all(own.hardware.calibrated for own in kinds),
+        calibrated=all(kind.hardware.calibrated for kind in kinds),
         kinds=known,
     )
 
 
 def _latency(kinds: tuple[DeviceKind, ...]) -> float:
-    return max(own.hardware.links[-1].latency_seconds for own in kinds)
+    return max(kind.hardware.links[-1].latency_seconds for kind in kinds)
 
 
 def _switch(link: Link, devices: int, inner: int) -> Link:
@@ -125,18 +125,18 @@ def _switch(link: Link, devices: int, inner: int) -> Link:
 
 def _reaching(hardware: Hardware, network: Link, devices: int) -> Hardware:
     """One kind whose links join so many, as meshes with several stages count them."""
-    own = hardware.max_devices
-    if own >= devices:
+    reach = hardware.max_devices
+    if reach >= devices:
         return hardware
-    blocks = -(-devices // own)
-    return replace(hardware, links=(*hardware.links, _switch(network, own * blocks, own)))
+    blocks = -(-devices // reach)
+    return replace(hardware, links=(*hardware.links, _switch(network, reach * blocks, reach)))
 
 
 def _text(name: str, kinds: tuple[DeviceKind, ...]) -> str:
     """What `parse_kinds` reads, with every profile in it."""
     parts = [f"schema = {SCHEMA_VERSION}\nname = {json.dumps(name, ensure_ascii=False)}\n"]
-    for own in kinds:
-        text = own.hardware.text
+    for kind in kinds:
+        text = kind.hardware.text
         quoted = json.dumps(text, ensure_ascii=False) if "'''" in text else f"'''\n{text.rstrip()}\n'''"
-        parts.append(f"\n[[kinds]]\ndevices = {own.devices}\nprofile = {quoted}\n")
+        parts.append(f"\n[[kinds]]\ndevices = {kind.devices}\nprofile = {quoted}\n")
     return "".join(parts)

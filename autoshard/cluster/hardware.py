@@ -171,9 +171,9 @@ def _parsed(root: Table, text: str, where: str) -> Hardware:
     root.expect("schema", SCHEMA_VERSION)
     root.faults.raise_all()
     if "constants" not in root.data and (path := _costmodel_path(root, where)) is not None:
-        own = text.rstrip()
-        text = f"{own}\n\n{_read(path)}"
-        root = _parse(text, where, _places(text, where, own.count("\n") + 2, str(path)))
+        profile = text.rstrip()
+        text = f"{profile}\n\n{_read(path)}"
+        root = _parse(text, where, _places(text, where, profile.count("\n") + 2, str(path)))
     hardware = _hardware(root, text)
     root.faults.raise_all()
     return hardware

@@ -136,13 +136,13 @@ OTHERWISE = {
 def read_constants(table: Table) -> tuple[tuple[str, float], ...]:
     """The value of every constant by its dotted key; those left out of the file have their neutral value."""
     groups = {"": table}
-    found = []
+    values = []
     for constant in CONSTANTS:
         outer, _, key = constant.key.rpartition(".")
-        found.append((constant.key, _constant(_group(groups, outer), key, constant)))
+        values.append((constant.key, _constant(_group(groups, outer), key, constant)))
     for read in groups.values():
         read.finish()
-    return tuple(found)
+    return tuple(values)
 
 
 def _group(groups: dict[str, Table], name: str) -> Table:
@@ -171,13 +171,13 @@ def _constant(table: Table, key: str, constant: Constant) -> float:
 def read_peaks(table: Table) -> tuple[tuple[str, float], ...]:
     if not table.data:
         table.fault("", "expected at least one dtype with its FLOP/s")
-    found = [(dtype, table.figure(dtype, units.parse_flop_rate)) for dtype in DTYPES if table.has(dtype)]
+    peaks = [(dtype, table.figure(dtype, units.parse_flop_rate)) for dtype in DTYPES if table.has(dtype)]
     table.finish()
-    return tuple(found)
+    return tuple(peaks)
 
 
 def read_host(table: Table) -> NodeHost:
-    found = NodeHost(
+    host = NodeHost(
         memory_bytes=table.figure("memory", units.parse_bytes),
         usable_memory=table.fraction("usable_memory"),
         memory_bandwidth=table.figure("memory_bandwidth", units.parse_bandwidth),
@@ -187,7 +187,7 @@ def read_host(table: Table) -> NodeHost:
         link_efficiency=table.fraction("link_efficiency"),
     )
     table.finish()
-    return found
+    return host
 
 
 def read_links(root: Table) -> tuple[Link, ...]:
@@ -214,7 +214,7 @@ def _link(table: Table, inner: int) -> Link:
         efficiency = table.figure("measured_bandwidth", units.parse_bandwidth) / share
     if table.has("measured_latency"):
         latency = table.figure("measured_latency", units.parse_seconds, zero=True)
-    found = Link(
+    link = Link(
         name=name,
         devices=devices,
         topology=kind,
@@ -227,7 +227,7 @@ def _link(table: Table, inner: int) -> Link:
         reduces_from=max(2, round(table.number("reduces_from"))) if table.has("reduces_from") else sys.maxsize,
     )
     table.finish()
-    return found
+    return link
 
 
 def _flag(table: Table, key: str) -> bool:
@@ -249,8 +249,8 @@ def _oversubscription(table: Table) -> float:
 
 def _graph(table: Table, kind: str, size: int) -> Topology:
     edges: tuple[Edge, ...] = ()
-    given = table.has("edges")
-    if given and kind != "edges":
+    has_edges = table.has("edges")
+    if has_edges and kind != "edges":
         table.fault("edges", f'are only read where topology = "edges"; here it is {kind!r}')
     if kind == "edges":
         value = table.value("edges")
@@ -263,5 +263,5 @@ def _graph(table: Table, kind: str, size: int) -> Topology:
     try:
         return topology.make_topology(kind, size, edges)
     except ValueError as error:
-        table.fault("edges" if given else "topology", str(error))
+        table.fault("edges" if has_edges else "topology", str(error))
         return Topology("switch", size)

@@ -156,13 +156,13 @@ class Table:
 
     def value(self, key: str) -> Any:
         """The value of a figure, with its kind and source checked; None where there is none."""
-        found = self._get(key)
-        if found is None:
+        entry = self._get(key)
+        if entry is None:
             return None
-        if not isinstance(found, dict):
-            self.fault(key, f"expected {{ value = …, kind = …, source = … }}, got {found!r}")
+        if not isinstance(entry, dict):
+            self.fault(key, f"expected {{ value = …, kind = …, source = … }}, got {entry!r}")
             return None
-        figure = Table(found, self.faults, self._place(key))
+        figure = Table(entry, self.faults, self._place(key))
         figure.text("kind", KINDS)
         figure.text("source")
         value = figure._get("value")

@@ -54,19 +54,19 @@ def make_topology(kind: str, size: int, edges: tuple[Edge, ...] = ()) -> Topolog
     if kind == "switch":
         return Topology(kind, size)
     if kind == "mesh":
-        made = tuple((a, b, 1) for a, b in itertools.combinations(range(size), 2))
+        all_edges = tuple((a, b, 1) for a, b in itertools.combinations(range(size), 2))
     elif kind == "ring":
-        made = ((0, 1, 1),) if size == 2 else tuple((a, (a + 1) % size, 1) for a in range(size))
+        all_edges = ((0, 1, 1),) if size == 2 else tuple((a, (a + 1) % size, 1) for a in range(size))
     elif kind == "cube-mesh":
         if size != 8:
             raise ValueError(f"a cube-mesh joins 8 nodes, here there are {size}")
-        made = CUBE_MESH
+        all_edges = CUBE_MESH
     else:
-        made = edges
+        all_edges = edges
     if size < 2:
         raise ValueError(f"a {kind} of {size} node has no links")
-    check_edges(made, size)
-    return Topology(kind, size, tuple((min(a, b), max(a, b), links) for a, b, links in made))
+    check_edges(all_edges, size)
+    return Topology(kind, size, tuple((min(a, b), max(a, b), links) for a, b, links in all_edges))
 
 
 def check_edges(edges: Sequence[Edge], size: int) -> None:
@@ -209,12 +209,12 @@ def _best_packing(free: dict[tuple[int, int], int], ways: list[Way], first: int,
 
 
 def _pack_greedily(free: dict[tuple[int, int], int], size: int, closed: bool, steps: list[int]) -> int:
-    found = 0
-    while (way := next(_ways(free, size, closed, steps), None)) is not None:
-        found += 1
-        for pair in way:
+    count = 0
+    while (path := next(_ways(free, size, closed, steps), None)) is not None:
+        count += 1
+        for pair in path:
             free[pair] -= 1
-    return found
+    return count
 
 
 def _routed_ring(topology: Topology, groups: tuple[tuple[int, ...], ...]) -> float:
@@ -236,7 +236,7 @@ def _load(topology: Topology, demands: tuple[tuple[int, int], ...]) -> float:
         for _ in range(distance[giver]):
             after: dict[int, float] = {}
             for node, units in amount.items():
-                closer = {n: own["links"] for n, own in graph[node].items() if distance[n] == distance[node] - 1}
+                closer = {n: edge["links"] for n, edge in graph[node].items() if distance[n] == distance[node] - 1}
                 total = sum(closer.values())
                 for other, links in closer.items():
                     load[node, other] += units / total

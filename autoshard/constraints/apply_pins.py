@@ -82,7 +82,7 @@ def pinned_nodes(formulation: Formulation, pins: Sequence[Pin]) -> frozenset[int
 def nodes_of(formulation: Formulation, pin: Pin) -> list[int]:
     """The nodes that the pin names. UsageError where it names nothing."""
     number = {(site.kind, site.name): n for n, site in enumerate(formulation.sites)}
-    return sorted(number[own] for own in named(formulation.graph, pin))
+    return sorted(number[key] for key in named(formulation.graph, pin))
 
 
 def label(graph: Graph, site: Site) -> str:
@@ -117,8 +117,8 @@ def _has_memory(formulation: Formulation, node: int, pin: Pin) -> bool:
 
 def _in_memory(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
     """The choices in the memory that a pin names, of those that fit the rest of it."""
-    rest = replace(pin, memory="")
-    every = choices_left(formulation, site, rest) if pin.wants or pin.cuts is not None else range(_count(site))
+    layout_pin = replace(pin, memory="")
+    every = choices_left(formulation, site, layout_pin) if pin.wants or pin.cuts is not None else range(_count(site))
     fitting = [s for s in every if (site.strategies or site.layouts)[s].host == (pin.memory == ON_HOST)]
     if not fitting:
         raise UsageError(*not_in_memory(formulation, site, pin.what, pin.memory, f"pin {pin.text!r}: "))
@@ -129,11 +129,11 @@ def not_in_memory(formulation: Formulation, site: Site, what: str, memory: str, 
     """(what that memory does not offer and why, the nearest that it does)."""
     mesh, host = formulation.mesh, memory == ON_HOST
     choices: Sequence[Strategy | Layout] = site.strategies or site.layouts
-    own = [choice_text(site, s, mesh) for s, choice in enumerate(choices) if choice.host == host]
+    offered = [choice_text(site, s, mesh) for s, choice in enumerate(choices) if choice.host == host]
     message = f"{quoted}{label(formulation.graph, site)} offers nothing like that in the memory of the {memory}"
-    if own:
+    if offered:
         why = f" (a table lies there as it is looked up in; {SUMMED})" if host else ""
-        return message + why, f"the nearest offered: {_listed(own)}"
+        return message + why, f"the nearest offered: {_listed(offered)}"
     has = format_bytes(formulation.hardware.host_memory_bytes)
     return f"{message} (no part of it fits the {has} of a device there)", f"--pin '{what}={ON_DEVICE}'"
 
@@ -240,7 +240,7 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
     if want.kind == "choice" and not {*factors} & {*instance(graph, op).rule.factors, "=", "+"}:
         return [f"its rule is {instance(graph, op)}"]
     if want.kind == "words":
-        named = dict.fromkeys(axis_words(op, own, mesh.index(want.axis), graph) for own in site.strategies)
+        named = dict.fromkeys(axis_words(op, strategy, mesh.index(want.axis), graph) for strategy in site.strategies)
         return [f"over {want.axis} it offers: {', '.join(named)}"]
     left_out = explain(graph, op, mesh, granularities(graph, mesh))
     wanted = {*factors, *(f"{factor}@{want.axis}" for factor in factors)}
@@ -253,27 +253,27 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
     if site.kind == "op":
         shapes = shard_counts.operand_shapes(graph, graph.by_op[site.name])
         offered = [shard_counts.of_operands(s, shapes, mesh) for s in site.strategies]
-        found = shard_counts.matched(wanted, len(graph.by_op[site.name].operands), shapes)
+        cuts = shard_counts.matched(wanted, len(graph.by_op[site.name].operands), shapes)
         bound = instance(graph, graph.by_op[site.name])
-        reason = shard_counts.problem(found, bound, mesh) if not isinstance(found, str) else found
+        reason = shard_counts.problem(cuts, bound, mesh) if not isinstance(cuts, str) else cuts
     else:
         offered = [(shard_counts.counts(layout, len(graph.tensor(site.name).shape), mesh),) for layout in site.layouts]
-        found = shard_counts.matched(wanted, 1, [(site.name, graph.tensor(site.name).shape)])
-        reason = shard_counts.impossible(found, mesh) if not isinstance(found, str) else found
+        cuts = shard_counts.matched(wanted, 1, [(site.name, graph.tensor(site.name).shape)])
+        reason = shard_counts.impossible(cuts, mesh) if not isinstance(cuts, str) else cuts
     uneven = next((lengths for _, _, lengths in pin.parts if len(lengths) not in mesh.sizes), None)
     if uneven:
         reason = f"{len(uneven)} parts of given lengths need one axis of {len(uneven)} devices, the mesh is {mesh}"
-    if isinstance(found, str):
+    if isinstance(cuts, str):
         rows = offered
     elif reason:
-        rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
+        rows = sorted(offered, key=lambda offer: shard_counts.distance(cuts, offer))
     else:
-        fitting = [s for s, own in enumerate(offered) if shard_counts.agree(found, own)]
+        fitting = [s for s, offer in enumerate(offered) if shard_counts.agree(cuts, offer)]
         fitting = [s for s in fitting if _in_parts(formulation, site, s, pin)]
         if fitting:
             return fitting
-        rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
-        reason = _divisor_reason(graph, site, found) or _rule_reason(formulation, site) or "no strategy cuts so"
+        rows = sorted(offered, key=lambda offer: shard_counts.distance(cuts, offer))
+        reason = _divisor_reason(graph, site, cuts) or _rule_reason(formulation, site) or "no strategy cuts so"
     name = label(graph, site)
     texts = list(dict.fromkeys(map(shard_counts.text, rows)))
     more = f" ({len(texts)} in all)" if len(texts) > NAMED else ""
@@ -284,8 +284,8 @@ def _in_parts(formulation: Formulation, site: Site, choice: int, pin: Pin) -> bo
     """Does the choice cut in the parts that the pin lists?"""
     operands: Sequence[Layout | None] = (site.layouts[choice],) if site.kind != "op" else ()
     if site.kind == "op":
-        given = site.strategies[choice].operands
-        operands = given if len(pin.cuts or ()) == len(given) else [own for own in given if own is not None]
+        layouts = site.strategies[choice].operands
+        operands = layouts if len(pin.cuts or ()) == len(layouts) else [item for item in layouts if item is not None]
     return all(
         any(shard.unit == lengths for _, shard in layout.shards(dim))
         for operand, dim, lengths in pin.parts
@@ -326,11 +326,11 @@ def _taken(formulation: Formulation, node: int, pin: Pin, fitting: Sequence[int]
         without = pin.text.partition("->")[0].strip()
         raise UsageError(f"pin {pin.text!r}: only an operator has results to cut", f"--pin {without!r}")
     results = graph.by_op[site.name].results
-    found = shard_counts.matched(pin.out_cuts, len(results), [(name, graph.tensor(name).shape) for name in results])
-    if isinstance(found, str):
-        raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {found}", _RESULTS.format(_free(results, graph)))
-    kept: dict[int, list[int]] = {}
-    for position, wanted in enumerate(found):
+    cuts = shard_counts.matched(pin.out_cuts, len(results), [(name, graph.tensor(name).shape) for name in results])
+    if isinstance(cuts, str):
+        raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {cuts}", _RESULTS.format(_free(results, graph)))
+    allowed: dict[int, list[int]] = {}
+    for position, wanted in enumerate(cuts):
         if wanted is None:
             continue
         reason = shard_counts.result_problem(wanted, [site.strategies[s].results[position] for s in fitting], mesh)
@@ -338,9 +338,9 @@ def _taken(formulation: Formulation, node: int, pin: Pin, fitting: Sequence[int]
             raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {reason}", "other counts after ->, or none")
         for v, value in enumerate(formulation.values):
             if value.tensor == results[position] and not value.tied:
-                own = [shard_counts.counts(layout, len(wanted), mesh) for layout in value.targets]
-                kept[v] = [t for t, cut in enumerate(own) if cut == wanted]
-                if not kept[v]:
-                    near = "the nearest offered: " + _listed(shard_counts.text([cut]) for cut in own)
+                offered = [shard_counts.counts(layout, len(wanted), mesh) for layout in value.targets]
+                allowed[v] = [t for t, cut in enumerate(offered) if cut == wanted]
+                if not allowed[v]:
+                    near = "the nearest offered: " + _listed(shard_counts.text([cut]) for cut in offered)
                     raise UsageError(f"pin {pin.text!r}: no consumer of {value.tensor} takes it so", near)
-    return kept
+    return allowed

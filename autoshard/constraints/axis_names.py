@@ -66,8 +66,8 @@ def instead(mesh: Mesh) -> str:
         kind = "" if name == data else meant_by(name)
         sizes[kind] = sizes.get(kind, 1) * size
         if name != data and kind in ("", SEQUENCE):
-            own = "cp" if kind == SEQUENCE else name
-            others[own] = others.get(own, 1) * size
+            axis = "cp" if kind == SEQUENCE else name
+            others[axis] = others.get(axis, 1) * size
     options = _of_steps(sizes)
     levels = [_ZERO[kind] for kind in sizes if kind in _ZERO]
     copies = sizes.get(COPIES, 1) * (mesh.axis_size(data) if data in mesh.names else 1)

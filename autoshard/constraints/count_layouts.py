@@ -22,8 +22,8 @@ def layouts_with(counts: Counts, mesh: Mesh) -> Iterator[Layout]:
         size = mesh.sizes[axis]
         for dim, count in enumerate(left):
             if size > 1 and count % size == 0:
-                rest = (*left[:dim], count // size, *left[dim + 1 :])
-                yield from assign(axis + 1, rest, (*chosen, Shard(dim)))
+                remaining = (*left[:dim], count // size, *left[dim + 1 :])
+                yield from assign(axis + 1, remaining, (*chosen, Shard(dim)))
         yield from assign(axis + 1, left, (*chosen, REPLICATE))
 
     yield from assign(0, counts, ())
@@ -31,12 +31,12 @@ def layouts_with(counts: Counts, mesh: Mesh) -> Iterator[Layout]:
 
 def layout_with(counts: Counts, mesh: Mesh, what: str) -> Layout:
     """The first of them. UsageError says what the mesh can't do; `what` is the tensor."""
-    found = next(layouts_with(counts, mesh), None)
-    if found is None:
+    layout = next(layouts_with(counts, mesh), None)
+    if layout is None:
         raise UsageError(
             f"{what}: no axes of the mesh {mesh} cut it {counts} times", "counts that are products of axes"
         )
-    return found
+    return layout
 
 
 def meshes_with(every: Sequence[Counts], offered: Sequence[Mesh], devices: int) -> tuple[Mesh, ...]:

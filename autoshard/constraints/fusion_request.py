@@ -16,18 +16,18 @@ EXAMPLE = "--fuse all_reduce=25MiB"
 
 def read_fusion(texts: Sequence[str]) -> tuple[Fusion, ...]:
     """UsageError where one can't be, or two of them contradict each other. `none` or `auto` alone is of all."""
-    found: dict[str, tuple[str, Fusion]] = {}
+    fusions: dict[str, tuple[str, Fusion]] = {}
     for text in texts:
         name, equals, how = text.strip().rpartition("=")
         for collective in _collectives(name, text) if equals or how not in ("none", "auto") else FUSED:
-            own = _fusion(collective, how.strip(), text)
-            before, known = found.setdefault(collective, (text, own))
-            if known != own:
+            fusion = _fusion(collective, how.strip(), text)
+            before, known = fusions.setdefault(collective, (text, fusion))
+            if known != fusion:
                 message = (
                     f"--fuse {before} and --fuse {text}: weights that are gathered together are scattered together"
                 )
                 raise UsageError(message if before != text else f"--fuse {text} contradicts itself", "one of them")
-    return tuple(own for _, own in found.values())
+    return tuple(fusion for _, fusion in fusions.values())
 
 
 def fusion_text(fusion: Fusion) -> str:

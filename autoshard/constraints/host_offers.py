@@ -23,33 +23,33 @@ _SHARD = "rows cut over more devices, a smaller table, or a profile whose host h
 
 def offered(formulation: Formulation, pins: Sequence[Pin], limit_bytes: float) -> frozenset[str]:
     """The tables (tensors) that may lie on the host. UsageError where a pin wants one there that can't."""
-    asked = {table for pin in pins if pin.memory == ON_HOST for table in _asked(formulation, pin)}
-    if asked:
+    tables = {table for pin in pins if pin.memory == ON_HOST for table in _asked(formulation, pin)}
+    if tables:
         host_of(formulation.hardware)
     short = formulation.hardware.host is not None and _is_short(formulation, limit_bytes)
-    return frozenset(asked | (set(host_tables(formulation.graph)) if short else set()))
+    return frozenset(tables | (set(host_tables(formulation.graph)) if short else set()))
 
 
 def _asked(formulation: Formulation, pin: Pin) -> list[str]:
     """The tables of what a pin names: of a module or pattern, those of its look-ups."""
-    graph, found, others = formulation.graph, [], []
+    graph, tables, others = formulation.graph, [], []
     for site in (formulation.sites[node] for node in nodes_of(formulation, pin)):
         op = graph.by_op[site.name] if site.kind == "op" else None
         table = site.name if op is None else op.operands[TABLE] if record(op.target).on_host else None
         if table is None:
             others.append(site)
         else:
-            found.append(table)
-    if not found:
+            tables.append(table)
+    if not tables:
         names = ", ".join(label(graph, site) for site in others[:3])
         message = f"pin {pin.text!r}: {names} can't run on the host: it looks nothing up in a table"
         raise UsageError(message, _tables(graph))
-    for table in found:
+    for table in tables:
         reason = host_problem(graph, table) if table in _parameters(graph) else "it is no parameter"
         if reason:
             path = _parameters(graph).get(table, table)
             raise UsageError(f"pin {pin.text!r}: {path} can't lie on the host: {reason}", _tables(graph))
-    return found
+    return tables
 
 
 def _tables(graph: Graph) -> str:

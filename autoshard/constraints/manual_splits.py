@@ -25,15 +25,15 @@ def with_manual_splits(graph: Graph, texts: Sequence[str], file: Path | None = N
 
     UsageError where they are not of a table's rows, or do not make up all of them.
     """
-    found = dict.fromkeys(graph.manual_splits)
-    own = (f"op:{name}={how}" for name, how in graph.strategies)
-    for text in (*own, *(pin_file_texts(file) if file else ()), *texts):
+    splits = dict.fromkeys(graph.manual_splits)
+    model_texts = (f"op:{name}={how}" for name, how in graph.strategies)
+    for text in (*model_texts, *(pin_file_texts(file) if file else ()), *texts):
         what, _, how = text.partition("=")
         for operand, dim, lengths in _asked(said_memory(how.strip())[0], text):
             for table in _tables(graph, what.strip(), operand, text):
                 _check(graph, table, dim, lengths, text)
-                found[table, lengths] = None
-    return graph if len(found) == len(graph.manual_splits) else replace(graph, manual_splits=tuple(found))
+                splits[table, lengths] = None
+    return graph if len(splits) == len(graph.manual_splits) else replace(graph, manual_splits=tuple(splits))
 
 
 def _asked(how: str, text: str) -> Iterator[tuple[int | None, int, Lengths]]:
@@ -47,19 +47,19 @@ def _asked(how: str, text: str) -> Iterator[tuple[int | None, int, Lengths]]:
 
 def _tables(graph: Graph, what: str, operand: int | None, text: str) -> list[str]:
     """The tables that embeddings read, among what a pin names; UsageError where there is none."""
-    kind, colon, rest = what.partition(":")
-    name = rest if colon and kind in KINDS else what
+    kind, colon, target = what.partition(":")
+    name = target if colon and kind in KINDS else what
     paths = {stored.tensor: (stored.path, *stored.ties) for stored in (*graph.parameters, *graph.buffers)}
     reads = [(op, table) for op in graph.ops for table in [_table(op)] if table is not None and operand in (None, 0)]
     names = {table: paths.get(table, (table,)) for _, table in reads}
-    found = dict.fromkeys(
-        table for op, table in reads if any(fnmatchcase(own, name) for own in (*names[table], op.name, op.module))
+    matching = dict.fromkeys(
+        table for op, table in reads if any(fnmatchcase(label, name) for label in (*names[table], op.name, op.module))
     )
-    if not found:
+    if not matching:
         tables = dict.fromkeys(paths.get(t, (t,))[0] for t in map(_table, graph.ops) if t is not None)
         message = f"pin {text!r}: parts of given lengths are for a table that an embedding reads, which {name} is not"
         raise UsageError(message, " or ".join(tables) or "counts, which cut in equal parts")
-    return list(found)
+    return list(matching)
 
 
 def _table(op: Op) -> str | None:

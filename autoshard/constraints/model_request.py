@@ -17,25 +17,25 @@ def with_requests(request: StepRequest, graph: Graph, searched: bool = False) ->
     """`request`, and what it leaves open as the graph's model says: stages of modules, the number of micro-batches.
     `searched`: see `StepRequest.check`."""
     said = {pin.path for pin in request.pins}
-    own = tuple(StagePin(path, int(n)) for path, n in _values(graph, "stage") if path not in said)
+    pins = tuple(StagePin(path, int(n)) for path, n in _values(graph, "stage") if path not in said)
     known = {pin.path for pin in request.places}
-    asked = [StagePin(path, int(n)) for path, n in _values(graph, "place") if path not in known]
-    places = (*request.places, *(asked if request.place != NO_PLACES else ()))
+    place_pins = [StagePin(path, int(n)) for path, n in _values(graph, "place") if path not in known]
+    places = (*request.places, *(place_pins if request.place != NO_PLACES else ()))
     stages = request.stages
     if places and stages is None:
         stages = 1 + max(pin.stage for pin in places)
-    if own and stages is None:
-        stages = 1 + max(pin.stage for pin in (*request.pins, *own))
-    if stages == 1 and all(pin.stage == 0 for pin in own):
-        own = ()  # all on one stage: there is no pipeline
+    if pins and stages is None:
+        stages = 1 + max(pin.stage for pin in (*request.pins, *pins))
+    if stages == 1 and all(pin.stage == 0 for pin in pins):
+        pins = ()  # all on one stage: there is no pipeline
     counts = [int(n) for _, n in _values(graph, "micro_batches")]
     count = request.micro_batches
     if counts and count is None and request.global_batch is None:
         count = counts[0]
-    made = replace(request, pins=(*request.pins, *own), places=places, stages=stages, micro_batches=count)
-    if made != request:
-        made.check(searched)
-    return made
+    completed = replace(request, pins=(*request.pins, *pins), places=places, stages=stages, micro_batches=count)
+    if completed != request:
+        completed.check(searched)
+    return completed
 
 
 def without_idle_place(request: StepRequest, graph: Graph) -> StepRequest:
@@ -46,7 +46,7 @@ def without_idle_place(request: StepRequest, graph: Graph) -> StepRequest:
 
 def asks_of_the_step(graph: Graph) -> bool:
     """Does the model say anything of its step beside what goes together?"""
-    return any(not own.startswith(f"{FUSION}:") for _, own in graph.module_requests)
+    return any(not how.startswith(f"{FUSION}:") for _, how in graph.module_requests)
 
 
 def asks_to_recompute(graph: Graph) -> bool:
@@ -57,17 +57,17 @@ def asks_to_recompute(graph: Graph) -> bool:
 def recomputed_blocks(graph: Graph, blocks: tuple[str, ...], inside: bool = False) -> dict[str, str]:
     """Those of `blocks` that the model wants computed again, with what is kept of each; with `inside`, modules in a
     block, or in none, too. UsageError for one that is neither a block nor holds one, or has no operator."""
-    found: dict[str, str] = {}
+    keeps: dict[str, str] = {}
     for path, what in graph.module_requests:
         if what not in RECOMPUTED:
             continue
-        own = [block for block in blocks if not path or block == path or block.startswith(f"{path}.")]
-        if not own and inside and any(op.module == path or op.module.startswith(f"{path}.") for op in graph.ops):
-            own = [path]
-        if not own:
+        matching = [block for block in blocks if not path or block == path or block.startswith(f"{path}.")]
+        if not matching and inside and any(op.module == path or op.module.startswith(f"{path}.") for op in graph.ops):
+            matching = [path]
+        if not matching:
             raise _not_again(path, blocks, inside)
-        found |= dict.fromkeys(own, RECOMPUTED[what])
-    return found
+        keeps |= dict.fromkeys(matching, RECOMPUTED[what])
+    return keeps
 
 
 def _not_again(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:
@@ -80,4 +80,4 @@ def _not_again(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:
 
 
 def _values(graph: Graph, what: str) -> list[tuple[str, str]]:
-    return [(path, own.removeprefix(f"{what}:")) for path, own in graph.module_requests if own.startswith(f"{what}:")]
+    return [(path, how.removeprefix(f"{what}:")) for path, how in graph.module_requests if how.startswith(f"{what}:")]

@@ -22,9 +22,9 @@ def named(graph: Graph, pin: Pin) -> list[Named]:
         if pin.what in names[kind]:
             return names[kind][pin.what]
     for kind in [pin.kind] if pin.kind else ["module", "parameter", "input", "op"]:
-        found = [n for name, own in names[kind].items() if fnmatchcase(name, pin.what) for n in own]
-        if found:
-            return list(dict.fromkeys(found))
+        matches = [n for name, entries in names[kind].items() if fnmatchcase(name, pin.what) for n in entries]
+        if matches:
+            return list(dict.fromkeys(matches))
     known = [name for kind in kinds for name in names[kind]]
     inner = f"{pin.what}.*"
     near = [inner] if any(fnmatchcase(name, inner) for name in names["module"]) else []
@@ -39,24 +39,24 @@ def named(graph: Graph, pin: Pin) -> list[Named]:
 
 def _is_called(target: str, what: str) -> bool:
     """Would a user call the operator so? `matmul` for `aten.matmul`, and for a product with a weight."""
-    own = target.rpartition(".")[2]
-    return what in own or own in what or (what in ("matmul", "mm") and own.startswith("linear"))
+    op_name = target.rpartition(".")[2]
+    return what in op_name or op_name in what or (what in ("matmul", "mm") and op_name.startswith("linear"))
 
 
 def _names(graph: Graph) -> dict[str, dict[str, list[Named]]]:
     """Kind of name -> name -> what it names. Operators that depend on nothing are the same everywhere and can't be
     pinned. A module is what its code does: a cast, as mixed precision has them of weights and of what comes in, is
     pinned by its own name, unless there is nothing else in it."""
-    found: dict[str, dict[str, list[Named]]] = {"parameter": {}, "input": {}, "op": {}, "module": {}}
-    found["input"] = {name: [("input", name)] for name in graph.inputs}
+    names: dict[str, dict[str, list[Named]]] = {"parameter": {}, "input": {}, "op": {}, "module": {}}
+    names["input"] = {name: [("input", name)] for name in graph.inputs}
     for kind, tensors in (("parameter", graph.parameters), ("buffer", graph.buffers)):
         for stored in tensors:
-            found["parameter"] |= {path: [(kind, stored.tensor)] for path in (stored.path, *stored.ties)}
+            names["parameter"] |= {path: [(kind, stored.tensor)] for path in (stored.path, *stored.ties)}
     fixed = constants(graph)
     free = [op for op in graph.ops if not set(op.results) <= fixed]
     busy = {op.module for op in free if op.target != CAST}
     for op in free:
-        found["op"][op.name] = [("op", op.name)]
+        names["op"][op.name] = [("op", op.name)]
         if op.target != CAST or op.module not in busy:
-            found["module"].setdefault(op.module, []).append(("op", op.name))
-    return found
+            names["module"].setdefault(op.module, []).append(("op", op.name))
+    return names

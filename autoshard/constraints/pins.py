@@ -80,12 +80,12 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
     if not equals or not what.strip() or not how.strip():
         raise UsageError(f"pin {text!r}: expected WHAT=HOW", EXAMPLE)
     what, how = what.strip(), how.strip()
-    kind, colon, rest = what.partition(":")
+    kind, colon, target = what.partition(":")
     if colon and kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, 1) or ["parameter"]
-        hint = f"{near[0]}:{rest}={how}"
+        hint = f"{near[0]}:{target}={how}"
         raise UsageError(f"pin {text!r}: unknown kind {kind!r}, expected {', '.join(KINDS)}", hint)
-    kind, what = (kind, rest) if colon else ("", what)
+    kind, what = (kind, target) if colon else ("", what)
     how, memory = said_memory(how)
     if how.startswith(("(", "[")):
         cuts, out_cuts, parts = parse_cuts(how, text)
@@ -95,8 +95,8 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
 
 def said_memory(how: str) -> tuple[str, str]:
     """What is said beside the memory, and the memory."""
-    rest, last = re.fullmatch(r"(.*?)[\s,]*(\bhost|\bdevice)?", how, re.DOTALL).groups()  # type: ignore[union-attr]
-    return (rest, last) if last else (how, "")
+    head, last = re.fullmatch(r"(.*?)[\s,]*(\bhost|\bdevice)?", how, re.DOTALL).groups()  # type: ignore[union-attr]
+    return (head, last) if last else (how, "")
 
 
 def parse_wants(how: str, mesh: Mesh, quoted: str) -> tuple[Want, ...]:
@@ -177,19 +177,19 @@ def _cuts(part: str, text: str) -> tuple[tuple[Cut, ...], tuple[Parts, ...]]:
         value = (value,)  # of one tensor: (4, 1) is ((4, 1),)
     if not isinstance(value, (tuple, list)):
         raise UsageError(f"pin {text!r}: expected a tuple of cuts for each operand, got {part.strip()}", EXAMPLE)
-    made = [_cut(item, text) for item in value]
-    parts = ((number, dim, lengths) for number, (_, own) in enumerate(made) for dim, lengths in own)
-    return tuple(cut for cut, _ in made), tuple(parts)
+    cuts = [_cut(item, text) for item in value]
+    parts = ((number, dim, lengths) for number, (_, uneven) in enumerate(cuts) for dim, lengths in uneven)
+    return tuple(cut for cut, _ in cuts), tuple(parts)
 
 
 def _cut(item: Any, text: str) -> tuple[Cut, list[tuple[int, tuple[int, ...]]]]:
     """The counts, and (dim, lengths) of those that are said as parts."""
-    if not isinstance(item, (tuple, list)) or not any(isinstance(own, (tuple, list)) for own in item):
+    if not isinstance(item, (tuple, list)) or not any(isinstance(cut, (tuple, list)) for cut in item):
         return _counts(item, text), []
-    uneven = [(dim, _counts(own, text) or ()) for dim, own in enumerate(item) if isinstance(own, (tuple, list))]
+    uneven = [(dim, _counts(cut, text) or ()) for dim, cut in enumerate(item) if isinstance(cut, (tuple, list))]
     if any(not lengths for _, lengths in uneven):
         raise UsageError(f"pin {text!r}: a dim is cut in at least one part, got {item!r}", EXAMPLE)
-    return _counts([len(own) if isinstance(own, (tuple, list)) else own for own in item], text), uneven
+    return _counts([len(cut) if isinstance(cut, (tuple, list)) else cut for cut in item], text), uneven
 
 
 def _counts(item: Any, text: str) -> Cut:
@@ -205,8 +205,8 @@ def _counts(item: Any, text: str) -> Cut:
 
 def read_pins(texts: Sequence[str], path: Path | None, mesh: Mesh) -> tuple[Pin, ...]:
     """The pins of the file, then those of the command line; those of stages are read elsewhere."""
-    own = [text for text in (pin_file_texts(path) if path else ()) if not text.startswith(STAGE_PIN)]
-    return tuple(parse_pin(text, mesh) for text in (*own, *texts))
+    file_texts = [text for text in (pin_file_texts(path) if path else ()) if not text.startswith(STAGE_PIN)]
+    return tuple(parse_pin(text, mesh) for text in (*file_texts, *texts))
 
 
 def graph_pins(graph: Graph, mesh: Mesh) -> tuple[Pin, ...]:

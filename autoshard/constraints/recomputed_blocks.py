@@ -21,16 +21,16 @@ def called_modules(graph: Graph, path: str) -> tuple[str, ...]:
     counts: dict[str, int] = {}
     for op in graph.ops:
         if inside(op.module, path):
-            own = _outermost_call(op.module, path, classes)
-            counts[own] = counts.get(own, 0) + 1
-    return tuple(own for own, count in counts.items() if count > 1 and own)
+            module = _outermost_call(op.module, path, classes)
+            counts[module] = counts.get(module, 0) + 1
+    return tuple(module for module, count in counts.items() if count > 1 and module)
 
 
 def _outermost_call(module: str, path: str, classes: dict[str, str]) -> str:
     """Of `module` inside list `path`, the outermost module around it that is no list; "" without one."""
     names = module.removeprefix(f"{path}.").split(".")
     paths = [f"{path}.{'.'.join(names[: n + 1])}" for n in range(len(names))]
-    return next((own for own in paths if own in classes and classes[own] not in CONTAINERS), "")
+    return next((outer for outer in paths if outer in classes and classes[outer] not in CONTAINERS), "")
 
 
 def torn_modules(plan: Plan, graph: Graph) -> tuple[str, ...]:
@@ -47,4 +47,4 @@ def torn_modules(plan: Plan, graph: Graph) -> tuple[str, ...]:
 def _runs(graph: Graph, path: str) -> int:
     """How often operators of module `path` stand in a row."""
     within = groupby(graph.ops, key=lambda op: op.module == path or inside(op.module, path))
-    return sum(own for own, _ in within)
+    return sum(in_module for in_module, _ in within)

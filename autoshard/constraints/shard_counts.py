@@ -37,21 +37,21 @@ def operand_shapes(graph: Graph, op: Op) -> list[Named | None]:
     return [None if name is None else (paths.get(name, name), graph.tensor(name).shape) for name in op.operands]
 
 
-def text(own: Sequence[Counts | None]) -> str:
+def text(cuts: Sequence[Counts | None]) -> str:
     """`((4, 2), (2, 1))`, absent operands left out."""
-    return str(tuple(cut for cut in own if cut is not None))
+    return str(tuple(cut for cut in cuts if cut is not None))
 
 
-def agree(wanted: Sequence[Counts | None], own: Sequence[Counts | None]) -> bool:
-    return distance(wanted, own) == 0
+def agree(wanted: Sequence[Counts | None], offered: Sequence[Counts | None]) -> bool:
+    return distance(wanted, offered) == 0
 
 
-def distance(wanted: Sequence[Counts | None], own: Sequence[Counts | None]) -> float:
+def distance(wanted: Sequence[Counts | None], offered: Sequence[Counts | None]) -> float:
     """How far apart the cuts are, 0 where all that are wanted are there."""
     total = 0.0
-    for asked, cut in zip(wanted, own, strict=True):
-        if asked is not None and cut is not None:
-            total += sum(abs(math.log2(a / b)) for a, b in zip(asked, cut, strict=False))
+    for want, cut in zip(wanted, offered, strict=True):
+        if want is not None and cut is not None:
+            total += sum(abs(math.log2(a / b)) for a, b in zip(want, cut, strict=False))
     return total
 
 
@@ -63,15 +63,15 @@ def matched(
     if len(wanted) not in (positions, len(present)):
         names = ", ".join(tensor[0] for tensor in tensors if tensor is not None)
         return f"cuts of {len(wanted)}, but there are {len(present)} tensors: {names}"
-    own: list[Counts | None] = [None] * positions
+    cuts: list[Counts | None] = [None] * positions
     for position, cut in zip(range(positions) if len(wanted) == positions else present, wanted, strict=True):
         tensor = tensors[position]
         if cut is not None and tensor is None:
             return f"operand {position} is absent: expected None, got {cut}"
         if cut is not None and tensor is not None and len(cut) != len(tensor[1]):
             return f"{tensor[0]} has {len(tensor[1])} dims {list(tensor[1])}, but {cut} cuts {len(cut)}"
-        own[position] = cut
-    return tuple(own)
+        cuts[position] = cut
+    return tuple(cuts)
 
 
 def impossible(wanted: Sequence[Counts | None], mesh: Mesh) -> str:
@@ -122,8 +122,8 @@ def result_problem(wanted: Counts, results: Sequence[Layout], mesh: Mesh) -> str
     allowed: list[set[int]] = [set() for _ in wanted]
     for layout in results:
         summed = math.prod(n for p, n in zip(layout.placements, mesh.sizes, strict=True) if isinstance(p, Partial))
-        for dim, own in enumerate(counts(layout, len(wanted), mesh)):
-            allowed[dim] |= {own, own * summed}
+        for dim, cut in enumerate(counts(layout, len(wanted), mesh)):
+            allowed[dim] |= {cut, cut * summed}
     for dim, count in enumerate(wanted):
         if count not in allowed[dim]:
             possible = " or ".join(map(str, sorted(allowed[dim])))

@@ -46,11 +46,11 @@ def read_histogram(text: str) -> tuple[SizePoint, ...]:
     return _normal([_row(row, text) for row in data], text)
 
 
-def histogram(given: str | Path | Sequence[Mapping[str, Any]]) -> tuple[SizePoint, ...]:
+def histogram(source: str | Path | Sequence[Mapping[str, Any]]) -> tuple[SizePoint, ...]:
     """The same of a program's: text, a file, or rows as a file has them."""
-    if isinstance(given, str | Path):
-        return read_histogram(str(given))
-    return _normal([_row(row, "sizes") for row in given], "sizes")
+    if isinstance(source, str | Path):
+        return read_histogram(str(source))
+    return _normal([_row(row, "sizes") for row in source], "sizes")
 
 
 def _point(text: str) -> SizePoint:
@@ -84,30 +84,30 @@ def _normal(points: Sequence[SizePoint], where: str) -> tuple[SizePoint, ...]:
     if len(names) > 1 or any(len({name for name, _ in point.sizes}) < len(point.sizes) for point in points):
         raise UsageError(f"{where}: the points name different sizes", _EXAMPLE)
     total = sum(point.weight for point in points)
-    found: dict[tuple[tuple[str, int], ...], float] = {}
+    weights: dict[tuple[tuple[str, int], ...], float] = {}
     for point in points:
         key = tuple(sorted(point.sizes))
-        found[key] = found.get(key, 0.0) + point.weight / total
-    return tuple(SizePoint(sizes, weight) for sizes, weight in sorted(found.items()))
+        weights[key] = weights.get(key, 0.0) + point.weight / total
+    return tuple(SizePoint(sizes, weight) for sizes, weight in sorted(weights.items()))
 
 
 def points_for(histogram: Iterable[SizePoint], dynamic: Sequence[DynamicSize]) -> tuple[SizePoint, ...]:
     """The points to plan for: with every size of the graph, allowed, and at most `MOST_POINTS`. UsageError."""
-    known = {own.name: own for own in dynamic}
+    known = {declared.name: declared for declared in dynamic}
     if not known:
         raise UsageError("--sizes: the model has no dynamic sizes", "--dynamic batch=8..512/8, or set_inputs")
-    made = []
+    points = []
     for point in histogram:
-        given = dict(point.sizes)
-        if given.keys() != known.keys():
+        sizes = dict(point.sizes)
+        if sizes.keys() != known.keys():
             message = f"--sizes: {point.words()}: expected a value for each of {', '.join(known)}"
             raise UsageError(message, _EXAMPLE)
-        for name, size in given.items():
+        for name, size in sizes.items():
             if not known[name].allows(size):
                 message = f"--sizes: {name} of {size}: expected {known[name].words()}"
                 raise UsageError(message, "the sizes that steps have, padded; or another --dynamic")
-        made.append(SizePoint(tuple((name, given[name]) for name in known), point.weight))
-    return tuple(_grouped(made, known))
+        points.append(SizePoint(tuple((name, sizes[name]) for name in known), point.weight))
+    return tuple(_grouped(points, known))
 
 
 def _grouped(points: list[SizePoint], known: Mapping[str, DynamicSize]) -> list[SizePoint]:
@@ -116,24 +116,24 @@ def _grouped(points: list[SizePoint], known: Mapping[str, DynamicSize]) -> list[
     if len(points) <= MOST_POINTS:
         return points
     ordered = sorted(points, key=lambda point: (math.prod(size for _, size in point.sizes), point.sizes))
-    made: dict[tuple[tuple[str, int], ...], float] = {}
+    weights: dict[tuple[tuple[str, int], ...], float] = {}
     run: list[SizePoint] = []
     done = 0.0
     for point in ordered:
         run.append(point)
         done += point.weight
-        if done >= (len(made) + 1) / MOST_POINTS - 1e-9 or point is ordered[-1]:
-            weight = sum(own.weight for own in run)
-            sizes = tuple((name, _mean(run, name, weight, own)) for name, own in known.items())
-            made[sizes] = made.get(sizes, 0.0) + weight
+        if done >= (len(weights) + 1) / MOST_POINTS - 1e-9 or point is ordered[-1]:
+            weight = sum(member.weight for member in run)
+            sizes = tuple((name, _mean(run, name, weight, declared)) for name, declared in known.items())
+            weights[sizes] = weights.get(sizes, 0.0) + weight
             run = []
-    return [SizePoint(sizes, weight) for sizes, weight in made.items()]
+    return [SizePoint(sizes, weight) for sizes, weight in weights.items()]
 
 
-def _mean(run: Sequence[SizePoint], name: str, weight: float, own: DynamicSize) -> int:
+def _mean(run: Sequence[SizePoint], name: str, weight: float, declared: DynamicSize) -> int:
     mean = sum(dict(point.sizes)[name] * point.weight for point in run) / weight
-    up = math.ceil((mean - own.remainder) / own.divisor - 1e-9) * own.divisor + own.remainder
-    return min(max(up, own.least), own.most) if own.most else max(up, own.least)
+    up = math.ceil((mean - declared.remainder) / declared.divisor - 1e-9) * declared.divisor + declared.remainder
+    return min(max(up, declared.least), declared.most) if declared.most else max(up, declared.least)
 
 
 def histogram_text(points: Iterable[SizePoint]) -> str:

@@ -88,8 +88,8 @@ class StepRequest:
         """Parameters of no more bytes, whole, are not stored in shards."""
         if not self.enable_parallel_optimizer:
             return 0.0
-        own = THRESHOLD_KB if self.parallel_optimizer_threshold is None else self.parallel_optimizer_threshold
-        return 1024.0 * own
+        threshold = THRESHOLD_KB if self.parallel_optimizer_threshold is None else self.parallel_optimizer_threshold
+        return 1024.0 * threshold
 
     @property
     def text(self) -> str:
@@ -108,16 +108,16 @@ class StepRequest:
     def place_meshes(self) -> dict[int, Mesh]:
         """Of places that have one of their own. UsageError for what can't be read, and for a place that is said
         twice."""
-        found: dict[int, Mesh] = {}
+        meshes: dict[int, Mesh] = {}
         for text in self.place_mesh:
             place, colon, mesh = text.partition(":")
             if not colon or not place.strip().isdecimal():
                 message = f"--place-mesh {text}: expected a place and its mesh"
                 raise UsageError(message, "--place-mesh 1:dp=2,tp=2")
-            if int(place) in found:
+            if int(place) in meshes:
                 raise UsageError(f"--place-mesh says the mesh of place {int(place)} twice", "one of them")
-            found[int(place)] = check_axis_names(Mesh.parse(mesh))
-        return found
+            meshes[int(place)] = check_axis_names(Mesh.parse(mesh))
+        return meshes
 
     def check_place_meshes(self) -> None:
         """UsageError where places, which the model's own modules may name, can't have them."""
@@ -137,7 +137,7 @@ class StepRequest:
     def open_(self) -> bool:
         """Is something left to a search?"""
         said = (self.stages, self.virtual_stages, self.schedule, self.recompute, self.micro_batch)
-        return any(isinstance(own, str) and (own == AUTO or "," in own) for own in said)
+        return any(isinstance(value, str) and (value == AUTO or "," in value) for value in said)
 
     @property
     def said(self) -> bool:
@@ -222,8 +222,8 @@ class StepRequest:
             "gradient_accumulation_shard": self.gradient_accumulation_shard,
             "parallel_optimizer_threshold": self.parallel_optimizer_threshold is not None,
         }
-        for name, given in said.items():
-            if given and not self.enable_parallel_optimizer:
+        for name, is_set in said.items():
+            if is_set and not self.enable_parallel_optimizer:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} is about the parallel optimizer", "add --enable-parallel-optimizer")
         if self.enable_parallel_optimizer and self.zero is not None:
@@ -238,21 +238,21 @@ class StepRequest:
 
 def pin_texts(pins: Iterable[StagePin], kind: str = STAGE_PIN) -> list[str]:
     """As typed; items of one list in a row on one stage are one pin: `stage:model.layers.0-15=0`."""
-    found: list[tuple[str, int, int, int]] = []  # before the number, first, last, stage; without a number both are -1
+    runs: list[tuple[str, int, int, int]] = []  # before the number, first, last, stage; without a number both are -1
     for pin in pins:
         match = re.fullmatch(r"(.*?)(\d+)", pin.path)
         before, number = (match[1], int(match[2])) if match else (pin.path, -1)
         first = number
-        if match and found and (before, number - 1, pin.stage) == (found[-1][0], *found[-1][2:]):
-            first = found.pop()[1]
-        found.append((before, first, number, pin.stage))
-    numbers = [("" if first < 0 else str(first) if first == last else f"{first}-{last}") for _, first, last, _ in found]
-    return [f"{kind}{own[0]}{number}={own[3]}" for own, number in zip(found, numbers, strict=True)]
+        if match and runs and (before, number - 1, pin.stage) == (runs[-1][0], *runs[-1][2:]):
+            first = runs.pop()[1]
+        runs.append((before, first, number, pin.stage))
+    numbers = [("" if first < 0 else str(first) if first == last else f"{first}-{last}") for _, first, last, _ in runs]
+    return [f"{kind}{run[0]}{number}={run[3]}" for run, number in zip(runs, numbers, strict=True)]
 
 
 def read_stage_pins(texts: tuple[str, ...], kind: str = STAGE_PIN) -> tuple[StagePin, ...]:
     """Those of `--pin` that begin so; `stage:model.layers.0-15=0` is a pin of each of the sixteen."""
-    found: list[StagePin] = []
+    pins: list[StagePin] = []
     for text in texts:
         if not text.startswith(kind):
             continue
@@ -268,5 +268,5 @@ def read_stage_pins(texts: tuple[str, ...], kind: str = STAGE_PIN) -> tuple[Stag
                     f"pin {text!r}: {first} to {last} is empty", f"{kind}{series[1]}{last}-{first}={stage}"
                 )
             paths = [f"{series[1]}{number}" for number in range(first, last + 1)]
-        found += [StagePin(path, int(stage)) for path in paths]
-    return tuple(found)
+        pins += [StagePin(path, int(stage)) for path in paths]
+    return tuple(pins)

@@ -27,5 +27,5 @@ class VerifyRequest:
         if self.backend not in get_args(Backend):
             raise UsageError(f"unknown backend {self.backend!r}", " or ".join(get_args(Backend)))
         if self.full and self.arguments:
-            given = ", ".join(self.arguments)
-            raise UsageError(f"full size and {given} at once", "leave one of --full and --verify-with out")
+            names = ", ".join(self.arguments)
+            raise UsageError(f"full size and {names} at once", "leave one of --full and --verify-with out")

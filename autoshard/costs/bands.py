@@ -86,8 +86,8 @@ def kind_of(hardware: Hardware, name: str, dtype: str = "") -> str:
 def step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str = "") -> Band:
     """The band of a step that spends `seconds` in each family, its products and attention in `dtype`."""
     total = math.fsum(seconds.values())
-    spread = math.sqrt(math.fsum((own * error_of(hardware, name, dtype)) ** 2 for name, own in seconds.items()))
-    kinds = [kind_of(hardware, name, dtype) for name, own in seconds.items() if total and own >= COUNTS * total]
+    spread = math.sqrt(math.fsum((spent * error_of(hardware, name, dtype)) ** 2 for name, spent in seconds.items()))
+    kinds = [kind_of(hardware, name, dtype) for name, spent in seconds.items() if total and spent >= COUNTS * total]
     return Band(spread / total if total else 0.0, max(kinds, key=_ORDER.index, default="default"), hardware.calibrated)
 
 

@@ -82,12 +82,12 @@ def gather(dim: ExchangedDim) -> float:
     return max(_gather(dim, length) for length in set(dim.lengths))
 
 
-def _gather(dim: ExchangedDim, own: int) -> float:
+def _gather(dim: ExchangedDim, length: int) -> float:
     tape, parts = Tape(), len(dim.lengths)
-    packed = tape.make(dim.bytes(own)) if dim.moves(own) else 0.0
+    packed = tape.make(dim.bytes(length)) if dim.moves(length) else 0.0
     gathered = tape.make(dim.bytes(dim.longest * parts))
-    if own < dim.longest:
-        padding, padded = tape.make(dim.bytes(dim.longest - own)), tape.make(dim.bytes(dim.longest))
+    if length < dim.longest:
+        padding, padded = tape.make(dim.bytes(dim.longest - length)), tape.make(dim.bytes(dim.longest))
         tape.drop(padding, padded)
     if dim.longest * parts > dim.whole:
         joined = tape.make(dim.bytes(dim.whole))
@@ -96,7 +96,7 @@ def _gather(dim: ExchangedDim, own: int) -> float:
     tape.drop(packed)
     if dim.moves(dim.whole):
         tape.make(dim.bytes(dim.whole))
-    less = dim.bytes(dim.longest) - dim.bytes(own)  # given: the longest is counted
+    less = dim.bytes(dim.longest) - dim.bytes(length)  # given: the longest is counted
     return tape.most - dim.bytes(dim.whole) - less
 
 
@@ -117,29 +117,31 @@ def scatter(dim: ExchangedDim) -> float:
     return tape.most - part
 
 
-def swap(given: float, made: float) -> float:
+def swap(source: float, target: float) -> float:
     """All-to-all: what is sent is packed, what has come is put in its place."""
-    return max(given, made)
+    return max(source, target)
 
 
 # --- steps of a program ---
 
 
-def buffers(mesh: Mesh, step: Collective, given: LocalValue, made: LocalValue) -> Temporary:
-    """Of the value `given` and the one `made` of it, on the device that holds most."""
+def buffers(mesh: Mesh, step: Collective, source: LocalValue, target: LocalValue) -> Temporary:
+    """Of the value `source` and the one `target` of it, on the device that holds most."""
     if step.forward in BY_INDEX:
-        return Temporary(_by_index(mesh, step.forward, step, given, made), _back_by_index(mesh, step, given, made))
-    there = _by_table(mesh, step.forward, step, given, made)
-    return Temporary(there, _by_table(mesh, step.backward, step, made, given))
+        return Temporary(
+            _by_index(mesh, step.forward, step, source, target), _back_by_index(mesh, step, source, target)
+        )
+    there = _by_table(mesh, step.forward, step, source, target)
+    return Temporary(there, _by_table(mesh, step.backward, step, target, source))
 
 
-def _by_table(mesh: Mesh, name: str, step: Collective, given: LocalValue, made: LocalValue) -> float:
-    own, cut = COLLECTIVES[name], step.joined or step.cut
-    if own.working == "swap":
-        return swap(_bytes(given, mesh), _bytes(made, mesh))
-    if cut is None or not own.working:
+def _by_table(mesh: Mesh, name: str, step: Collective, source: LocalValue, target: LocalValue) -> float:
+    collective, cut = COLLECTIVES[name], step.joined or step.cut
+    if collective.working == "swap":
+        return swap(_bytes(source, mesh), _bytes(target, mesh))
+    if cut is None or not collective.working:
         return 0.0
-    whole, count = (made, gather) if own.working == "gather" else (given, scatter)
+    whole, count = (target, gather) if collective.working == "gather" else (source, scatter)
     return count(_dim(mesh, step.axes, cut, whole))
 
 
@@ -152,16 +154,16 @@ def _dim(mesh: Mesh, axes: Sequence[str], cut: DimCut, whole: LocalValue) -> Exc
     return ExchangedDim(tuple(stop - start for start, stop in bounds), before, after, DTYPE_BYTES[whole.dtype])
 
 
-def _by_index(mesh: Mesh, name: str, step: Collective, given: LocalValue, made: LocalValue) -> float:
-    return _routed(mesh, name, step.axes, given, given.layout, made.layout)
+def _by_index(mesh: Mesh, name: str, step: Collective, source: LocalValue, target: LocalValue) -> float:
+    return _routed(mesh, name, step.axes, source, source.layout, target.layout)
 
 
-def _back_by_index(mesh: Mesh, step: Collective, given: LocalValue, made: LocalValue) -> float:
+def _back_by_index(mesh: Mesh, step: Collective, source: LocalValue, target: LocalValue) -> float:
     if REPLICATE_PARTIAL in step.before:  # the way the value came
         return _routed(
-            mesh, "exchange" if step.backward != "pad" else "pad", step.axes, given, given.layout, made.layout
+            mesh, "exchange" if step.backward != "pad" else "pad", step.axes, source, source.layout, target.layout
         )
-    return _routed(mesh, step.backward, step.axes, made, _of_gradient(made.layout), _of_gradient(given.layout))
+    return _routed(mesh, step.backward, step.axes, target, _of_gradient(target.layout), _of_gradient(source.layout))
 
 
 def _of_gradient(layout: Layout) -> Layout:
@@ -169,15 +171,15 @@ def _of_gradient(layout: Layout) -> Layout:
     return Layout(tuple(turned.get(placement, placement) for placement in layout.placements))
 
 
-def _routed(mesh: Mesh, name: str, axes: Sequence[str], given: LocalValue, before: Layout, after: Layout) -> float:
+def _routed(mesh: Mesh, name: str, axes: Sequence[str], source: LocalValue, before: Layout, after: Layout) -> float:
     """What leaves is packed, what comes is added; by an all-gather, all that everybody has comes. What lies in blocks
     is taken out, and put in, by way of a copy of one piece."""
-    width = DTYPE_BYTES[given.dtype]
-    route = _route(mesh, tuple(axes), given.shape, before, after)
+    width = DTYPE_BYTES[source.dtype]
+    route = _route(mesh, tuple(axes), source.shape, before, after)
     in_blocks = any(isinstance(p, Shard) and p.blocks > 1 for p in (*before.placements, *after.placements))
     if name == "gather":
         parts = math.prod(mesh.axis_size(axis) for axis in axes)
-        return _bytes(given, mesh) * parts + width * route.piece * in_blocks
+        return _bytes(source, mesh) * parts + width * route.piece * in_blocks
     return float(width * max(route.moved if name == "exchange" else 0, route.own * in_blocks))
 
 
@@ -198,13 +200,13 @@ def _route(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...], before: La
     # each receives a copy from the one with its own coordinate there
     same = [a for a in moved if not _differs(before.placements[a], after.placements[a])]
     at = np.array(places, dtype=np.int64)
-    have, need = ([_held(size, mesh, at) for size in local_sizes(shape, own, mesh)] for own in (before, after))
+    have, need = ([_held(size, mesh, at) for size in local_sizes(shape, layout, mesh)] for layout in (before, after))
     looked = min(len(places), MEMBERS)
     beside = (at[:looked, None, same] == at[None, :, same]).all(axis=2)
-    sent, received = (np.where(beside, own, 0) for own in (_common(have, need, looked), _common(need, have, looked)))
-    own = sent.diagonal()
-    moved_each = sent.sum(axis=1) + received.sum(axis=1) - 2 * own
-    return Route(int(moved_each.max()), int(own.max()), int(max(sent.max(), received.max())))
+    sent, received = (np.where(beside, held, 0) for held in (_common(have, need, looked), _common(need, have, looked)))
+    local = sent.diagonal()
+    moved_each = sent.sum(axis=1) + received.sum(axis=1) - 2 * local
+    return Route(int(moved_each.max()), int(local.max()), int(max(sent.max(), received.max())))
 
 
 def _at(mesh: Mesh, axes: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
@@ -221,17 +223,17 @@ def _differs(before: Placement, after: Placement) -> bool:
 def _held(size: LocalSize, mesh: Mesh, at: Integers) -> tuple[Runs, Integers]:
     """What the members of a group, at coordinates `at` (members, axes), hold of a dim, and the rank of each there."""
     axes = [mesh.index(shard.axis) for shard in size.shards]
-    cuts = tuple((mesh.sizes[axis], own.blocks, own.unit) for axis, own in zip(axes, size.shards, strict=True))
+    cuts = tuple((mesh.sizes[axis], shard.blocks, shard.unit) for axis, shard in zip(axes, size.shards, strict=True))
     rank = np.zeros(len(at), dtype=np.int64)
     for axis in axes:
         rank = rank * mesh.sizes[axis] + at[:, axis]
     return runs(size.size, cuts), rank
 
 
-def _common(own: list[tuple[Runs, Integers]], others: list[tuple[Runs, Integers]], looked: int) -> Integers:
-    """(looked, members): elements that each of the first members has of `own` and each one of `others`."""
-    found = np.ones((looked, 1), dtype=np.int64)
-    for (held, ranks), (other, their) in zip(own, others, strict=True):
+def _common(owned: list[tuple[Runs, Integers]], others: list[tuple[Runs, Integers]], looked: int) -> Integers:
+    """(looked, members): elements that each of the first members has of `owned` and each one of `others`."""
+    counts = np.ones((looked, 1), dtype=np.int64)
+    for (held, ranks), (other, their) in zip(owned, others, strict=True):
         there, row = np.unique(ranks[:looked], return_inverse=True)
         common = np.zeros((len(there), other.ranks), dtype=np.int64)
         for each, rank in zip(common, there, strict=True):
@@ -239,8 +241,8 @@ def _common(own: list[tuple[Runs, Integers]], others: list[tuple[Runs, Integers]
             start, stop = held.start[mine], held.stop[mine]
             inside = _below(start, stop, other.stop) - _below(start, stop, other.start)
             each[:] = np.bincount(other.rank, weights=inside, minlength=other.ranks)
-        found = found * common[row][:, their]
-    return found
+        counts = counts * common[row][:, their]
+    return counts
 
 
 def _below(start: Integers, stop: Integers, position: Integers) -> Integers:

@@ -85,10 +85,10 @@ def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple
     if cast:
         dtype = product.cast_to
 
-    def size_of(made: LocalTensor) -> float:
-        """Bytes of a product that makes `made` of the other two."""
-        own = (*multiplied, op.results[0])
-        return float(sum(x.numel if cast and x is not made else x.bytes for x in own))
+    def size_of(output: LocalTensor) -> float:
+        """Bytes of a product that makes `output` of the other two."""
+        tensors = (*multiplied, op.results[0])
+        return float(sum(x.numel if cast and x is not output else x.bytes for x in tensors))
 
     forward = one_product_seconds(hardware, dtype, flops, inner, size_of(op.results[0]), share)
     there, back = cast_passes(op)
@@ -110,9 +110,9 @@ def cast_passes(op: LocalOp, joined: bool = False) -> tuple[tuple[float, ...], t
     product = record(op.target).work
     if not isinstance(product, Product) or not is_cast(op, product):
         return (), ()
-    own = joined_casts(op, product) if joined else casts(op, product)
+    sizes = joined_casts(op, product) if joined else casts(op, product)
     first, second = (op.operand(position).requires_grad for position in product.multiplied)
-    return own.forward, (*own.gradient, *(own.of_input if first else ()), *(own.of_weight if second else ()))
+    return sizes.forward, (*sizes.gradient, *(sizes.of_input if first else ()), *(sizes.of_weight if second else ()))
 
 
 def cast_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:

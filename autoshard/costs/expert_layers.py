@@ -35,13 +35,13 @@ def experts_seconds(hardware: Hardware, op: Op, operands: Operands, variant: str
         up, down = (replace(w, shape=(w.shape[0], w.shape[2], w.shape[1])) for w in (up, down))
     experts, inner, size = up.shape
     rows = -(-int(expert_rows(op, operands, variant)) // max(experts, 1))
-    given = LocalTensor((experts, rows, size), x.dtype, True)
+    gathered = LocalTensor((experts, rows, size), x.dtype, True)
     first = LocalTensor((experts, rows, inner), x.dtype, True)
     second = LocalTensor((experts, rows, down.shape[2]), x.dtype, True)
     last = LocalTensor((experts, rows, down.shape[1]), x.dtype, True)
     steps = (
-        LocalOp("aten.mul", (given,), (given,)),
-        LocalOp("aten.bmm", (given, LocalTensor((experts, size, inner), up.dtype, up.requires_grad)), (first,)),
+        LocalOp("aten.mul", (gathered,), (gathered,)),
+        LocalOp("aten.bmm", (gathered, LocalTensor((experts, size, inner), up.dtype, up.requires_grad)), (first,)),
         LocalOp("aten.mul", (first, second), (second,)),
         LocalOp(
             "aten.bmm", (second, LocalTensor((experts, *down.shape[:0:-1]), down.dtype, down.requires_grad)), (last,)

@@ -69,10 +69,10 @@ def host_tasks(
     """Forward and backward of a look-up of local tensors, each in order; no backward in a graph without a loss."""
     local = local_op(op, operands, results, 0.0, variant)
     there, back = traffic(local) if record(op.target).traffic else _rows(local)
-    given = [x for position, x in enumerate(operands) if position != TABLE and x is not None]
+    inputs = [x for position, x in enumerate(operands) if position != TABLE and x is not None]
     rows = float(sum(result.bytes for result in results))
-    learnt = float(sum(x.bytes for x in given if x.requires_grad))  # weights of ids
-    forward = _tasks(hardware, float(sum(x.bytes for x in given)), there, rows)
+    learnt = float(sum(x.bytes for x in inputs if x.requires_grad))  # weights of ids
+    forward = _tasks(hardware, float(sum(x.bytes for x in inputs)), there, rows)
     trained = graph.loss is not None and any(x is not None and x.requires_grad for x in operands)
     return forward, _tasks(hardware, rows, back, learnt) if trained else ()
 

@@ -69,8 +69,8 @@ def joint_link(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...]) -> AxisLin
     check_mesh(hardware, mesh)
     groups = _groups(mesh, axes)
     inner = [1, *(link.devices for link in hardware.links)]
-    found = (_crossing(link, size, groups) for link, size in zip(hardware.links, inner, strict=False))
-    crossings = tuple(crossing for crossing in found if crossing is not None)
+    per_level = (_crossing(link, size, groups) for link, size in zip(hardware.links, inner, strict=False))
+    crossings = tuple(crossing for crossing in per_level if crossing is not None)
     if not crossings:
         first = hardware.links[0]
         bandwidth = first.bandwidth * first.efficiency
@@ -102,8 +102,8 @@ def _crossing(link: Link, inner: int, groups: np.ndarray) -> Crossing | None:
     cliques: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # of each outer block: the blocks that a group joins
     crossed = []
     ways, way_of = np.unique(groups // inner, axis=0, return_inverse=True)
-    for number, way in enumerate(ways):
-        blocks, counts = np.unique(way, return_counts=True)
+    for number, placement in enumerate(ways):
+        blocks, counts = np.unique(placement, return_counts=True)
         for outer in np.unique(blocks // nodes):
             joined = blocks[blocks // nodes == outer]
             if len(joined) > 1:
@@ -111,7 +111,7 @@ def _crossing(link: Link, inner: int, groups: np.ndarray) -> Crossing | None:
                 crossed.append((number, int(counts.min())))
     if not crossed:
         return None
-    together = {_concurrent(found) for found in cliques.values()}
+    together = {_concurrent(clique_set) for clique_set in cliques.values()}
     bandwidth = link.bandwidth * link.efficiency
     on_rails = link.rails and _keep_rails(groups[np.isin(way_of.reshape(-1), [number for number, _ in crossed])], inner)
     spine = 1.0 if on_rails else 1 / link.oversubscription
@@ -119,7 +119,7 @@ def _crossing(link: Link, inner: int, groups: np.ndarray) -> Crossing | None:
     return Crossing(
         link,
         min(members for _, members in crossed),
-        max(len(clique) for found in cliques.values() for clique in found),
+        max(len(clique) for clique_set in cliques.values() for clique in clique_set),
         bandwidth * spine * min(ring_share(link.graph, some) for each in together for some in each),
         bandwidth / link.oversubscription * min(exchange_share(link.graph, some) for each in together for some in each),
         bandwidth * spine * (send_share(link.graph, pairs) if pairs else 1.0),
@@ -132,21 +132,21 @@ Cliques = tuple[tuple[int, ...], ...]
 def _concurrent(cliques: Iterable[tuple[int, ...]]) -> tuple[Cliques, ...]:
     """The sets of cliques that use the links of the same devices at the same time: all together where no two share a
     block; else (each member has its own links) one by one."""
-    found = tuple(sorted(cliques))
-    nodes = [node for clique in found for node in clique]
-    return (found,) if len(set(nodes)) == len(nodes) else tuple((clique,) for clique in found)
+    ordered = tuple(sorted(cliques))
+    nodes = [node for clique in ordered for node in clique]
+    return (ordered,) if len(set(nodes)) == len(nodes) else tuple((clique,) for clique in ordered)
 
 
 def _concurrent_pairs(ways: list[np.ndarray], nodes: int) -> tuple[tuple[int, int], ...]:
     """(giver, taker) of every member that sends to the next of its group, within one outer block. `ways`: the block of
     each member of a group."""
-    found = set()
-    for way in ways:
-        blocks = way.tolist()
+    pairs = set()
+    for placement in ways:
+        blocks = placement.tolist()
         for giver, taker in zip(blocks, [*blocks[1:], blocks[0]], strict=True):
             if giver != taker and giver // nodes == taker // nodes:
-                found.add((giver // nodes, giver % nodes, taker % nodes))
-    return tuple(sorted({(giver, taker) for _, giver, taker in found}))
+                pairs.add((giver // nodes, giver % nodes, taker % nodes))
+    return tuple(sorted({(giver, taker) for _, giver, taker in pairs}))
 
 
 def _keep_rails(groups: np.ndarray, inner: int) -> bool:
@@ -162,13 +162,13 @@ def _keeps_rails(group: np.ndarray, inner: int) -> bool:
 
 def axes_by_link(mesh: Mesh, hardware: Hardware) -> dict[str, frozenset[tuple[int, ...]]]:
     """Each link and each axis, with the groups of axes whose collectives it carries; none that is part of another."""
-    own = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    every = [axes for n in range(1, len(own) + 1) for axes in combinations(own, n)]
+    split_axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
+    every = [axes for n in range(1, len(split_axes) + 1) for axes in combinations(split_axes, n)]
     sets: dict[str, frozenset[tuple[int, ...]]] = {}
     for axes in every:
         link = f"link {joint_link(hardware, mesh, axes).name}"
         sets[link] = sets.get(link, frozenset()) | {axes}
-    for axis in own:
+    for axis in split_axes:
         sets[f"axis {mesh.names[axis]}"] = frozenset(axes for axes in every if axis in axes)
     distinct = {held: name for name, held in reversed(sets.items())}
     return {name: held for held, name in reversed(distinct.items()) if not any(held < other for other in distinct)}

@@ -17,7 +17,7 @@ def ideal_seconds(graph: Graph, hardware: Hardware, devices: int) -> float:
     try:
         if not hardware.kinds:
             flops = graph.once(flops_by_dtype)
-            return sum(own / hardware.peak_flops(dtype) for dtype, own in flops.items()) / devices
+            return sum(amount / hardware.peak_flops(dtype) for dtype, amount in flops.items()) / devices
         first, rate = 0, 0.0
         for kind in hardware.kinds:
             count = max(0, min(devices - first, kind.devices))
@@ -34,7 +34,7 @@ def flops_by_dtype(graph: Graph) -> dict[str, float]:
     Matrix products, convolutions and attention, forward, and once more for each operand that needs a gradient
     (attention twice more): recomputation and repeated work do not count, as in PaLM, arXiv:2204.02311, appendix B.
     """
-    found: dict[str, float] = {}
+    flops: dict[str, float] = {}
     for op in graph.ops:
         work, whole = record(op.target).work, _whole(graph, op)
         dtype = whole.results[0].dtype
@@ -46,8 +46,8 @@ def flops_by_dtype(graph: Graph) -> dict[str, float]:
             dtype = work.cast_to if is_cast(whole, work) else dtype
         else:
             continue
-        found[dtype] = found.get(dtype, 0.0) + forward * (1 + passes * (graph.loss is not None))
-    return dict(sorted(found.items(), key=lambda own: -own[1]))
+        flops[dtype] = flops.get(dtype, 0.0) + forward * (1 + passes * (graph.loss is not None))
+    return dict(sorted(flops.items(), key=lambda item: -item[1]))
 
 
 def _whole(graph: Graph, op: Op) -> LocalOp:

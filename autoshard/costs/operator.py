@@ -34,7 +34,7 @@ def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: S
         return forward, backward
     inside = variant_collectives(mesh, op, strategy.variant, operands, strategy.operands)
     calls = (inside.forward, inside.backward if backward else ())
-    there, back = ([(call, collective_seconds(hardware, mesh, *call)) for call in own] for own in calls)
+    there, back = ([(call, collective_seconds(hardware, mesh, *call)) for call in group] for group in calls)
     return with_calls(forward, there, inside), with_calls(backward, back, inside)
 
 
@@ -138,8 +138,8 @@ def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
     if graph.loss is None or strategy.host:
         return 0.0
     operands, results = local_tensors(graph, op, strategy, mesh)
-    own = kept(mesh, op, strategy.variant, operands, strategy.operands, results).extra_bytes
-    return extra_bytes(graph, op, operands, results) if own is None else own
+    extra = kept(mesh, op, strategy.variant, operands, strategy.operands, results).extra_bytes
+    return extra_bytes(graph, op, operands, results) if extra is None else extra
 
 
 def local_tensors(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> tuple[LocalTensors, tuple[LocalTensor, ...]]:

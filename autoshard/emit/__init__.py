@@ -40,10 +40,10 @@ def emit(program: Program, plan: Plan, graph: Graph, other_numbers: bool = False
     check_dynamic(program, header.others, graph)
     files = part_files(program, plan, header) if plan.step.parts else {MODEL: model_file(program, header)}
     for number, bucket in enumerate(plan.buckets):
-        own = plan.of_bucket(bucket)
-        small = lower(own, graph)
+        bucket_plan = plan.of_bucket(bucket)
+        small = lower(bucket_plan, graph)
         of_bucket = replace(
-            header_of(small, own, graph, other_numbers), bucket=bucket.most, plan_hash=header.plan_hash,
+            header_of(small, bucket_plan, graph, other_numbers), bucket=bucket.most, plan_hash=header.plan_hash,
             command=header.command, registrations=(),
         )  # fmt: skip
         check_dynamic(small, of_bucket.others, graph)
@@ -60,16 +60,16 @@ def package(
 ) -> dict[str, str]:
     """The same, from a header. `models`: the model's files, where these are several; `served`: those of servers."""
     copies = copied_files(header.registrations)
-    own = {**(models or {MODEL: model_file(program, header)}), "initial.py": initial_file(header.recipes)}
+    plan_files = {**(models or {MODEL: model_file(program, header)}), "initial.py": initial_file(header.recipes)}
     files = {
         "ruff.toml": _LINTER.format(more=f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
         "README.md": readme(program, header),
         **copies,
     }
-    for name, text in {**own, **copies}.items():
+    for name, text in {**plan_files, **copies}.items():
         if name.endswith(".py"):
             _check_python(name, text)
-    return files | pruned({**_support_files(), **(served or {})}, own)
+    return files | pruned({**_support_files(), **(served or {})}, plan_files)
 
 
 @lru_cache(maxsize=1)

@@ -89,13 +89,13 @@ def class_texts(package: ClassContext) -> list[list[str]]:
 
 def operator_places(package: ClassContext) -> dict[str, tuple[str, int, str]]:
     """Op -> (class, line within it, from 0, and its text) of the statement that calls it, after its comments."""
-    found = {}
+    places = {}
     for writer, lines in package.written:
         for op, line in writer.places.items():
             while line + 1 < len(lines) and lines[line].lstrip().startswith("#"):
                 line += 1
-            found[op] = (writer.definition.name, line, lines[line])
-    return found
+            places[op] = (writer.definition.name, line, lines[line])
+    return places
 
 
 def _written(package: ClassContext) -> list[tuple[ClassWriter, list[str]]]:
@@ -191,25 +191,25 @@ class ClassWriter:
     def attributes(self, op: Compute) -> dict[str, LocalAttribute]:
         """Of an operator, those that follow a size as SizeNumber."""
         package = self.package
-        given = [attributes.get(op.op, {}) for attributes in package.other_attributes]
+        others = [attributes.get(op.op, {}) for attributes in package.other_attributes]
         return {
-            name: followed([value, *(own.get(name, value) for own in given)], package.program.mesh, package.others)
+            name: followed([value, *(other.get(name, value) for other in others)], package.program.mesh, package.others)
             for name, value in op.attributes
         }
 
     def shape(self, value: LocalValue) -> LocalAttribute:
         """The global shape, the same way."""
         others = self.package.others
-        values = [value.shape, *(own.value(value.name).shape for own in others.programs)]
+        values = [value.shape, *(program.value(value.name).shape for program in others.programs)]
         return followed(values, self.package.program.mesh, others)
 
     def _spelled(self, op: Compute) -> str | None:
         """An operator's expression, its operands as long as they will be, about. None for a list of one tensor."""
-        given = self.attributes(op)
-        if self.speller.assigned(op.target, op.operands, given, ["one"] * len(op.results)).startswith("("):
+        attributes = self.attributes(op)
+        if self.speller.assigned(op.target, op.operands, attributes, ["one"] * len(op.results)).startswith("("):
             return None
         names = [None if v is None else self._stored_name(v) or OPERAND for v in op.operands]
-        return self.speller.spell(op.target, names, given)
+        return self.speller.spell(op.target, names, attributes)
 
     def _stored_name(self, value: str) -> str:
         state = self.package.state.get(value)
@@ -280,8 +280,8 @@ class ClassWriter:
             return statement(f"self.register_buffer({quoted(attribute)}, {self._stored(member)}{persistent})", 2)
         lines = statement(f"self.{attribute} = {self._made(member)}", 2)
         for holder, name, buffer in unsaved(member, f"self.{attribute}") if isinstance(member, Members) else ():
-            made = f"{holder}.register_buffer({quoted(name)}, {self._stored(buffer)}, persistent=False)"
-            lines += statement(made, 2)
+            call = f"{holder}.register_buffer({quoted(name)}, {self._stored(buffer)}, persistent=False)"
+            lines += statement(call, 2)
         return lines
 
     def _made(self, member: Members | ProgramParameter | Child) -> str:

@@ -27,17 +27,17 @@ def broken(text: str, width: int, tail: str = "") -> list[str]:
     stop = _matching(text, start)
     if start < 0 or stop < 0 or not text[start + 1 : stop].strip():
         return [text]
-    head, inner, rest = text[: start + 1], text[start + 1 : stop], text[stop:]
+    head, inner, closing = text[: start + 1], text[start + 1 : stop], text[stop:]
     parts = split_commas(inner)
     joined = ", ".join(parts)
     if len(joined) + 4 <= width and not (text[start] == "(" and len(parts) == 1 and inner.rstrip().endswith(",")):
-        return [head, "    " + joined, rest]
+        return [head, "    " + joined, closing]
     lines: list[str] = []
     for part in parts:
         pieces = broken(part, width - 4, ",")
         lines += ["    " + piece for piece in pieces[:-1]]
         lines.append(f"    {pieces[-1]},")
-    return [head, *lines, rest]
+    return [head, *lines, closing]
 
 
 def split_commas(text: str) -> list[str]:
@@ -94,10 +94,10 @@ def docstring(text: str, indent: int) -> list[str]:
     """A docstring: one line, or a summary and a body whose lines are given. Backslashes are seen as they are where
     they can be: a command may end its lines with them."""
     margin = " " * 4 * indent
-    first, *rest = map(docstring_text, text.split("\n"))
-    if rest and "\\" in text and '""' not in text and all(not line or line.isprintable() for line in text.split("\n")):
-        first, *rest = text.split("\n")
-        return [f'{margin}r"""{first}', *(f"{margin}{line}".rstrip() for line in rest), f'{margin}"""']
-    if not rest:
+    first, *body = map(docstring_text, text.split("\n"))
+    if body and "\\" in text and '""' not in text and all(not line or line.isprintable() for line in text.split("\n")):
+        first, *body = text.split("\n")
+        return [f'{margin}r"""{first}', *(f"{margin}{line}".rstrip() for line in body), f'{margin}"""']
+    if not body:
         return [f'{margin}"""{first}"""']
-    return [f'{margin}"""{first}', *(f"{margin}{line}".rstrip() for line in rest), f'{margin}"""']
+    return [f'{margin}"""{first}', *(f"{margin}{line}".rstrip() for line in body), f'{margin}"""']

@@ -44,23 +44,23 @@ class ExpressionWriter:
 
     def spell(self, target: str, operands: Operands, attributes: Attributes) -> str:
         """One expression. Operands are names or calls, or None where an optional one is absent."""
-        given = {key: value for key, value in attributes.items() if key not in IGNORED}
+        relevant = {key: value for key, value in attributes.items() if key not in IGNORED}
         schema = self.schema(target, operands, attributes)
         known = record(target)
         template = known.spelling if isinstance(known.spelling, str) else ""
-        text = known.spelling(self, operands, given) if callable(known.spelling) else None
+        text = known.spelling(self, operands, relevant) if callable(known.spelling) else None
         if text is None and known.infix:
-            text = self._infix(known.infix, operands, given)
-        if text is None and template and _says_all(template, operands, given, schema):
-            text = self._fill(template, operands, given)
+            text = self._infix(known.infix, operands, relevant)
+        if text is None and template and _says_all(template, operands, relevant, schema):
+            text = self._fill(template, operands, relevant)
         if text is None and schema is not None:
-            text = self._by_schema(schema, operands, given)
-        return text if text is not None else self._generic(target, operands, given)
+            text = self._by_schema(schema, operands, relevant)
+        return text if text is not None else self._generic(target, operands, relevant)
 
     def schema(self, target: str, operands: Operands, attributes: Attributes) -> Schema | None:
         """Of the overload that is called; None for what is no operator of torch, and for graphs that lack them."""
-        own = _by_target(self.schemas).get(target, ())
-        return fitting(own, operands, {key: _plain(value) for key, value in attributes.items()})
+        overloads = _by_target(self.schemas).get(target, ())
+        return fitting(overloads, operands, {key: _plain(value) for key, value in attributes.items()})
 
     def assigned(self, target: str, operands: Operands, attributes: Attributes, names: Sequence[str]) -> str:
         """What stands left of the `=`, for results of these names (`_`: not used)."""
@@ -85,14 +85,14 @@ class ExpressionWriter:
             return f'float("{value}")'
         return repr(value)
 
-    def _infix(self, symbol: str, operands: Operands, given: Attributes) -> str | None:
+    def _infix(self, symbol: str, operands: Operands, attributes: Attributes) -> str | None:
         """None where the operator has an option that the symbol can't say."""
-        if given.get("alpha", 1) != 1 or given.get("rounding_mode") is not None:
+        if attributes.get("alpha", 1) != 1 or attributes.get("rounding_mode") is not None:
             return None
         sides = [operand for operand in operands if operand is not None]
-        if "self" in given:
-            sides.insert(0, self._side(given["self"]))
-        sides += [self._side(given[name]) for name in ("other", "exponent") if name in given]
+        if "self" in attributes:
+            sides.insert(0, self._side(attributes["self"]))
+        sides += [self._side(attributes[name]) for name in ("other", "exponent") if name in attributes]
         if len(sides) != 2:
             return None
         left, right = sides
@@ -103,28 +103,28 @@ class ExpressionWriter:
         text = self.literal(value)
         return f"({text})" if isinstance(value, SizeNumber) and " " in text else text
 
-    def _fill(self, template: str, operands: Operands, given: Attributes) -> str | None:
+    def _fill(self, template: str, operands: Operands, attributes: Attributes) -> str | None:
         """None where what the template needs is absent."""
         text = ""
         for plain, optional, field in _PIECES.findall(template):
-            piece = plain or (self._optional(optional, operands, given) if optional else None)
-            piece = self._field(field, operands, given) if piece is None else piece
+            piece = plain or (self._optional(optional, operands, attributes) if optional else None)
+            piece = self._field(field, operands, attributes) if piece is None else piece
             if piece is None:
                 return None
             text += piece.removeprefix(", ") if text.endswith("(") else piece
         return text
 
-    def _optional(self, argument: str, operands: Operands, given: Attributes) -> str:
+    def _optional(self, argument: str, operands: Operands, attributes: Attributes) -> str:
         """`, value` or `, name=value`, "" where it is absent or the default."""
-        rest, _, default = argument.partition("=")
-        name, _, position = rest.partition(":")
+        head, _, default = argument.partition("=")
+        name, _, position = head.partition(":")
         field = position or name.removeprefix("@")
-        text = self._field(field, operands, given)
+        text = self._field(field, operands, attributes)
         if text is None or text in _spellings(default):
             return ""
         return f", {text}" if name.startswith("@") or name.isdecimal() else f", {name}={text}"
 
-    def _field(self, field: str, operands: Operands, given: Attributes) -> str | None:
+    def _field(self, field: str, operands: Operands, attributes: Attributes) -> str | None:
         """What `field` stands for, None where it is absent."""
         if field == "*":
             return ", ".join(str(operand) for operand in operands)
@@ -134,7 +134,7 @@ class ExpressionWriter:
             if name.isdecimal():
                 if int(name) < len(operands):
                     return operands[int(name)]
-            elif (value := given.get(name.removeprefix("*"))) is not None:
+            elif (value := attributes.get(name.removeprefix("*"))) is not None:
                 return self._attribute(name, value)
         return None
 
@@ -145,9 +145,9 @@ class ExpressionWriter:
             return ", ".join(map(self.literal, value)) or "()"
         return self.literal(value)
 
-    def _by_schema(self, schema: Schema, operands: Operands, given: Attributes) -> str | None:
+    def _by_schema(self, schema: Schema, operands: Operands, attributes: Attributes) -> str | None:
         """By position as far as nothing is left out, then by keyword; what has its default is left out."""
-        bound = bind(schema, operands, {key: _plain(value) for key, value in given.items()})
+        bound = bind(schema, operands, {key: _plain(value) for key, value in attributes.items()})
         if bound is None:
             return None
         arguments: list[str] = []
@@ -155,10 +155,10 @@ class ExpressionWriter:
         for argument in schema.arguments:
             value = bound.get(argument.name)
             if isinstance(value, Taken):
-                own = ", ".join(str(operands[i]) for i in value.positions)
-                text = f"[{own}]" if value.is_list else own
-            elif argument.name in given and (argument.required or given[argument.name] != argument.default):
-                text = self.literal(given[argument.name])
+                joined = ", ".join(str(operands[i]) for i in value.positions)
+                text = f"[{joined}]" if value.is_list else joined
+            elif argument.name in attributes and (argument.required or attributes[argument.name] != argument.default):
+                text = self.literal(attributes[argument.name])
             elif argument.name == "device" and not any(operands):
                 text = self.device
             elif argument.required:
@@ -170,12 +170,12 @@ class ExpressionWriter:
             arguments.append(f"{argument.name}={text}" if by_keyword else text)
         return f"{_callee(schema)}({', '.join(arguments)})"
 
-    def _generic(self, target: str, operands: Operands, given: Attributes) -> str:
+    def _generic(self, target: str, operands: Operands, attributes: Attributes) -> str:
         """Without a schema: the operator's own name, tensors in order, everything else by keyword."""
         namespace, _, name = target.partition(".")
-        arguments = [self.literal(given["self"])] if "self" in given else []
+        arguments = [self.literal(attributes["self"])] if "self" in attributes else []
         arguments += [str(operand) for operand in operands]
-        arguments += [f"{key}={self.literal(value)}" for key, value in given.items() if key != "self"]
+        arguments += [f"{key}={self.literal(value)}" for key, value in attributes.items() if key != "self"]
         if record(target).takes_device:
             arguments.append(f"device={self.device}")
         return f"torch.ops.{namespace}.{name}({', '.join(arguments)})"
@@ -192,10 +192,10 @@ def _callee(schema: Schema) -> str:
 
 @cache
 def _by_target(schemas: tuple[str, ...]) -> dict[str, tuple[Schema, ...]]:
-    found: dict[str, list[Schema]] = {}
+    by_target: dict[str, list[Schema]] = {}
     for schema in map(parse, schemas):
-        found.setdefault(schema.target, []).append(schema)
-    return {target: tuple(own) for target, own in found.items()}
+        by_target.setdefault(schema.target, []).append(schema)
+    return {target: tuple(overloads) for target, overloads in by_target.items()}
 
 
 def _plain(value: LocalAttribute) -> LocalAttribute:
@@ -217,14 +217,14 @@ def _mentions(template: str) -> tuple[frozenset[str], frozenset[int], bool]:
     return names, frozenset(int(name) for name in names if name.isdecimal()), "{*}" in template
 
 
-def _says_all(template: str, operands: Operands, given: Attributes, schema: Schema | None) -> bool:
+def _says_all(template: str, operands: Operands, attributes: Attributes, schema: Schema | None) -> bool:
     """Does it write every operand, and every attribute that is not the default? (Unknown without a schema.)"""
     names, positions, everything = _mentions(template)
     if not everything and any(o is not None and i not in positions for i, o in enumerate(operands)):
         return False
     defaults = schema.defaults if schema else {}
     return all(
-        name in names or schema is None or value == defaults.get(name, _REQUIRED) for name, value in given.items()
+        name in names or schema is None or value == defaults.get(name, _REQUIRED) for name, value in attributes.items()
     )
 
 

@@ -158,13 +158,13 @@ def _strategy_by_part(program: Program) -> Iterator[str]:
 def strategy_words(program: Program, served: bool = False) -> tuple[str, ...]:
     """One sentence per mesh axis on what it divides. `served`: tables are on parameter servers."""
     axes = enumerate(program.mesh.axes)
-    found = [f"{name} ({size}): {_axis_words(program, i, name)}" for i, (name, size) in axes]
+    sentences = [f"{name} ({size}): {_axis_words(program, i, name)}" for i, (name, size) in axes]
     tables = [p.path for p in program.parameters if p.layout.host]
     if tables:
         named = printable(", ".join(tables[:2])) + (f" and {len(tables) - 2} more" if len(tables) > 2 else "")
         where = "on the parameter servers (of train.py alone in host memory)" if served else "in host memory"
-        found.append(f"{where}: {named}, with their optimizer state; rows and their gradients pass the link")
-    return tuple(found)
+        sentences.append(f"{where}: {named}, with their optimizer state; rows and their gradients pass the link")
+    return tuple(sentences)
 
 
 def _gathers(step: Collective, axis: str) -> bool:
@@ -177,16 +177,16 @@ def _gathers(step: Collective, axis: str) -> bool:
 def _gathered(program: Program, axis: str) -> set[str]:
     """Values of parameters that are gathered along the axis, be it after a cast or a view."""
     origin = {p.value: p.value for p in program.parameters}
-    found = set()
+    gathered = set()
     for step in program.instructions:
         operands = [step.operand] if isinstance(step, Collective) else [x for x in step.operands if x is not None]
         if len(operands) != 1 or operands[0] not in origin:
             continue
         if isinstance(step, Collective) and _gathers(step, axis):
-            found.add(origin[operands[0]])
+            gathered.add(origin[operands[0]])
         results = [step.result] if isinstance(step, Collective) else step.results
         origin.update(dict.fromkeys(results, origin[operands[0]]))
-    return found
+    return gathered
 
 
 def _axis_words(program: Program, axis: int, name: str) -> str:

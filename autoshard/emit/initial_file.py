@@ -63,9 +63,9 @@ def _expression(call: RecipeCall) -> str:
     if call.target == "values":
         dtype, shape, numbers = call.arguments
         return f"torch.tensor({_value(numbers, '[]')}, dtype={_dtype(dtype)}).reshape({_value(shape)})"
-    given = [_value(value, "[]") for value in call.arguments]
-    given += [f"{name}={_value(value, '[]')}" for name, value in call.keywords]
-    return f"{call.target}({', '.join(given)})"
+    arguments = [_value(value, "[]") for value in call.arguments]
+    arguments += [f"{name}={_value(value, '[]')}" for name, value in call.keywords]
+    return f"{call.target}({', '.join(arguments)})"
 
 
 def _dtype(value: Attribute) -> str:

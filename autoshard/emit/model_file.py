@@ -77,20 +77,20 @@ def operator_lines(program: Program, text: str, others: OtherSizes | None = None
     lines = text.splitlines()
     package = _sized(program, others or OtherSizes())
     places = operator_places(package)
-    found = _found(lines, places)
-    if len(found) == len(places) or not package.others:
-        return found
+    located = _found(lines, places)
+    if len(located) == len(places) or not package.others:
+        return located
     return _found(lines, operator_places(with_sizes(program, package.others)))
 
 
 def _found(lines: list[str], places: Mapping[str, tuple[str, int, str]]) -> dict[str, tuple[int, str]]:
     heads = {line: number for number, line in enumerate(lines)}
-    found = {}
+    located = {}
     for op, (name, line, wanted) in places.items():
         at = heads.get(f"class {name}(nn.Module):", len(lines)) + line
         if at < len(lines) and lines[at] == wanted:
-            found[op] = at + 1, name
-    return found
+            located[op] = at + 1, name
+    return located
 
 
 def context(program: Program, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
@@ -113,8 +113,8 @@ def _context(program: Program, free: frozenset[str], title: str, others: OtherSi
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
     targets = {op.op: op.target.rpartition(".")[2] for op in operators}
-    made = gathered_weights(program), careful_casts(program)
-    return ClassContext(program, tree, reserved, state, targets, *made, title)
+    weight_sets = gathered_weights(program), careful_casts(program)
+    return ClassContext(program, tree, reserved, state, targets, *weight_sets, title)
 
 
 def with_sizes(
@@ -122,10 +122,10 @@ def with_sizes(
 ) -> ClassContext:
     """The `context` whose numbers follow the batch and the sequence, where the program at `others` gives the same code;
     else one of the two; else none."""
-    for kept in (others, *others.fewer):
-        if kept:
-            farthest, theirs = kept.of_the_farthest(program)
-            package = _sized(program, kept, free, title)
+    for sizes in (others, *others.fewer):
+        if sizes:
+            farthest, theirs = sizes.of_the_farthest(program)
+            package = _sized(program, sizes, free, title)
             if same_code(class_texts(package), class_texts(_sized(farthest, theirs, free, title))):
                 return package
     return context(program, free, title)
@@ -133,7 +133,7 @@ def with_sizes(
 
 def check_followed(dynamic: Sequence[DynamicSize], others: OtherSizes) -> None:
     """UsageError where code is the same at `others` for fewer sizes than are `dynamic`."""
-    lost = [own.name for own in dynamic if own.name not in others.names]
+    lost = [size.name for size in dynamic if size.name not in others.names]
     if lost:
         message = f"the plan's code does not follow {' and '.join(lost)}: it comes out differently at other sizes"
         raise UsageError(message, "another mesh or strategy, or the size left out of the dynamic ones")
@@ -174,7 +174,7 @@ def model_file(program: Program, header: Header) -> str:
     ]
     head = "\n".join("\n".join(part) for part in parts if part)
     functions = (_build_model(package.tree.root.name, bool(header.buckets)), build_labels(labels), _build_pipeline())
-    end = ["\n".join(own) for own in functions]
+    end = ["\n".join(lines) for lines in functions]
     end += ["\n".join(gradient_buckets(program)), "\n".join(weight_buckets(program))]
     text = "\n\n\n".join([head, *holder, code, *end]) + "\n"
     check_markers(text, [package, labels])
@@ -272,19 +272,19 @@ def facts(
     loss = ending.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
     axes = _partial_axes(ending, loss) if loss is not None else []
-    again = any(isinstance(step, Compute) and step.again for step in program.instructions)
-    lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has freed")
+    regathers = any(isinstance(step, Compute) and step.again for step in program.instructions)
+    lines.append(f"GATHERS_AGAIN = {regathers}  # backward gathers weights that forward has freed")
     lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
-    buffers = any(own.buffers for own in (program, *dict(program.others).values()))
+    buffers = any(part.buffers for part in (program, *dict(program.others).values()))
     lines.append(f"BUFFERS = {buffers}  # it holds some")
     lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")
     lines += _evaluation_lines(header.evaluation)
     tables = [p.path for p in program.parameters if p.layout.host]
     lines += statement(f"HOST_TABLES: list[str] = [{', '.join(map(quoted, tables))}]", 0, "in host memory")
-    packed_by = [own.name for own in header.inputs if own.name in DOCUMENT_INPUTS]
+    packed_by = [entry.name for entry in header.inputs if entry.name in DOCUMENT_INPUTS]
     lines += statement(f"PACKED_BY = {_names(packed_by)}", 0, "inputs that tell the documents of a row apart")
-    uneven = any(p.layout.in_parts for own in (program, *dict(program.others).values()) for p in own.parameters)
+    uneven = any(p.layout.in_parts for part in (program, *dict(program.others).values()) for p in part.parameters)
     lines.append(f"UNEVEN = {uneven}  # a table is in parts of given lengths")
     lines.append(
         f"OTHER_NUMBERS = {header.other_numbers}  # plans for other numbers of devices are in folders devices_N"
@@ -299,7 +299,7 @@ def facts(
     last = len(program.step.part_stages) - 1 if loss_part is None else loss_part
     lines.append(f"LOSS_PART, PLACED = {last}, {program.step.placed}")
     said = "# Losses that are means over labels: the axes that cut these, the label that does not count, class weights."
-    counts = (f"({_names([*own.axes])}, {own.ignored}, {quoted(own.weights)})" for own in program.label_counts)
+    counts = (f"({_names([*count.axes])}, {count.ignored}, {quoted(count.weights)})" for count in program.label_counts)
     lines += [said, *statement(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int, str]] = [{', '.join(counts)}]", 0)]
     return lines
 
@@ -311,7 +311,7 @@ def _share_lines(program: Program) -> list[str]:
     axis, counts = program.mesh.names[0], program.step.batch_shares
     layouts = [program.value(name).layout for name in program.inputs]
     firsts = [(layout.placements[0], layout) for layout in layouts]
-    cuts = [f"({own.dim}, {quoted(str(layout))})" if isinstance(own, Shard) else "None" for own, layout in firsts]
+    cuts = [f"({cut.dim}, {quoted(str(layout))})" if isinstance(cut, Shard) else "None" for cut, layout in firsts]
     said = (
         f"# Each micro-batch is cut into {len(counts)} slices; devices along {axis} compute so many of those of a step."
     )
@@ -324,12 +324,12 @@ def _place_lines(program: Program) -> list[str]:
     rows = [f"{{{', '.join(f'{quoted(name)}: {size}' for name, size in mesh.axes)}}}" for mesh in meshes]
     said = "of each place; ranks count through them"
     lines = statement(f"MESHES: list[dict[str, int]] = [{', '.join(rows)}]", 0, said)
-    own = []
+    items = []
     for place, other in program.others:
         pairs = (f"{quoted(other.value(n).tensor)}: {quoted(str(other.value(n).layout))}" for n in other.inputs)
-        own.append(f"{place}: {{{', '.join(pairs)}}}")
+        items.append(f"{place}: {{{', '.join(pairs)}}}")
     kind = "dict[int, dict[str, str]]"
-    return lines + statement(f"PLACE_INPUTS: {kind} = {{{', '.join(own)}}}", 0, "layouts on places with another mesh")
+    return lines + statement(f"PLACE_INPUTS: {kind} = {{{', '.join(items)}}}", 0, "layouts on places with another mesh")
 
 
 def _evaluation_lines(why: str) -> list[str]:
@@ -344,13 +344,13 @@ def _free_lines(program: Program, header: Header, others: OtherSizes) -> list[st
     """Which sizes may be others than planned."""
     free, fixed = [], []
     for size in header.free_sizes:
-        found = free_size(program, others, size)
-        if isinstance(found, str):
-            why = [f"        {quoted(line)}" for line in textwrap.wrap(found, WIDTH - 12, drop_whitespace=False)]
+        allowed = free_size(program, others, size)
+        if isinstance(allowed, str):
+            why = [f"        {quoted(line)}" for line in textwrap.wrap(allowed, WIDTH - 12, drop_whitespace=False)]
             fixed += [f"    {quoted(size.name)}: (", *why, "    ),"]
         else:
-            dims = ", ".join(f"{quoted(name)}: {own}" for name, own in found.dims)
-            sizes = f"{found.planned}, {found.unit}, {found.least}, {found.most}"
+            dims = ", ".join(f"{quoted(name)}: {numbers}" for name, numbers in allowed.dims)
+            sizes = f"{allowed.planned}, {allowed.unit}, {allowed.least}, {allowed.most}"
             free += statement(f"{quoted(size.name)}: ({sizes}, {{{dims}}}),", 1)
     kind = "dict[str, tuple[int, int, int, int, dict[str, tuple[int, ...]]]]"
     said = "# Sizes that may be others than planned: as planned, of what a multiple, from, to, and dims of the inputs."
@@ -369,7 +369,7 @@ def _dynamic_lines(header: Header) -> list[str]:
         dims: dict[str, list[int]] = {}
         for name, dim in size.dims:
             dims.setdefault(name, []).append(dim)
-        held = ", ".join(f"{quoted(name)}: ({', '.join(map(str, own))},)" for name, own in dims.items())
+        held = ", ".join(f"{quoted(name)}: ({', '.join(map(str, numbers))},)" for name, numbers in dims.items())
         limits = f"{size.least}, {size.most}, {size.divisor}, {size.remainder}"
         rows += statement(f"{quoted(size.name)}: ({limits}, {{{held}}}),", 1)
     kind = "dict[str, tuple[int, int, int, int, dict[str, tuple[int, ...]]]]"
@@ -387,18 +387,18 @@ def gradient_buckets(program: Program) -> list[str]:
     if not program.gradient_buckets:
         return [*lines, "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = []"]
     lines += ["# fmt: off", "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = ["]
-    rest = [*program.gradient_buckets]
-    while rest:
-        count = _shifted(rest)
-        texts = [_numbered(rest[0].parameters[0], path) if count > 1 else quoted(path) for path in rest[0].parameters]
+    queue = [*program.gradient_buckets]
+    while queue:
+        count = _shifted(queue)
+        texts = [_numbered(queue[0].parameters[0], path) if count > 1 else quoted(path) for path in queue[0].parameters]
         held = [f"        {line}" for line in packed(texts, WIDTH - 8)]
-        axes = _names([*rest[0].axes])
+        axes = _names([*queue[0].axes])
         if count > 1:
-            first = int(_NUMBER.split(rest[0].parameters[0])[1])
+            first = int(_NUMBER.split(queue[0].parameters[0])[1])
             lines += [f"    *(({axes}, [", *held, f"    ]) for i in range({first}, {first - count}, -1)),"]
         else:
             lines += [f"    ({axes}, [", *held, "    ]),"]
-        rest = rest[count:]
+        queue = queue[count:]
     return [*lines, "]", "# fmt: on"]
 
 
@@ -408,7 +408,7 @@ _NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 def _shifted(buckets: Sequence[GradientBucket]) -> int:
     """How many of the first ones are alike, but for the number of a block, which is one less in each."""
     head = [_NUMBER.split(path, maxsplit=1) for path in buckets[0].parameters]
-    if any(len(own) < 3 or "{" in path or "}" in path for own, path in zip(head, buckets[0].parameters, strict=True)):
+    if any(len(part) < 3 or "{" in path or "}" in path for part, path in zip(head, buckets[0].parameters, strict=True)):
         return 1
     for less, bucket in enumerate(buckets):
         paths = tuple(f"{before}{int(number) - less}{after}" for before, number, after in head)
@@ -421,8 +421,8 @@ def _numbered(first: str, path: str) -> str:
     """A name as a formatted text: `i` stands for the number in `first`."""
     before, number, after = _NUMBER.split(path, maxsplit=1)
     more = int(number) - int(_NUMBER.split(first, maxsplit=1)[1])
-    own = f"i {'-+'[more > 0]} {abs(more)}" if more else "i"
-    return f"f{quoted(f'{before}{{{own}}}{after}')}"
+    index = f"i {'-+'[more > 0]} {abs(more)}" if more else "i"
+    return f"f{quoted(f'{before}{{{index}}}{after}')}"
 
 
 def weight_buckets(program: Program) -> list[str]:
@@ -453,11 +453,11 @@ def _partial_axes(program: Program, loss: str) -> list[str]:
 
 
 def build_labels(labels: ClassContext | None) -> list[str]:
-    made = "None" if labels is None else f"{labels.tree.root.name}(mesh)"
+    call = "None" if labels is None else f"{labels.tree.root.name}(mesh)"
     return [
         "def build_labels(mesh: ParallelMesh) -> nn.Module | None:",
         '    """The labels of LABEL_COUNTS from the inputs, None without any."""',
-        f"    return {made}",
+        f"    return {call}",
     ]
 
 
@@ -469,11 +469,11 @@ def _build_pipeline() -> list[str]:
 
 
 def _build_model(root: str, sized: bool) -> list[str]:
-    made = f"by_size({root}(mesh), mesh, [own.build_model for _, own in BUCKETS])" if sized else f"{root}(mesh)"
+    call = f"by_size({root}(mesh), mesh, [own.build_model for _, own in BUCKETS])" if sized else f"{root}(mesh)"
     return [
         "def build_model(mesh: ParallelMesh) -> nn.Module:",
         '    """The model of this rank; parameters and buffers are uninitialised."""',
-        f"    return {made}",
+        f"    return {call}",
     ]
 
 

@@ -90,8 +90,8 @@ class _Nesting:
         if record(item.target).keeps_name or record(item.target).work is Work.VIEW:
             return False
         makers = [self.made[value] for value in item.operands if value in self.made and self.uses[value] == 1]
-        own = [(i, self.body[i]) for i in makers if i not in self.found]
-        return any(isinstance(maker, Compute) and not self._is_named(maker) for _, maker in own)
+        pending = [(i, self.body[i]) for i in makers if i not in self.found]
+        return any(isinstance(maker, Compute) and not self._is_named(maker) for _, maker in pending)
 
 
 def _is_large(item: Compute) -> bool:
@@ -105,9 +105,9 @@ def with_brackets(expression: str, inner: Mapping[str, str]) -> str:
         return expression
     tree = ast.parse(expression, mode="eval")
     parents = {id(child): parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in inner]
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in inner]
     code = expression.encode()  # which positions are counted in
-    for node in sorted(found, key=lambda node: node.col_offset, reverse=True):
+    for node in sorted(names, key=lambda node: node.col_offset, reverse=True):
         text = inner[node.id]
         if _needs(ast.parse(text, mode="eval").body, parents[id(node)], node):
             text = f"({text})"
@@ -121,8 +121,8 @@ def _needs(inner: ast.expr, parent: ast.AST, place: ast.expr) -> bool:
     if isinstance(parent, ast.Attribute | ast.UnaryOp | ast.Subscript | ast.Compare):
         return place is not getattr(parent, "slice", None)
     if isinstance(parent, ast.BinOp) and isinstance(inner, ast.BinOp):
-        own, outer = _RANKS.get(type(inner.op), 0), _RANKS.get(type(parent.op), 0)
-        return own == 0 or outer == 0 or own < outer + (place is parent.right)
+        rank, outer = _RANKS.get(type(inner.op), 0), _RANKS.get(type(parent.op), 0)
+        return rank == 0 or outer == 0 or rank < outer + (place is parent.right)
     return isinstance(parent, ast.BinOp)
 
 

@@ -40,10 +40,10 @@ def part_files(program: Program, plan: Plan, header: Header) -> dict[str, str]:
     parts = stage_programs(program, plan)
     files = {"model_parallel.py": _common_file(program, parts, header)}
     sources = handed_from(parts, program)
-    others = [header.others.each(lambda own, n=n: stage_programs(own, plan)[n]) for n in range(len(parts))]  # type: ignore[misc]
+    others = [header.others.each(lambda other, n=n: stage_programs(other, plan)[n]) for n in range(len(parts))]  # type: ignore[misc]
     for number, part in enumerate(parts):
-        given = _source_lines(sources[number], part)
-        files[f"part_{number}.py"] = _part_file(part, others[number], program, number, len(parts), header, given)
+        origins = _source_lines(sources[number], part)
+        files[f"part_{number}.py"] = _part_file(part, others[number], program, number, len(parts), header, origins)
     return files
 
 
@@ -56,14 +56,14 @@ def _source_lines(sources: Sequence[tuple[int, int]], part: Program) -> list[str
 
 
 def _part_file(
-    part: Program, others: OtherSizes, whole: Program, number: int, count: int, header: Header, given: Sequence[str]
+    part: Program, others: OtherSizes, whole: Program, number: int, count: int, header: Header, origins: Sequence[str]
 ) -> str:
     name = f"Part{number}"
     stage = whole.step.part_stages[number]
     modules = tuple((path, name if path == "" else kind) for path, kind in part.modules)
     modules = modules if "" in dict(modules) else (("", name), *modules)
     title = f"Part {number} of {count} of {whole.name}, on {'place' if whole.step.placed else 'stage'} {stage}."
-    sized = others.each(lambda own: replace(own, modules=modules))
+    sized = others.each(lambda other: replace(other, modules=modules))
     package = with_sizes(replace(part, modules=modules), sized, title=title)
     check_followed(header.dynamic, package.others)
     code = "\n\n\n".join("\n".join(lines) for lines in class_texts(package))
@@ -81,7 +81,7 @@ def _part_file(
         "",
         "# What earlier parts give, in order: global shape, dtype, layout, and if it carries a gradient.",
         *(["HANDED = [", *handed, "]"] if handed else ["HANDED: list[Handed] = []"]),
-        *given,
+        *origins,
         *statement(f"INPUTS: list[str] = [{', '.join(map(quoted, taken))}]  # of the model's, after these", 0),
         *statement(f"LABELS: list[int] = [{', '.join(losses)}]  # its losses in LABEL_COUNTS", 0),
     ]
@@ -113,11 +113,11 @@ def _at_sizes(value: LocalValue, part: Program, others: OtherSizes) -> str:
     """The global shape as a function of the dynamic sizes; "" without any."""
     if not others:
         return ""
-    values = [value.shape, *(own.value(value.name).shape for own in others.programs)]
+    values = [value.shape, *(other.value(value.name).shape for other in others.programs)]
     shape = followed(values, part.mesh, others)
     assert isinstance(shape, tuple)
     names = dict(enumerate(others.names))
-    texts = [sum_text(own.polynomial, names) if isinstance(own, SizeNumber) else str(own) for own in shape]
+    texts = [sum_text(size.polynomial, names) if isinstance(size, SizeNumber) else str(size) for size in shape]
     if None in texts:
         raise UsageError(f"{value.tensor}, which a stage hands on, does not follow the dynamic sizes", "other stages")
     return f", lambda {', '.join(others.names)}: ({', '.join(map(str, texts))}{',' if len(texts) == 1 else ''})"

@@ -15,9 +15,9 @@ def exit_code(name: str) -> int:
     """With which a run ends that this module of the runtime ends. It is read there, for it can't be imported without
     torch."""
     text = (Path(__file__).parent / "runtime" / f"{name}.py").read_text("utf-8")
-    found = re.search(r"^EXIT_\w+ = (\d+)", text, re.MULTILINE)
-    assert found is not None, name
-    return int(found[1])
+    match = re.search(r"^EXIT_\w+ = (\d+)", text, re.MULTILINE)
+    assert match is not None, name
+    return int(match[1])
 
 
 def training(program: Program, header: Header) -> str:

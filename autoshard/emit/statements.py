@@ -69,12 +69,12 @@ class Body:
     def _again(self, op: Compute) -> list[str]:
         """What the backward of this operator gathers before all else. It follows the operator at once."""
         results = results_of(op)[-1:] if isinstance(op, ColumnParallel) else results_of(op)
-        made = [self.names[v] for v in results if self.program.value(v).requires_grad and self.names[v] != "_"]
+        names = [self.names[v] for v in results if self.program.value(v).requires_grad and self.names[v] != "_"]
         weights = ", ".join(map(self.owner.operand, op.again))
-        if len(made) == 1:
-            return statement(f"regather_before({made[0]}, {weights})", 2)
-        several = ", ".join(made)
-        return statement(f"{several} = regather_before(({several}), {weights})", 2) if made else []
+        if len(names) == 1:
+            return statement(f"regather_before({names[0]}, {weights})", 2)
+        several = ", ".join(names)
+        return statement(f"{several} = regather_before(({several}), {weights})", 2) if names else []
 
     def text(self, value: str | None) -> str:
         return "None" if value is None else self.owner.operand(value)
@@ -91,17 +91,17 @@ class Body:
         expression = self._called(
             self.owner.access(call.path), [self.text(value) for value in call.arguments], call.keep
         )
-        made = f"{self._targets(list(call.results))} = {expression}" if call.results else expression
-        return statement(made, 2, _kept_words(call.keep))
+        code = f"{self._targets(list(call.results))} = {expression}" if call.results else expression
+        return statement(code, 2, _kept_words(call.keep))
 
     def _called(self, module: str, arguments: list[str], keep: str) -> str:
         """The call, or one that backward makes again."""
         if keep == KEEP_ALL:
             return f"{module}({', '.join(arguments)})"
         self.owner.uses_random = True
-        found = PLAIN.get(keep, keep)  # collectives say themselves that they are kept
-        kept = _places(keep) if keep.startswith(KEEP_SOME) else quoted(found)
-        more = [f"keep={kept}"] if found != "input" else []
+        plain = PLAIN.get(keep, keep)  # collectives say themselves that they are kept
+        value = _places(keep) if keep.startswith(KEEP_SOME) else quoted(plain)
+        more = [f"keep={value}"] if plain != "input" else []
         return f"recomputed({', '.join([module, self.owner.ours('random'), *arguments, *more])})"
 
     def _loop(self, i: int, loop: Loop) -> list[str]:

@@ -31,10 +31,10 @@ class Liveness:
             for value in (*_reads(item), *_results(item)):
                 self.last[value] = nested.get(i, i)
         stay = {*definition.outputs, *(new for _, new in definition.updates), *definition.inputs}
-        own = [[value for value in storage if value in self.last] for storage in program.short_lived]
-        own += [[value] for value in self.last if value in gathered]  # a set has another order in each process
+        groups = [[value for value in storage if value in self.last] for storage in program.short_lived]
+        groups += [[value] for value in self.last if value in gathered]  # a set has another order in each process
         self.ends: dict[int, list[str]] = {}  # position -> the values that end with its statement
-        for values in own:
+        for values in groups:
             if values and stay.isdisjoint(values):
                 self.ends.setdefault(max(self.last[value] for value in values), []).extend(values)
         self.held: dict[str, str] = {}  # variable -> value
@@ -44,10 +44,10 @@ class Liveness:
         statement, in order: `names` are those of its results, too."""
         self.held |= {names[value]: value for value in _results(self.definition.body[i]) if value in names}
         done = [names[value] for value in self.ends.get(i, ()) if self.held.get(names.get(value, "")) == value]
-        found = [name for name in dict.fromkeys(done) if self._is_in_the_way(i, name, names)]
-        for name in found:  # a gathered weight's storage may end again, with a view of it
+        ended = [name for name in dict.fromkeys(done) if self._is_in_the_way(i, name, names)]
+        for name in ended:  # a gathered weight's storage may end again, with a view of it
             del self.held[name]
-        return found
+        return ended
 
     def _is_in_the_way(self, i: int, name: str, names: Mapping[str, str]) -> bool:
         """Is anything made before the name is used again?"""

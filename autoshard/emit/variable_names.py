@@ -41,9 +41,9 @@ def name_values(
 
     The root's inputs keep the names of the original model; what a part of a pipeline is handed has none there.
     """
-    own = ["" if program.value(value).requires_grad else value for value in definition.inputs]
+    names = ["" if program.value(value).requires_grad else value for value in definition.inputs]
     namer = _Namer(program, definition, reserved, nested)
-    return namer.run(own if is_root else called, is_root)
+    return namer.run(names if is_root else called, is_root)
 
 
 class _Namer:
@@ -115,8 +115,8 @@ class _Namer:
             if inherited:
                 self.from_parameter[value] = inherited
             moved = isinstance(item, ColumnParallel) and value != _made(item, results)
-            given = names.get(operands[0], "") if moved else ""
-            wanted = given or self._of_call(value, called, dying) if len(results) == 1 else given
+            source = names.get(operands[0], "") if moved else ""
+            wanted = source or self._of_call(value, called, dying) if len(results) == 1 else source
             wanted = wanted or self._wanted(value, item, dying if len(results) == 1 else [])
             self._bind(value, self._free(wanted))
         for variable in ended:  # `regather_before`, after the results, reads them
@@ -139,9 +139,9 @@ class _Namer:
         if (tensor := self.program.value(value).tensor) in self.stored:  # an inner module hands out a weight
             return self.stored[tensor].rpartition(".")[2]
         called = self._called(value, item)
-        own = self.ahead[value] if value in self.ahead else called or self._only_within(item)
-        if own and own not in self.live:
-            return own
+        assigned = self.ahead[value] if value in self.ahead else called or self._only_within(item)
+        if assigned and assigned not in self.live:
+            return assigned
         if value in self.roles:
             return self.roles[value]
         kind = self._kind(value)
@@ -169,9 +169,9 @@ class _Namer:
         """What the class calls the child that makes it, where the model's own name stands for something else and the
         argument's would say something else: `mlp = self.mlp(post_attention_layernorm)`."""
         parts = [part for part in called.split(".") if part and not part.isdecimal()]
-        own = self._variable(value)
-        taken = value not in self.ahead and value not in self.roles and value not in self.loops and own in self.live
-        near = {*POOLS["float"], own, *(name for name in dying if parts and parts[-1] in name)}  # mlp_output, of mlp
+        label = self._variable(value)
+        taken = value not in self.ahead and value not in self.roles and value not in self.loops and label in self.live
+        near = {*POOLS["float"], label, *(name for name in dying if parts and parts[-1] in name)}  # mlp_output, of mlp
         name = identifier(parts[-1], self.reserved) if parts and taken and near.isdisjoint(dying) else ""
         return name if name not in self.live else ""
 
@@ -241,33 +241,33 @@ class _Namer:
 
     def _find_loops(self) -> dict[str, str]:
         """Value that a loop carries, and that nothing reads after -> what the model's code calls what a turn makes."""
-        found = {}
+        variables = {}
         loops = [(i, item) for i, item in enumerate(self.definition.body) if isinstance(item, Loop)]
         for i, item in loops:
             for a, r in item.carried:
                 result = item.results[r]
                 if result is not None and self.last.get(item.arguments[a]) == i:
-                    found[item.arguments[a]] = self.program.value(result).variable
-        return found
+                    variables[item.arguments[a]] = self.program.value(result).variable
+        return variables
 
     def _find_ahead(self) -> dict[str, str]:
         """Value that a statement of the model's code makes on its way -> what that statement assigns.
 
         Under the name of what is made of it, it is let go as soon as that is there.
         """
-        found: dict[str, str] = {}
+        ahead: dict[str, str] = {}
         uses = self._uses()
         for item in reversed(self.definition.body):
             if isinstance(item, ModuleCall | Loop):
                 continue
             result = _made(item, results_of(item))
-            passing = found.get(result, "") if self._on_the_way(item) else self._variable(result)
+            passing = ahead.get(result, "") if self._on_the_way(item) else self._variable(result)
             called = record(item.target).operand_names if isinstance(item, Compute) else ()
             for operand in operands_of(item)[len(called) :]:  # logits and labels are no loss
                 if operand is not None and passing and uses[operand] == 1 and len(results_of(item)) == 1:
-                    found[operand] = passing
-        made = {_made(i, results_of(i)): i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)}
-        return {value: name for value, name in found.items() if value in made and self._on_the_way(made[value])}
+                    ahead[operand] = passing
+        makers = {_made(i, results_of(i)): i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)}
+        return {value: name for value, name in ahead.items() if value in makers and self._on_the_way(makers[value])}
 
     def _on_the_way(self, item: Compute | Collective) -> bool:
         variable = self._variable(_made(item, results_of(item)))
@@ -294,10 +294,10 @@ class _Namer:
                     if operand is not None and uses[operand] == 1:
                         roles[operand] = role
             moves = isinstance(item, Collective) or record(item.target).keeps_name
-            found = [roles.get(result, "") for result in results_of(item)]
-            if moves and found[0] and operands[0] is not None and uses[operands[0]] == 1:
-                roles[operands[0]] = found[0]
-            elif sorted(found) == ["key", "query", "value"] and operands[0] is not None:
+            result_roles = [roles.get(result, "") for result in results_of(item)]
+            if moves and result_roles[0] and operands[0] is not None and uses[operands[0]] == 1:
+                roles[operands[0]] = result_roles[0]
+            elif sorted(result_roles) == ["key", "query", "value"] and operands[0] is not None:
                 roles[operands[0]] = "qkv"
         return roles
 

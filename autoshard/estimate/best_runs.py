@@ -41,10 +41,10 @@ class _MicroBatches:
 
     def hopeless(self, run: TrainingRun) -> bool:
         """Whether a smaller micro-batch did not fit in any way. Sizes come ascending, each with all its ways."""
-        own = self.known.setdefault(self._key(run), {})
-        if run.keeps_gradients and any(not fitted for size, fitted in own.items() if size < run.micro_batch):
+        by_size = self.known.setdefault(self._key(run), {})
+        if run.keeps_gradients and any(not fitted for size, fitted in by_size.items() if size < run.micro_batch):
             return True
-        own.setdefault(run.micro_batch, False)
+        by_size.setdefault(run.micro_batch, False)
         return False
 
     def fits(self, run: TrainingRun) -> None:
@@ -85,26 +85,26 @@ def best_runs(
         check_none(space, configurations(space, hardware))
     if not fitting:
         raise InfeasibleError(_none_fits(space, hardware, possible, least), "more devices, or a smaller batch or model")
-    made: list[Estimate] = []
-    rest = float("inf")
+    results: list[Estimate] = []
+    others = float("inf")
 
     def exact(run: TrainingRun) -> float:
         return least_seconds(model, run, program_of(model, run, hardware), priced, own_host)
 
     for bound, run in best_first(fitting, exact):
-        if len(made) >= count and bound >= nsmallest(count, (m.step_seconds for m in made))[-1] * (1 - ROUNDING):
-            rest = bound
+        if len(results) >= count and bound >= nsmallest(count, (m.step_seconds for m in results))[-1] * (1 - ROUNDING):
+            others = bound
             break
-        made.append(estimate(model, run, hardware, host))
+        results.append(estimate(model, run, hardware, host))
     on_front: tuple[Estimate, ...] = ()
     if front:
-        known = {own.run: own for own in made}
+        known = {result.run: result for result in results}
         ordered = [
-            (bound, run) for _, (bound, _, run) in sorted(zip(peaks, fitting, strict=True), key=lambda own: own[0])
+            (bound, run) for _, (bound, _, run) in sorted(zip(peaks, fitting, strict=True), key=lambda pair: pair[0])
         ]
         on_front = front_of(ordered, exact, lambda run: known.get(run) or estimate(model, run, hardware, host))
-    made.sort(key=lambda m: (m.step_seconds, m.memory.peak))
-    return BestRuns(tuple(made[:count]), possible, len(fitting), len(made), rest, on_front)
+    results.sort(key=lambda m: (m.step_seconds, m.memory.peak))
+    return BestRuns(tuple(results[:count]), possible, len(fitting), len(results), others, on_front)
 
 
 def front_of(
@@ -114,15 +114,15 @@ def front_of(
 ) -> tuple[Estimate, ...]:
     """The Pareto front of step time and memory, fastest first; `runs` are (bound, run), the leanest first.
     Simulated are those whose bounds do not say that they are slower."""
-    found: list[Estimate] = []
+    front: list[Estimate] = []
     for bound, run in runs:
-        best = found[-1].step_seconds if found else float("inf")
-        if bound >= best or exact(run) >= best or (own := simulated(run)).step_seconds >= best:
+        best = front[-1].step_seconds if front else float("inf")
+        if bound >= best or exact(run) >= best or (candidate := simulated(run)).step_seconds >= best:
             continue
-        if found and found[-1].memory.peak >= own.memory.peak:
-            found.pop()
-        found.append(own)
-    return tuple(reversed(found))
+        if front and front[-1].memory.peak >= candidate.memory.peak:
+            front.pop()
+        front.append(candidate)
+    return tuple(reversed(front))
 
 
 def best_first(

@@ -62,14 +62,14 @@ def expert_mesh(run: TrainingRun) -> Mesh:
 
 
 def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: str) -> Sync:
-    own = held(built, path)
-    experts = 0 if run.ep == 1 else own.experts
-    dense = own.all - experts
+    counts = held(built, path)
+    experts = 0 if run.ep == 1 else counts.experts
+    dense = counts.all - experts
     parts = (
         _exchange(dense, run, hardware, replica_mesh(run), ("shard",), run.shards),
         _exchange(experts, run, hardware, expert_mesh(run), ("shard", "cp"), run.expert_shards),
     )
-    return Sync(own.all, *(sum(seconds) for seconds in zip(*parts, strict=True)))
+    return Sync(counts.all, *(sum(seconds) for seconds in zip(*parts, strict=True)))
 
 
 def _exchange(
@@ -115,9 +115,9 @@ class ParameterCounts:
 @lru_cache(maxsize=4096)
 def held(built: BuiltTransformer, path: str) -> ParameterCounts:
     """Parameters of a piece on one device."""
-    own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
-    sizes = [math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own]
-    experts = sum(size for p, size in zip(own, sizes, strict=True) if is_of_experts(p.path))
+    parameters = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
+    sizes = [math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in parameters]
+    experts = sum(size for p, size in zip(parameters, sizes, strict=True) if is_of_experts(p.path))
     return ParameterCounts(sum(sizes), experts)
 
 
@@ -125,14 +125,14 @@ def parameter_collectives(program: Program) -> frozenset[int]:
     """Instructions that move a parameter, or a cast of one, rather than an activation: no micro-batch runs them, for
     gradients accumulate before they are reduced."""
     values = {parameter.value for parameter in program.parameters}
-    found = set()
+    indices = set()
     for index, instruction in enumerate(program.instructions):
         if isinstance(instruction, Collective) and instruction.operand in values:
             values.add(instruction.result)
-            found.add(index)
+            indices.add(index)
         if isinstance(instruction, Compute) and set(_operands(instruction.operands)) <= values and instruction.operands:
             values.update(instruction.results)
-    return frozenset(found)
+    return frozenset(indices)
 
 
 def _operands(operands: Iterable[str | None]) -> list[str]:

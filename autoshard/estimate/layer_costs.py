@@ -63,17 +63,17 @@ def pieces(built: BuiltTransformer, hardware: Hardware, compiled: bool = False) 
     )  # gradients are summed once a step, beside other slots
     events = simulate(slot, built.graph, hardware, compiled).events
     last = LAYERS - 1
-    kept = kept_operators(built)
-    again = tuple(e for e in events if e.instruction not in kept)
-    paths = ((EMBEDDING, events), (layer(last), events), (core(last), events), (layer(last), again), (HEAD, events))
-    return Pieces(*(_piece(built, own, path) for path, own in paths))
+    saved = kept_operators(built)
+    rerun = tuple(e for e in events if e.instruction not in saved)
+    paths = ((EMBEDDING, events), (layer(last), events), (core(last), events), (layer(last), rerun), (HEAD, events))
+    return Pieces(*(_piece(built, group, path) for path, group in paths))
 
 
 def _piece(built: BuiltTransformer, events: tuple[Event, ...], path: str) -> Piece:
     once = parameter_collectives(built.program)  # a step, not a micro-batch
     inside = [e for e in events if e.instruction is not None and e.instruction not in once]
-    own = [e for e in inside if e.module == path or e.module.startswith(f"{path}.")]
-    forward, backward = ([e for e in own if e.phase == phase] for phase in ("forward", "backward"))
+    matching = [e for e in inside if e.module == path or e.module.startswith(f"{path}.")]
+    forward, backward = ([e for e in matching if e.phase == phase] for phase in ("forward", "backward"))
     return Piece(
         forward_seconds=_seconds(forward),
         backward_seconds=_seconds(backward),
@@ -106,12 +106,12 @@ def families(built: BuiltTransformer, hardware: Hardware, layers: int) -> dict[s
     """Seconds of a micro-batch of the model by what prices them, of `layers` for the ones that were built."""
     events = [e for e in simulate(built.program, built.graph, hardware).events if e.phase != "optimizer"]
     inside = [e for e in events if block_of(e.module)]
-    own = max(1, len({block_of(e.module) for e in inside}))
-    found: dict[str, float] = {}
-    for times, group in ((layers / own, inside), (1.0, [e for e in events if not block_of(e.module)])):
+    block_count = max(1, len({block_of(e.module) for e in inside}))
+    totals: dict[str, float] = {}
+    for times, group in ((layers / block_count, inside), (1.0, [e for e in events if not block_of(e.module)])):
         for name, seconds in _families(built, [e for e in group if e.instruction is not None]):
-            found[name] = found.get(name, 0.0) + times * seconds
-    return found
+            totals[name] = totals.get(name, 0.0) + times * seconds
+    return totals
 
 
 def _family(built: BuiltTransformer, event: Event) -> str:
@@ -147,7 +147,7 @@ def kept_operators(built: BuiltTransformer, index: int = LAYERS - 1) -> frozense
     """Positions, in the program, of what is not run again of layer `index`: every second product from the first on,
     attention, and reduce-scatters (torchtitan's `_save_list` and its policy)."""
     path = layer(index)
-    found: set[int] = set()
+    positions: set[int] = set()
     products = 0
     for position, instruction in enumerate(built.program.instructions):
         if instruction.module != path and not instruction.module.startswith(f"{path}."):
@@ -155,10 +155,10 @@ def kept_operators(built: BuiltTransformer, index: int = LAYERS - 1) -> frozense
         if _is_product(instruction):
             products += 1
             if products % 2:
-                found.add(position)
+                positions.add(position)
         elif _is_kept(instruction):
-            found.add(position)
-    return frozenset(found)
+            positions.add(position)
+    return frozenset(positions)
 
 
 def _is_product(instruction: Instruction) -> bool:

@@ -40,23 +40,23 @@ def tail(
     `replica_seconds`: what the step waits for its replicas once (`Stages.step_end_seconds`).
     """
     count = stage_parameters(built, model, run, stage)
-    own = count.sharded(run, run.zero > 0)
+    share = count.sharded(run, run.zero > 0)
     return (
         ("gradient synchronisation", replica_seconds + _tied_seconds(model, run, hardware, stage)),
-        *_update(own, run, hardware),
+        *_update(share, run, hardware),
     )
 
 
-def _update(own: float, run: TrainingRun, hardware: Hardware) -> tuple[Part, ...]:
-    """Seconds for `own` parameters. On the host: gradients down as the device sums them, the same passes through the
+def _update(count: float, run: TrainingRun, hardware: Hardware) -> tuple[Part, ...]:
+    """Seconds for `count` parameters. On the host: gradients down as the device sums them, the same passes through the
     host's memory, which all devices of a node share, new weights up; one after the other, as nothing else runs."""
-    traffic = own * TRAFFIC_BYTES[run.precision, run.optimizer]
+    traffic = count * TRAFFIC_BYTES[run.precision, run.optimizer]
     if not run.offload:
         return (("optimizer", traffic / optimizer_bandwidth(hardware)),)
     return (
-        ("optimizer: gradients to the host", link_seconds(hardware, own * FLOAT32_BYTES)),
+        ("optimizer: gradients to the host", link_seconds(hardware, count * FLOAT32_BYTES)),
         ("optimizer: on the host", memory_seconds(hardware, traffic)),
-        ("optimizer: weights from the host", link_seconds(hardware, own * held_weight_bytes(run))),
+        ("optimizer: weights from the host", link_seconds(hardware, count * held_weight_bytes(run))),
     )
 
 

@@ -29,11 +29,11 @@ def balanced(layers: int, parts: int) -> tuple[int, ...]:
     if layers % parts == 0:
         return (layers // parts,) * parts
     each, left = divmod(layers + 2, parts)
-    found = [each + (part == 0 < left or parts - left <= part < parts - 1) for part in range(parts)]
-    found[0] -= 1
-    found[-1] -= 1
+    counts = [each + (part == 0 < left or parts - left <= part < parts - 1) for part in range(parts)]
+    counts[0] -= 1
+    counts[-1] -= 1
     for part in (0, parts - 1):
-        if found[part] == 0 and layers >= parts:  # more parts than half of the layers
-            found[found.index(max(found))] -= 1
-            found[part] = 1
-    return tuple(found)
+        if counts[part] == 0 and layers >= parts:  # more parts than half of the layers
+            counts[counts.index(max(counts))] -= 1
+            counts[part] = 1
+    return tuple(counts)

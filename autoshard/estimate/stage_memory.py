@@ -91,15 +91,15 @@ def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> K
 
     def of(path: str) -> float:
         inside = (module[s.start] == path or module[s.start].startswith(f"{path}.") for s in alive)
-        return sum(span_bytes(s, built, gathered) for s, own in zip(alive, inside, strict=True) if own)
+        return sum(span_bytes(s, built, gathered) for s, within in zip(alive, inside, strict=True) if within)
 
     last = layer(LAYERS - 1)
     first = min(i for i, m in enumerate(module) if m.startswith(last))
-    given = sum(span.held.bytes for span in alive if _feeds(span, first, module))
+    input_bytes = sum(span.held.bytes for span in alive if _feeds(span, first, module))
     everything = sum(span.held.bytes for span in alive)
     working = (WORKING,) * (not fused_loss)
     fresh = plan_memory(program, built.graph).bytes_of(*MADE, *working)
-    own = [i for i, name in enumerate(module) if name == last or name.startswith(f"{last}.")]
+    positions = [i for i, name in enumerate(module) if name == last or name.startswith(f"{last}.")]
     level, steps = plan.bytes_of(*LASTING, WORKING), 2 * len(program.instructions) - 1
     return KeptBytes(
         of(EMBEDDING),
@@ -107,9 +107,9 @@ def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> K
         of(core(LAYERS - 1)),
         _of_operators(built, alive),
         of(HEAD),
-        given,
+        input_bytes,
         max(plan.bytes_of(*LASTING, *working)) - plan.static_bytes - everything,
-        max(0.0, max(level[steps - i] for i in own) - plan.static_bytes - (everything - of(HEAD))),
+        max(0.0, max(level[steps - i] for i in positions) - plan.static_bytes - (everything - of(HEAD))),
         max(fresh[: 2 * len(program.instructions) - first]) - everything,
     )
 
@@ -182,30 +182,30 @@ def stage_memory(
     chunks = layers_of(model, run, stage)
     weights, gradients, optimizer = states(built, run, parameters, sum(chunks))
     software = held_bytes(run.software, run.precision)
-    own = kept(built, model.fused_loss, software.gathered_inputs > 0)
-    each, again = {
-        "none": (own.layer, 0.0),
-        "selective": (own.layer - own.core, own.core),
-        "operators": (own.input + own.operators, own.layer),
-        "full": (own.input, own.layer),
+    kept_bytes = kept(built, model.fused_loss, software.gathered_inputs > 0)
+    each, recomputed = {
+        "none": (kept_bytes.layer, 0.0),
+        "selective": (kept_bytes.layer - kept_bytes.core, kept_bytes.core),
+        "operators": (kept_bytes.input + kept_bytes.operators, kept_bytes.layer),
+        "full": (kept_bytes.input, kept_bytes.layer),
     }[run.recompute]
     first, last = stage == 0, stage == run.pp - 1
     # A layer counts one end of the stream, as large as its input: the head keeps one more, and of the embedding it is
     # that of the first layer.
     flight = in_flight(model, run, stage)
-    embedding = (own.embedding - own.input) * flight.first_chunk * first
+    embedding = (kept_bytes.embedding - kept_bytes.input) * flight.first_chunk * first
     stage_ends = software.stage_tensors * (run.pp > 1)
-    layers = flight.layers * each + embedding + stage_ends * own.input * flight.chunks
+    layers = flight.layers * each + embedding + stage_ends * kept_bytes.input * flight.chunks
     loss = loss_copies(model, run) * software.parallel_loss_copies * (run.tp > 1)
-    again += own.layer_working
-    moments = [_Moment(gradients, layers, again)]
+    recomputed += kept_bytes.layer_working
+    moments = [_Moment(gradients, layers, recomputed)]
     if run.keeps_gradients and last:
-        moments.append(_Moment(gradients, layers + own.head + own.input, own.working + loss))
+        moments.append(_Moment(gradients, layers + kept_bytes.head + kept_bytes.input, kept_bytes.working + loss))
     elif last:
         moments = [
-            _Moment(0.0, layers + own.head + own.input, own.first_working + loss),
-            _Moment(head_gradients(built, model, run), layers, again),
-            _Moment(gradients, each + embedding, again),
+            _Moment(0.0, layers + kept_bytes.head + kept_bytes.input, kept_bytes.first_working + loss),
+            _Moment(head_gradients(built, model, run), layers, recomputed),
+            _Moment(gradients, each + embedding, recomputed),
         ]
     if widened := widened_gradients(run, parameters):
         moments.append(_Moment(gradients, 0.0, widened))  # when the optimizer begins

@@ -28,11 +28,11 @@ class Host:
 
     def bound(self, seconds: float, kernels: int) -> float:
         """Seconds of work that the device does in `seconds`, started as `kernels` operators."""
-        own = kernels * self.dispatch_seconds
-        if own <= 0:
+        host_seconds = kernels * self.dispatch_seconds
+        if host_seconds <= 0:
             return seconds
-        largest, q = max(seconds, own), self.exponent
-        total: float = largest * ((seconds / largest) ** q + (own / largest) ** q) ** (1 / q)
+        largest, q = max(seconds, host_seconds), self.exponent
+        total: float = largest * ((seconds / largest) ** q + (host_seconds / largest) ** q) ** (1 / q)
         return total
 
 
@@ -65,9 +65,9 @@ class Stages:
     @property
     def slowdown(self) -> float:
         """What the host makes of a layer's seconds, forward and backward together: it runs ahead over both."""
-        own, again = self.made.layer, self.again
-        seconds = own.forward_seconds + own.backward_seconds + again.forward_seconds
-        kernels = own.forward_kernels + own.backward_kernels + again.forward_kernels
+        layer, rerun = self.made.layer, self.again
+        seconds = layer.forward_seconds + layer.backward_seconds + rerun.forward_seconds
+        kernels = layer.forward_kernels + layer.backward_kernels + rerun.forward_kernels
         return self.host.bound(seconds + self.host.stall_seconds, kernels) / seconds
 
     def seconds(self, stage: int, slot: Slot) -> float:
@@ -75,8 +75,8 @@ class Stages:
 
     def _computed(self, stage: int, slot: Slot) -> list[float]:
         """Seconds of the pieces of a slot, in forward order."""
-        own = self.made.layer
-        each = own.forward_seconds if slot.kind == "F" else own.backward_seconds + self.again.forward_seconds
+        layer = self.made.layer
+        each = layer.forward_seconds if slot.kind == "F" else layer.backward_seconds + self.again.forward_seconds
         first, last = self._ends(stage, slot)
         count = self.layers(stage, slot.chunk)
         embedding = [self._end_seconds(self.made.embedding, slot)] * first
@@ -125,18 +125,18 @@ class Stages:
 
     def parts(self, stage: int, order: list[Slot]) -> tuple[Part, ...]:
         """What a stage is busy with in a step; they add up to the seconds of its slots."""
-        own, again = self.made.layer, self.again
+        layer, rerun = self.made.layer, self.again
         count = sum(self.layers(stage, slot.chunk) for slot in order if slot.kind == "F")
-        communication = own.forward_communication_seconds + own.backward_communication_seconds
-        dispatch = own.forward_dispatch_seconds + own.backward_dispatch_seconds + again.forward_dispatch_seconds
-        compute = own.forward_seconds + own.backward_seconds - communication
-        stalled = (compute + communication + again.forward_seconds) * (self.slowdown - 1)
+        communication = layer.forward_communication_seconds + layer.backward_communication_seconds
+        dispatch = layer.forward_dispatch_seconds + layer.backward_dispatch_seconds + rerun.forward_dispatch_seconds
+        compute = layer.forward_seconds + layer.backward_seconds - communication
+        stalled = (compute + communication + rerun.forward_seconds) * (self.slowdown - 1)
         return (
             ("layers: compute", count * compute),
-            ("layers: recompute", count * (again.forward_seconds - again.forward_communication_seconds)),
+            ("layers: recompute", count * (rerun.forward_seconds - rerun.forward_communication_seconds)),
             (
                 "layers: tensor-parallel communication",
-                count * (communication + again.forward_communication_seconds - dispatch),
+                count * (communication + rerun.forward_communication_seconds - dispatch),
             ),
             ("layers: tokens to their experts and back", count * dispatch),
             ("layers: waiting for the host", count * stalled),
@@ -151,15 +151,15 @@ class Stages:
 
     def families(self, stage: int, order: list[Slot]) -> dict[str, float]:
         """The seconds of the same slots by what prices them (see costs/bands.py); waiting for the host is left out."""
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for slot in order:
             for piece, times in self._pieces(stage, slot):
                 for name, seconds in piece.forward_families if slot.kind == "F" else piece.backward_families:
-                    found[name] = found.get(name, 0.0) + times * seconds
+                    totals[name] = totals.get(name, 0.0) + times * seconds
             for name, seconds in self.again.forward_families if slot.kind == "B" else ():
-                found[name] = found.get(name, 0.0) + self.layers(stage, slot.chunk) * seconds
-            found["collective"] = found.get("collective", 0.0) + self.replica_seconds(stage, slot)
-        return found
+                totals[name] = totals.get(name, 0.0) + self.layers(stage, slot.chunk) * seconds
+            totals["collective"] = totals.get("collective", 0.0) + self.replica_seconds(stage, slot)
+        return totals
 
     def _pieces(self, stage: int, slot: Slot) -> list[tuple[Piece, int]]:
         """What runs in a slot, and how often."""

@@ -31,10 +31,10 @@ def _gradient_bytes(run: TrainingRun) -> float:
     """Bytes of one parameter's gradient as a device holds it. Megatron's buffers are in what their gradients are summed
     in (`grad_dtype` of megatron.core.distributed.distributed_data_parallel: float32 where grad_reduce_in_fp32, else
     that of the weights), if that is given."""
-    own = held_bytes(run.software, run.precision).gradient
-    if own is None and run.precision in MEGATRON and run.reduced:
+    size_bytes = held_bytes(run.software, run.precision).gradient
+    if size_bytes is None and run.precision in MEGATRON and run.reduced:
         return run.gradient_bytes
-    return STATE_BYTES[run.precision][1] if own is None else own
+    return STATE_BYTES[run.precision][1] if size_bytes is None else size_bytes
 
 
 def widened_gradients(run: TrainingRun, parameters: ParameterCounts) -> float:
@@ -46,16 +46,16 @@ def widened_gradients(run: TrainingRun, parameters: ParameterCounts) -> float:
 
 def head_gradients(built: BuiltTransformer, model: Transformer, run: TrainingRun) -> float:
     """When the backward of the layers begins: the head's, and the layer's whole one that is being made."""
-    own = held(built, HEAD)
-    count = own + held(built, EMBEDDING) if model.tied else own
+    head = held(built, HEAD)
+    count = head + held(built, EMBEDDING) if model.tied else head
     return count.sharded(run, run.zero >= 2) * _gradient_bytes(run) + scattering(built, run, 1)
 
 
 def scattering(built: BuiltTransformer, run: TrainingRun, layers: int) -> float:
     """Bytes of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
     fsdp = run.precision in SHARDED
-    own = _gradient_bytes(run) + run.weight_bytes * fsdp
-    return held(built, layer(LAYERS - 1)).all * layers * own * (run.zero >= 2) * (run.replicas > 1)
+    per_param = _gradient_bytes(run) + run.weight_bytes * fsdp
+    return held(built, layer(LAYERS - 1)).all * layers * per_param * (run.zero >= 2) * (run.replicas > 1)
 
 
 def gathered_weights(built: BuiltTransformer, run: TrainingRun) -> float:

@@ -66,8 +66,8 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     built = build(model, run, hardware)
     hardware = with_software(hardware, run.software, model.fused_attention, model.fused_loss)
     beside = hardware.constant("overlap.slowdown")
-    exchanged, made = syncs(built, run, hardware), pieces(built, hardware, run.compiled)
-    stages = Stages(model, run, made, exchanged, host or host_of(hardware, run.software), beside)
+    exchanged, costs = syncs(built, run, hardware), pieces(built, hardware, run.compiled)
+    stages = Stages(model, run, costs, exchanged, host or host_of(hardware, run.software), beside)
     orders = [SCHEDULES[run.schedule](s, run.pp, run.micro_batches, run.interleave) for s in range(run.pp)]
     send = send_seconds(model, run, hardware)
     kinds = [(s, slot) for s, order in enumerate(orders) for slot in _kinds(order)]
@@ -120,11 +120,11 @@ def style_of(model: Transformer, run: TrainingRun) -> str:
 
 
 def _band(
-    families: dict[str, float], rest: Sequence[Part], run: TrainingRun, hardware: Hardware, kind: StepKind
+    families: dict[str, float], others: Sequence[Part], run: TrainingRun, hardware: Hardware, kind: StepKind
 ) -> Band:
     """The error band of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's
     own."""
-    for name, seconds in rest:
+    for name, seconds in others:
         family = "memory" if name.startswith("optimizer") else "collective"
         families[family] = families.get(family, 0.0) + seconds
     return whole_step_band(hardware, families, PRECISIONS[run.precision], kind)
@@ -143,18 +143,18 @@ def _at_once(giver: int, taker: int) -> float:
 
 def host_of(hardware: Hardware, software: str = KERNELS) -> Host:
     """What the constants say, or what is known of the software."""
-    own = host_figures(hardware, software)
-    dispatch, stall = (own.get(key, hardware.constant(f"host.{key}")) for key in ("dispatch", "stall"))
+    figures = host_figures(hardware, software)
+    dispatch, stall = (figures.get(key, hardware.constant(f"host.{key}")) for key in ("dispatch", "stall"))
     return Host(dispatch, hardware.constant("host.exponent"), stall)
 
 
 def _layer_weights(model: Transformer, experts: int) -> int:
     """In the matrices of a layer, with that many of its experts."""
-    width, own = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
+    width, kv_width = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
     inner, matrices = model.own_feedforward, 3 if model.activation == "swiglu" else 2
     if model.experts:
         inner = (experts + model.shared_experts) * model.own_expert_hidden
-    return model.hidden * (2 * width + 2 * own + matrices * inner + model.experts)
+    return model.hidden * (2 * width + 2 * kv_width + matrices * inner + model.experts)
 
 
 def parameter_count(model: Transformer) -> int:

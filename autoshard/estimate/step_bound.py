@@ -66,7 +66,7 @@ def _least(stages: Stages, send: float, tails: Mapping[int, float]) -> float:
         return stages.seconds(stage, slot) + send * hands_on(stage, slot, run)
 
     once = {(s, kind): seconds(s, kind, 0) for s in like.values() for kind in "FB"}
-    found = []
+    bounds = []
     for stage in like.values():
         passed = [once[like[kind], "F"] for kind in kinds[:stage]]
         returned = [once[like[kind], "B"] for kind in kinds[:stage]]
@@ -76,8 +76,8 @@ def _least(stages: Stages, send: float, tails: Mapping[int, float]) -> float:
             for kind in "FB"
         )
         ended = sum(passed) + busy * run.micro_batches
-        found.append(ended + max(tails.get(stage, 0.0), sum(returned) + tails.get(0, 0.0)))
-    return max(found)
+        bounds.append(ended + max(tails.get(stage, 0.0), sum(returned) + tails.get(0, 0.0)))
+    return max(bounds)
 
 
 def _chunks(run: TrainingRun, stage: int, layers: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -89,7 +89,7 @@ def _chunks(run: TrainingRun, stage: int, layers: tuple[int, ...]) -> list[tuple
 
     alike = {work(chunk): chunk for chunk in range(run.interleave)}
     counts = Counter(map(work, range(run.interleave)))
-    return [(chunk, counts[own]) for own, chunk in alike.items()]
+    return [(chunk, counts[key]) for key, chunk in alike.items()]
 
 
 Kind = tuple[tuple[int, ...], bool, bool]
@@ -107,9 +107,9 @@ def _last_alike(model: Transformer, run: TrainingRun) -> set[int]:
 
 def fullest(model: Transformer, run: TrainingRun, built: BuiltTransformer) -> StageMemory:
     """As the estimate has it: the first stage has most in flight, the last the head."""
-    found = []
+    memories = []
     kinds = _kinds(model, run)
     for stage in {kinds.index(kind) for kind in kinds}:  # of stages alike the first has most in flight
         count = stage_parameters(built, model, run, stage)
-        found.append(stage_memory(built, model, run, count, stage))
-    return fullest_of(found)
+        memories.append(stage_memory(built, model, run, count, stage))
+    return fullest_of(memories)

@@ -301,9 +301,9 @@ def _package(run: TrainingRun) -> list[tuple[bool, str]]:
 
 def _experts(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     if not model.experts:
-        given = {"top-k": model.top_k, "expert-hidden": model.expert_hidden, "shared-experts": model.shared_experts,
+        flags = {"top-k": model.top_k, "expert-hidden": model.expert_hidden, "shared-experts": model.shared_experts,
                  "imbalance": model.imbalance != 1.0, "ep": run.ep != 1}  # fmt: skip
-        return [(not value, f"{name} says something of experts: how many are there?") for name, value in given.items()]
+        return [(not value, f"{name} says something of experts: how many are there?") for name, value in flags.items()]
     width, most = model.own_expert_hidden, float(model.experts)
     return [
         (
@@ -319,17 +319,23 @@ def _experts(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
 
 
 def _given_stages(model: Transformer, run: TrainingRun, chunks: int) -> list[tuple[bool, str]]:
-    own = run.stage_layers
-    message = f"stage layers {','.join(map(str, own))}"
+    layers = run.stage_layers
+    message = f"stage layers {','.join(map(str, layers))}"
     return [
-        (len(own) in (0, chunks), f"{message}: expected {chunks} numbers, one for each pipeline chunk, got {len(own)}"),
-        (not own or sum(own) == model.layers, f"{message}: expected {model.layers} layers together, got {sum(own)}"),
-        (all(count >= 0 for count in own), f"{message}: expected none below 0"),
+        (
+            len(layers) in (0, chunks),
+            f"{message}: expected {chunks} numbers, one for each pipeline chunk, got {len(layers)}",
+        ),
+        (
+            not layers or sum(layers) == model.layers,
+            f"{message}: expected {model.layers} layers together, got {sum(layers)}",
+        ),
+        (all(count >= 0 for count in layers), f"{message}: expected none below 0"),
     ]
 
 
 def _known(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
-    given = [
+    choices = [
         ("activation", model.activation, ACTIVATIONS),
         ("attention", model.attention, ATTENTIONS),
         ("positions", model.positions, POSITIONS),
@@ -341,4 +347,4 @@ def _known(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         ("reduced", run.reduced, REDUCED),
         ("offload", run.offload, OFFLOADS),
     ]
-    return [(v in known, f"{name} {v!r}: expected one of {', '.join(map(str, known))}") for name, v, known in given]
+    return [(v in known, f"{name} {v!r}: expected one of {', '.join(map(str, known))}") for name, v, known in choices]

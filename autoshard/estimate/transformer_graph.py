@@ -79,8 +79,8 @@ def _fused_gates(graph: Graph) -> Graph:
 
     def fused(op: Op) -> Op:
         if op.target == "aten.mul" and op.operands[0] in gates:
-            kept = tuple(position for position in op.saved.operands if position != 0)
-            return replace(op, saved=replace(op.saved, operands=kept))
+            operands = tuple(position for position in op.saved.operands if position != 0)
+            return replace(op, saved=replace(op.saved, operands=operands))
         if op.target == "autoshard.experts" and dict(op.attributes)["gated"]:
             return replace(op, attributes=(*op.attributes, ("fused_gate", True)))
         return op
@@ -188,15 +188,15 @@ class _TransformerWriter:
 
     def norm_apart(self, x: str, weight: str, path: str) -> str:
         """x rsqrt(mean(x^2) + eps) in float32, operator by operator, as transformers' Llama and torchtitan write it."""
-        shape, own = self.shape(x), self.dtype
+        shape, dtype = self.shape(x), self.dtype
         rows = (*shape[:-1], 1)
-        wide = x if own == "float32" else self.cast(x, "float32", path)
+        wide = x if dtype == "float32" else self.cast(x, "float32", path)
         square = self.add_several("aten.pow", (wide,), (shape,), path, dtype="float32", exponent=2.0)[0]
         mean = self.add_several("aten.mean", (square,), (rows,), path, dtype="float32", dim=(-1,), keepdim=True)[0]
         shifted = self.add_several("aten.add", (mean,), (rows,), path, dtype="float32", other=1e-6, alpha=1)[0]
         scale = self.add_several("aten.rsqrt", (shifted,), (rows,), path, dtype="float32")[0]
         normed = self.add_several("aten.mul", (wide, scale), (shape,), path, dtype="float32")[0]
-        narrow = normed if own == "float32" else self.cast(normed, own, path)
+        narrow = normed if dtype == "float32" else self.cast(normed, dtype, path)
         return self.add("aten.mul", (narrow, weight), shape, path)
 
     def dropout(self, x: str, path: str) -> str:
@@ -210,9 +210,9 @@ class _TransformerWriter:
     def embed(self, tokens: str) -> str:
         model, path = self.model, EMBEDDING
         table = self.parameter(f"{path}.weight", model.vocabulary, model.hidden)
-        rest = {"padding_idx": -1, "scale_grad_by_freq": False, "sparse": False}
+        options = {"padding_idx": -1, "scale_grad_by_freq": False, "sparse": False}
         with self.splitting("vocabulary"):
-            x = self.add("aten.embedding", (table, tokens), (*self.rows, model.hidden), path, **rest)
+            x = self.add("aten.embedding", (table, tokens), (*self.rows, model.hidden), path, **options)
         if model.positions == "learned":
             position = self.parameter(f"{path}.positions", model.sequence, model.hidden)
             x = self.sum(x, position, path)
@@ -241,12 +241,12 @@ class _TransformerWriter:
 
     def projections(self, x: str, path: str) -> tuple[str, ...]:
         model = self.model
-        width, own = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
+        width, kv_width = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
         if model.own_kv_heads == model.heads and model.positions == "learned":
             fused = self.linear(x, f"{path}.qkv", 3 * width, model.bias)
             shapes = ((*self.rows, width),) * 3
             return self.add_several("aten.split", (fused,), shapes, path, split_size=(width,) * 3, dim=2)
-        named = zip("qkv", (width, own, own), strict=True)
+        named = zip("qkv", (width, kv_width, kv_width), strict=True)
         return tuple(self.linear(x, f"{path}.{name}", size, model.bias) for name, size in named)
 
     def attention(self, x: str, index: int, cosine: str, sine: str) -> str:
@@ -310,12 +310,12 @@ class _TransformerWriter:
         down = self.parameter(f"{experts}.down", model.experts, width, inner)
         more = {} if model.imbalance == 1.0 else {"imbalance": model.imbalance}
         with self.splitting("P"):
-            made = self.add(
+            output = self.add(
                 "autoshard.experts", (rows, up, down, chosen, weights), (tokens, width), experts,
                 experts=model.experts, activation=_EXPERT_ACTIVATIONS[model.activation], gated=gated, **more,
             )  # fmt: skip
             flat = (*self.rows, width)
-            return self.add("aten.reshape", (made,), flat, path, shape=flat)
+            return self.add("aten.reshape", (output,), flat, path, shape=flat)
 
     def chosen(self, shares: str, pairs: tuple[int, int], path: str) -> tuple[str, str]:
         """The largest of each row, and which they are."""

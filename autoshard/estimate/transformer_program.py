@@ -83,17 +83,17 @@ def split_formulation(
 
 def _balanced(program: Program) -> Program:
     """Rings in Megatron-Core's order of the sequence, in which all devices have as much to do."""
-    own = (
+    instructions = (
         replace(i, variant=BALANCED) if isinstance(i, Compute) and i.variant == RING else i
         for i in program.instructions
     )
-    return replace(program, instructions=tuple(own))
+    return replace(program, instructions=tuple(instructions))
 
 
 def _in_a_row(program: Program) -> Program:
     """Without overlap, reductions of activations' gradients have nothing beside them."""
-    own = (replace(i, early=False) if isinstance(i, Collective) else i for i in program.instructions)
-    return replace(program, instructions=tuple(own))
+    instructions = (replace(i, early=False) if isinstance(i, Collective) else i for i in program.instructions)
+    return replace(program, instructions=tuple(instructions))
 
 
 def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh, stream: str) -> bool:
@@ -191,8 +191,8 @@ def _cut_dim(layout: Layout, axis: int) -> int | None:
 
 def _is_cut(layout: Layout, mesh: Mesh, axes: set[str]) -> bool:
     """Whether these axes cut it, and no other but the tensor axis."""
-    found = {axis for axis, p in zip(mesh.names, layout.placements, strict=True) if isinstance(p, Shard)}
-    return found - {TENSOR} == axes
+    cut_axes = {axis for axis, p in zip(mesh.names, layout.placements, strict=True) if isinstance(p, Shard)}
+    return cut_axes - {TENSOR} == axes
 
 
 def _expert_parameters(graph: Graph) -> frozenset[str]:

@@ -16,7 +16,7 @@ from autoshard.simulation.timeline import Event, Timeline
 from autoshard.units import MICROSECONDS
 
 VERSION = "0.0.4"
-COMM_TYPES = {name: own.chakra for name, own in CARRIED.items() if own.chakra is not None}
+COMM_TYPES = {name: kind.chakra for name, kind in CARRIED.items() if kind.chakra is not None}
 
 
 class NodeType(IntEnum):
@@ -55,17 +55,17 @@ def _node(number: int, event: Event, mesh: Mesh) -> bytes:
 
 def _attributes(event: Event, mesh: Mesh) -> list[bytes]:
     """What ASTRA-sim's feeder asks for: communication by type, bytes and group; computation by its time."""
-    found = [_attribute("is_cpu_op", _integer(27, 0, always=True))]
+    attributes = [_attribute("is_cpu_op", _integer(27, 0, always=True))]
     size = int(event.bytes)
     if event.collective in COMM_TYPES:
-        found.append(_attribute("comm_type", _integer(9, COMM_TYPES[event.collective], always=True)))
+        attributes.append(_attribute("comm_type", _integer(9, COMM_TYPES[event.collective], always=True)))
     if event.collective:
-        found.append(_attribute("comm_size", _integer(9, size, always=True)))
-        found.append(_attribute("pg_name", _string(29, str(group_number(mesh, event.axes)))))
+        attributes.append(_attribute("comm_size", _integer(9, size, always=True)))
+        attributes.append(_attribute("pg_name", _string(29, str(group_number(mesh, event.axes)))))
     else:
-        found.append(_attribute("tensor_size", _integer(13, size, always=True)))
-        found.append(_attribute("runtime", _double(3, event.duration_seconds * MICROSECONDS)))
-    return found
+        attributes.append(_attribute("tensor_size", _integer(13, size, always=True)))
+        attributes.append(_attribute("runtime", _double(3, event.duration_seconds * MICROSECONDS)))
+    return attributes
 
 
 def _attribute(name: str, value: bytes) -> bytes:

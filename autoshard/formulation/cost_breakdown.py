@@ -36,11 +36,11 @@ def parts(formulation: Formulation, choice: Sequence[int]) -> list[Parts]:
 
 def _runner_up(site: Site, totals: Floats, chosen: int) -> tuple[str, float]:
     """The best other choice and its extra seconds; nothing where no other is possible with the rest as it is."""
-    rest = np.where(np.arange(len(totals)) == chosen, np.inf, totals)
-    best = int(np.argmin(rest))
-    if math.isinf(rest[best]):
+    others = np.where(np.arange(len(totals)) == chosen, np.inf, totals)
+    best = int(np.argmin(others))
+    if math.isinf(others[best]):
         return "", 0.0
-    return str((site.strategies or site.layouts)[best]), float(rest[best] - totals[chosen])
+    return str((site.strategies or site.layouts)[best]), float(others[best] - totals[chosen])
 
 
 def alternatives(problem: Problem, choice: Sequence[int]) -> list[Floats]:
@@ -53,9 +53,9 @@ def alternatives(problem: Problem, choice: Sequence[int]) -> list[Floats]:
         row = value.seconds[value.source[choice[value.producer]]]
         for position, (consumer, targets) in enumerate(zip(value.consumers, value.targets, strict=True)):
             paid = {t for other, t in enumerate(needed) if other != position}
-            own = row.copy()
-            own[list(paid)] = 0.0  # made for another consumer anyway
-            totals[consumer] = totals[consumer] + own[targets]
+            unpaid = row.copy()
+            unpaid[list(paid)] = 0.0  # made for another consumer anyway
+            totals[consumer] = totals[consumer] + unpaid[targets]
     return totals
 
 
@@ -71,10 +71,10 @@ def _moved(problem: Problem, choice: Sequence[int]) -> list[float]:
 
 def _first(value: Value, choice: Sequence[int]) -> dict[int, int]:
     """Target layout -> the first consumer that needs it."""
-    found: dict[int, int] = {}
+    consumers: dict[int, int] = {}
     for consumer, targets in zip(value.consumers, value.targets, strict=True):
-        found.setdefault(int(targets[choice[consumer]]), consumer)
-    return found
+        consumers.setdefault(int(targets[choice[consumer]]), consumer)
+    return consumers
 
 
 def _alive(problem: Problem, choice: Sequence[int]) -> list[float]:

@@ -40,10 +40,10 @@ def longest(graph: Graph, seconds: Mapping[str, float]) -> DependencyPath:
             continue
         come: tuple[int, str | None, str] = (0, None, "")
         for operand in op.operands:
-            made = graph.producers.get(operand) if operand is not None else None
-            passes = made is not None and (not grows or graph.tensor(str(operand)).requires_grad)
-            if made is not None and passes and best.get(made.name, come)[0] > come[0]:
-                come = (best[made.name][0], operand, made.name)
+            producer = graph.producers.get(operand) if operand is not None else None
+            passes = producer is not None and (not grows or graph.tensor(str(operand)).requires_grad)
+            if producer is not None and passes and best.get(producer.name, come)[0] > come[0]:
+                come = (best[producer.name][0], operand, producer.name)
         best[op.name] = (come[0] + 1 + round(seconds.get(op.name, 0.0) / EXACT), come[1], come[2])
     backward = frozenset(best) if grows else frozenset()
     if graph.loss is not None and graph.loss in graph.producers:
@@ -65,9 +65,9 @@ def _ancestors(graph: Graph) -> frozenset[str]:
     """The operators that the loss depends on; all, without a loss."""
     if graph.loss is None:
         return frozenset(op.name for op in graph.ops)
-    wanted, found = {graph.loss}, set()
+    wanted, names = {graph.loss}, set()
     for op in reversed(graph.ops):
         if not wanted.isdisjoint(op.results):
-            found.add(op.name)
+            names.add(op.name)
             wanted.update(operand for operand in op.operands if operand is not None)
-    return frozenset(found)
+    return frozenset(names)

@@ -74,5 +74,5 @@ class _Shared:
         key = (id(whole), tuple(choices))  # what it names outlives this object: it is part of the formulation
         if key not in self._parts:
             self._parts[key] = make()
-        found: T = self._parts[key]
-        return found
+        part: T = self._parts[key]
+        return part

@@ -118,9 +118,9 @@ def sites_of(context: PlanningContext, wanted: Collection[tuple[str, str]]) -> d
     reading = {name for kind, name in wanted if kind in STORED}
     ops = [op for op in context.graph.ops if op.name in names or not reading.isdisjoint(op.operands)]
     kinds = _kinds(context, None, ops)
-    made = _Sites(context.graph, context.mesh, kinds)
-    made.store_all(reading)
-    every = [*made.sites, *(Site("op", op.name, strategies=kinds[op.name].strategies) for op in ops)]
+    sites = _Sites(context.graph, context.mesh, kinds)
+    sites.store_all(reading)
+    every = [*sites.sites, *(Site("op", op.name, strategies=kinds[op.name].strategies) for op in ops)]
     return {(site.kind, site.name): site for site in every if (site.kind, site.name) in wanted}
 
 
@@ -166,7 +166,7 @@ def _kinds(
     granularities = rules.granularities(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
     known: dict[object, OperatorKind] = {}
-    found: dict[str, OperatorKind] = {}
+    kinds: dict[str, OperatorKind] = {}
     for op in graph.ops if ops is None else ops:
         same = tuple(op.operands.index(name) for name in op.operands)  # which operands are one tensor
         there = hosts.has(op)
@@ -176,15 +176,15 @@ def _kinds(
             every += hosts.strategies(op, every) if there else ()
             usable = every if context.all_to_all else [s for s in every if s.variant not in EXCHANGING]
             once = len({*same}) == len(same)
-            offered[key] = tuple(usable if once else (own for own in usable if _consistent(op, own)))
+            offered[key] = tuple(usable if once else (strategy for strategy in usable if _consistent(op, strategy)))
         strategies, chosen = offered[key], None
         if allowed:
             chosen = tuple(index for index, strategy in enumerate(strategies) if allowed(op, strategy)) or None
         if (key, chosen) not in known:
-            kept = strategies if chosen is None else tuple(strategies[index] for index in chosen)
-            known[key, chosen] = OperatorKind(kept, op)
-        found[op.name] = known[key, chosen]
-    return found
+            selected = strategies if chosen is None else tuple(strategies[index] for index in chosen)
+            known[key, chosen] = OperatorKind(selected, op)
+        kinds[op.name] = known[key, chosen]
+    return kinds
 
 
 def _consistent(op: Op, strategy: Strategy) -> bool:
@@ -222,8 +222,8 @@ class _Sites:
         """Inputs, parameters and buffers: all, or of these names."""
         graph = self.graph
         stored = [("input", name, input_layouts) for name in graph.inputs]
-        stored += [("parameter", own.tensor, storage_layouts) for own in graph.parameters]
-        stored += [("buffer", own.tensor, buffer_layouts) for own in graph.buffers]
+        stored += [("parameter", parameter.tensor, storage_layouts) for parameter in graph.parameters]
+        stored += [("buffer", buffer.tensor, buffer_layouts) for buffer in graph.buffers]
         for kind, name, layouts in stored:
             if names is None or name in names:
                 self.store(kind, name, layouts)
@@ -253,15 +253,15 @@ class _Sites:
         producer = self.graph.producers.get(name)
         if producer is None:
             return next(self.ends[kind, name].distinct for kind in STORED if (kind, name) in self.ends)
-        found = {Layout.replicated(self.mesh): None}
+        layouts = {Layout.replicated(self.mesh): None}
         for layout in self.kinds[producer.name].results[producer.results.index(name)].distinct:
             placements = layout.placements
             if name == self.graph.loss:
                 placements = tuple(p if p == PARTIAL else REPLICATE for p in placements)
             else:
                 placements = tuple(map(plain, placements))
-            found.setdefault(normalise(Layout(placements), tensor.shape, self.mesh))
-        return tuple(found)
+            layouts.setdefault(normalise(Layout(placements), tensor.shape, self.mesh))
+        return tuple(layouts)
 
 
 # --- demands: who needs which tensor --------------------------------------------------------------------------------
@@ -301,11 +301,11 @@ def _demands(
         )
     for tensor in graph.tensors:
         if tensor.name in uses:
-            own = uses[tensor.name]
+            consumers = uses[tensor.name]
             op_ = graph.producers.get(tensor.name)
             key = ("op", op_.name) if op_ else next((k, tensor.name) for k in STORED if (k, tensor.name) in ends)
             source = kinds[op_.name].results[op_.results.index(tensor.name)] if op_ else ends[key]
-            demands.append(_Demand(tensor.name, index[key], source, tuple(own), tuple(own.values())))
+            demands.append(_Demand(tensor.name, index[key], source, tuple(consumers), tuple(consumers.values())))
     return demands
 
 
@@ -349,7 +349,7 @@ class Pricer:
 
     def _op_costs(self, op: Op, kind: OperatorKind) -> tuple[Floats, Floats]:
         """Seconds and kept bytes of every strategy; those of equal local shapes are priced once."""
-        kept = self.graph.loss is not None
+        has_loss = self.graph.loss is not None
         locals_ = [
             self._local_shapes(name, end)
             for name, end in (
@@ -359,20 +359,20 @@ class Pricer:
             if name is not None and end is not None
         ]
         known: dict[object, tuple[float, float]] = {}
-        found = np.zeros((2, len(kind.strategies)))
+        table = np.zeros((2, len(kind.strategies)))
         for s, strategy in enumerate(kind.strategies):
             key = s if strategy.variant or strategy.host else tuple(shapes[s] for shapes in locals_)
             if key not in known:
-                size = costs.kept_bytes(self.graph, op, strategy, self.mesh) if kept else 0.0
+                size = costs.kept_bytes(self.graph, op, strategy, self.mesh) if has_loss else 0.0
                 known[key] = sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, strategy)), size
             seconds, size = known[key]
-            found[:, s] = seconds + _ties(strategy), size
-        return found[0], found[1]
+            table[:, s] = seconds + _ties(strategy), size
+        return table[0], table[1]
 
     def _local_shapes(self, name: str, end: End) -> list[tuple[int, ...]]:
         """The local shape of a tensor under each choice at an end."""
-        own = [self._local_shape(self.graph.tensor(name).shape, layout) for layout in end.distinct]
-        return [own[index] for index in end.index]
+        shapes = [self._local_shape(self.graph.tensor(name).shape, layout) for layout in end.distinct]
+        return [shapes[index] for index in end.index]
 
     def _local_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
         if (shape, layout) not in self._shapes:
@@ -455,8 +455,8 @@ class Pricer:
         if consumer.kind != "op":
             return (0, 0)
         op = self.graph.by_op[consumer.name]
-        made = self.graph.producers.get(demand.tensor)
-        start = self.time[made.name] if made else self.time[op.name]
+        producer = self.graph.producers.get(demand.tensor)
+        start = self.time[producer.name] if producer else self.time[op.name]
         end = self.time[op.name]
         saved = any(op.operands[position] == demand.tensor for position in op.saved.operands)
         if saved and demand.tensor in self.graph.weights:
@@ -483,7 +483,7 @@ def _beside_storage(sizes: Floats, sources: tuple[Layout, ...], targets: tuple[L
 def _late(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
     """The gradient of a weight that is cast is best left partial until it is reduced with others, after backward."""
     pairs = [[zip(source.placements, target.placements, strict=True) for target in targets] for source in sources]
-    partial = [[sum(pair == (REPLICATE, REPLICATE_PARTIAL) for pair in own) for own in row] for row in pairs]
+    partial = [[sum(pair == (REPLICATE, REPLICATE_PARTIAL) for pair in cell) for cell in row] for row in pairs]
     return 2 * TIE_SECONDS * np.array(partial, dtype=float)
 
 

@@ -85,17 +85,17 @@ def dumps(formulation: Formulation) -> bytes:
     ]  # fmt: skip
     said["ends"] = [[layouts(layout) for layout in end] for end in ends.items]
     said |= {"layouts": layouts.texts(), "choices": choices.texts()}
-    said["arrays"] = [[*_order(own), own.shape] for own in arrays.items]
-    body = b"".join(own.tobytes(_order(own)[1]) for own in arrays.items)  # type: ignore[arg-type]
+    said["arrays"] = [[*_order(array), array.shape] for array in arrays.items]
+    body = b"".join(array.tobytes(_order(array)[1]) for array in arrays.items)  # type: ignore[arg-type]
     return json.dumps(said, separators=(",", ":")).encode() + _END + body
 
 
-def _order(own: np.ndarray[Any, Any]) -> tuple[int, str]:
+def _order(array: np.ndarray[Any, Any]) -> tuple[int, str]:
     """Its type, a place in _KINDS, and how it lies in memory: sums are rounded in that order."""
-    kind = own.dtype.newbyteorder("<").str
+    kind = array.dtype.newbyteorder("<").str
     if kind not in _KINDS:
-        raise ValueError(f"an array of {own.dtype}")
-    return _KINDS.index(kind), "F" if own.flags.f_contiguous and not own.flags.c_contiguous else "C"
+        raise ValueError(f"an array of {array.dtype}")
+    return _KINDS.index(kind), "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
 
 
 def loads(content: bytes, context: PlanningContext) -> Formulation:
@@ -116,13 +116,13 @@ def _read(content: bytes, context: PlanningContext) -> Formulation:
     offers = [
         tuple(
             Strategy(
-                tuple(choices[i] for i in own),
+                tuple(choices[i] for i in picks),
                 tuple(optional[i] for i in operands),
                 tuple(layouts[i] for i in results),
                 variant,
                 host,
             )
-            for own, operands, results, variant, host in offered
+            for picks, operands, results, variant, host in offered
         )
         for offered in said["offers"]
     ]
@@ -146,12 +146,12 @@ def _read(content: bytes, context: PlanningContext) -> Formulation:
 
 
 def _arrays(known: Sequence[tuple[int, str, Sequence[int]]], body: bytes) -> list[np.ndarray[Any, Any]]:
-    found, position = [], 0
+    arrays, position = [], 0
     for kind, order, shape in known:
         count = int(np.prod(shape, dtype=np.int64))
-        own = np.frombuffer(body, _KINDS[kind], count, position)
-        found.append(own.reshape(shape, order=order).copy(order))  # type: ignore[call-overload]
-        position += own.nbytes
+        array = np.frombuffer(body, _KINDS[kind], count, position)
+        arrays.append(array.reshape(shape, order=order).copy(order))  # type: ignore[call-overload]
+        position += array.nbytes
     if position != len(body):
         raise ValueError(f"{len(body)} bytes of arrays, expected {position}")
-    return found
+    return arrays

@@ -59,13 +59,13 @@ class _Leads:
 
     def extended(self, plans: Sequence[Sequence[int]]) -> StepResources:
         turns = list(dict.fromkeys(map(self.turn, plans))) if self.updated() else []
-        found = self.resources
+        resources = self.resources
         if turns:
-            names = (*found.names, *(LEAD for _ in turns))
+            names = (*resources.names, *(LEAD for _ in turns))
             nodes = tuple(self.rows(turns, at, at) for at in self.at)
-            readers = tuple(self.rows(turns, *self.ends(r.value, r.position)) for r in found.readers)
-            found = replace(found, names=names, constants=self.constants(turns), picked=(nodes, readers))
-        return found
+            readers = tuple(self.rows(turns, *self.ends(r.value, r.position)) for r in resources.readers)
+            resources = replace(resources, names=names, constants=self.constants(turns), picked=(nodes, readers))
+        return resources
 
     def updated(self) -> bool:
         """Whether some parameter's update surely takes time."""
@@ -75,8 +75,8 @@ class _Leads:
         )
 
     def ends(self, value: int, position: int) -> tuple[int | None, int | None]:
-        own = self.resources.problem.values[value]
-        return self.at[own.producer], self.at[own.consumers[position]]
+        entry = self.resources.problem.values[value]
+        return self.at[entry.producer], self.at[entry.consumers[position]]
 
     def turn(self, choice: Sequence[int]) -> Turn:
         """The turns that make the most of a plan."""
@@ -85,19 +85,19 @@ class _Leads:
         host += self.dispatch_seconds * self.issued
         host_back += self.dispatch_seconds * self.issued_back
         rows_back = np.zeros((length, len(self.late)))
-        parts = [(own[:, s], at, at) for own, s, at in zip(self.resources.nodes, choice, self.at, strict=True)]
+        parts = [(node[:, s], at, at) for node, s, at in zip(self.resources.nodes, choice, self.at, strict=True)]
         for reader in self.resources.readers:
             value = self.resources.problem.values[reader.value]
             source = value.source[choice[value.producer]]
             target = value.targets[reader.position][choice[value.consumers[reader.position]]]
             parts.append((reader.seconds[:, source, target], *self.ends(reader.value, reader.position)))
-        for own, first, last in parts:
+        for seconds, first, last in parts:
             if last is not None:
-                host[last] += own[self.host]
-                rows_back[last] += own[self.late]
+                host[last] += seconds[self.host]
+                rows_back[last] += seconds[self.late]
             if first is not None:
-                row[first] += own[self.row]
-                host_back[first] += own[self.count + self.host]
+                row[first] += seconds[self.row]
+                host_back[first] += seconds[self.count + self.host]
         turns = [_most(late, host_back) for late in rows_back.T]
         most = max(range(len(turns)), key=lambda i: turns[i][1])
         return Turn(_most(host, row)[0], turns[most][0], self.late[most])
@@ -124,7 +124,7 @@ class _Leads:
         backward = [dispatch * self.issued_back[turn.backward :].sum() for turn in turns]
         # On whichever side of the turn the block is; of its tasks only those after an operator count before the turn.
         spared, cast = self.resources.spared, self.resources.spared_cast[self.count + self.host]
-        backward = [own - spared[turn.late] - cast for own, turn in zip(backward, turns, strict=True)]
+        backward = [seconds - spared[turn.late] - cast for seconds, turn in zip(backward, turns, strict=True)]
         return np.concatenate([old[: self.count], forward, old[self.count :], backward])
 
 

@@ -26,25 +26,25 @@ def joined_less(
 ) -> dict[int, Floats]:
     """Row -> [source, target]: seconds that `parts` has too much of a phase, GATHER or SCATTER. `sizes`: the same ways
     in bytes. `rate`: seconds a byte of a collective; `rows`: those that one over these axes counts in."""
-    groups = [axes for own, axes in parts.seconds if own == phase and axes]
+    groups = [axes for other, axes in parts.seconds if other == phase and axes]
     if len(groups) < 2:
         return {}
     joined, kind = parts.may_join(sources), "all_gather" if phase == GATHER else "reduce_scatter"
     some_joined = np.flatnonzero(joined)  # few are
     zero = np.zeros(len(some_joined))
     gathered, moved = (
-        {axes: own.seconds[phase, axes].reshape(-1)[some_joined] for axes in groups} for own in (parts, sizes)
+        {axes: table.seconds[phase, axes].reshape(-1)[some_joined] for axes in groups} for table in (parts, sizes)
     )
-    found = {}
+    excess = {}
     for row in sorted({row for axes in groups for row in rows(axes)}):
         apart = {axes: gathered[axes] * (row in rows(axes)) for axes in groups}
         least = whole = sum(apart.values(), zero)
         for some in chain.from_iterable(combinations(groups, n) for n in range(2, len(groups) + 1)):
             over = tuple(sorted({axis for axes in some for axis in axes}))
-            own = [moved[axes] for axes in some]
-            one = rate(over, kind) * np.maximum.reduce(own) * (row in rows(over))
-            rest = sum((seconds for axes, seconds in apart.items() if axes not in some), zero)
-            least = np.where(np.minimum.reduce(own) > 0, np.minimum(least, rest + one), least)
-        found[row] = np.zeros(joined.shape)
-        found[row].reshape(-1)[some_joined] = whole - least
-    return found
+            amounts = [moved[axes] for axes in some]
+            one = rate(over, kind) * np.maximum.reduce(amounts) * (row in rows(over))
+            others = sum((seconds for axes, seconds in apart.items() if axes not in some), zero)
+            least = np.where(np.minimum.reduce(amounts) > 0, np.minimum(least, others + one), least)
+        excess[row] = np.zeros(joined.shape)
+        excess[row].reshape(-1)[some_joined] = whole - least
+    return excess

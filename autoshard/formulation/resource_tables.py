@@ -87,10 +87,10 @@ class ResourceTables:
         self.shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
 
     def constants(self) -> Floats:
-        found = np.zeros(2 * self.count)
+        table = np.zeros(2 * self.count)
         for backward, issued in enumerate(self._issued()):
-            found[self._row(HOST, bool(backward))] = self.dispatch_seconds * issued
-        return found
+            table[self._row(HOST, bool(backward))] = self.dispatch_seconds * issued
+        return table
 
     def _issued(self) -> tuple[int, int]:
         """How many operators the host issues, forward and backward, before something that surely takes time on the
@@ -116,10 +116,10 @@ class ResourceTables:
 
     def _rows(self, axes: Axes, backward: bool) -> list[int]:
         """The rows that a task over `axes` counts in, a local pass where there are none."""
-        own = [_FIXED.index(COMPUTE)] if not axes else [
+        rows = [_FIXED.index(COMPUTE)] if not axes else [
             len(_FIXED) + i for i, held in enumerate(self.groups.values()) if axes in held
         ]  # fmt: skip
-        return [row + self.count * backward for row in own]
+        return [row + self.count * backward for row in rows]
 
     def _row(self, name: str, backward: bool) -> int:
         return _FIXED.index(name) + self.count * backward
@@ -144,54 +144,54 @@ class ResourceTables:
 
     def _stored(self, seconds: Floats) -> Floats:
         """The optimizer comes after everything else."""
-        found = np.zeros((2 * self.count, len(seconds)))
-        found[self.count :] = np.where(np.isinf(seconds), 0.0, seconds)
-        found[self._hidden(True)] *= self.slowdown  # for no link is busy meanwhile
-        return found
+        table = np.zeros((2 * self.count, len(seconds)))
+        table[self.count :] = np.where(np.isinf(seconds), 0.0, seconds)
+        table[self._hidden(True)] *= self.slowdown  # for no link is busy meanwhile
+        return table
 
     def _operator(self, op: Op, strategies: Sequence[Strategy], on_path: bool, needed: bool) -> Floats:
-        found = np.zeros((2 * self.count, len(strategies)))
+        table = np.zeros((2 * self.count, len(strategies)))
         known: dict[object, Floats] = {}
         for s, strategy in enumerate(strategies if needed else ()):
             locals_ = self._locals(op, strategy)
             key = s if strategy.variant or strategy.host else locals_
             if key not in known:
-                own = self._on_host if strategy.host else self._strategy
-                known[key] = own(op, strategy, locals_, on_path)
-            found[:, s] = known[key]
-        return found
+                pricer = self._on_host if strategy.host else self._strategy
+                known[key] = pricer(op, strategy, locals_, on_path)
+            table[:, s] = known[key]
+        return table
 
     def _on_host(self, op: Op, strategy: Strategy, locals_: Locals, on_path: bool) -> Floats:
         """The device waits for its host, which issues nothing meanwhile but for what it sends up."""
-        found = np.zeros(2 * self.count)
+        table = np.zeros(2 * self.count)
         phases = host_tasks(self.hardware, self.graph, op, *locals_, strategy.variant)
         for backward, tasks in enumerate(phases):
             seconds = sum(task.seconds for task in tasks)
-            found[self._row(IN_ROW, bool(backward))] = seconds
-            found[self._row(PATH, bool(backward))] = seconds if on_path else 0.0
-            found[self._row(HOST, bool(backward))] = sum(task.seconds for task in tasks if task.what != TO_DEVICE)
-        return found
+            table[self._row(IN_ROW, bool(backward))] = seconds
+            table[self._row(PATH, bool(backward))] = seconds if on_path else 0.0
+            table[self._row(HOST, bool(backward))] = sum(task.seconds for task in tasks if task.what != TO_DEVICE)
+        return table
 
     def _strategy(self, op: Op, strategy: Strategy, locals_: Locals, on_path: bool) -> Floats:
-        found = np.zeros(2 * self.count)
+        table = np.zeros(2 * self.count)
         operands, results = locals_
         times = compute_seconds(self.hardware, self.graph, op, operands, results, strategy.variant)
         inside = variant_collectives(self.mesh, op, strategy.variant, operands, strategy.operands)
-        for backward, (own, calls) in enumerate(zip(times, (inside.forward, inside.backward), strict=True)):
-            found[self._row(COMPUTE, bool(backward))] = own
+        for backward, (compute, calls) in enumerate(zip(times, (inside.forward, inside.backward), strict=True)):
+            table[self._row(COMPUTE, bool(backward))] = compute
             moved = list[tuple[Call, float]]()
-            for axis, kind, size in calls if own and strategy.variant else ():
+            for axis, kind, size in calls if compute and strategy.variant else ():
                 seconds = costs.collective_seconds(self.hardware, self.mesh, axis, kind, size)
                 if seconds:
-                    found[self._rows((axis,), bool(backward))] += seconds
-                    found[self._row(HOST, bool(backward))] += self.dispatch_seconds
+                    table[self._rows((axis,), bool(backward))] += seconds
+                    table[self._row(HOST, bool(backward))] += self.dispatch_seconds
                     moved.append(((axis, kind, size), seconds))
-            row = with_calls(own, moved, inside)
-            found[self._row(IN_ROW, bool(backward))] = row
-            found[self._row(PATH, bool(backward))] = row if on_path else 0.0
-            slower = (1 + self.slowdown) * own
-            found[self._hidden(bool(backward))] = row - own - (with_calls(slower, moved, inside) - slower)
-        return found
+            row = with_calls(compute, moved, inside)
+            table[self._row(IN_ROW, bool(backward))] = row
+            table[self._row(PATH, bool(backward))] = row if on_path else 0.0
+            slower = (1 + self.slowdown) * compute
+            table[self._hidden(bool(backward))] = row - compute - (with_calls(slower, moved, inside) - slower)
+        return table
 
     def _locals(self, op: Op, strategy: Strategy) -> Locals:
         operands = tuple(
@@ -231,22 +231,22 @@ class ResourceTables:
     def whole(self, v: int) -> Floats:
         """(2 R, sources, targets): a way as it probably runs."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
-        again = any(self.again.made(site.tensor, consumer) for consumer in value.consumers)
+        regathered = any(self.again.made(site.tensor, consumer) for consumer in value.consumers)
         beside = self._beside(v)
-        key = ("whole", id(value.seconds), id(site.sources), again, beside.tobytes())
-        return self._once(key, lambda: self._whole(v, again, beside))
+        key = ("whole", id(value.seconds), id(site.sources), regathered, beside.tobytes())
+        return self._once(key, lambda: self._whole(v, regathered, beside))
 
     def _beside(self, v: int) -> Floats:
         """(targets,): the most seconds of a weight product beside which the gradient of what a target holds is summed,
         as `program.early_reductions` has it: any linear that reads it may be the one."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
-        found = np.zeros(len(site.targets))
+        table = np.zeros(len(site.targets))
         for consumer, targets in zip(value.consumers, value.targets, strict=True):
             reader = self.formulation.sites[consumer]
             op = self.graph.by_op[reader.name] if reader.kind == "op" else None
             if op is not None and op.target in LINEARS and op.operands[0] == site.tensor:
-                np.maximum.at(found, targets, self._weight_products(op, reader.strategies))
-        return found
+                np.maximum.at(table, targets, self._weight_products(op, reader.strategies))
+        return table
 
     def _weight_products(self, op: Op, strategies: Sequence[Strategy]) -> Floats:
         """(choices,): the seconds of a linear's gradients of weight and bias."""
@@ -259,59 +259,59 @@ class ResourceTables:
         facts = tuple((x.shape, x.dtype, x.requires_grad) for x in tensors)
         return self._once(("weight", id(strategies), facts), lambda: np.array([product(s) for s in strategies], float))
 
-    def _part(self, v: int, count: int, on_path: bool, needed: bool, again: bool, beside: Floats) -> Floats:
-        found = self._empty(v)
+    def _part(self, v: int, count: int, on_path: bool, needed: bool, regathered: bool, beside: Floats) -> Floats:
+        table = self._empty(v)
         if self.formulation.values[v].tied or not needed:
-            return found
+            return table
         if self.formulation.values[v].tensor in self.graph.weights:
-            return self._weight_part(found, v, count, again)
-        parts, summed = self.ways.parts(v), np.zeros(found.shape[1:])
+            return self._weight_part(table, v, count, regathered)
+        parts, summed = self.ways.parts(v), np.zeros(table.shape[1:])
         for (phase, axes), seconds in parts.seconds.items():
             backward = phase != FORWARD
             if phase in PARTS:
                 continue
             shared = seconds / count
-            _add(found, self._rows(axes, backward), shared)
+            _add(table, self._rows(axes, backward), shared)
             if backward and axes:
                 summed += seconds
                 continue
-            found[self._row(IN_ROW, backward)] += shared * self.in_order
+            table[self._row(IN_ROW, backward)] += shared * self.in_order
             if on_path:
-                found[self._row(PATH, backward)] += seconds
+                table[self._row(PATH, backward)] += seconds
         exposed = np.maximum(0.0, summed - beside)
         slowed = np.maximum(0.0, summed - (1 + self.slowdown) * beside)
-        found[self._row(IN_ROW, True)] += exposed / count * self.in_order
-        found[self._hidden(True)] += (exposed - slowed) / count * self.in_order
-        found[self._row(PATH, True)] += exposed * on_path
+        table[self._row(IN_ROW, True)] += exposed / count * self.in_order
+        table[self._hidden(True)] += (exposed - slowed) / count * self.in_order
+        table[self._row(PATH, True)] += exposed * on_path
         for phase, tasks in parts.tasks.items():
             if phase not in PARTS:
-                found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
-        return found
+                table[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
+        return table
 
-    def _weight_part(self, found: Floats, v: int, count: int, again: bool) -> Floats:
+    def _weight_part(self, table: Floats, v: int, count: int, regathered: bool) -> Floats:
         """A weight's collectives may go together with those of others, ahead of their use or beside backward: the links
-        carry their bytes, and that is all that is certain. `again`: as one of a block."""
+        carry their bytes, and that is all that is certain. `regathered`: as one of a block."""
         parameter = self.formulation.values[v].tensor in self.parameters
         parts = self.ways.rates(v)
         for (phase, axes), seconds in parts.seconds.items():
-            if phase in (GATHER, SCATTER) or (phase == EXCHANGED and not again) or (phase == SUM and parameter):
+            if phase in (GATHER, SCATTER) or (phase == EXCHANGED and not regathered) or (phase == SUM and parameter):
                 continue
             if axes:
-                _add(found, self._rows(axes, phase != FORWARD), seconds / count)
+                _add(table, self._rows(axes, phase != FORWARD), seconds / count)
         for phase, backward in ((GATHER, False), (SCATTER, True)):
             for row, less in self._joined_less(v, phase, backward).items():
-                found[row] -= less / count
+                table[row] -= less / count
         if self.in_turn:
-            self._add_tasks(found, v, count)
-        if again:
+            self._add_tasks(table, v, count)
+        if regathered:
             for row, seconds in self._again(v).items():
-                own = np.minimum(seconds, _least_positive(seconds))
-                found[row] += own
+                least = np.minimum(seconds, _least_positive(seconds))
+                table[row] += least
                 if row >= self.count + len(_FIXED):  # ahead of its use: beside what, nobody knows
-                    found[row + len(self.groups)] += self.slowdown * own
+                    table[row + len(self.groups)] += self.slowdown * least
         if parameter and parts.summed.any():
-            self._add_buckets(found, v, parts, count)
-        return found
+            self._add_buckets(table, v, parts, count)
+        return table
 
     def _joined_less(self, v: int, phase: str, backward: bool) -> dict[int, Floats]:
         parts, sizes = self.ways.rates(v), self.ways.sizes(v)
@@ -322,8 +322,8 @@ class ResourceTables:
         """All that the tables of a weight's way depend on."""
         site = self.formulation.values[v]
         facts = costs.moving_facts(self.graph, self.graph.tensor(site.tensor))
-        own = self.together.get(site.tensor, 0), site.tensor in self.parameters
-        return facts, id(site.sources), id(site.targets), own
+        group = self.together.get(site.tensor, 0), site.tensor in self.parameters
+        return facts, id(site.sources), id(site.targets), group
 
     def _tasks(self, v: int) -> WeightTasks:
         """What a weight's collectives take besides: nothing is known of it where a step is several micro-batches."""
@@ -337,17 +337,17 @@ class ResourceTables:
         for phase, axes in parts.seconds:
             if phase == GATHER and axes:
                 there = parts.seconds[phase, axes] > 0
-                for way in copies:
-                    copies[way] += there * self._copied(v, parts, axes, gradient=way == BACKWARD)
+                for direction in copies:
+                    copies[direction] += there * self._copied(v, parts, axes, gradient=direction == BACKWARD)
         site = self.formulation.values[v]
         return weight_tasks(parts, self.ways.rates(v), copies, site.sources, stored=site.tensor in self.parameters)
 
-    def _add_tasks(self, found: Floats, v: int, count: int) -> None:
+    def _add_tasks(self, table: Floats, v: int, count: int) -> None:
         """But for what the backward makes again, see `_again`."""
         tasks = self._tasks(v)
         for backward, phase in enumerate((FORWARD, BACKWARD)):
-            found[self._row(HOST, bool(backward))] += self.dispatch_seconds * tasks.issued[phase] / count
-            found[self._row(IN_ROW, bool(backward))] += tasks.seconds[phase] / count
+            table[self._row(HOST, bool(backward))] += self.dispatch_seconds * tasks.issued[phase] / count
+            table[self._row(IN_ROW, bool(backward))] += tasks.seconds[phase] / count
 
     def _again(self, v: int) -> dict[int, Floats]:
         """Row -> (sources, targets): the seconds of gathering a weight once more."""
@@ -369,41 +369,41 @@ class ResourceTables:
     def stays_whole(self, *, cast: bool = False) -> Floats:
         """(2 R,): the most that the block which is not gathered again, whichever it is, was counted with. `cast`: of
         weights alone that are cast before."""
-        found: dict[str, Floats] = {}
+        by_block: dict[str, Floats] = {}
         for v, value in enumerate(self.formulation.problem.values):
             block = self.again.block(v, 0) if len(value.consumers) == 1 else ""
             if cast and self.formulation.sites[value.producer].kind != "op":
                 continue
             if block and not self.formulation.values[v].tied:
-                own = found.setdefault(block, np.zeros(2 * self.count))
+                table = by_block.setdefault(block, np.zeros(2 * self.count))
                 for row, seconds in self._again(v).items():
-                    own[row] += _least_positive(seconds)
-        most: Floats = np.max([np.zeros(2 * self.count), *found.values()], axis=0)
+                    table[row] += _least_positive(seconds)
+        most: Floats = np.max([np.zeros(2 * self.count), *by_block.values()], axis=0)
         return most
 
-    def _whole(self, v: int, again: bool, beside: Floats) -> Floats:
-        found = self._empty(v)
+    def _whole(self, v: int, regathered: bool, beside: Floats) -> Floats:
+        table = self._empty(v)
         if self.formulation.values[v].tied:
-            return found
+            return table
         tensor, parts = self.formulation.values[v].tensor, self.ways.parts(v)
         weight, late = tensor in self.graph.weights, tensor in self.parameters
-        summed = np.zeros(found.shape[1:])
+        summed = np.zeros(table.shape[1:])
         for (phase, axes), seconds in parts.seconds.items():
-            if phase not in PARTS or (phase in AGAIN and again):
+            if phase not in PARTS or (phase in AGAIN and regathered):
                 seconds = seconds * self.of_step if phase == SUM and late else seconds
                 hidden = weight and axes != () and phase == SUM and late
-                _add(found, self._rows(axes, phase != FORWARD), seconds)
-                found[self._row(IN_ROW, phase != FORWARD)] += seconds * (EXPOSED[phase] if hidden else 1.0)
+                _add(table, self._rows(axes, phase != FORWARD), seconds)
+                table[self._row(IN_ROW, phase != FORWARD)] += seconds * (EXPOSED[phase] if hidden else 1.0)
                 summed += seconds if phase != FORWARD and axes and not weight else 0.0
-        found[self._row(IN_ROW, True)] -= (1 - EXPOSED[SUM]) * np.minimum(summed, beside)
+        table[self._row(IN_ROW, True)] -= (1 - EXPOSED[SUM]) * np.minimum(summed, beside)
         if weight and self.graph.tensor(tensor).bytes >= FIRST_BUCKET_BYTES:
-            self._add_together(found, v, parts, again)
+            self._add_together(table, v, parts, regathered)
         for phase, tasks in parts.tasks.items():
-            if not ((phase == SUM and late) or phase == SCATTER or (phase in AGAIN and not again)):
-                found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
-        return found
+            if not ((phase == SUM and late) or phase == SCATTER or (phase in AGAIN and not regathered)):
+                table[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
+        return table
 
-    def _add_together(self, found: Floats, v: int, parts: PathParts, again: bool) -> None:
+    def _add_together(self, table: Floats, v: int, parts: PathParts, regathered: bool) -> None:
         """What weights take less whose way is one gather: it goes with those of others, beside all else. A small one in
         a bucket of its own would wait for large ones instead."""
         rates = self.ways.rates(v).seconds
@@ -414,13 +414,13 @@ class ResourceTables:
         for axes in gathers:
             together = (collectives == 1) & (parts.seconds[GATHER, axes] > 0)
             for phase, backward in ((GATHER, False), (GATHER, True), (SCATTER, True)):
-                if (phase, axes) not in parts.seconds or (phase == GATHER and backward and not again):
+                if (phase, axes) not in parts.seconds or (phase == GATHER and backward and not regathered):
                     continue
-                own, alone = rates[phase, axes] * together, parts.seconds[phase, axes] * together
+                joint, alone = rates[phase, axes] * together, parts.seconds[phase, axes] * together
                 copied = self._copied(v, parts, axes, gradient=phase == SCATTER) * together
-                found[self._rows(axes, backward)] += own - alone
-                found[self._row(COMPUTE, backward)] += copied
-                found[self._row(IN_ROW, backward)] += EXPOSED[phase] * own - alone + copied
+                table[self._rows(axes, backward)] += joint - alone
+                table[self._row(COMPUTE, backward)] += copied
+                table[self._row(IN_ROW, backward)] += EXPOSED[phase] * joint - alone + copied
 
     def _copied(self, v: int, parts: PathParts, axes: Axes, *, gradient: bool) -> Floats:
         """(sources, 1): the seconds of copying a weight out of what was gathered, or its gradient into what is sent."""
@@ -433,7 +433,7 @@ class ResourceTables:
     def _empty(self, v: int) -> Floats:
         return np.zeros((2 * self.count, *self.formulation.problem.values[v].seconds.shape))
 
-    def _add_buckets(self, found: Floats, v: int, parts: PathParts, count: int) -> None:
+    def _add_buckets(self, table: Floats, v: int, parts: PathParts, count: int) -> None:
         """Gradients that stay partial until a bucket reduces them, at the rate of large messages."""
         tensor = self.graph.tensor(self.formulation.values[v].tensor)
         size = parts.elements.astype(float)[:, None] * (DTYPE_BYTES[tensor.dtype] * self.of_step)
@@ -441,27 +441,27 @@ class ResourceTables:
         for certain, where, summed in ((True, known, parts.deferred), (False, ~known, parts.summed)):
             for bits in set(summed[where].flat) - {0}:
                 for row, rate in self._rates(axes_of(int(bits)), certain).items():
-                    found[row] += np.where(where & (summed == bits), size * rate / count, 0.0)
+                    table[row] += np.where(where & (summed == bits), size * rate / count, 0.0)
 
     def _rates(self, axes: Axes, certain: bool) -> dict[int, float]:
         """Seconds a byte of an all-reduce over the axes, by row; the least of those over some of them unless it is
         certain that it is over all of them at once."""
         some = [axes] if certain else list(chain.from_iterable(combinations(axes, n) for n in range(1, len(axes) + 1)))
-        rates = {own: per_byte_seconds(self.hardware, self.mesh, own, "all_reduce") for own in some}
-        found = {}
+        rates = {over: per_byte_seconds(self.hardware, self.mesh, over, "all_reduce") for over in some}
+        best = {}
         for row in self._rows(axes, backward=True):
             axis = self.names[row - self.count].removeprefix("axis ")
             if axis in self.mesh.names:  # one of them has this axis
-                found[row] = min(rate for own, rate in rates.items() if self.mesh.index(axis) in own)
+                best[row] = min(rate for over, rate in rates.items() if self.mesh.index(axis) in over)
             else:
-                found[row] = min(rate if row in self._rows(own, backward=True) else 0.0 for own, rate in rates.items())
-        return found
+                best[row] = min(rate if row in self._rows(over, backward=True) else 0.0 for over, rate in rates.items())
+        return best
 
 
-def _add(found: Floats, rows: Sequence[int], seconds: Floats) -> None:
+def _add(table: Floats, rows: Sequence[int], seconds: Floats) -> None:
     """To each of the rows in place: a list of rows as an index would copy all of them."""
     for row in rows:
-        found[row] += seconds
+        table[row] += seconds
 
 
 def _least_positive(seconds: Floats) -> float:
@@ -471,4 +471,4 @@ def _least_positive(seconds: Floats) -> float:
 
 def _through_last(certain: Sequence[bool]) -> int:
     """How many there are up to the last that is so."""
-    return max((position + 1 for position, own in enumerate(certain) if own), default=0)
+    return max((position + 1 for position, sure in enumerate(certain) if sure), default=0)

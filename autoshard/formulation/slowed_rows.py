@@ -40,16 +40,16 @@ class SlowedRows:
         }
         self.made: dict[int, tuple[Floats, Floats]] = {}  # with what its key names
 
-    def of(self, found: Floats, *, slowed: bool = True) -> Floats:
+    def of(self, table: Floats, *, slowed: bool = True) -> Floats:
         """Of rows as they are made, forward then backward, those of the resources: in the same memory, for tables of
         three axes are gigabytes. Without `slowed` those of links stay as they are. Equal arrays stay one object."""
-        if id(found) not in self.made:
-            for phase in np.split(found, 2):
+        if id(table) not in self.made:
+            for phase in np.split(table, 2):
                 entries = phase.reshape(len(phase), -1)
                 for low in range(0, entries.shape[1], SLAB):
                     self._settle(entries[:, low : low + SLAB], slowed)
-            self.made[id(found)] = self._left(found), found
-        return self.made[id(found)][0]
+            self.made[id(table)] = self._left(table), table
+        return self.made[id(table)][0]
 
     def _settle(self, rows: Floats, slowed: bool) -> None:
         """In place, a piece that stays in the cache."""
@@ -58,8 +58,8 @@ class SlowedRows:
         some = rows if slowed else rows[: min(self.parts, default=len(rows))]  # those of links are the last
         np.maximum(0.0, some, out=some)  # rounding may leave less
 
-    def _left(self, found: Floats) -> Floats:
-        count = len(found) // 2
+    def _left(self, table: Floats) -> Floats:
+        count = len(table) // 2
         if len(self.kept) == count:
-            return found
-        return found[[*self.kept, *(row + count for row in self.kept)]]
+            return table
+        return table[[*self.kept, *(row + count for row in self.kept)]]

@@ -102,9 +102,9 @@ class StepResources:
     def roughly_used(self, choice: Sequence[int]) -> Floats:
         """The same as it probably is: each layout that is needed is paid once, whole."""
         total = self._of_nodes(choice)
-        for value, own in zip(self.problem.values, self.values, strict=True):
+        for value, table in zip(self.problem.values, self.values, strict=True):
             targets = {int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)}
-            paid = own[:, value.source[choice[value.producer]]]
+            paid = table[:, value.source[choice[value.producer]]]
             total += paid[:, sorted(targets)].sum(axis=1) if len(targets) > 1 else paid[:, targets.pop()]
         slowed = [name.startswith(SLOWED) for name in self.names]
         total[np.tile(slowed, 2)] = 0.0  # what runs in a row has its part of it, as it probably is
@@ -112,8 +112,8 @@ class StepResources:
 
     def _of_nodes(self, choice: Sequence[int]) -> Floats:
         total = self.constants.copy()
-        for own, s, rows in zip(self.nodes, choice, self._rows(0), strict=True):
-            total += _taken(own[:, s], rows)
+        for table, s, rows in zip(self.nodes, choice, self._rows(0), strict=True):
+            total += _taken(table[:, s], rows)
         return total
 
     def bounding(self, weights: Floats) -> Problem:
@@ -124,7 +124,7 @@ class StepResources:
         """
         mean = _Means(weights, self._forbidding)
         nodes = zip(self.nodes, self.problem.nodes, self._rows(0), strict=True)
-        unary = [mean.of(own, node.seconds, rows) for own, node, rows in nodes]
+        unary = [mean.of(table, node.seconds, rows) for table, node, rows in nodes]
         values = []
         for reader, rows in zip(self.readers, self._rows(1), strict=True):
             value = self.problem.values[reader.value]
@@ -136,7 +136,7 @@ class StepResources:
                 ends = (value.producer, (consumer,), value.source, (target,))
                 values.append(Value(value.name, *ends, pairs, mean.zeros(pairs.shape[1]), ((0, 0),)))
         pairs_ = zip(self.problem.nodes, unary, strict=True)
-        return Problem(tuple(Node(node.name, own, mean.zeros(len(own))) for node, own in pairs_), tuple(values))
+        return Problem(tuple(Node(node.name, costs, mean.zeros(len(costs))) for node, costs in pairs_), tuple(values))
 
     @cached_property
     def _forbidding(self) -> frozenset[int]:
@@ -160,8 +160,8 @@ class StepResources:
         values = zip(self.problem.values, self.values, strict=True)
         return replace(
             self.problem,
-            nodes=tuple(changed(node, seconds=mean.of(own, node.seconds)) for node, own in nodes),
-            values=tuple(changed(value, seconds=mean.of(own, value.seconds)) for value, own in values),
+            nodes=tuple(changed(node, seconds=mean.of(table, node.seconds)) for node, table in nodes),
+            values=tuple(changed(value, seconds=mean.of(table, value.seconds)) for value, table in values),
         )
 
 
@@ -186,14 +186,14 @@ class _Means:
         weights = self.weights if rows is None else self.of_rows(rows, len(seconds))
         key = (id(seconds), id(allowed), weights.tobytes())
         if key not in self.known:
-            found = _mean(weights, seconds)
+            mean = _mean(weights, seconds)
             if id(allowed) in self.forbidding:
                 forbidden = np.isinf(allowed)
-                found = found + self.added * np.where(forbidden, 0.0, allowed) if self.added else found
-                found = np.where(forbidden, np.inf, found)
+                mean = mean + self.added * np.where(forbidden, 0.0, allowed) if self.added else mean
+                mean = np.where(forbidden, np.inf, mean)
             elif self.added:
-                found = found + self.added * allowed
-            self.known[key] = found, (seconds, allowed)
+                mean = mean + self.added * allowed
+            self.known[key] = mean, (seconds, allowed)
         return self.known[key][0]
 
     def of_rows(self, rows: Integers, count: int) -> Floats:
@@ -204,10 +204,10 @@ class _Means:
             self.of_picked[key] = np.bincount(rows[there], self.weights[there], count).astype(float), rows
         return self.of_picked[key][0]
 
-    def with_least(self, own: Floats, pairs: Floats, target: Integers) -> Floats:
-        key = (id(own), id(pairs), id(target))
+    def with_least(self, unary: Floats, pairs: Floats, target: Integers) -> Floats:
+        key = (id(unary), id(pairs), id(target))
         if key not in self.known:
-            self.known[key] = own + pairs.min(axis=0)[target], (own, pairs, target)
+            self.known[key] = unary + pairs.min(axis=0)[target], (unary, pairs, target)
         return self.known[key][0]
 
     def pays(self, pairs: Floats) -> bool:
@@ -223,11 +223,11 @@ class _Means:
 def _mean(weights: Floats, seconds: Floats) -> Floats:
     """Most weights are 0, and tables of three axes are gigabytes: a piece at a time, which stays in the cache."""
     total, rows = np.zeros(math.prod(seconds.shape[1:])), np.flatnonzero(weights)
-    entries, own = seconds.reshape(len(seconds), -1), np.empty(min(SLAB, len(total)))
+    entries, buffer = seconds.reshape(len(seconds), -1), np.empty(min(SLAB, len(total)))
     for low in range(0, len(total), SLAB):
         piece = total[low : low + SLAB]
         for row in rows:
-            piece += np.multiply(weights[row], entries[row, low : low + SLAB], out=own[: len(piece)])
+            piece += np.multiply(weights[row], entries[row, low : low + SLAB], out=buffer[: len(piece)])
     return total.reshape(seconds.shape[1:])
 
 

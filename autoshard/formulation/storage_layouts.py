@@ -33,10 +33,10 @@ def as_stored(layout: Layout) -> Layout:
 
 def input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
     """An input or buffer arrives as a consumer wants it: sharded or replicated, never partial."""
-    found = {Layout.replicated(mesh): None}
+    layouts = {Layout.replicated(mesh): None}
     for layout in wanted:
-        found.setdefault(Layout(tuple(map(plain, layout.placements))))
-    return tuple(found)
+        layouts.setdefault(Layout(tuple(map(plain, layout.placements))))
+    return tuple(layouts)
 
 
 def buffer_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
@@ -58,12 +58,12 @@ def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tup
     for dim in range(len(tensor.shape)):
         alphabet.setdefault(Shard(dim))
     per_axis = [list(alphabet) if size > 1 else [REPLICATE] for size in mesh.sizes]
-    found: dict[Layout, None] = {}
+    layouts: dict[Layout, None] = {}
     for placements in itertools.product(*per_axis):
         layout = Layout(placements)
         if _storable(tensor, layout, mesh):
-            found.setdefault(normalise(layout, tensor.shape, mesh))
-    return (*(layout for layout in found if _storable(tensor, layout, mesh)), *there)
+            layouts.setdefault(normalise(layout, tensor.shape, mesh))
+    return (*(layout for layout in layouts if _storable(tensor, layout, mesh)), *there)
 
 
 def _one_part_a_device(size: int, shard: AxisShard, shards: tuple[AxisShard, ...], mesh: Mesh) -> bool:

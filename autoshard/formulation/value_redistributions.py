@@ -27,8 +27,8 @@ class ValueRedistributions:
 
     def rates(self, v: int) -> PathParts:
         """At the seconds that a collective surely takes; without tasks."""
-        own = self.together.get(self.formulation.values[v].tensor, 0)
-        return self._counted(v, own, lambda alone: self._least(alone, own))
+        num = self.together.get(self.formulation.values[v].tensor, 0)
+        return self._counted(v, num, lambda alone: self._least(alone, num))
 
     def sizes(self, v: int) -> PathParts:
         """In bytes in place of seconds; without tasks."""
@@ -37,28 +37,28 @@ class ValueRedistributions:
     def _counted(self, v: int, name: Hashable, count: Callable[[CollectiveSeconds], CollectiveSeconds]) -> PathParts:
         site = self.formulation.values[v]
         tensor = self.graph.tensor(site.tensor)
-        way = costs.moving_facts(self.graph, tensor), site.sources, site.targets
-        if (way, name) not in self.known:
-            if way not in self.found:
+        key = costs.moving_facts(self.graph, tensor), site.sources, site.targets
+        if (key, name) not in self.known:
+            if key not in self.found:
                 terms = costs.moving_terms(
                     self.hardware, self.mesh, self.graph, tensor, self.formulation.context.all_to_all
                 )
-                known = self.formulation.ways.pop(way, None)
-                self.found[way] = known or PathCosts(site.sources, site.targets, terms), terms.seconds
-            ways, alone = self.found[way]
+                known = self.formulation.ways.pop(key, None)
+                self.found[key] = known or PathCosts(site.sources, site.targets, terms), terms.seconds
+            ways, alone = self.found[key]
             if self.last is not None and self.last is not ways:
                 self.last.forget()
             self.last = ways
-            self.known[way, name] = ways.parts(count(alone), tasks=name == "seconds")
-        return self.known[way, name]
+            self.known[key, name] = ways.parts(count(alone), tasks=name == "seconds")
+        return self.known[key, name]
 
-    def _least(self, alone: CollectiveSeconds, own: int) -> CollectiveSeconds:
-        """What a collective surely takes for so many bytes of a weight, `own` of which go together, 0 where that is not
+    def _least(self, alone: CollectiveSeconds, num: int) -> CollectiveSeconds:
+        """What a collective surely takes for so many bytes of a weight, `num` of which go together, 0 where that is not
         known: their bytes, and a part of what it takes besides, which is as much as the largest's."""
 
         def seconds(axes: Axes, kind: str, size: float) -> float:
             bytes_ = per_byte_seconds(self.hardware, self.mesh, axes, kind) * size
-            return bytes_ + (max(0.0, alone(axes, kind, size) - bytes_) / own if own else 0.0)
+            return bytes_ + (max(0.0, alone(axes, kind, size) - bytes_) / num if num else 0.0)
 
         return seconds
 

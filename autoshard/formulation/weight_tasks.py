@@ -53,8 +53,8 @@ def weight_tasks(
 
 def _sum(parts: PathParts, phases: Sequence[str]) -> Floats:
     """Of its collectives over all axes."""
-    own = (seconds for (phase, axes), seconds in parts.seconds.items() if phase in phases and axes)
-    return sum(own, np.zeros(parts.summed.shape))
+    terms = (seconds for (phase, axes), seconds in parts.seconds.items() if phase in phases and axes)
+    return sum(terms, np.zeros(parts.summed.shape))
 
 
 def members(graph: Graph) -> dict[str, int]:
@@ -66,16 +66,16 @@ def members(graph: Graph) -> dict[str, int]:
     for tensor in stored & blocks.keys():
         for block in blocks[tensor]:
             counts[block] = counts.get(block, 0) + 1
-    one = {tensor: next(iter(own)) for tensor, own in blocks.items() if len(own) == 1}
+    one = {tensor: next(iter(names)) for tensor, names in blocks.items() if len(names) == 1}
     return {tensor: counts[block] for tensor, block in one.items() if block and block in counts}
 
 
 def _blocks(graph: Graph, tensor: str) -> set[str]:
     """Of all that read it, or what is cast of it."""
-    found: set[str] = set()
+    blocks: set[str] = set()
     for op, _ in graph.consumers[tensor]:
-        found |= _blocks(graph, op.results[0]) if op.target == CAST else {block_of(op.module)}
-    return found
+        blocks |= _blocks(graph, op.results[0]) if op.target == CAST else {block_of(op.module)}
+    return blocks
 
 
 class GatheredAgain:
@@ -95,9 +95,9 @@ class GatheredAgain:
         cast = self.graph.by_op[site.name] if site.kind == "op" and tensor in self.graph.weights else None
         if cast is None or cast.target != CAST:
             return self._read_again(tensor, consumer)
-        made = cast.results[0]
-        values = [self.formulation.problem.values[v] for v in self.values_of.get(made, [])]
-        return any(self.made(made, reader) for value in values for reader in value.consumers)
+        result = cast.results[0]
+        values = [self.formulation.problem.values[v] for v in self.values_of.get(result, [])]
+        return any(self.made(result, reader) for value in values for reader in value.consumers)
 
     def block(self, v: int, position: int) -> str:
         """The block of the one reader of a weight, where its backward surely gathers it again but in the block that is

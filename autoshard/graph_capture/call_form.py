@@ -124,28 +124,28 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
     Keys of a batch that the forward does not take are the loss function's; where it takes any (`**kwargs`), those that
     the loss function names and it does not. UsageError for one that neither takes.
     """
-    given = () if targets is None else tuple(targets) if isinstance(targets, tuple | list) else (targets,)
-    if loss is None and given:
+    target_args = () if targets is None else tuple(targets) if isinstance(targets, tuple | list) else (targets,)
+    if loss is None and target_args:
         hint = "--loss torch.nn.functional:cross_entropy, or loss=... in a program"
         raise UsageError("targets are given, but no loss function", hint)
     if not isinstance(inputs, Mapping):
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        return _with_loss(Arguments(args, {}, given), loss)
+        return _with_loss(Arguments(args, {}, target_args), loss)
     taken, named = _keywords(own_forward(model)), _named(own_forward(model))
     of_loss = [] if loss is None else _named(loss)[1:]  # after the model's output
-    own = {
+    kwargs = {
         str(key): value
         for key, value in inputs.items()
         if (key in taken if taken is not None else key in named or key not in of_loss)
     }
-    other = {str(key): value for key, value in inputs.items() if str(key) not in own}
+    other = {str(key): value for key, value in inputs.items() if str(key) not in kwargs}
     if other:
         wanted = None if loss is None else _keywords(loss)
         unknown = [key for key in other if loss is None or (wanted is not None and key not in wanted)]
         if unknown:
             what = f"the forward of {type(model).__name__} takes no {unknown[0]!r}"
             raise UsageError(f"{what}, nor does a loss function" if loss is not None else what, _UNUSED)
-    return _with_loss(Arguments((), own, given, other), loss)
+    return _with_loss(Arguments((), kwargs, target_args, other), loss)
 
 
 def _with_loss(arguments: Arguments, loss: LossFunction | None) -> Arguments:
@@ -270,21 +270,21 @@ def positions_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Python names, each once."""
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
         plain = re.sub(r"\W", "_", name) or "output"
         plain = f"x_{plain}" if plain[0].isdigit() else plain
         number = 2
-        while (made := plain if number == 2 and plain not in found else f"{plain}_{number}") in found:
+        while (candidate := plain if number == 2 and plain not in unique else f"{plain}_{number}") in unique:
             number += 1
-        found.append(made)
-    return found
+        unique.append(candidate)
+    return unique
 
 
 def own_forward(model: nn.Module) -> Callable[..., Any]:
     """The forward that the person wrote."""
-    own: Callable[..., Any] = getattr(model.forward, "own_forward", model.forward)
-    return own
+    forward: Callable[..., Any] = getattr(model.forward, "own_forward", model.forward)
+    return forward
 
 
 def by_name(model: nn.Module, arguments: Arguments) -> Arguments:

@@ -55,14 +55,14 @@ def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
     """
     call: ModelCall | None = getattr(model.forward, "call", None)
     markers = tuple(torch.empty(0, device="meta") for _ in inputs)
-    given = Arguments(markers) if call is None else rebuilt(call.form, markers)
-    own, order = model_call(by_name(model, given), call.names[: len(given.args)] if call else ())
+    arguments = Arguments(markers) if call is None else rebuilt(call.form, markers)
+    named_call, order = model_call(by_name(model, arguments), call.names[: len(arguments.args)] if call else ())
     slots = [next(i for i, marker in enumerate(markers) if marker is x) for x in order]
     returned = _plain_result(program) if call is None else call.returned
     if returned is None or len(set(slots)) != len(inputs):
         return ""
     described = {
-        "arguments": _text_of(own.form),
+        "arguments": _text_of(named_call.form),
         "order": slots,
         "returned": _text_of(returned),
         "has_loss": call is not None and call.loss is not None,
@@ -106,11 +106,11 @@ def read(text: str, names: tuple[str, ...], where: str) -> ModelCall:
         arguments, returned = _form(message["arguments"]), _form(message["returned"])
         has_loss, summed = bool(message["has_loss"]), bool(message["summed"])
         order = tuple(int(place) for place in message["order"])
-        own = tuple(names[place] for place in order)
+        call_names = tuple(names[place] for place in order)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidFileError(f"{where} is damaged: its call is {type(error).__name__}: {error}", _AGAIN) from None
     loss = _loss_of(arguments) if has_loss else None
-    return ModelCall(arguments, own, loss, "never", returned, summed, order=order)
+    return ModelCall(arguments, call_names, loss, "never", returned, summed, order=order)
 
 
 def _loss_of(arguments: Any) -> LossFunction:
@@ -121,9 +121,9 @@ def _loss_of(arguments: Any) -> LossFunction:
 
     kind = inspect.Parameter
     labels = [kind(str(key), kind.KEYWORD_ONLY) for key in arguments.items[arguments.keys.index("labels")].keys]
-    own: Any = loss
+    untyped: Any = loss
     first = [kind("output", kind.POSITIONAL_ONLY), kind("targets", kind.VAR_POSITIONAL)]
-    own.__signature__ = inspect.Signature([*first, *labels])
+    untyped.__signature__ = inspect.Signature([*first, *labels])
     return loss
 
 
@@ -143,11 +143,11 @@ def _constant(entry: Any) -> Any:
 def _class(name: str) -> type:
     """A container that is imported already. UsageError names the module where it is not."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    container: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type):
+        container = getattr(container, part, None)
+    if not isinstance(container, type):
         raise UsageError(f"the model takes or returns a {path} of {module}, which is not imported", f"import {module}")
-    if not (dataclasses.is_dataclass(found) or issubclass(found, list | tuple | Mapping)):
+    if not (dataclasses.is_dataclass(container) or issubclass(container, list | tuple | Mapping)):
         raise InvalidFileError(f"{name} is no container", _AGAIN)
-    return found
+    return container

@@ -125,8 +125,8 @@ def capture_model(
         watcher = InitWatcher()
         dims = dynamic_dims(model, inputs, dynamic)
         graph = _capture(model, inputs, watcher, named, precision, optimizer, training, keep_modes, dims)
-        asked = training and not keep_modes
-        return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if asked else graph
+        with_eval = training and not keep_modes
+        return replace(graph, evaluation=_evaluation(model, inputs, watcher)) if with_eval else graph
 
 
 def _check_options(precision: str, optimizer: str) -> None:
@@ -150,17 +150,17 @@ def _capture(
     with modes_put_back(model):
         if not keep_modes:
             set_mode(model, training)
-        kept = frozen_modules(model) if training and not keep_modes else ()
+        frozen = frozen_modules(model) if training and not keep_modes else ()
         flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
         inputs = dims.traced_inputs(inputs) if dims else inputs
-        calls = partial(changing_line, model, inputs, lambda module, given: export(module, given, flags)[0])
+        calls = partial(changing_line, model, inputs, lambda module, args: export(module, args, flags)[0])
         changing = calls() if first else ""
         casts = casts_of(model, inputs, precision) if PRECISIONS[precision] else {}
         by = partial(export_with, dims) if dims else plain_export
         program, assumed = export(model, inputs, flags, partial(set_apart, casts, by) if casts else by)
         facts = (model, watcher, source, precision, optimizer, training)
         graph = (
-            _finish(program, *facts) if dims is None else _dynamic(program, dims, lambda made: _finish(made, *facts))
+            _finish(program, *facts) if dims is None else _dynamic(program, dims, lambda fixed: _finish(fixed, *facts))
         )
         refuse_change(changing)
         updated = {tensor for tensor, _ in graph.buffer_updates}
@@ -168,14 +168,14 @@ def _capture(
             path for buffer in graph.buffers if buffer.tensor in updated for path in (buffer.path, *buffer.ties)
         )
         ranges, columns = input_ranges(graph, inputs, watcher.recorder.calls)
-        own = replace(
+        annotated = replace(
             graph,
-            assumed=(*graph.assumed, *assumed, *ignored_requests(model), *kept),
+            assumed=(*graph.assumed, *assumed, *ignored_requests(model), *frozen),
             input_ranges=ranges,
             column_ranges=columns,
             module_requests=module_requests(model),
         )
-        return replace(own, call=record(model, inputs, program))
+        return replace(annotated, call=record(model, inputs, program))
 
 
 def _dynamic(program: Any, dims: DynamicDims, finish: Callable[[Any], Graph]) -> Graph:
@@ -184,7 +184,7 @@ def _dynamic(program: Any, dims: DynamicDims, finish: Callable[[Any], Graph]) ->
     sizes = dims.sizes_of(inputs)
     points = points_of(sizes, dims.planned)
     graphs = [finish(concrete(program, places_at(sizes, point))) for point in points]
-    follows = follows_of(graphs, points, [own.name for own in sizes])
+    follows = follows_of(graphs, points, [size.name for size in sizes])
     return replace(graphs[0], dynamic=sizes, follows=follows)
 
 
@@ -256,8 +256,8 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     written = _without_refilled(functionalise(module.graph, stored.parameter_nodes if training else set()), stored)
     wide = put_back(module.graph)
     real_pairs(module.graph)
-    made = plain_creation(module.graph)
-    written = {node: made.get(value, value) for node, value in written.items()}
+    replaced = plain_creation(module.graph)
+    written = {node: replaced.get(value, value) for node, value in written.items()}
     in_memory_order(module.graph)
     recognise_masks(module.graph, stored.real_constants)
     ops, tensors, name = translate(module.graph, stored.names)
@@ -293,15 +293,15 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
 
 def _without_refilled(written: dict[fx.Node, fx.Node], stored: _Stored) -> dict[fx.Node, fx.Node]:
     """But for buffers that get other sizes, of what no call changes: a cache, which the graph computes in each call."""
-    kept = {}
+    updates = {}
     for node, value in written.items():
-        own, new = node.meta["val"], value.meta["val"]
-        if node not in stored.buffer_nodes or (own.shape, own.dtype) == (new.shape, new.dtype):
-            kept[node] = value
+        old, new = node.meta["val"], value.meta["val"]
+        if node not in stored.buffer_nodes or (old.shape, old.dtype) == (new.shape, new.dtype):
+            updates[node] = value
         elif not _is_constant(value, stored, written.keys()):
             what = f"the forward gives the buffer {stored.path_of(node)} another size, at {node_quote(value)}"
             raise CaptureError(what, _RESIZED)
-    return kept
+    return updates
 
 
 def _is_constant(value: fx.Node, stored: _Stored, written: Container[fx.Node]) -> bool:
@@ -341,13 +341,13 @@ class _Stored:
         return str((self.signature.inputs_to_parameters | self.signature.inputs_to_buffers)[node.name])
 
     def _user_inputs(self) -> tuple[str, ...]:
-        given = [n for n in self.signature.user_inputs if isinstance(n, str) and n in self.nodes]
-        for name in given:
+        names = [n for n in self.signature.user_inputs if isinstance(n, str) and n in self.nodes]
+        for name in names:
             self._add(self.nodes[name], name)
             value = self.nodes[name].meta["val"]
             if value.requires_grad and value.is_floating_point():  # the gradient goes on into the caller's program
                 self.tensors[name] = replace(self.tensors[name], requires_grad=True)
-        return tuple(given)
+        return tuple(names)
 
     def _add(self, node: fx.Node, name: str) -> None:
         self.names[node] = name
@@ -358,13 +358,13 @@ class _Stored:
         shared: dict[int, list[tuple[str, str]]] = {}
         for name, path in sorted(paths.items(), key=lambda item: self.order.get(item[1], 0)):
             shared.setdefault(self._identity(path), []).append((name, path))
-        made = []
+        parameters = []
         for group in shared.values():
             (first, path), *others = group
             for name, _ in group:
                 self._add(self.nodes[name], first)
-            made.append(self._parameter(first, path, tuple(other for _, other in others)))
-        return {self.nodes[name] for name in paths}, tuple(made)
+            parameters.append(self._parameter(first, path, tuple(other for _, other in others)))
+        return {self.nodes[name] for name in paths}, tuple(parameters)
 
     def _identity(self, path: str) -> int:
         return id(self.values[path]) if path in self.values else hash(path)
@@ -423,15 +423,15 @@ def _outputs(program: Any, name: Callable[[fx.Node], str]) -> tuple[tuple[str, .
     """The tensor outputs, and what the forward calls each: `['loss']`, `.loss`, `[0]`."""
     (returned,) = next(iter(reversed(program.graph.nodes))).args
     # A class may look at what it is made of: each is given a tensor of its own.
-    made = {x: torch.empty_like(x.meta["val"], device="meta") for x in returned if isinstance(x, fx.Node)}
-    leaves = [made[x] if isinstance(x, fx.Node) else x for x in returned]
-    names = {id(leaf): name(x) for x, leaf in made.items()}
+    stand_ins = {x: torch.empty_like(x.meta["val"], device="meta") for x in returned if isinstance(x, fx.Node)}
+    leaves = [stand_ins[x] if isinstance(x, fx.Node) else x for x in returned]
+    names = {id(leaf): name(x) for x, leaf in stand_ins.items()}
     tree = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.out_spec)
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for path, leaf in torch.utils._pytree.tree_leaves_with_path(tree):
         if id(leaf) in names:
-            found.setdefault(names[id(leaf)], torch.utils._pytree.keystr(path))
-    return tuple(dict.fromkeys(names.values())), found
+            labels.setdefault(names[id(leaf)], torch.utils._pytree.keystr(path))
+    return tuple(dict.fromkeys(names.values())), labels
 
 
 def _modules(graph: fx.Graph, model: torch.nn.Module | None) -> tuple[tuple[str, str], ...]:

@@ -34,8 +34,10 @@ def input_ranges(graph: Graph, inputs: Sequence[Any], calls_of: CallsOf) -> Rang
     shapes = [tuple(example.shape) for example in examples]
     if shapes != [graph.tensor(name).shape for name in graph.inputs]:
         return (), ()  # inputs that the forward does not read are not in the graph
-    found = [_range(graph, name, example, calls_of) for name, example in zip(graph.inputs, examples, strict=True)]
-    return tuple(r for r in found if isinstance(r, InputRange)), tuple(r for r in found if isinstance(r, ColumnRanges))
+    ranges = [_range(graph, name, example, calls_of) for name, example in zip(graph.inputs, examples, strict=True)]
+    return tuple(r for r in ranges if isinstance(r, InputRange)), tuple(
+        r for r in ranges if isinstance(r, ColumnRanges)
+    )
 
 
 def _range(graph: Graph, name: str, example: torch.Tensor, calls_of: CallsOf) -> InputRange | ColumnRanges | None:
@@ -60,8 +62,8 @@ def _range(graph: Graph, name: str, example: torch.Tensor, calls_of: CallsOf) ->
 
 def _starts(graph: Graph, name: str) -> list[int]:
     """Where the bags of a list of ids begin, all of one length, if the input says it."""
-    moved = [own for op, _ in _integer_uses(graph, name) if _moves(op) for own in op.results]
-    for op, position in (use for own in (name, *moved) for use in graph.consumers[own]):
+    moved = [tensor for op, _ in _integer_uses(graph, name) if _moves(op) for tensor in op.results]
+    for op, position in (use for tensor in (name, *moved) for use in graph.consumers[tensor]):
         if op.target in _BAGS and position == 2 and op.operands[1] is not None:
             count, bags = graph.tensor(op.operands[1]).numel, graph.tensor(op.results[0]).shape[0]
             return [count * place // max(bags, 1) for place in range(graph.tensor(name).numel)]
@@ -84,22 +86,22 @@ def _columns_differ(graph: Graph, name: str) -> bool:
     shape = graph.tensor(name).shape
     if len(shape) < 2 or not 1 < shape[-1] <= LISTED:  # longer ones are hidden sizes, not features
         return False
-    uses = [(op, own) for op, own in _integer_uses(graph, name) if graph.tensor(own).shape[-1:] == shape[-1:]]
-    places = sum(_places(graph, op, own) for op, own in uses)
-    return places > 1 or any(_by_column(graph, op, own, shape[-1]) for op, own in uses)
+    uses = [(op, value) for op, value in _integer_uses(graph, name) if graph.tensor(value).shape[-1:] == shape[-1:]]
+    places = sum(_places(graph, op, value) for op, value in uses)
+    return places > 1 or any(_by_column(graph, op, value, shape[-1]) for op, value in uses)
 
 
-def _places(graph: Graph, op: Op, own: str) -> int:
+def _places(graph: Graph, op: Op, value: str) -> int:
     """How many single places of the last dim an operator takes: one token of a sequence says nothing, nor do many."""
-    shape, dim = graph.tensor(own).shape, dict(op.attributes).get("dim")
+    shape, dim = graph.tensor(value).shape, dict(op.attributes).get("dim")
     if op.target not in _CHOOSE_COLUMNS or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
         return 0
-    rest = math.prod(shape[:-1])
-    return sum(graph.tensor(result).numel == rest for result in op.results)
+    positions = math.prod(shape[:-1])
+    return sum(graph.tensor(result).numel == positions for result in op.results)
 
 
-def _by_column(graph: Graph, op: Op, own: str, columns: int) -> bool:
-    others = [graph.tensor(x) for x in op.operands if x is not None and x != own and x not in graph.inputs]
+def _by_column(graph: Graph, op: Op, value: str, columns: int) -> bool:
+    others = [graph.tensor(x) for x in op.operands if x is not None and x != value and x not in graph.inputs]
     return not _moves(op) and any(x.shape[-1:] == (columns,) == (x.numel,) and "int" in x.dtype for x in others)
 
 
@@ -107,11 +109,11 @@ def _integer_uses(graph: Graph, name: str) -> Iterator[tuple[Op, str]]:
     """(op, operand) of each op that makes integers of the input's, as far as these are just the same ones."""
     todo, seen = [name], {name}
     while todo:
-        own = todo.pop()
-        for op, _ in graph.consumers[own]:
+        value = todo.pop()
+        for op, _ in graph.consumers[value]:
             fresh = [x for x in op.results if x not in seen and graph.tensor(x).dtype.startswith(("int", "uint"))]
             if fresh:
-                yield op, own
+                yield op, value
             if _moves(op):
                 seen.update(fresh)
                 todo += fresh

@@ -52,17 +52,17 @@ def load_model(
     if spec.endswith(".pt2"):
         _refuse_arguments(spec, arguments)
         return saved_module(load_exported(spec), device)
-    given = dict(arguments)
-    loss_name = given.pop(LOSS, None)
+    build_args = dict(arguments)
+    loss_name = build_args.pop(LOSS, None)
     with guarded(spec.rpartition(":")[0]), noting_autocast():
         build = find_callable(spec)
-        _check_known(spec, build, given)
-        _check_given(spec, build, given)
+        _check_known(spec, build, build_args)
+        _check_given(spec, build, build_args)
         loss = None if loss_name is None else find_callable(str(loss_name))
-        model, inputs = _called(spec, build, given, device, loss)
+        model, inputs = _called(spec, build, build_args, device, loss)
         materialise(model, inputs, device)
         if device == "meta" and hidden_tensors(model):  # their values are in the graph
-            model, inputs = _called(spec, build, given, "cpu", loss)
+            model, inputs = _called(spec, build, build_args, "cpu", loss)
             materialise(model, inputs, "cpu")
     keep_tensors(model)
     return _with_values(model, device), tuple(_placed(value, device) for value in inputs)
@@ -97,8 +97,8 @@ def find_callable(spec: str) -> Callable[..., Any]:
     module, name = _module_of(spec)
     build: Callable[..., Any] | None = getattr(module, name, None)
     if build is None or not callable(build):
-        own = sorted(key for key, value in vars(module).items() if _is_own(module, key, value))
-        listed = f"it has {', '.join(own)}" if own else "it defines no functions"
+        functions = sorted(key for key, value in vars(module).items() if _is_own(module, key, value))
+        listed = f"it has {', '.join(functions)}" if functions else "it defines no functions"
         raise UsageError(
             f"{spec}: there is no function {name!r}; {listed}", f"name one as {spec.rpartition(':')[0]}:NAME"
         )
@@ -140,12 +140,12 @@ def saved_module(program: Any, device: str) -> tuple[torch.nn.Module, tuple[Any,
 
 def _with_values(model: torch.nn.Module, device: str) -> torch.nn.Module:
     """In place: what the constructor put on meta by itself is zero on `device`, ties kept."""
-    made: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, value in store.items():
                 if value is not None:
-                    store[name] = made.setdefault(id(value), _placed(value, device))
+                    store[name] = by_id.setdefault(id(value), _placed(value, device))
     return model
 
 
@@ -175,10 +175,10 @@ def _import_of(place: str) -> str:
 
 def _import_name(name: str) -> ModuleType:
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError):
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise UsageError(f"there is no module {name!r}", "a path of a file ends in .py, e.g. model.py:build")
     return importlib.import_module(name)
 
@@ -192,13 +192,13 @@ def _import_file(path: Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     name = f"{FILE_PREFIX}{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path.resolve())
-    assert found is not None and found.loader is not None, path
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
     text, (before, earlier) = path.read_bytes(), _IMPORTED.get(path.resolve(), (b"", None))
     sys.modules[name] = module
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except Exception:
         if earlier is None or text != before:
             raise
@@ -208,8 +208,8 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _refuse_arguments(spec: str, names: Iterable[str]) -> None:
-    if given := ", ".join(names):
-        raise UsageError(f"{spec} is an exported program and takes no arguments, got {given}", _NO_WITH)
+    if listed := ", ".join(names):
+        raise UsageError(f"{spec} is an exported program and takes no arguments, got {listed}", _NO_WITH)
 
 
 def _named(build: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -250,7 +250,7 @@ def _call(spec: str, build: Callable[..., Any], arguments: Mapping[str, Any], de
     more = WITH_MORE_VALUES.get(device)
     try:
         with placed(device) as asked_for_values:
-            made = build(**arguments)
+            built = build(**arguments)
     except BaseException as error:
         if is_own(error):
             raise
@@ -260,16 +260,20 @@ def _call(spec: str, build: Callable[..., Any], arguments: Mapping[str, Any], de
         raise CaptureError(f"{spec} failed: {blame(error)}", hint) from error
     if more and asked_for_values():
         return _call(spec, build, arguments, more)
-    return _checked(spec, made)
+    return _checked(spec, built)
 
 
-def _checked(spec: str, made: Any) -> tuple[Any, ...]:
+def _checked(spec: str, built: Any) -> tuple[Any, ...]:
     """(model, inputs), or with targets for the loss function as a third item."""
-    known = isinstance(made, tuple | list) and len(made) in (2, 3)
-    if not (known and isinstance(made[0], torch.nn.Module) and _is_example(made[1])):
-        got = f"({', '.join(type(item).__name__ for item in made)})" if isinstance(made, tuple) else type(made).__name__
+    known = isinstance(built, tuple | list) and len(built) in (2, 3)
+    if not (known and isinstance(built[0], torch.nn.Module) and _is_example(built[1])):
+        got = (
+            f"({', '.join(type(item).__name__ for item in built)})"
+            if isinstance(built, tuple)
+            else type(built).__name__
+        )
         raise CaptureError(f"{spec} returned {got}, expected (torch.nn.Module, example inputs)", _RETURNS)
-    model, inputs, *targets = made
+    model, inputs, *targets = built
     if not isinstance(inputs, torch.Tensor) and not _holds_tensor(inputs):
         kinds = ", ".join(sorted({type(item).__name__ for item in inputs})) or "nothing"
         raise CaptureError(f"{spec} returned example inputs as {type(inputs).__name__} of {kinds}", _RETURNS)

@@ -50,12 +50,12 @@ def check_file(path: Path, spec: str = "") -> None:
 def _near_files(path: Path, after: str = "") -> str:
     """Files of the same kind in that folder, else below this one, whose names are near; else an example that ships."""
     folder = path.parent if path.parent.is_dir() else Path()
-    found = {str(own): own.name for pattern in ("*", "*/*") for own in folder.glob(f"{pattern}{path.suffix}")}
-    found = found or {str(own): own.name for own in data_folder("examples").glob(path.name)}
-    found.pop(str(path), None)
-    names = difflib.get_close_matches(path.name, set(found.values()), NAMED)
-    near = [own for one in names for own, name in sorted(found.items()) if name == one]
-    return " or ".join(typed(Path(f"{own}{after}")) for own in near)
+    files = {str(file): file.name for pattern in ("*", "*/*") for file in folder.glob(f"{pattern}{path.suffix}")}
+    files = files or {str(file): file.name for file in data_folder("examples").glob(path.name)}
+    files.pop(str(path), None)
+    names = difflib.get_close_matches(path.name, set(files.values()), NAMED)
+    near = [file for one in names for file, name in sorted(files.items()) if name == one]
+    return " or ".join(typed(Path(f"{file}{after}")) for file in near)
 
 
 def _callables(path: Path) -> str:

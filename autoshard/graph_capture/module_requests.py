@@ -85,7 +85,7 @@ def ignored_requests(model: nn.Module) -> tuple[str, ...]:
 
 
 def _requests(model: nn.Module) -> Iterator[tuple[str, str]]:
-    again: list[str] = []
+    recomputed: list[str] = []
     for path, module in model.named_modules():
         stage = vars(module).get("pipeline_stage")
         if stage is not None:
@@ -95,8 +95,8 @@ def _requests(model: nn.Module) -> Iterator[tuple[str, str]]:
         together = vars(module).get("comm_fusion")
         if together is not None:
             yield path, f"{FUSION}:{_number(together, f'comm_fusion of {path}', 0)}"
-        if hasattr(module, _AGAIN) and not any(_within(path, outer) for outer in again):
-            again.append(path)
+        if hasattr(module, _AGAIN) and not any(_within(path, outer) for outer in recomputed):
+            recomputed.append(path)
             yield path, getattr(module, _AGAIN)[0]
     count = vars(model).get("micro_size")
     if count is not None:

@@ -93,16 +93,16 @@ def _how(in_strategy: Any, out_strategy: Any, target: str | None = None) -> str:
     return repr((in_strategy, out_strategy)) + memory
 
 
-def _check(name: str, given: Any) -> None:
-    if given is None:
+def _check(name: str, strategy: Any) -> None:
+    if strategy is None:
         return
-    if not isinstance(given, tuple | list):
-        raise UsageError(f"{name} is {given!r}, expected a tuple with an entry for each tensor", _HINT)
-    for number, cut in enumerate(given):
+    if not isinstance(strategy, tuple | list):
+        raise UsageError(f"{name} is {strategy!r}, expected a tuple with an entry for each tensor", _HINT)
+    for number, cut in enumerate(strategy):
         if cut is not None and isinstance(cut, tuple | list) and name == "in_strategy":
-            for lengths in (own for own in cut if isinstance(own, tuple | list)):  # unequal parts
+            for lengths in (entry for entry in cut if isinstance(entry, tuple | list)):  # unequal parts
                 _check(name, [lengths])
-            cut = tuple(len(own) if isinstance(own, tuple | list) else own for own in cut)
+            cut = tuple(len(entry) if isinstance(entry, tuple | list) else entry for entry in cut)
         if cut is not None and not (isinstance(cut, tuple | list) and all(type(n) is int for n in cut)):
             raise UsageError(f"{name}[{number}] is {cut!r}: expected whole numbers, one a dim, or None", _HINT)
         if cut is not None and any(n < 1 for n in cut):
@@ -120,8 +120,8 @@ def mark_of(meta: Mapping[str, Any]) -> str:
 
 def marks(graph: Graph) -> dict[str, str]:
     """Number of each annotation -> where it is."""
-    found = (op.source.split(_MARK) for op in graph.ops if _MARK in op.source)
-    return {number: source for source, number, _ in found}
+    marked = (op.source.split(_MARK) for op in graph.ops if _MARK in op.source)
+    return {number: source for source, number, _ in marked}
 
 
 def noted(graph: Graph, before: Mapping[str, str]) -> Graph:
@@ -145,14 +145,14 @@ def noted(graph: Graph, before: Mapping[str, str]) -> Graph:
 def _pairs(graph: Graph, group: list[Op]) -> list[tuple[str, str]]:
     """Of several operators those whose tensors have the dims of the counts."""
     how = group[0].source.split(_MARK)[2]
-    rest, space, memory = how.rpartition(" ")
+    cut_text, space, memory = how.rpartition(" ")
     if not (space and memory in _MEMORIES.values()) and how not in _MEMORIES.values():
-        rest, memory = how, ""
+        cut_text, memory = how, ""
     if memory:
         group = _look_ups(group)
-    if not rest.startswith("("):
+    if not cut_text.startswith("("):
         return [(op.name, how) for op in group]
-    cuts, out_cuts = ast.literal_eval(rest)
+    cuts, out_cuts = ast.literal_eval(cut_text)
     fitting = [op for op in group if _fits(graph, op, cuts)] if len(group) > 1 else group
     if not fitting:
         kinds = ", ".join(dict.fromkeys(op.target for op in group))
@@ -163,25 +163,25 @@ def _pairs(graph: Graph, group: list[Op]) -> list[tuple[str, str]]:
 
 def _look_ups(group: list[Op]) -> list[Op]:
     """Those that can have a target of their own."""
-    found = [op for op in group if record(op.target).on_host]
-    if not found:
+    look_ups = [op for op in group if record(op.target).on_host]
+    if not look_ups:
         kinds, where = ", ".join(dict.fromkeys(op.target for op in group)), group[0].source.partition(_MARK)[0]
         message = f"primitive_target at {where}: {kinds} can't run on the host: only look-ups in a table can"
         raise CaptureError(message, "primitive_target on nn.Embedding, nn.EmbeddingBag or F.embedding")
-    return found
+    return look_ups
 
 
 def _fits(graph: Graph, op: Op, cuts: Any) -> bool:
     present = [name for name in op.operands if name is not None]
     ranks = [len(graph.tensor(name).shape) for name in present]
-    given = [None if cut is None else len(cut) for cut in cuts or ()]
-    return len(given) <= len(ranks) and all(cut in (None, rank) for cut, rank in zip(given, ranks, strict=False))
+    lengths = [None if cut is None else len(cut) for cut in cuts or ()]
+    return len(lengths) <= len(ranks) and all(cut in (None, rank) for cut, rank in zip(lengths, ranks, strict=False))
 
 
 def _pin(op: Op, cuts: Any, out_cuts: Any) -> str:
     """Tensors that nothing is said of, a bias after the weight, are free."""
     present = sum(name is not None for name in op.operands)
-    given = tuple(None if cut is None else tuple(cut) for cut in cuts or ())
-    padded = given + (None,) * (present - len(given))
+    in_cuts = tuple(None if cut is None else tuple(cut) for cut in cuts or ())
+    padded = in_cuts + (None,) * (present - len(in_cuts))
     results = "" if out_cuts is None else f" -> {tuple(None if cut is None else tuple(cut) for cut in out_cuts)}"
     return f"{padded}{results}"

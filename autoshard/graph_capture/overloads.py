@@ -80,7 +80,7 @@ def schema_of(target: str, operands: Sequence[object], attributes: Mapping[str, 
 
 def note_schemas(graph: Graph) -> Graph:
     """The graph with the schema of each operator that it calls, for those that write the calls."""
-    found = {
+    schemas = {
         text: None
         for op in graph.ops
         if not op.target.startswith("autoshard.")
@@ -88,4 +88,4 @@ def note_schemas(graph: Graph) -> Graph:
         if schema is not None
         for text in [str(schemas_of(op.target)[schema]._schema)]
     }
-    return replace(graph, schemas=tuple(sorted(found)))
+    return replace(graph, schemas=tuple(sorted(schemas)))

@@ -55,15 +55,15 @@ def _reading_pairs(kind: type, names: tuple[str, ...]) -> Any:
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         pair = name in names and isinstance(value, torch.Tensor) and value.is_complex()
-        super(made, self).__setattr__(name, torch.view_as_real(value) if pair else value)
+        super(subclass, self).__setattr__(name, torch.view_as_real(value) if pair else value)
 
     def reading(name: str) -> property:
         return property(lambda self: torch.view_as_complex(self._buffers[name]))
 
-    own = {name: reading(name) for name in names}
-    made: Any = type(kind.__name__, (kind,), {**own, "__setattr__": __setattr__, "__module__": kind.__module__})
-    made.__qualname__ = kind.__qualname__
-    return made
+    getters = {name: reading(name) for name in names}
+    subclass: Any = type(kind.__name__, (kind,), {**getters, "__setattr__": __setattr__, "__module__": kind.__module__})
+    subclass.__qualname__ = kind.__qualname__
+    return subclass
 
 
 def materialise(model: torch.nn.Module, inputs: tuple[Any, ...], device: str) -> None:
@@ -101,5 +101,5 @@ def _written_by_hooks(module: torch.nn.Module) -> Iterator[str]:
     """Attributes that a forward pre-hook computes anew each time, as spectral and weight norm and pruning do."""
     for hook in module._forward_pre_hooks.values():
         for key in ("name", "_tensor_name", "tensor_name"):
-            if isinstance(given := getattr(hook, key, None), str):
-                yield given
+            if isinstance(attribute := getattr(hook, key, None), str):
+                yield attribute

@@ -23,11 +23,11 @@ def refuse_random(graph: Graph) -> Graph:
 
 
 def _draws(op: Op) -> bool:
-    given = dict(op.attributes)
+    attributes = dict(op.attributes)
     drawn = record(op.target).draws is not None or op.target in RECURRENT
-    if drawn or given.get("train") is False or given.get("training") is False:
+    if drawn or attributes.get("train") is False or attributes.get("training") is False:
         return False
     namespace, _, name = op.target.partition(".")
     packet = getattr(torch.ops.aten, name, None) if namespace == "aten" else None
     tags = (getattr(packet, overload).tags for overload in packet.overloads()) if packet is not None else ()
-    return any(torch.Tag.nondeterministic_seeded in own for own in tags)
+    return any(torch.Tag.nondeterministic_seeded in op_tags for op_tags in tags)

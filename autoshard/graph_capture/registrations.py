@@ -21,11 +21,13 @@ _FIND = "import importlib.util as u, sys; s = u.find_spec(sys.argv[1]); print(s.
 
 def note_registrations(graph: Graph) -> Graph:
     """The graph with the module of each operator that neither torch nor this package registers."""
-    found: dict[str, list[str]] = {}
+    by_module: dict[str, list[str]] = {}
     for target in dict.fromkeys(op.target for op in graph.ops):
         if target.partition(".")[0] not in OWN_NAMESPACES:
-            found.setdefault(_registering_module(target), []).append(target)
-    return replace(graph, registrations=tuple(_registration(module, tuple(found[module])) for module in sorted(found)))
+            by_module.setdefault(_registering_module(target), []).append(target)
+    return replace(
+        graph, registrations=tuple(_registration(module, tuple(by_module[module])) for module in sorted(by_module))
+    )
 
 
 def _registering_module(target: str) -> str:
@@ -61,5 +63,5 @@ def _is_installed(module: ModuleType) -> bool:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return False
-    found = done.stdout.strip()
-    return bool(found) and Path(found).resolve() == Path(str(module.__file__)).resolve()
+    path = done.stdout.strip()
+    return bool(path) and Path(path).resolve() == Path(str(module.__file__)).resolve()

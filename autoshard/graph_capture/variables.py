@@ -42,11 +42,11 @@ def variables_of(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
     function returns, the caller's. What it makes on the way is called as the module of torch that makes it, if any.
     """
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-    for (_, targets), made in _statements(nodes):
-        ends = [node for node in made if _escapes(node, set(made))]
+    for (_, targets), group in _statements(nodes):
+        ends = [node for node in group if _escapes(node, set(group))]
         names = targets * len(ends) if len(targets) == 1 else targets if len(targets) >= len(ends) else ()
         named = dict(zip(ends, names, strict=False))
-        for node in made:
+        for node in group:
             name = named.get(node, "") if node in ends else _library_module(node)
             parts = [user for user in node.users if user.target is operator.getitem]
             if parts and ends == [node] and len(targets) > 1:
@@ -57,18 +57,18 @@ def variables_of(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
 
 def _statements(nodes: list[fx.Node]) -> list[tuple[_Statement, list[fx.Node]]]:
     """Nodes of one run of a statement together, whatever functions that it calls make in between."""
-    found: list[tuple[_Statement, list[fx.Node]]] = []
+    statements: list[tuple[_Statement, list[fx.Node]]] = []
     open_: list[tuple[_Statement, list[fx.Node]]] = []
     for node in nodes:
-        own = _statement(node)
-        while open_ and open_[-1][0] != own and _is_called(own[0], open_[-1][1][0]):
+        statement = _statement(node)
+        while open_ and open_[-1][0] != statement and _is_called(statement[0], open_[-1][1][0]):
             open_.pop()
-        if open_ and open_[-1][0] == own:
+        if open_ and open_[-1][0] == statement:
             open_[-1][1].append(node)
         else:
-            open_.append((own, [node]))
-            found.append(open_[-1])
-    return found
+            open_.append((statement, [node]))
+            statements.append(open_[-1])
+    return statements
 
 
 def _parts(parts: list[fx.Node], targets: tuple[str, ...]) -> Iterator[tuple[fx.Node, str]]:
@@ -82,10 +82,10 @@ def _statement(node: fx.Node) -> _Statement:
     """The frames down to the statement that assigns what the node is a part of, and its targets."""
     frames, returned = node_frames(node), _Returned()
     while frames:
-        made = _assigned(frames[-1][0]).get(frames[-1][1], ())
-        if not isinstance(made, _Returned):
-            return tuple(frames), returned.of(made)
-        frames, returned = frames[:-1], returned if made.positions is None else made
+        assigned = _assigned(frames[-1][0]).get(frames[-1][1], ())
+        if not isinstance(assigned, _Returned):
+            return tuple(frames), returned.of(assigned)
+        frames, returned = frames[:-1], returned if assigned.positions is None else assigned
     return (), ()
 
 
@@ -103,9 +103,9 @@ def _is_argument(node: fx.Node, user: fx.Node) -> bool:
 
 def _is_called(frames: tuple[tuple[str, int], ...], node: fx.Node) -> bool:
     """Does a function make it that is no forward, and that the statement at `frames` calls?"""
-    own, calls = [*frames], node_calls(node)
-    return [frame for frame, _ in calls[: len(own)]] == own and any(
-        name != "forward" for _, name in calls[len(own) :][:1]
+    caller, calls = [*frames], node_calls(node)
+    return [frame for frame, _ in calls[: len(caller)]] == caller and any(
+        name != "forward" for _, name in calls[len(caller) :][:1]
     )
 
 
@@ -128,15 +128,15 @@ def _assigned(filename: str) -> dict[int, tuple[str, ...] | _Returned]:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return {}
-    found: dict[int, tuple[str, ...] | _Returned] = {}
+    by_line: dict[int, tuple[str, ...] | _Returned] = {}
     for statement in ast.walk(tree):
         names = _names(statement)
         if names and isinstance(statement, ast.stmt):
-            found |= dict.fromkeys(_lines(statement), names)
+            by_line |= dict.fromkeys(_lines(statement), names)
     for function in ast.walk(tree):
         if isinstance(function, _Function) and function.name != "forward":
-            found |= _handed_on(function)
-    return found
+            by_line |= _handed_on(function)
+    return by_line
 
 
 def _lines(statement: ast.stmt) -> range:
@@ -156,19 +156,19 @@ def _handed_on(function: _Function) -> dict[int, _Returned]:
         if isinstance(statement, ast.stmt) and isinstance(names, tuple) and len(names) == 1:
             before = last.get(names[0])
             last[names[0]] = statement if before is None or before.lineno < statement.lineno else before
-    found: dict[int, _Returned] = {}
+    by_line: dict[int, _Returned] = {}
     for position, part in enumerate(parts):
         if isinstance(part, ast.Name) and part.id in last:
-            own = _Returned((position,), len(parts), part.id) if len(parts) > 1 else _Returned()
-            found |= dict.fromkeys(_lines(last[part.id]), own)
-    return found
+            returned = _Returned((position,), len(parts), part.id) if len(parts) > 1 else _Returned()
+            by_line |= dict.fromkeys(_lines(last[part.id]), returned)
+    return by_line
 
 
 def _names(statement: ast.AST) -> tuple[str, ...] | _Returned:
     if isinstance(statement, ast.Return):
         values = statement.value.elts if isinstance(statement.value, ast.Tuple) else []
-        made = tuple(position for position, value in enumerate(values) if not isinstance(value, ast.Name))
-        return _Returned(made, len(values)) if made else _Returned()
+        positions = tuple(position for position, value in enumerate(values) if not isinstance(value, ast.Name))
+        return _Returned(positions, len(values)) if positions else _Returned()
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target: ast.AST = statement.targets[0]
     elif isinstance(statement, ast.AnnAssign | ast.AugAssign):

@@ -37,23 +37,25 @@ class Alternative:
 def alternatives(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> list[Alternative]:
     """In order of time; one for each place, under its first name."""
     peak = plan.step_peak_bytes
-    found = [Alternative(f"{plan.mesh}, as chosen", "chosen", plan.judged_seconds, peak, "chosen")]
+    entries = [Alternative(f"{plan.mesh}, as chosen", "chosen", plan.judged_seconds, peak, "chosen")]
     for style in styles:
         there = fits(style.predicted_peak_bytes, plan.capacity_bytes)
         outcome = _than(plan, style.predicted_seconds) if there else "too large"
-        found.append(Alternative(style.name, "style", style.predicted_seconds, style.predicted_peak_bytes, outcome))
+        entries.append(Alternative(style.name, "style", style.predicted_seconds, style.predicted_peak_bytes, outcome))
     if plan.step.is_whole or plan.search.sizes:  # the others are of a micro-batch on one stage, or of one size
-        return _marked([own for own in found if own.seconds > 0])
-    for own in plan.search.candidates:
-        found.append(Alternative(own.name, "simulated", own.predicted_seconds, own.predicted_peak_bytes, own.outcome))
+        return _marked([entry for entry in entries if entry.seconds > 0])
+    for option in plan.search.candidates:
+        entries.append(
+            Alternative(option.name, "simulated", option.predicted_seconds, option.predicted_peak_bytes, option.outcome)
+        )
     for tried in plan.search.meshes:
         size = tried.predicted_peak_bytes
-        found.append(Alternative(f"mesh {tried.mesh}", "mesh", tried.predicted_seconds, size, tried.outcome))
+        entries.append(Alternative(f"mesh {tried.mesh}", "mesh", tried.predicted_seconds, size, tried.outcome))
     for point in front:
         words = _than(plan, point.predicted_seconds) if point.fits else "too large"
         name = f"least time within {format_bytes(point.predicted_peak_bytes)}"
-        found.append(Alternative(name, "front", point.predicted_seconds, point.predicted_peak_bytes, words))
-    return _marked([own for own in found if own.seconds > 0])
+        entries.append(Alternative(name, "front", point.predicted_seconds, point.predicted_peak_bytes, words))
+    return _marked([entry for entry in entries if entry.seconds > 0])
 
 
 def _than(plan: Plan, seconds: float) -> str:
@@ -63,53 +65,53 @@ def _than(plan: Plan, seconds: float) -> str:
     return f"{format_seconds(abs(apart), 3)} {'slower' if apart > 0 else 'faster'}"
 
 
-def _marked(found: list[Alternative]) -> list[Alternative]:
+def _marked(entries: list[Alternative]) -> list[Alternative]:
     places: dict[tuple[float, float], Alternative] = {}
-    for own in found:
-        first = places.setdefault((own.seconds, own.peak_bytes), own)
-        if first is not own and own.name not in first.name and own.outcome != "chosen":
-            name = f"{first.name}; also {own.name}"
-            places[own.seconds, own.peak_bytes] = Alternative(
+    for entry in entries:
+        first = places.setdefault((entry.seconds, entry.peak_bytes), entry)
+        if first is not entry and entry.name not in first.name and entry.outcome != "chosen":
+            name = f"{first.name}; also {entry.name}"
+            places[entry.seconds, entry.peak_bytes] = Alternative(
                 name, first.kind, first.seconds, first.peak_bytes, first.outcome
             )
-    ordered = sorted(places.values(), key=lambda own: (own.seconds, own.peak_bytes))
+    ordered = sorted(places.values(), key=lambda entry: (entry.seconds, entry.peak_bytes))
     marked, least = [], math.inf
-    for own in ordered:
-        best = own.peak_bytes < least
-        marked.append(Alternative(own.name, own.kind, own.seconds, own.peak_bytes, own.outcome, best))
-        least = min(least, own.peak_bytes)
+    for entry in ordered:
+        best = entry.peak_bytes < least
+        marked.append(Alternative(entry.name, entry.kind, entry.seconds, entry.peak_bytes, entry.outcome, best))
+        least = min(least, entry.peak_bytes)
     return marked
 
 
 def view(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> dict[str, Any]:
     """Rows with the plot of them, and a sentence that says the same."""
-    found = alternatives(plan, styles, front)
+    entries = alternatives(plan, styles, front)
     rows = [("no.", "what it is", "kind", STEP, MEMORY, "outcome", "Pareto-optimal")]
     rows += [
         (
             str(number),
-            own.name,
-            SHAPES[own.kind],
-            format_seconds(own.seconds),
-            format_bytes(own.peak_bytes),
-            own.outcome,
-            "yes" if own.best else "",
+            entry.name,
+            SHAPES[entry.kind],
+            format_seconds(entry.seconds),
+            format_bytes(entry.peak_bytes),
+            entry.outcome,
+            "yes" if entry.best else "",
         )
-        for number, own in enumerate(found, 1)
+        for number, entry in enumerate(entries, 1)
     ]
-    return {"alternatives": rows, "alternatives_plot": plot(found, plan)}
+    return {"alternatives": rows, "alternatives_plot": plot(entries, plan)}
 
 
-def plot(found: Sequence[Alternative], plan: Plan) -> str:
+def plot(entries: Sequence[Alternative], plan: Plan) -> str:
     """Points with their numbers, each a link to its row; a line through those that no other is better than."""
-    across = PlotAxis.of([own.seconds for own in found], FRAME.left, FRAME.end)
-    up = PlotAxis.of([own.peak_bytes for own in found], FRAME.floor, FRAME.top, 1024.0)
+    across = PlotAxis.of([entry.seconds for entry in entries], FRAME.left, FRAME.end)
+    up = PlotAxis.of([entry.peak_bytes for entry in entries], FRAME.floor, FRAME.top, 1024.0)
     marks = [(across.at(value), format_seconds(value, 3)) for value in across.ticks()]
     names = f"{STEP}{across.note}", f"{MEMORY}{up.note}"
     body = FRAME.panel(marks, up, format_bytes, names)
-    best = [own for own in found if own.best]
+    best = [entry for entry in entries if entry.best]
     path = " L ".join(
-        f"{svg.number(across.at(own.seconds))} {svg.number(up.at(own.peak_bytes))}" for own in _steps(best)
+        f"{svg.number(across.at(entry.seconds))} {svg.number(up.at(entry.peak_bytes))}" for entry in _steps(best)
     )
     body.append(svg.path(f"M {path}", class_="edge"))
     if math.isfinite(plan.capacity_bytes) and up.covers(plan.capacity_bytes):
@@ -117,26 +119,28 @@ def plot(found: Sequence[Alternative], plan: Plan) -> str:
         body.append(svg.line(FRAME.left, y, FRAME.end, y, class_="edge", stroke_dasharray="5 4"))
         body.append(svg.text(FRAME.end + 4, y + 4, "memory limit", class_="small"))
     taken: list[tuple[float, float]] = []
-    for number, own in enumerate(found, 1):
-        body += _mark(number, own, across.at(own.seconds), up.at(own.peak_bytes), taken)
-    body += _legend({own.kind for own in found})
-    words = "; ".join(f"{own.name}: {format_seconds(own.seconds)}, {format_bytes(own.peak_bytes)}" for own in best)
-    about = f"{len(found)} simulated plans. No other is better in both time and memory than: {words}."
+    for number, entry in enumerate(entries, 1):
+        body += _mark(number, entry, across.at(entry.seconds), up.at(entry.peak_bytes), taken)
+    body += _legend({entry.kind for entry in entries})
+    words = "; ".join(
+        f"{entry.name}: {format_seconds(entry.seconds)}, {format_bytes(entry.peak_bytes)}" for entry in best
+    )
+    about = f"{len(entries)} simulated plans. No other is better in both time and memory than: {words}."
     return svg.document(FRAME.width, FRAME.height, "Step time against memory", about, body, "plot", "group")
 
 
 def _steps(best: Sequence[Alternative]) -> list[Alternative]:
     """With the corners between: until the next is reached in time, nothing needs less memory."""
     corners: list[Alternative] = []
-    for own in best:
+    for entry in best:
         if corners:
-            corners.append(Alternative("", "", own.seconds, corners[-1].peak_bytes, ""))
-        corners.append(own)
+            corners.append(Alternative("", "", entry.seconds, corners[-1].peak_bytes, ""))
+        corners.append(entry)
     return corners
 
 
-def _mark(number: int, own: Alternative, x: float, y: float, taken: list[tuple[float, float]]) -> list[str]:
-    said = f"{number}. {own.name}: {format_seconds(own.seconds)}, {format_bytes(own.peak_bytes)}, {own.outcome}"
+def _mark(number: int, entry: Alternative, x: float, y: float, taken: list[tuple[float, float]]) -> list[str]:
+    said = f"{number}. {entry.name}: {format_seconds(entry.seconds)}, {format_bytes(entry.peak_bytes)}, {entry.outcome}"
     place = next(
         (dx, dy)
         for dx, dy in ((8, 4), (8, -8), (-18, 4), (8, 16), (-18, -8), (0, 0))
@@ -144,7 +148,7 @@ def _mark(number: int, own: Alternative, x: float, y: float, taken: list[tuple[f
     )
     taken.append((x + place[0], y + place[1]))
     label = svg.text(x + place[0], y + place[1], str(number), class_="small") if place != (0, 0) else ""
-    shape = _shape(own.kind, x, y)
+    shape = _shape(entry.kind, x, y)
     named = f'<a href="#alternative-{number}" aria-label={svg.quoted(said)}>'
     return [f"{named}<title>{svg.safe(said)}</title>{shape}{label}</a>"]
 

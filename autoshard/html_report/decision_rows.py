@@ -23,14 +23,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     """One entry for each distinct block: name, note, rows."""
-    found, known = [], rules.granularities(graph, plan.mesh)
+    entries, known = [], rules.granularities(graph, plan.mesh)
     for index, block in enumerate(plan_labels.blocks(plan, graph)):
         seconds = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows)
         times = f", {len(block.names)} times" if len(block.names) > 1 else ""
         note = f"{len(block.rows)} operators, {format_seconds(seconds, 3)} forward and backward{times}"
         rows = [_row(row, plan, graph, known) for row in block.rows]
-        found.append({"name": block.title, "note": note, "rows": rows, "open": index < NAMED})
-    return found
+        entries.append({"name": block.title, "note": note, "rows": rows, "open": index < NAMED})
+    return entries
 
 
 def _row(row: plan_labels.BlockRow, plan: Plan, graph: Graph, known: rules.Granularities) -> tuple[str, ...]:

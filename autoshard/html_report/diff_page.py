@@ -19,7 +19,7 @@ Row = tuple[str, str, str, str]
 
 def diff_page(one: SimulatedPlan, other: SimulatedPlan) -> dict[str, Any]:
     """Everything the template of two reports names."""
-    found = plan_diff.diff(one.plan, one.graph, other.plan, other.graph)
+    diff = plan_diff.diff(one.plan, one.graph, other.plan, other.graph)
     names = [side.plan.model or side.graph.name for side in (one, other)]
     return {
         "title": f"{names[0]}: two plans compared",
@@ -28,10 +28,10 @@ def diff_page(one: SimulatedPlan, other: SimulatedPlan) -> dict[str, Any]:
         "figures": _figures(one, other),
         "time": _time(one, other),
         "memory": _memory(one, other),
-        "changes": [_change(own) for own in found.changes],
-        "same": found.same,
-        "missing": found.missing,
-        "notes": found.notes,
+        "changes": [_change(change) for change in diff.changes],
+        "same": diff.same,
+        "missing": diff.missing,
+        "notes": diff.notes,
         "certainty": [certainty(one.plan), certainty(other.plan)],
         "pictures": [plan_svg(s.plan, s.graph, s.hardware, key) for s, key in ((one, "plan-a"), (other, "plan-b"))],
     }
@@ -69,5 +69,5 @@ def _memory(one: SimulatedPlan, other: SimulatedPlan) -> list[Row]:
     return [bytes_row(KINDS[kind], a[kind], b[kind]) for kind in KINDS if a[kind] or b[kind]]
 
 
-def _change(own: plan_diff.ChangedDecision) -> tuple[str, str, str, str, str]:
-    return own.name, f"{own.times}x", own.one, own.other, signed_seconds(own.seconds)
+def _change(change: plan_diff.ChangedDecision) -> tuple[str, str, str, str, str]:
+    return change.name, f"{change.times}x", change.one, change.other, signed_seconds(change.seconds)

@@ -58,7 +58,7 @@ def op_records(
 def _record(
     row: plan_labels.BlockRow, times: int, plan: Plan, graph: Graph, others: OtherChoices, code: Mapping[str, str]
 ) -> dict[str, Any]:
-    own, rest = others.of(row.op.name)
+    choices, more = others.of(row.op.name)
     said = {
         "operator": row.op.target,
         "strategy": row.words + (f", by {row.plan.variant}" if row.plan.variant else ""),
@@ -72,8 +72,8 @@ def _record(
         "times": times,
         "parts": _parts(row.plan),
         "before": [printable(line) for line in move_lines(row.moves, plan, graph)],
-        "others": [printable(str(other)) for other in own],
-        "more": rest,
+        "others": [printable(str(other)) for other in choices],
+        "more": more,
     }
 
 
@@ -113,7 +113,7 @@ class OtherChoice:
     def __str__(self) -> str:
         talking = self.seconds - self.computing_seconds
         named = ((self.computing_seconds, "computing"), (talking, "communication"))
-        parts = [f"{signed_seconds(own)} {name}" for own, name in named if abs(own) >= 1e-9]
+        parts = [f"{signed_seconds(seconds)} {name}" for seconds, name in named if abs(seconds) >= 1e-9]
         return f"{self.words}: {signed_seconds(self.seconds)} a step ({', '.join(parts) or 'no difference'})"
 
 
@@ -136,11 +136,11 @@ class OtherChoices:
         site, chosen, totals = self.formulation.sites[n], self.choice[n], self.totals[n]
         computing, _ = self.split.seconds(n)
         graph, mesh = self.formulation.graph, self.formulation.mesh
-        found: dict[str, OtherChoice] = {}
+        by_words: dict[str, OtherChoice] = {}
         for s in sorted(range(len(totals)), key=lambda s: (float(totals[s]), s)):
             if s != chosen and math.isfinite(totals[s]):
                 words = strategy_words(graph.by_op[name], site.strategies[s], graph, mesh)
                 apart = float(totals[s] - totals[chosen]), float(computing[s] - computing[chosen])
-                found.setdefault(words, OtherChoice(words, *apart))
-        every = list(found.values())
+                by_words.setdefault(words, OtherChoice(words, *apart))
+        every = list(by_words.values())
         return every[:NAMED], len(every) - len(every[:NAMED])

@@ -101,8 +101,8 @@ def _answer(built: SimulatedPlan, styles: Sequence[StylePlan]) -> dict[str, Any]
     compared = list(zip(baselines(plan, styles), styles, strict=True))
     return {
         "figures": [*figures(plan, built.graph, account), devices],
-        "gains": [own for own in compared if own[1].name in FIGURES],
-        "more_gains": [own for own in compared if own[1].name not in FIGURES],
+        "gains": [gain for gain in compared if gain[1].name in FIGURES],
+        "more_gains": [gain for gain in compared if gain[1].name not in FIGURES],
         "certainty": certainty(plan),
         "parts": breakdown(account),
         "stage_parts": stage_breakdown(account, plan.step.word) if len(account.stages) > 1 else [],
@@ -116,16 +116,16 @@ def _timeline(timeline: Timeline, operators: StepOperators | None) -> dict[str, 
         seconds, events, count = timeline.step_seconds, timeline.events, len(timeline.events)
         rows += streams([(1, events)], timeline.streams, seconds)
     else:
-        made, events, count, seconds = operators.timeline, (), 0, operators.timeline.step_seconds
+        whole, events, count, seconds = operators.timeline, (), 0, operators.timeline.step_seconds
         for stage, laid in enumerate(operators.stages):
-            times = Counter(own.segment for own in laid)
+            times = Counter(placed.segment for placed in laid)
             parts = [(often, operators.segments[number].events) for number, often in times.items()]
-            count += sum(often * len(own) for often, own in parts)
-            of = f"{made.costs.word} {stage}: " * (made.stages > 1)
-            rows += [(of + name, *rest) for name, *rest in streams(parts, operators.lanes(), seconds)]
-            events += operators.events_of(sorted({own.segment: own for own in reversed(laid)}.values()))
+            count += sum(often * len(segment) for often, segment in parts)
+            of = f"{whole.costs.word} {stage}: " * (whole.stages > 1)
+            rows += [(of + name, *cells) for name, *cells in streams(parts, operators.lanes(), seconds)]
+            events += operators.events_of(sorted({placed.segment: placed for placed in reversed(laid)}.values()))
     return {
-        "legend": [own for own in LEGEND if own["key"] != "recompute" or any(e.phase == "recompute" for e in events)],
+        "legend": [row for row in LEGEND if row["key"] != "recompute" or any(e.phase == "recompute" for e in events)],
         "streams": [row for row in rows if row[-1] != "0"],
         "streams_caption": f"{count} events in {format_seconds(seconds)}",
         "longest": longest(events),
@@ -196,14 +196,14 @@ def _certificate(plan: Plan, timeline: Timeline) -> dict[str, Any]:
 
 def _search(plan: Plan) -> dict[str, Any]:
     """What was asked and tried."""
-    asked = LEVELS[plan.search.level]
+    level = LEVELS[plan.search.level]
     if plan.search.pins:
-        asked += f"; pinned: {', '.join(plan.search.pins)}"
+        level += f"; pinned: {', '.join(plan.search.pins)}"
     simulated = ("simulated",) if plan.step.is_whole else (STEP, MEMORY)  # of a micro-batch: no device's memory
-    rows = [(own.name, own.outcome, own.objective_seconds, own) for own in plan.search.candidates]
-    meshes = [(str(own.mesh), own.outcome, own.bound_seconds, own) for own in plan.search.meshes]
+    rows = [(tried.name, tried.outcome, tried.objective_seconds, tried) for tried in plan.search.candidates]
+    meshes = [(str(tried.mesh), tried.outcome, tried.bound_seconds, tried) for tried in plan.search.meshes]
     return {
-        "asked": f"Asked for: {asked}.",
+        "asked": f"Asked for: {level}.",
         "of": ", of each a micro-batch on one stage" * (plan.step.is_whole and not plan.servers.count),
         "candidates": _tried(("how it was found", "outcome", "sum of costs", *simulated), rows),
         "meshes": _tried(("mesh", "outcome", "computing alone takes", *simulated), meshes),
@@ -215,19 +215,19 @@ def _tried(
     head: tuple[str, ...], rows: Sequence[tuple[str, str, float, Candidate | MeshTried]]
 ) -> list[tuple[str, ...]]:
     """Under the head a row for each; cells are empty where nothing was simulated, or no bound is known."""
-    found = [head]
-    for name, outcome, seconds, own in rows:
-        made = (own.predicted_seconds, own.predicted_peak_bytes) if own.predicted_seconds > 0 else None
-        cells = (format_seconds(made[0]), format_bytes(made[1])) if made else ("", "")
-        found.append((name, outcome, format_seconds(seconds) if seconds else "", *cells)[: len(head)])
-    return found
+    table = [head]
+    for name, outcome, seconds, tried in rows:
+        simulated = (tried.predicted_seconds, tried.predicted_peak_bytes) if tried.predicted_seconds > 0 else None
+        cells = (format_seconds(simulated[0]), format_bytes(simulated[1])) if simulated else ("", "")
+        table.append((name, outcome, format_seconds(seconds) if seconds else "", *cells)[: len(head)])
+    return table
 
 
 def _steps(plan: Plan) -> dict[str, Any] | None:
     """The whole steps that a search of steps found; None of a plan whose step was said."""
     if not plan.search.steps:
         return None
-    rows = [step_cells(own) for own in plan.search.steps]
+    rows = [step_cells(step) for step in plan.search.steps]
     return {"rows": [(*STEP_HEADER[:-1], "outcome"), *rows], "notes": sentences(plan.search.step_messages)}
 
 
@@ -239,19 +239,19 @@ def not_modelled(hardware: Hardware) -> str:
 
 def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     """What a reader should know before trusting the page."""
-    found = [not_modelled(hardware), f"Error of predictions: {provenance_of(hardware)}. Constants: {hardware.error}."]
+    notes = [not_modelled(hardware), f"Error of predictions: {provenance_of(hardware)}. Constants: {hardware.error}."]
     guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
     if guesses:
-        found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
+        notes.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
     if not fits(plan.step_peak_bytes, plan.step_capacity_bytes):
         excess = format_bytes(plan.step_peak_bytes - plan.step_capacity_bytes)
-        found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
+        notes.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
     deciders = sorted({op.decided_by for op in plan.ops if not op.decided_by.startswith(("search", "pin"))})
     if deciders:
-        found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
+        notes.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
     if plan.search.cut_short:
-        found.insert(0, "The search was cut short: this is the best plan so far.")
-    return [*sentences(plan.search.notes), *found]
+        notes.insert(0, "The search was cut short: this is the best plan so far.")
+    return [*sentences(plan.search.notes), *notes]
 
 
 def in_float8(plan: Plan, graph: Graph) -> list[str]:

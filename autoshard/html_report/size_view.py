@@ -30,58 +30,58 @@ def size_view(plan: Plan, graph: Graph, hardware: Hardware) -> dict[str, Any]:
     """Nothing without dynamic sizes."""
     if not graph.dynamic:
         return {"sizes": None}
-    curves = [_curve(own, plan, graph, hardware) for own in graph.dynamic]
+    curves = [_curve(dim, plan, graph, hardware) for dim in graph.dynamic]
     drawn = zip(graph.dynamic, curves, strict=True)
     return {
         "sizes": {
             "text": f"{size_words(graph)}.",
             "rows": size_table(plan) if plan.search.sizes else [],
-            "plots": [_plot(own, rows, plan) for own, rows in drawn if len(rows) > 1],
+            "plots": [_plot(dim, rows, plan) for dim, rows in drawn if len(rows) > 1],
             "points": [
-                (f"{own.name} {size}", format_seconds(seconds), format_bytes(peak))
-                for own, rows in zip(graph.dynamic, curves, strict=True)
+                (f"{dim.name} {size}", format_seconds(seconds), format_bytes(peak))
+                for dim, rows in zip(graph.dynamic, curves, strict=True)
                 for size, seconds, peak in rows
             ],
         }
     }
 
 
-def _curve(own: DynamicSize, plan: Plan, graph: Graph, hardware: Hardware) -> list[Row]:
+def _curve(dim: DynamicSize, plan: Plan, graph: Graph, hardware: Hardware) -> list[Row]:
     """Sizes evenly over the range, up to the planned one, where a plan can be priced there."""
-    most = sizes_of(graph)[own.name]
-    spread = (own.nearest(own.least + (most - own.least) * n / (MOST_POINTS - 1)) for n in range(MOST_POINTS))
+    most = sizes_of(graph)[dim.name]
+    spread = (dim.nearest(dim.least + (most - dim.least) * n / (MOST_POINTS - 1)) for n in range(MOST_POINTS))
     rows = []
     for size in dict.fromkeys(spread):
         try:
-            at = resized(graph, {own.name: size})
+            at = resized(graph, {dim.name: size})
             there = plan.at_sizes(sizes_of(at))
-            found = plan if at is graph else predicted(reapply(there, graph, at, hardware), at)
+            priced = plan if at is graph else predicted(reapply(there, graph, at, hardware), at)
         except UserError:
             continue
-        rows.append((size, found.step_seconds, found.step_peak_bytes))
+        rows.append((size, priced.step_seconds, priced.step_peak_bytes))
     return rows
 
 
-def _plot(own: DynamicSize, rows: Sequence[Row], plan: Plan) -> str:
+def _plot(dim: DynamicSize, rows: Sequence[Row], plan: Plan) -> str:
     floor = FRAME.floor
     across = PlotAxis.of([float(size) for size, *_ in rows], FRAME.left, FRAME.end)
     up = PlotAxis.of([seconds for _, seconds, _ in rows], floor - BARS, FRAME.top)
     marks = [(across.at(size), str(size)) for size, *_ in rows]
     aside = f"{STEP}{up.note}; bars: share of steps" if plan.search.sizes else STEP
-    body = FRAME.panel(marks, up, format_seconds, (f"{own.name}{across.note}", aside))
-    body += _bars(own, plan, across, floor)
+    body = FRAME.panel(marks, up, format_seconds, (f"{dim.name}{across.note}", aside))
+    body += _bars(dim, plan, across, floor)
     line = " L ".join(f"{svg.number(across.at(size))} {svg.number(up.at(seconds))}" for size, seconds, _ in rows)
     body.append(svg.path(f"M {line}", class_="edge"))
     listed = "; ".join(f"{size}: {format_seconds(seconds)}" for size, seconds, _ in rows)
     return svg.document(
-        FRAME.width, FRAME.height, f"Step time against {own.name}", f"By {own.name}: {listed}.", body, "plot", "img"
+        FRAME.width, FRAME.height, f"Step time against {dim.name}", f"By {dim.name}: {listed}.", body, "plot", "img"
     )
 
 
-def _bars(own: DynamicSize, plan: Plan, across: PlotAxis, floor: float) -> list[str]:
+def _bars(dim: DynamicSize, plan: Plan, across: PlotAxis, floor: float) -> list[str]:
     shares: dict[int, float] = {}
     for point in plan.search.sizes:
-        size = dict(point.sizes)[own.name]
+        size = dict(point.sizes)[dim.name]
         shares[size] = shares.get(size, 0.0) + point.weight
     most = max(shares.values(), default=1.0)
     return [

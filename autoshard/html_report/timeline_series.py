@@ -49,9 +49,9 @@ def series(timeline: Timeline, records: Mapping[int, int] | None = None) -> dict
 
 def step_series(operators: StepOperators, records: Mapping[int, int]) -> dict[str, Any]:
     """Each segment of a whole step once, and where each stage has it."""
-    own, seconds = operators.within(MOST_EVENTS), operators.timeline.step_seconds
-    stages = [([laid.start_seconds for laid in stage], [laid.segment for laid in stage]) for stage in own.stages]
-    return _drawn([segment.events for segment in own.segments], stages, own.lanes(), seconds, records)
+    limited, seconds = operators.within(MOST_EVENTS), operators.timeline.step_seconds
+    stages = [([laid.start_seconds for laid in stage], [laid.segment for laid in stage]) for stage in limited.stages]
+    return _drawn([segment.events for segment in limited.segments], stages, limited.lanes(), seconds, records)
 
 
 def _drawn(
@@ -69,18 +69,18 @@ def _drawn(
     """
     names, modules, reasons = NameTable(), NameTable(), NameTable()
     events, starts, waits = list[Event](), list[int](), list[list[int]]()
-    for own in segments:
-        order = sorted(range(len(own)), key=lambda n: (own[n].start_seconds, n))
+    for segment in segments:
+        order = sorted(range(len(segment)), key=lambda n: (segment[n].start_seconds, n))
         place = {n: index for index, n in enumerate(order, len(events))}
-        waits += (_waits(own[n], own, place) for n in order)
-        starts += differences([ticks(own[n].start_seconds) for n in order])
-        events += (own[n] for n in order)
+        waits += (_waits(segment[n], segment, place) for n in order)
+        starts += differences([ticks(segment[n].start_seconds) for n in order])
+        events += (segment[n] for n in order)
     bit = {stream: 1 << index for index, stream in enumerate(streams)}
     return {
         "step": ticks(step_seconds),
         "streams": list(streams),
         "categories": CATEGORIES,
-        "segments": [len(own) for own in segments],
+        "segments": [len(segment) for segment in segments],
         "stages": [{"start": differences([*map(ticks, at)]), "segment": [*numbers]} for at, numbers in stages],
         "start": starts,
         "duration": [ticks(event.duration_seconds) for event in events],
@@ -105,7 +105,7 @@ def ticks(seconds: float) -> int:
 
 def differences(numbers: list[int]) -> list[int]:
     """The first, then what each is more than the one before."""
-    return [own - before for own, before in zip(numbers, [0, *numbers], strict=False)]
+    return [number - before for number, before in zip(numbers, [0, *numbers], strict=False)]
 
 
 def _record(event: Event, records: Mapping[int, int]) -> int:

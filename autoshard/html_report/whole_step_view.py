@@ -15,9 +15,9 @@ from autoshard.text.stage_table import HEADER, part_words, stage_rows
 from autoshard.units import counted
 
 
-def whole_step(plan: Plan, graph: Graph, made: AccountedStep) -> dict[str, Any] | None:
+def whole_step(plan: Plan, graph: Graph, accounted: AccountedStep) -> dict[str, Any] | None:
     """What the template shows of it; None where a step is one micro-batch on one stage that keeps all."""
-    timeline, step = made.timeline, plan.step
+    timeline, step = accounted.timeline, plan.step
     if timeline is None:
         return None
     size = f"{step.samples} samples" if step.samples else "the captured batch"
@@ -51,10 +51,10 @@ def slots(timeline: StepTimeline, parts: list[str]) -> dict[str, Any]:
         "parts": parts,
         "stages": [
             {
-                "start": differences([ticks(own.start_seconds) for own in placed]),
-                "duration": [ticks(own.duration_seconds) for own in placed],
+                "start": differences([ticks(run.start_seconds) for run in placed]),
+                "duration": [ticks(run.duration_seconds) for run in placed],
                 "slot": [
-                    (own.slot.micro_batch * chunks + own.slot.chunk) * 2 + (own.slot.kind == "B") for own in placed
+                    (run.slot.micro_batch * chunks + run.slot.chunk) * 2 + (run.slot.kind == "B") for run in placed
                 ],
                 "tail": ticks(timeline.costs.stages[stage].tail_seconds),
                 "end": ticks(timeline.stage_seconds[stage]),

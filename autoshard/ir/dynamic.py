@@ -42,9 +42,9 @@ class DynamicSize:
 
     def nearest(self, size: float) -> int:
         """The allowed size that is nearest to `size`."""
-        made = self.divisor * round((size - self.remainder) / self.divisor) + self.remainder
-        made = max(made, self.least)
-        return min(made, self.most) if self.most else made
+        allowed = self.divisor * round((size - self.remainder) / self.divisor) + self.remainder
+        allowed = max(allowed, self.least)
+        return min(allowed, self.most) if self.most else allowed
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def monomial(powers: Powers, sizes: Sequence[int]) -> int:
 
 def value_at(polynomial: Polynomial, sizes: Sequence[int]) -> Fraction:
     """The value at these sizes."""
-    return sum((own * monomial(powers, sizes) for powers, own in polynomial.items()), Fraction(0))
+    return sum((factor * monomial(powers, sizes) for powers, factor in polynomial.items()), Fraction(0))
 
 
 def terms_of(polynomial: Polynomial) -> tuple[SizeTerm, ...]:

@@ -42,8 +42,8 @@ def loads(text: str, where: str = "graph") -> Graph:
     if version != SCHEMA_VERSION:
         problem = f"{where} is a graph of schema version {version!r}, this autoshard reads version {SCHEMA_VERSION}"
         raise InvalidFileError(problem, _AGAIN)
-    given = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
-    body = _LATER | given
+    fields = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
+    body = _LATER | fields
     try:
         graph: Graph = decode(Graph, body, "graph")
         check(graph)

@@ -90,7 +90,7 @@ class Layout:
     @property
     def in_parts(self) -> bool:
         """Is a dim in parts of lengths that are given?"""
-        return any(isinstance(own, Shard) and isinstance(own.unit, tuple) for own in self.placements)
+        return any(isinstance(placement, Shard) and isinstance(placement.unit, tuple) for placement in self.placements)
 
     def on(self, mesh: Mesh) -> str:
         """With the axes named: `S0@dp R+@tp`."""
@@ -205,8 +205,8 @@ def _cut(held: list[tuple[int, int]], block: int, unit: Unit, parts: int, index:
             start = end
     for _, pieces in sorted(by_block.items()):
         length = sum(stop - start for start, stop in pieces)
-        own = unit if isinstance(unit, tuple) or length % unit == 0 else 1
-        low, high = chunk_bounds(length, parts, index, own)
+        chunk_unit = unit if isinstance(unit, tuple) or length % unit == 0 else 1
+        low, high = chunk_bounds(length, parts, index, chunk_unit)
         position = 0
         for start, stop in pieces:
             first, last = max(low - position, 0), min(high - position, stop - start)

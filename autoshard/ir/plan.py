@@ -202,7 +202,7 @@ class Search:
     @property
     def expected_seconds(self) -> float:
         """The mean step over its sizes; 0 without any."""
-        return sum(own.weight * own.seconds for own in self.sizes)
+        return sum(point.weight * point.seconds for point in self.sizes)
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,11 @@ class BlockPolicy:
 def kept_results(keep: str) -> tuple[tuple[str, str], ...]:
     """(place, module) of each result that a policy names: `some: 0 attn.c_attn, attention attn` is what the first
     linear layer of the block makes, in the order in which they run, and what attention makes. ValueError for others."""
-    found = tuple(tuple(part.split(" ")) for part in keep.removeprefix(KEEP_SOME).split(", "))
-    pairs = tuple((own[0], own[1]) for own in found if len(own) == 2 and (own[0] == ATTENTION or own[0].isdecimal()))
-    if not keep.startswith(KEEP_SOME) or len(pairs) < len(found):
+    parts = tuple(tuple(part.split(" ")) for part in keep.removeprefix(KEEP_SOME).split(", "))
+    pairs = tuple(
+        (part[0], part[1]) for part in parts if len(part) == 2 and (part[0] == ATTENTION or part[0].isdecimal())
+    )
+    if not keep.startswith(KEEP_SOME) or len(pairs) < len(parts):
         raise ValueError(keep)
     return pairs
 
@@ -290,7 +292,7 @@ class StepPlan:
 
     def parts_of(self, stage: int) -> tuple[int, ...]:
         """The numbers of the parts on a stage, in the order of the model."""
-        return tuple(number for number, own in enumerate(self.part_stages) if own == stage)
+        return tuple(number for number, place in enumerate(self.part_stages) if place == stage)
 
     @property
     def keeps(self) -> dict[str, str]:
@@ -404,21 +406,21 @@ class Plan(Derives):
     servers: ServerPlan = ServerPlan()
     place_plans: tuple[PlacePlan, ...] = ()  # of places with a mesh of their own
 
-    def of_place(self, own: PlacePlan) -> Plan:
+    def of_place(self, place_plan: PlacePlan) -> Plan:
         """The plan of the whole model on the mesh of that place."""
-        decided = {name: getattr(own, name) for name in PLACED_FIELDS}
+        decided = {name: getattr(place_plan, name) for name in PLACED_FIELDS}
         return replace(self, **decided, place_plans=())
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
         """Of each stage."""
-        own = {other.place: other.mesh for other in self.place_plans}
-        return tuple(own.get(stage, self.mesh) for stage in range(self.step.stages))
+        meshes = {other.place: other.mesh for other in self.place_plans}
+        return tuple(meshes.get(stage, self.mesh) for stage in range(self.step.stages))
 
     def first_rank(self, place: int) -> int:
         """Of a place, or of any stage."""
-        own = {other.place: other.mesh for other in self.place_plans}
-        return sum(own.get(before, self.mesh).size for before in range(place))
+        meshes = {other.place: other.mesh for other in self.place_plans}
+        return sum(meshes.get(before, self.mesh).size for before in range(place))
 
     @property
     def where(self) -> str:
@@ -431,8 +433,8 @@ class Plan(Derives):
 
     def at_sizes(self, sizes: Mapping[str, int]) -> Plan:
         """The plan of a step of these dynamic sizes."""
-        found = next((bucket for bucket in self.buckets if bucket.holds(sizes)), None)
-        return self if found is None else self.of_bucket(found)
+        bucket = next((bucket for bucket in self.buckets if bucket.holds(sizes)), None)
+        return self if bucket is None else self.of_bucket(bucket)
 
     @property
     def step_seconds(self) -> float:
@@ -456,8 +458,8 @@ class Plan(Derives):
 
     def peak_within(self, limit_bytes: float) -> float:
         """Of the whole step, as of a device that has `limit_bytes`."""
-        own = self.step.capacity_bytes
-        return self.step_peak_bytes * limit_bytes / own if own else self.step_peak_bytes
+        capacity = self.step.capacity_bytes
+        return self.step_peak_bytes * limit_bytes / capacity if capacity else self.step_peak_bytes
 
     @property
     def devices(self) -> int:

@@ -52,20 +52,24 @@ def loads(text: str, where: str = "plan") -> Plan:
         raise InvalidFileError(
             f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
         )
-    found = data.get("schema_version")
-    own = {name: _renamed(data.get(name, {})) for name in ("step", "search")}
+    version = data.get("schema_version")
+    parts = {name: _renamed(data.get(name, {})) for name in ("step", "search")}
     # of plans before there were any
     data = {"buckets": [], "servers": encode(ServerPlan()), "place_plans": []} | data
-    if isinstance(own["search"], dict):  # of plans before there were histograms of sizes
-        data = data | {"search": {"sizes": []} | own["search"]}
-    if isinstance(own["step"], dict):  # of plans before there were places, and several kinds of devices
-        data = data | {"step": _without_places(own["step"])}
-    if type(found) is int and OLDEST <= found < SCHEMA_VERSION and all(isinstance(part, dict) for part in own.values()):
-        own = {"step": encode(StepPlan()) | own["step"], "search": encode(Search()) | _on_one_axis(own["search"])}
-        data, found = {"fusion": []} | data | own, SCHEMA_VERSION
-    if found != SCHEMA_VERSION:
+    if isinstance(parts["search"], dict):  # of plans before there were histograms of sizes
+        data = data | {"search": {"sizes": []} | parts["search"]}
+    if isinstance(parts["step"], dict):  # of plans before there were places, and several kinds of devices
+        data = data | {"step": _without_places(parts["step"])}
+    if (
+        type(version) is int
+        and OLDEST <= version < SCHEMA_VERSION
+        and all(isinstance(part, dict) for part in parts.values())
+    ):
+        parts = {"step": encode(StepPlan()) | parts["step"], "search": encode(Search()) | _on_one_axis(parts["search"])}
+        data, version = {"fusion": []} | data | parts, SCHEMA_VERSION
+    if version != SCHEMA_VERSION:
         raise InvalidFileError(
-            f"{where} is a plan of schema version {found!r}, this autoshard reads version {SCHEMA_VERSION}",
+            f"{where} is a plan of schema version {version!r}, this autoshard reads version {SCHEMA_VERSION}",
             _AGAIN,
         )
     body = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
@@ -77,7 +81,7 @@ def loads(text: str, where: str = "plan") -> Plan:
 
 
 def _renamed(part: Any) -> Any:
-    return {_RENAMED.get(name, name): own for name, own in part.items()} if isinstance(part, dict) else part
+    return {_RENAMED.get(name, name): value for name, value in part.items()} if isinstance(part, dict) else part
 
 
 def _without_places(step: dict[str, Any]) -> dict[str, Any]:
@@ -143,8 +147,8 @@ def plan_hash(plan: Plan, graph: Graph) -> str:
 
 def _decided(plan: Plan) -> str:
     decided = _decisions(plan)
-    given = [plan.buckets, plan.servers.count, plan.place_plans]  # the last of what is decided
-    while given and not given.pop():  # plans without any stay as they were
+    tail = [plan.buckets, plan.servers.count, plan.place_plans]  # the last of what is decided
+    while tail and not tail.pop():  # plans without any stay as they were
         decided.pop()
     return json.dumps(decided, separators=(",", ":"), allow_nan=False)
 

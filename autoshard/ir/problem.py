@@ -56,11 +56,11 @@ class Value:
     intervals: tuple[tuple[int, int], ...]
 
 
-def changed(own: Own, **parts: object) -> Own:
+def changed(original: Own, **parts: object) -> Own:
     """`dataclasses.replace` of a node or value, without a look at each field: a search makes tens of thousands."""
-    made: Own = object.__new__(type(own))
-    vars(made).update(vars(own), **parts)
-    return made
+    copy: Own = object.__new__(type(original))
+    vars(copy).update(vars(original), **parts)
+    return copy
 
 
 @dataclass(frozen=True, eq=False)

@@ -210,7 +210,7 @@ class Program(Derives):
 
     def of_stage(self, stage: int) -> Program:
         """The whole program on the mesh of that stage, of which it runs its parts; one object for one mesh."""
-        return next((own for place, own in self.others if place == stage), self)
+        return next((program for place, program in self.others if place == stage), self)
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -235,14 +235,14 @@ class Program(Derives):
     def largest(self) -> dict[str, LocalTensor]:
         """Each value on the device that holds most; one object for values of equal sizes, as `local_sizes` gives."""
         known: dict[tuple[int, str, bool], LocalTensor] = {}
-        found = {}
+        tensors = {}
         for value in self.values:
             key = id(value.local_shape), value.dtype, value.requires_grad
             if key not in known:
                 shape = tuple(size.largest(self.mesh) for size in value.local_shape)
                 known[key] = LocalTensor(shape, value.dtype, value.requires_grad)
-            found[value.name] = known[key]
-        return found
+            tensors[value.name] = known[key]
+        return tensors
 
     @property
     def has_backward(self) -> bool:

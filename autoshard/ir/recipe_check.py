@@ -17,8 +17,8 @@ _PACKED = re.compile(r"[A-Za-z0-9+/]*=*", re.ASCII)
 def check_recipes(graph: Graph) -> None:
     """GraphFault names the first call that is more than names and numbers: calls become code."""
     paths = {stored.path for stored in graph.parameters + graph.buffers}
-    made = [path for recipe in graph.recipes for path in recipe.paths]
-    require(len(made) == len(set(made)), "two recipes make one tensor")
+    listed = [path for recipe in graph.recipes for path in recipe.paths]
+    require(len(listed) == len(set(listed)), "two recipes make one tensor")
     for recipe in graph.recipes:
         require(recipe.paths and set(recipe.paths) <= paths, f"a recipe makes {recipe.paths}, not all of the model")
         require(recipe.calls, f"the recipe of {recipe.paths[0]} is empty")
@@ -31,21 +31,21 @@ def _check_call(call: RecipeCall, number: int, where: str) -> None:
     for name, _ in call.keywords:
         plain = name.isidentifier() and name.isascii() and not iskeyword(name)
         require(plain, f"{where} has the keyword {name!r}")
-    given = (*call.arguments, *(value for _, value in call.keywords))
+    arguments = (*call.arguments, *(value for _, value in call.keywords))
     if call.target in ("values", "packed"):
-        _check_numbers(where, given)
-        given = given[:2]
-    for word in _words(given):
-        found = _WORD.fullmatch(word)
-        if found is None:
+        _check_numbers(where, arguments)
+        arguments = arguments[:2]
+    for word in _words(arguments):
+        match = _WORD.fullmatch(word)
+        if match is None:
             raise GraphFault(f"{where} has {word!r}")
-        require(found[1] is None or int(found[1]) < number, f"{where} takes {word}, which is not there yet")
+        require(match[1] is None or int(match[1]) < number, f"{where} takes {word}, which is not there yet")
 
 
-def _check_numbers(where: str, given: tuple[Attribute, ...]) -> None:
-    named = len(given) == 3 and isinstance(given[0], str) and given[0].startswith("torch.")
+def _check_numbers(where: str, arguments: tuple[Attribute, ...]) -> None:
+    named = len(arguments) == 3 and isinstance(arguments[0], str) and arguments[0].startswith("torch.")
     require(named, f"{where}: dtype")
-    shape, numbers = given[1:]
+    shape, numbers = arguments[1:]
     require(isinstance(shape, tuple) and all(type(size) is int for size in shape), f"{where}: shape")
     if isinstance(numbers, tuple):
         plain = all(type(number) in (int, float, bool) for number in numbers)

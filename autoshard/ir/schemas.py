@@ -126,7 +126,7 @@ def _place(
     unsized = [slot for slot in slots if slot.is_list and slot.name not in attributes]
     singles = sum(not slot.is_list for slot in slots)
     sized = sum(attributes[slot.name] for slot in slots if slot.is_list and slot.name in attributes)
-    rest = max(0, len(operands) - singles - sized)
+    remaining = max(0, len(operands) - singles - sized)
     if len(unsized) > 1:
         return None
     if unsized and slots[-1] is unsized[0] and len(operands) < singles + sized:
@@ -134,12 +134,12 @@ def _place(
     result: dict[str, Operands | None] = {}
     position = 0
     for slot in slots:
-        count = attributes.get(slot.name, rest) if slot.is_list else 1
-        own = tuple(range(position, min(position + count, len(operands))))
+        count = attributes.get(slot.name, remaining) if slot.is_list else 1
+        indices = tuple(range(position, min(position + count, len(operands))))
         position += count
-        present = any(operands[i] is not None for i in own)
+        present = any(operands[i] is not None for i in indices)
         if present or (slot.is_list and not slot.optional):
-            result[slot.name] = Operands(own, slot.is_list)
+            result[slot.name] = Operands(indices, slot.is_list)
         elif slot.required:
             if not slot.optional:
                 return None
@@ -149,8 +149,8 @@ def _place(
 
 def fitting(schemas: Sequence[Schema], operands: Sequence[object], attributes: Mapping[str, Any]) -> Schema | None:
     """The overload that leaves out the fewest arguments, and has tensors where the op has; None where none fits."""
-    found = [(schema, bound) for schema in schemas if (bound := bind(schema, operands, attributes)) is not None]
-    return min(found, key=lambda pair: _strain(*pair))[0] if found else None
+    pairs = [(schema, bound) for schema in schemas if (bound := bind(schema, operands, attributes)) is not None]
+    return min(pairs, key=lambda pair: _strain(*pair))[0] if pairs else None
 
 
 def _strain(schema: Schema, bound: Mapping[str, Any]) -> tuple[int, int]:

@@ -82,13 +82,13 @@ def launch_of(
             raise UsageError(message, "--on ray, with a cluster of `ray start`")
         words = _words(DEFAULT_OPTIONS if options is None else options)
         return Launch(on, 1, plan.devices, (), tuple(words), **more)
-    own = hardware.nodes(plan.devices)
-    if hardware.kinds and len({*own}) > 1:
+    node_sizes = hardware.nodes(plan.devices)
+    if hardware.kinds and len({*node_sizes}) > 1:
         raise UsageError(
-            f"nodes of {' and '.join(map(str, own))} devices: a launcher starts as many on each",
+            f"nodes of {' and '.join(map(str, node_sizes))} devices: a launcher starts as many on each",
             "the commands in the package's README.md",
         )
-    count = nodes or len(hosts) or len(own)
+    count = nodes or len(hosts) or len(node_sizes)
     if plan.devices % count:
         raise UsageError(f"{plan.devices} devices can't stand on {count} nodes, as many on each", "--nodes N")
     if on == "ssh" and not hosts:
@@ -133,13 +133,13 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
 
 
 def _templates() -> jinja2.Environment:
-    made = jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True, trim_blocks=False,
     )  # fmt: skip
     filters: dict[str, Callable[[str], str]] = {"typed": typed, "json": json.dumps, "double_quoted": _double_quoted}
-    made.filters.update(filters)
-    return made
+    env.filters.update(filters)
+    return env
 
 
 def _double_quoted(text: str) -> str:

@@ -34,9 +34,9 @@ def check_target(folder: Path) -> None:
     """UsageError unless `folder` can take a package: absent, empty, or an untouched earlier package."""
     recover(folder)
     existing = next((parent for parent in folder.absolute().parents if parent.exists()), None)
-    for own in filter(None, (folder, existing)):
-        if own.exists() and not own.is_dir():
-            raise UsageError(f"--out {folder}: {own} is a file, expected a folder", "--out with another name")
+    for path in filter(None, (folder, existing)):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--out {folder}: {path} is a file, expected a folder", "--out with another name")
     around = folder if folder.exists() else existing
     if around is not None and not os.access(around, os.W_OK):
         raise UsageError(f"--out {folder}: no permission to write in {around}", "--out with another folder")
@@ -124,7 +124,7 @@ def recover(folder: Path) -> None:
         for new in left[_NEW]:
             shutil.rmtree(new, ignore_errors=True)
         for name in os.listdir(real) if (real / MANIFEST).exists() else ():
-            if (found := _PARTIAL.fullmatch(name)) and not _lives(int(found[1])):
+            if (match := _PARTIAL.fullmatch(name)) and not _lives(int(match[1])):
                 (real / name).unlink()
 
 
@@ -132,10 +132,10 @@ def _abandoned(folder: Path, kind: str) -> Iterator[Path]:
     prefix = f".{folder.name[:80]}.{kind}-"
     for parent in (folder.parent, folder):
         try:
-            found = [entry for entry in os.listdir(parent) if entry.startswith(prefix)]
+            names = [entry for entry in os.listdir(parent) if entry.startswith(prefix)]
         except OSError:
             continue
-        for name in sorted(found):
+        for name in sorted(names):
             process, path = name.removeprefix(prefix).partition("-")[0], parent / name
             if process.isdecimal() and not _lives(int(process)) and _is_own(path):
                 yield path
@@ -144,10 +144,10 @@ def _abandoned(folder: Path, kind: str) -> Iterator[Path]:
 def _is_own(path: Path) -> bool:
     """A folder of this user's: what others put beside a package must not get into it."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "geteuid") or found.st_uid == os.geteuid())
+    return stat.S_ISDIR(status.st_mode) and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid())
 
 
 def _lives(process: int) -> bool:
@@ -172,19 +172,19 @@ def _bring_added(old: Path, folder: Path) -> None:
     if not old.is_dir():
         return
     known = _accepted(old) if (old / MANIFEST).exists() else {}
-    own = {*known, *_manifests(known)}
+    packaged = {*known, *_manifests(known)}
     for parent, folders, names in os.walk(old, topdown=False):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in (*names, *links):
             path = Path(parent, name).relative_to(old)
-            if _PARTIAL.fullmatch(name) or path.as_posix() in own:
+            if _PARTIAL.fullmatch(name) or path.as_posix() in packaged:
                 continue
             if "__pycache__" not in path.parts and not os.path.lexists(folder / path):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (old / path).rename(folder / path)
-    rest = _beside(folder, _NEW)  # half removed it has no manifest, and nothing in it is the user's
-    old.rename(rest)
-    shutil.rmtree(rest, ignore_errors=True)
+    leftover = _beside(folder, _NEW)  # half removed it has no manifest, and nothing in it is the user's
+    old.rename(leftover)
+    shutil.rmtree(leftover, ignore_errors=True)
 
 
 def read_file(folder: Path, name: str) -> str:
@@ -209,7 +209,7 @@ def check_unedited(folder: Path, texts: Mapping[str, str]) -> None:
 @contextmanager
 def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
     parent = folder.absolute().parent
-    made = [own for own in (parent, *parent.parents) if not own.exists()]  # the innermost first
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]  # the innermost first
     stage: Path | None = None
     try:
         with write_errors(folder):
@@ -223,9 +223,9 @@ def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
     finally:
         if stage is not None:
             shutil.rmtree(stage, ignore_errors=True)
-        for own in made:
+        for path in missing:
             with contextlib.suppress(OSError):
-                own.rmdir()  # only where nothing came into it
+                path.rmdir()  # only where nothing came into it
 
 
 def _fill(stage: Path, files: Mapping[str, str]) -> None:
@@ -234,8 +234,8 @@ def _fill(stage: Path, files: Mapping[str, str]) -> None:
         (stage / name).write_text(text, encoding="utf-8")
     for manifest in reversed(_manifests(files)):  # the package's own last: with it the folder is whole
         folder = manifest.removesuffix(MANIFEST)
-        own = {name.removeprefix(folder): text for name, text in files.items() if _manifest_of(name) == manifest}
-        digests = {name: _digest(text.encode()) for name, text in own.items()}
+        texts = {name.removeprefix(folder): text for name, text in files.items() if _manifest_of(name) == manifest}
+        digests = {name: _digest(text.encode()) for name, text in texts.items()}
         (stage / manifest).write_text(_manifest_text(digests), encoding="utf-8")
 
 
@@ -251,8 +251,8 @@ def _manifests(names: Iterable[str]) -> list[str]:
 
 def nested_packages(folder: Path) -> list[Path]:
     """Packages in the package, most devices first."""
-    found = [path.parent for path in folder.glob(f"{NESTED_FOLDER}*/{MANIFEST}")]
-    numbered = [path for path in found if NESTED.fullmatch(f"{path.name}/_")]
+    packages = [path.parent for path in folder.glob(f"{NESTED_FOLDER}*/{MANIFEST}")]
+    numbered = [path for path in packages if NESTED.fullmatch(f"{path.name}/_")]
     return sorted(numbered, key=lambda path: -int(path.name.removeprefix(NESTED_FOLDER)))
 
 
@@ -277,12 +277,12 @@ def _manifest(folder: Path, part: str = "files") -> dict[str, str]:
 
 def _accepted(folder: Path) -> dict[str, set[str]]:
     """For each file of the package, and of those in it, the hashes that it may have."""
-    found: dict[str, set[str]] = {}
-    for own in (folder, *nested_packages(folder)):
+    digests: dict[str, set[str]] = {}
+    for package in (folder, *nested_packages(folder)):
         for part in ("files", "coming"):
-            for name, digest in _manifest(own, part).items():
-                found.setdefault(f"{own.name}/{name}" if own != folder else name, set()).add(digest)
-    return found
+            for name, digest in _manifest(package, part).items():
+                digests.setdefault(f"{package.name}/{name}" if package != folder else name, set()).add(digest)
+    return digests
 
 
 def _is_inside(name: str) -> bool:

@@ -69,7 +69,8 @@ def log_text(log: Sequence[tuple[str, float]]) -> str:
     for what, seconds in log:
         spent.setdefault(what, []).append(seconds)
     lines = [
-        f"{sum(own):10.3f} s  {what}" + (f", {len(own)} times" if len(own) > 1 else "") for what, own in spent.items()
+        f"{sum(seconds):10.3f} s  {what}" + (f", {len(seconds)} times" if len(seconds) > 1 else "")
+        for what, seconds in spent.items()
     ]
     return "\n".join([*lines, f"{sum(seconds for _, seconds in log):10.3f} s  in all"]) + "\n"
 

@@ -40,14 +40,14 @@ def with_early_reductions(
 
 def early_linears(items: Sequence[object]) -> dict[int, int]:
     """Position of a linear -> that of the early collective that it reads, in a program or in the body of a class."""
-    found: dict[int, int] = {}
+    linears: dict[int, int] = {}
     waiting: dict[str, int] = {}
     for position, step in enumerate(items):
         if isinstance(step, Collective) and step.early:
             waiting[step.result] = position
         elif isinstance(step, Compute) and waiting and step.operands and step.operands[0] in waiting:
-            found[position] = waiting.pop(step.operands[0] or "")
-    return found
+            linears[position] = waiting.pop(step.operands[0] or "")
+    return linears
 
 
 def _may_be(step: Collective, values: Mapping[str, LocalValue]) -> bool:
@@ -65,9 +65,9 @@ def _first_reader(instructions: Sequence[Instruction], index: int, ways: Collect
 def _has_weight_product(linear: Compute, read: str, values: Mapping[str, LocalValue]) -> bool:
     """Whether backward makes the gradient of a weight, beside that of the input `read`."""
     first, weight, *_ = linear.operands
-    made = values[linear.results[0]].requires_grad
+    has_grad = values[linear.results[0]].requires_grad
     once = linear.operands.count(read) == 1
-    return first == read and once and made and weight is not None and values[weight].requires_grad
+    return first == read and once and has_grad and weight is not None and values[weight].requires_grad
 
 
 @dataclass(frozen=True)

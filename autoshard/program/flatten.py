@@ -55,8 +55,8 @@ def _renamed(instruction: Instruction, names: dict[str, str], shift: int) -> Ins
     if number is not None and instruction.variant in RANDOM:
         attributes = tuple((k, number + shift if k == "index" else v) for k, v in attributes)
     plain = replace(instruction, op="", module="", source="", strategy="")
-    again = tuple(names[v] for v in instruction.again)
-    return replace(plain, operands=operands, results=results, attributes=attributes, again=again)
+    remade = tuple(names[v] for v in instruction.again)
+    return replace(plain, operands=operands, results=results, attributes=attributes, again=remade)
 
 
 class _Caller:
@@ -78,7 +78,7 @@ class _Caller:
                 taken = tuple(names[v] for v in item.arguments)
                 child = children[item.path]
                 results = self._child(child.path, child.definition, taken, path, base + child.random_index)
-                names |= {v: given for v, given in zip(item.results, results, strict=True) if v is not None}
+                names |= {v: value for v, value in zip(item.results, results, strict=True) if v is not None}
             elif isinstance(item, Loop):
                 taken = tuple(names[v] for v in item.arguments)
                 for inner in item.paths:
@@ -86,7 +86,7 @@ class _Caller:
                     results = self._child(inner, item.definition, taken, path, base + child.random_index)
                     carried = dict(item.carried)
                     taken = tuple(results[carried[a]] if a in carried else v for a, v in enumerate(taken))
-                names |= {v: given for v, given in zip(item.results, results, strict=True) if v is not None}
+                names |= {v: value for v, value in zip(item.results, results, strict=True) if v is not None}
             else:
                 for v in results_of(item):
                     names[v] = f"%{self.count}"

@@ -32,14 +32,14 @@ def gradient_buckets(
     instructions: Sequence[Instruction],
     values: Mapping[str, LocalValue],
     mesh: Mesh,
-    given: Mapping[int, int],
+    sum_at: Mapping[int, int],
     fusion: Sequence[Fusion] = (),
 ) -> tuple[GradientBucket, ...]:
-    """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more. `given`: see
+    """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more. `sum_at`: see
     `backward_ends`. `fusion`: the plan's; without it, modules may say what goes together."""
-    own = next((one for one in fusion if one.collective == "all_reduce"), None)
-    firsts = frozenset(own.first if own else ())
-    ended = backward_ends(instructions, values, (p.value for p in parameters), given)
+    planned = next((one for one in fusion if one.collective == "all_reduce"), None)
+    firsts = frozenset(planned.first if planned else ())
+    ended = backward_ends(instructions, values, (p.value for p in parameters), sum_at)
     partial = [p for p in reversed(parameters) if p.trainable and _axes(values[p.value], mesh)]
     open_: dict[_Key, list[ProgramParameter]] = {}
     filled: dict[_Key, int] = {}
@@ -58,7 +58,7 @@ def gradient_buckets(
         for other in list(open_) if number in firsts else ():
             close(other)
         usual = BUCKET_BYTES * (BEHIND if ended.get(parameter.value, 0) in behind else 1.0)
-        limit = _limit(own, usual if key in filled else FIRST_BUCKET_BYTES, parameter.together)
+        limit = _limit(planned, usual if key in filled else FIRST_BUCKET_BYTES, parameter.together)
         open_.setdefault(key, []).append(parameter)
         size = sum(local_bytes(values[p.value], mesh) for p in open_[key])
         if size >= limit:
@@ -91,12 +91,12 @@ def _behind(
     ]
     linears = {collective: linear for linear, collective in early_linears(instructions).items()}
     waited = sorted(linears.get(i, i) for i in moving)
-    before, found = len(instructions), set()
+    before, delayed = len(instructions), set()
     for end in dict.fromkeys(ends):
         if bisect_left(waited, end) < bisect_left(waited, before):
-            found.add(end)
+            delayed.add(end)
         before = end
-    return found
+    return delayed
 
 
 def _waits(step: Collective, values: Mapping[str, LocalValue]) -> bool:
@@ -107,15 +107,15 @@ def backward_ends(
     instructions: Sequence[Instruction],
     values: Mapping[str, LocalValue],
     names: Iterable[str],
-    given: Mapping[int, int],
+    sum_at: Mapping[int, int],
 ) -> dict[str, int]:
     """Value -> the instruction whose backward completes its gradient: the first that reads it and gives it one.
 
-    `given`: collectives that are scattered with others, and when their parameters have the sum (`weight_buckets`).
+    `sum_at`: collectives that are scattered with others, and when their parameters have the sum (`weight_buckets`).
     """
     wanted = set(names)
     ways = weight_steps(instructions, wanted, values)
-    late = {source_of(instructions[own[0]]): given[own[-1]] for own in ways.values() if own and own[-1] in given}
+    late = {source_of(instructions[path[0]]): sum_at[path[-1]] for path in ways.values() if path and path[-1] in sum_at}
     ends: dict[str, int] = {}
     for index, instruction in enumerate(instructions):
         if any(values[result].requires_grad for result in results_of(instruction)):

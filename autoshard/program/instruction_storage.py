@@ -35,8 +35,8 @@ class InstructionStorage(NamedTuple):
 
     def kept_without(self, positions: tuple[int, ...]) -> list[str]:
         """The same without the operands at these positions."""
-        kept = [self.operands[i] for i in self.saved.operands if i not in positions]
-        return [name for name in (*kept, *(self.results[i] for i in self.saved.results)) if name is not None]
+        operands = [self.operands[i] for i in self.saved.operands if i not in positions]
+        return [name for name in (*operands, *(self.results[i] for i in self.saved.results)) if name is not None]
 
 
 def facts(instruction: Instruction, graph: Graph) -> InstructionStorage:
@@ -66,11 +66,11 @@ def storage_roots(instructions: Sequence[Instruction], graph: Graph, fixed: Iter
     return root
 
 
-def run_again(instructions: Sequence[Instruction], own: Iterable[int], graph: Graph) -> list[int]:
-    """Of the instructions `own` of a block that backward computes again those that run: torch's checkpoint stops at the
+def run_again(instructions: Sequence[Instruction], ids: Iterable[int], graph: Graph) -> list[int]:
+    """Of the instructions `ids` of a block that backward computes again those that run: torch's checkpoint stops at the
     last of which autograd keeps something. That one is not run where it keeps its operands alone: they are kept before
     it computes."""
-    order = sorted(own)
+    order = sorted(ids)
     ends = [i for i in order if _keeps(instructions[i], graph)]
     if not ends:
         return []
@@ -98,23 +98,23 @@ def is_expensive(target: str) -> bool:
 
 
 def found_again(
-    instructions: Sequence[Instruction], own: Iterable[int], keep: str, graph: Graph, ways: Container[str]
+    instructions: Sequence[Instruction], ids: Iterable[int], keep: str, graph: Graph, ways: Container[str]
 ) -> set[int]:
-    """Of the instructions `own` of a block those whose results its backward finds under a policy. `ways`: values that
+    """Of the instructions `ids` of a block those whose results its backward finds under a policy. `ways`: values that
     are weights on their way to their use."""
-    own = sorted(own)
-    dear = [i for i in own if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
+    ids = sorted(ids)
+    dear = [i for i in ids if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
     if keep in KEEPS:
-        again = run_again(instructions, own, graph) if keep in PLAIN else ()
-        return {*communicated(instructions, again, ways), *(dear if PLAIN.get(keep, keep) == "expensive" else ())}
+        rerun = run_again(instructions, ids, graph) if keep in PLAIN else ()
+        return {*communicated(instructions, rerun, ways), *(dear if PLAIN.get(keep, keep) == "expensive" else ())}
     places = {place for place, _ in kept_results(keep)}
     return {i for i, place in zip(dear, _places(instructions, dear), strict=True) if place in places}
 
 
-def communicated(instructions: Sequence[Instruction], again: Iterable[int], ways: Container[str]) -> set[int]:
-    """Of the instructions `again`, which backward would run again, the collectives of activations. Weights are gathered
+def communicated(instructions: Sequence[Instruction], rerun: Iterable[int], ways: Container[str]) -> set[int]:
+    """Of the instructions `rerun`, which backward would run again, the collectives of activations. Weights are gathered
     again, and what an operator communicates inside is its own."""
-    return {i for i in again if isinstance(step := instructions[i], Collective) and _talks(step, ways)}
+    return {i for i in rerun if isinstance(step := instructions[i], Collective) and _talks(step, ways)}
 
 
 def _talks(step: Collective, ways: Container[str]) -> bool:
@@ -122,23 +122,23 @@ def _talks(step: Collective, ways: Container[str]) -> bool:
 
 
 def some_results(
-    instructions: Sequence[Instruction], own: Iterable[int], graph: Graph, block: str
+    instructions: Sequence[Instruction], ids: Iterable[int], graph: Graph, block: str
 ) -> dict[str, list[int]]:
     """`0 attn.c_attn`, as in a policy -> the instructions of a block at path `block` that make it, of what is dear and
     run again. None where torch runs other products than those of linear layers, one each, and of attention: the code
     counts them."""
-    own = sorted(own)
-    dear = [i for i in own if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
-    inside = any(isinstance(step := instructions[i], Compute) and step.target in WITH_PRODUCTS for i in own)
+    ids = sorted(ids)
+    dear = [i for i in ids if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
+    inside = any(isinstance(step := instructions[i], Compute) and step.target in WITH_PRODUCTS for i in ids)
     if inside or not all(_is_counted(instructions[i], graph) for i in dear):
         return {}
-    again, found = {*run_again(instructions, own, graph)}, dict[str, list[int]]()
+    rerun, by_name = {*run_again(instructions, ids, graph)}, dict[str, list[int]]()
     modules = {i: instructions[i].module.removeprefix(block).removeprefix(".") or "." for i in dear}
     attention = "+".join(dict.fromkeys(modules[i] for i in dear if _is_attention(instructions[i])))
     for i, place in zip(dear, _places(instructions, dear), strict=True):
-        if i in again:
-            found.setdefault(f"{place} {attention if place == ATTENTION else modules[i]}", []).append(i)
-    return found
+        if i in rerun:
+            by_name.setdefault(f"{place} {attention if place == ATTENTION else modules[i]}", []).append(i)
+    return by_name
 
 
 def _places(instructions: Sequence[Instruction], dear: Sequence[int]) -> list[str]:

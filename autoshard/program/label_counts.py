@@ -22,7 +22,7 @@ def label_counts(
     instructions: Sequence[Instruction], values: Mapping[str, LocalValue], mesh: Mesh, stored: Mapping[str, str]
 ) -> tuple[LabelCount, ...]:
     """`stored`: the path of each stored tensor. UsageError where a loss has class weights that are none of these."""
-    found = []
+    counts = []
     for step in instructions:
         if not isinstance(step, Compute) or step.target not in LABEL_LOSSES or not _is_mean(step, values):
             continue
@@ -40,8 +40,8 @@ def label_counts(
         ignored = dict(step.attributes).get("ignore_index", -100)
         assert isinstance(ignored, int)
         path = "" if weights is None else stored[values[weights].tensor]
-        found.append(LabelCount(step.op, target, ignored, axes, path))
-    return tuple(found)
+        counts.append(LabelCount(step.op, target, ignored, axes, path))
+    return tuple(counts)
 
 
 def _is_mean(step: Compute, values: Mapping[str, LocalValue]) -> bool:
@@ -66,10 +66,10 @@ def labels_program(program: Program) -> Program:
     if not wanted.isdisjoint(stored):
         raise _unknown(program)
     steps = [program.instructions[index] for index in sorted(needed)]
-    kept = {*program.inputs, *(name for step in steps for name in results_of(step))}
+    names = {*program.inputs, *(name for step in steps for name in results_of(step))}
     return replace(
         program,
-        values=tuple(value for value in program.values if value.name in kept),
+        values=tuple(value for value in program.values if value.name in names),
         parameters=(),
         buffers=(),
         instructions=tuple(_bare(step) for step in steps),

@@ -40,10 +40,10 @@ def lower(plan: Plan, graph: Graph, strategies: dict[str, Strategy] | None = Non
     `strategies`: `chosen_strategies`, where they are known."""
     program = _Lowering(plan, graph, chosen_strategies(plan, graph) if strategies is None else strategies).run()
     known = {plan.mesh: program}  # places of one mesh run one program
-    for own in plan.place_plans:
-        if own.mesh not in known:
-            known[own.mesh] = lower(plan.of_place(own), graph)
-    others = tuple((own.place, known[own.mesh]) for own in plan.place_plans if own.mesh != plan.mesh)
+    for placed in plan.place_plans:
+        if placed.mesh not in known:
+            known[placed.mesh] = lower(plan.of_place(placed), graph)
+    others = tuple((placed.place, known[placed.mesh]) for placed in plan.place_plans if placed.mesh != plan.mesh)
     return replace(program, others=others) if others else program
 
 
@@ -94,16 +94,16 @@ class _Lowering:
             (self.origin[b], self._value_in(v, layouts[b], "", f"{b} is stored so")) for b, v in graph.buffer_updates
         )
         loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
-        stored, again = [p.value for p in parameters], tuple(plan.step.keeps)
+        stored, recomputed = [p.value for p in parameters], tuple(plan.step.keeps)
         whole = plan.step.zero < 3 and graph.loss is not None
         once = gathered_once(parameters, self.instructions, self.values) if whole else frozenset()
-        instructions = with_gathers(self.instructions, self.values, stored, graph, again, once)
+        instructions = with_gathers(self.instructions, self.values, stored, graph, recomputed, once)
         if graph.loss is not None:
             instructions = with_early_reductions(instructions, self.values, stored)
         fixed = (*inputs, *stored, *(b.value for b in buffers))
         gathered = parameters, instructions, self.values, self.mesh, plan.fusion, whole
         together = weight_buckets(*gathered) if graph.loss else ()
-        paths = {own.tensor: own.path for own in (*graph.parameters, *graph.buffers)}
+        paths = {entry.tensor: entry.path for entry in (*graph.parameters, *graph.buffers)}
         program = Program(
             graph.name,
             self.mesh,
@@ -138,8 +138,8 @@ class _Lowering:
             info = self.graph.tensor(tensor)
             sizes = local_sizes(info.shape, layout, self.mesh)
             named = self.variables.get(tensor, "")
-            made = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad, named)
-            self.known.values[key] = made
+            value = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad, named)
+            self.known.values[key] = value
         self.values[name] = self.known.values[key]
         self.made[tensor, layout] = name
         return name
@@ -183,14 +183,14 @@ class _Lowering:
         """The step over the axes whose gradient is not left to a gradient bucket; None where there are no others."""
         axes = [self.mesh.index(axis) for axis in planned.axes]
         placements = zip(map(parse_placement, planned.before), map(parse_placement, planned.after), strict=True)
-        kept = [
+        changes = [
             (axis, before, after)
             for axis, (before, after) in zip(axes, placements, strict=True)
             if (before, after, layout.placements[axis]) != (REPLICATE, REPLICATE_PARTIAL, REPLICATE_PARTIAL)
         ]
-        if not kept:
+        if not changes:
             return None
-        left, before, after = zip(*kept, strict=True)
+        left, before, after = zip(*changes, strict=True)
         return Step(left, before, after, planned.forward, planned.backward)
 
     def _fresh(self, tensor: str) -> str:
@@ -224,8 +224,8 @@ class _Lowering:
 
     def _only_sums(self, redistribution: RedistributionPlan, axis: int) -> bool:
         name = self.mesh.names[axis]
-        own = [step for step in redistribution.steps if name in step.axes]
-        return [(set(step.before), set(step.after)) for step in own] == [({"R"}, {"R+"})]
+        steps = [step for step in redistribution.steps if name in step.axes]
+        return [(set(step.before), set(step.after)) for step in steps] == [({"R"}, {"R+"})]
 
     def _parameter(self, parameter: Parameter, storage: Layout) -> ProgramParameter:
         layout = storage
@@ -253,13 +253,13 @@ class _Lowering:
         """As the model's innermost module has it that says so; what the command line says goes before."""
         if any(fusion.collective == "all_reduce" for fusion in self.plan.fusion):
             return None
-        asked = ((path, what.partition(":")) for path, what in self.graph.module_requests)
-        own = [
+        requests = ((path, what.partition(":")) for path, what in self.graph.module_requests)
+        matches = [
             (len(path), int(number))
-            for path, (what, _, number) in asked
+            for path, (what, _, number) in requests
             if what == FUSION and number.isdecimal() and f"{parameter.path}.".startswith(f"{path}." if path else "")
         ]
-        return max(own)[1] if own else None
+        return max(matches)[1] if matches else None
 
     # --- operators ---
 
@@ -271,11 +271,11 @@ class _Lowering:
         for name, layout in zip(op.results, strategy.results, strict=True):
             self._start(name, layout)
         key = op.name, op_plan.strategy, operands
-        known, made = self.known.calls.get(key, (None, None))
-        if made is None or known is not strategy:
-            made = self._call(op, op_plan, strategy, operands)
-            self.known.calls[key] = strategy, made
-        self.instructions.append(made)
+        known, call = self.known.calls.get(key, (None, None))
+        if call is None or known is not strategy:
+            call = self._call(op, op_plan, strategy, operands)
+            self.known.calls[key] = strategy, call
+        self.instructions.append(call)
 
     def _call(self, op: Op, op_plan: OpPlan, strategy: Strategy, operands: tuple[str | None, ...]) -> Compute:
         local = rules.localise(self.graph, op, strategy, self.mesh)
@@ -320,11 +320,11 @@ def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:
 
     def chosen(op: str, text: str) -> Strategy:
         if (op, text) not in known:
-            asked = graph, graph.by_op[op], plan.mesh, granularities, text
-            known[op, text] = rules.named(*asked) or rules.find(*asked)
+            query = graph, graph.by_op[op], plan.mesh, granularities, text
+            known[op, text] = rules.named(*query) or rules.find(*query)
         return known[op, text]
 
-    return {own.op: chosen(own.op, own.strategy) for own in plan.ops}
+    return {op_plan.op: chosen(op_plan.op, op_plan.strategy) for op_plan in plan.ops}
 
 
 def _known_strategies(graph: Graph) -> dict[Mesh, dict[tuple[str, str], Strategy]]:

@@ -58,8 +58,8 @@ def operands_of(instruction: Instruction) -> tuple[str | None, ...]:
 def reads_of(instruction: Instruction) -> tuple[str | None, ...]:
     """The operands, and the weights that backward makes again."""
     operands = operands_of(instruction)
-    again = instruction.again if isinstance(instruction, Compute) else ()
-    return (*operands, *(name for name in again if name not in operands))
+    remade = instruction.again if isinstance(instruction, Compute) else ()
+    return (*operands, *(name for name in remade if name not in operands))
 
 
 def _again(instruction: Instruction) -> tuple[str, ...]:
@@ -109,18 +109,18 @@ class Scopes:
         self.buffers = {b.value for b in program.buffers}
         self.defined = {v: i for i, ins in enumerate(program.instructions) for v in results_of(ins)}
         self.uses: dict[str, list[int]] = {}
-        self._named = [tuple(filter(None, reads_of(own))) for own in program.instructions]
+        self._named = [tuple(filter(None, reads_of(step))) for step in program.instructions]
         for i, names in enumerate(self._named):
             for name in names:
                 self.uses.setdefault(name, []).append(i)
         self._ids: dict[Hashable, int] = {}
-        self._read = [(*operands_of(own), *_again(own)) for own in program.instructions]
-        self._results = [results_of(own) for own in program.instructions]
-        self._random = [random_index(own) for own in program.instructions]
+        self._read = [(*operands_of(step), *_again(step)) for step in program.instructions]
+        self._results = [results_of(step) for step in program.instructions]
+        self._random = [random_index(step) for step in program.instructions]
         self._inner: dict[tuple[str, str], tuple[Hashable, ...]] = {}
         self._of_state = {name: self._id(self._kind(p)) for name, p in self.state.items()}
-        steps = zip(*(own.instructions for own in self._every), strict=True)
-        self._static = [self._id(tuple(map(self._description, own))) for own in steps]
+        steps = zip(*(program.instructions for program in self._every), strict=True)
+        self._static = [self._id(tuple(map(self._description, variants))) for variants in steps]
         self._chains: dict[str, tuple[str, ...]] = {}
         self._held: dict[str, list[ProgramParameter]] = {}
         for p in self.state.values():
@@ -199,8 +199,8 @@ class Scopes:
     def key(self, run: ModuleVisit) -> Key:
         """Two runs with equal keys run the same code on values numbered in the order of their appearance."""
         if run not in self._keys:
-            made = self._make_key(run)
-            self._keys[run] = self._equal.setdefault(made, made)
+            key = self._make_key(run)
+            self._keys[run] = self._equal.setdefault(key, key)
         return self._keys[run]
 
     def _make_key(self, run: ModuleVisit) -> Key:
@@ -222,8 +222,8 @@ class Scopes:
         """The known modules around what is of `module`, within `scope`."""
         if (module, scope) not in self._inner:
             within = [path for path in self._chain(module)[1:] if inside(path, scope)]
-            found = tuple((relative(path, scope), self.classes[path], self.keeps.get(path)) for path in within)
-            self._inner[module, scope] = found
+            modules = tuple((relative(path, scope), self.classes[path], self.keeps.get(path)) for path in within)
+            self._inner[module, scope] = modules
         return self._inner[module, scope]
 
     def _reference(self, name: str | None, run: ModuleVisit, numbers: dict[str, str], inputs: dict[str, str]) -> str:
@@ -234,7 +234,7 @@ class Scopes:
         return "self." + relative(self.state[name].path, run.path)
 
     def _type(self, name: str) -> int:
-        values = [own.value(name) for own in self._every]
+        values = [program.value(name) for program in self._every]
         shapes = tuple((value.shape, value.local_shape) for value in values)
         return self._id((shapes, values[0].dtype, str(values[0].layout)))
 
@@ -330,8 +330,8 @@ class Scopes:
         """Give strays (short visits beside a long one) to the parent, or dissolve the module."""
         longest = max(run.stop - run.start for run in runs)
         strays = [run for run in runs if 2 * (run.stop - run.start) <= longest]
-        rest = [run for run in runs if run not in strays]
-        if not strays or not self._same(rest):
+        others = [run for run in runs if run not in strays]
+        if not strays or not self._same(others):
             self.dissolved.add(path)
             return
         parent = self._chain(path)[-2]

@@ -128,16 +128,16 @@ class _Builder:
 
     def _looped(self, runs: tuple[ModuleVisit, ...]) -> list[ModuleVisit]:
         """The runs of small modules that stand in a row long enough for a loop."""
-        found: list[ModuleVisit] = []
+        visits: list[ModuleVisit] = []
         for series in _series(runs, lambda a, b: self.scopes.key(a) == self.scopes.key(b)):
             if len(series) > 1 and sum(run.stop - run.start for run in series) > HANDFUL and self._chains(series):
-                found += series
-        return found
+                visits += series
+        return visits
 
     def _chains(self, series: list[ModuleVisit]) -> bool:
         """True where each visit reads what the one before made."""
-        made = [set(self.scopes.values(run)) for run in series]
-        return all(made[i] & set(self.scopes.inputs(run)) for i, run in enumerate(series[1:]))
+        values = [set(self.scopes.values(run)) for run in series]
+        return all(values[i] & set(self.scopes.inputs(run)) for i, run in enumerate(series[1:]))
 
     def _deserves_class(self, run: ModuleVisit) -> bool:
         if self.scopes.classes.get(run.path) == UNNAMED:

@@ -46,12 +46,12 @@ def _check_values(program: Program, graph: Graph) -> None:
 def _check_collective(program: Program, step: Collective, known: set[str]) -> None:
     assert step.operand in known and step.result not in known, step
     operand, result = program.value(step.operand), program.value(step.result)
-    own = redistribute.step_of(step, program.mesh)
+    change = redistribute.step_of(step, program.mesh)
     assert operand.tensor == result.tensor, step
-    assert own.applied(operand.layout) == result.layout, step
+    assert change.applied(operand.layout) == result.layout, step
     assert not step.again or redistribute.COLLECTIVES[step.forward].gathers, step
-    if own.by_index:
-        assert own.backward in redistribute.BY_INDEX and step.joined is None and step.cut is None, step
+    if change.by_index:
+        assert change.backward in redistribute.BY_INDEX and step.joined is None and step.cut is None, step
         return
     pairs = {(redistribute.kind(x), redistribute.kind(y)) for x, y in zip(step.before, step.after, strict=True)}
     assert len(pairs) == 1, step

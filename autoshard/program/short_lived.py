@@ -53,7 +53,7 @@ def _kept(
         value = values[name]
         return LocalTensor(tuple(size.largest(mesh) for size in value.local_shape), value.dtype, value.requires_grad)
 
-    found = set()
+    storages = set()
     for step in instructions:
         without: tuple[int, ...] = ()
         if isinstance(step, Compute) and keeps_otherwise(graph.by_op[step.op], step.variant):
@@ -61,5 +61,5 @@ def _kept(
             layouts = tuple(None if name is None else values[name].layout for name in step.operands)
             op, results = graph.by_op[step.op], tuple(map(local, step.results))
             without = kept(mesh, op, step.variant, operands, layouts, results).without
-        found |= {root[name] for name in facts(step, graph).kept_without(without)}
-    return found
+        storages |= {root[name] for name in facts(step, graph).kept_without(without)}
+    return storages

@@ -49,12 +49,12 @@ def handed_to(part: Program, whole: Program) -> tuple[str, ...]:
 
 def handed_from(parts: Sequence[Program], whole: Program) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Of each part's `handed_to`, (the part that gives the value, its position among that one's outputs)."""
-    given: dict[str, tuple[int, int]] = {}
-    found = []
+    makers: dict[str, tuple[int, int]] = {}
+    handed = []
     for number, part in enumerate(parts):
-        found.append(tuple(given[name] for name in handed_to(part, whole)))
-        given |= {name: (number, position) for position, name in enumerate(part.outputs)}
-    return tuple(found)
+        handed.append(tuple(makers[name] for name in handed_to(part, whole)))
+        makers |= {name: (number, position) for position, name in enumerate(part.outputs)}
+    return tuple(handed)
 
 
 def shared_parameters(parts: Sequence[Program], step: StepPlan) -> dict[str, tuple[int, ...]]:
@@ -63,25 +63,25 @@ def shared_parameters(parts: Sequence[Program], step: StepPlan) -> dict[str, tup
     for stage, part in zip(step.part_stages, parts, strict=True):
         for parameter in part.parameters:
             held.setdefault(parameter.path, {})[stage] = None
-    return {path: tuple(sorted(own)) for path, own in held.items() if len(own) > 1}
+    return {path: tuple(sorted(stages)) for path, stages in held.items() if len(stages) > 1}
 
 
 def counting_program(program: Program, parts: Sequence[Program]) -> Program:
     """The whole program on the mesh where losses that are means over labels are made. UsageError where these are
     several: each device of one mesh counts its labels for all of them."""
     stages = [stage for stage, part in zip(program.step.part_stages, parts, strict=True) if part.label_counts]
-    found = {id(own): own for own in map(program.of_stage, stages)}
-    if len(found) > 1:
+    programs = {id(whole): whole for whole in map(program.of_stage, stages)}
+    if len(programs) > 1:
         reason = " and ".join(f"place {stage} on {program.meshes[stage]}" for stage in dict.fromkeys(stages))
         message = f"losses that are means over labels are on places of different meshes: {reason}"
         raise UsageError(message, "all losses on one place, or one micro-batch a step")
-    return next(iter(found.values()), program)
+    return next(iter(programs.values()), program)
 
 
 class _Cut:
     def __init__(self, program: Program, step: StepPlan) -> None:
         self.count = len(step.parts)
-        known = {id(own): _Whole(own, step) for own in (program, *(other for _, other in program.others))}
+        known = {id(whole): _Whole(whole, step) for whole in (program, *(other for _, other in program.others))}
         self.of = [known[id(program.of_stage(stage))] for stage in step.part_stages]
         self.steps = [self._instructions(number) for number in range(self.count)]
         self.handed, self.given = self._handed()
@@ -91,14 +91,14 @@ class _Cut:
         program = whole.program
         instructions = tuple(_not_early_for_others([program.instructions[i] for i in steps], program))
         read = {name for step in instructions for name in filter(None, reads_of(step))}
-        made = {name for step in instructions for name in results_of(step)}
-        updates = tuple((buffer, new) for buffer, new in program.buffer_updates if new in made)
+        results = {name for step in instructions for name in results_of(step)}
+        updates = tuple((buffer, new) for buffer, new in program.buffer_updates if new in results)
         read |= {buffer for buffer, _ in updates}
         if number == 0:  # what nobody reads is kept for checkpoints
             read |= whole.stored - {name for step in program.instructions for name in filter(None, reads_of(step))}
         parameters = tuple(p for p in program.parameters if p.value in read)
         inputs = (*self.handed[number], *(name for name in program.inputs if name in read))
-        known = made | {*inputs} | {name for name in whole.stored if name in read}
+        known = results | {*inputs} | {name for name in whole.stored if name in read}
         values = tuple(value for value in program.values if value.name in known)
         named = {value.name: value for value in values}
         ops = {step.op for step in instructions if isinstance(step, Compute)}
@@ -125,21 +125,21 @@ class _Cut:
     def _instructions(self, number: int) -> list[int]:
         """Its own, and those that make again what it reads of an earlier part."""
         whole = self.of[number]
-        own = [i for i, part in enumerate(whole.part_of) if part == number]
-        wanted = [name for i in own for name in filter(None, reads_of(whole.program.instructions[i]))]
+        indices = [i for i, part in enumerate(whole.part_of) if part == number]
+        wanted = [name for i in indices for name in filter(None, reads_of(whole.program.instructions[i]))]
         needed: set[int] = set()
         while wanted:
-            made = whole.maker.get(wanted.pop())
-            if made is not None and whole.part_of[made] < number and self._remakes(made, number) and made not in needed:
-                needed.add(made)
-                wanted += filter(None, reads_of(whole.program.instructions[made]))
-        return [*sorted(needed), *own]
+            idx = whole.maker.get(wanted.pop())
+            if idx is not None and whole.part_of[idx] < number and self._remakes(idx, number) and idx not in needed:
+                needed.add(idx)
+                wanted += filter(None, reads_of(whole.program.instructions[idx]))
+        return [*sorted(needed), *indices]
 
-    def _remakes(self, made: int, number: int) -> bool:
-        """Does a part make again what the instruction `made` of an earlier part makes, in the program of its mesh?"""
+    def _remakes(self, idx: int, number: int) -> bool:
+        """Does a part make again what the instruction `idx` of an earlier part makes, in the program of its mesh?"""
         whole = self.of[number]
-        moves = isinstance(whole.program.instructions[made], Collective)
-        return made in whole.again or (moves and self.of[whole.part_of[made]] is not whole)
+        moves = isinstance(whole.program.instructions[idx], Collective)
+        return idx in whole.again or (moves and self.of[whole.part_of[idx]] is not whole)
 
     @cached_property
     def loss_part(self) -> int:
@@ -149,11 +149,11 @@ class _Cut:
     def _handed(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         """To each part, and by it: what an earlier one made, and it reads. What nobody reads is dropped."""
         handed: list[tuple[str, ...]] = [()] * len(self.steps)
-        given: list[tuple[str, ...]] = [()] * len(self.steps)
+        outputs: list[tuple[str, ...]] = [()] * len(self.steps)
         loss = self.of[self.loss_part].program.loss or ""
         wanted = {(self.loss_part, loss): None}  # (the part that makes it, the value)
         for number in reversed(range(len(self.steps))):
-            kept: list[int] = []
+            needed: list[int] = []
             whole = self.of[number]
             program = whole.program
             here = {name for i in self.steps[number] for name in results_of(program.instructions[i])}
@@ -161,22 +161,22 @@ class _Cut:
             ends = {
                 new for new in updated if whole.part_of[whole.maker[new]] == number
             }  # else an earlier one writes it
-            asked = {own: None for own in wanted if own[0] == number}
-            given[number] = tuple(name for _, name in asked)
-            live = dict.fromkeys((*given[number], *ends))
+            requested = {pair: None for pair in wanted if pair[0] == number}
+            outputs[number] = tuple(name for _, name in requested)
+            live = dict.fromkeys((*outputs[number], *ends))
             for i in reversed(self.steps[number]):
                 step = program.instructions[i]
                 if not live.keys().isdisjoint(results_of(step)):
-                    kept.append(i)
+                    needed.append(i)
                     live |= dict.fromkeys(filter(None, reads_of(step)))
-            self.steps[number] = kept[::-1]
+            self.steps[number] = needed[::-1]
             outside = {*here, *whole.stored, *program.inputs}
             read = {(whole.part_of[whole.maker[name]], name) for name in live if name not in outside}
             ordered = self._in_order(read)
             handed[number] = tuple(name for _, name in ordered)
-            wanted = dict.fromkeys(self._in_order({*wanted, *read} - {*asked}))
+            wanted = dict.fromkeys(self._in_order({*wanted, *read} - {*requested}))
         assert not handed[0] and not wanted, (handed[0], wanted)
-        return handed, given
+        return handed, outputs
 
     def _in_order(self, values: set[tuple[int, str]]) -> list[tuple[int, str]]:
         """As they are made; before all the loss."""
@@ -204,12 +204,12 @@ def _first_readers_of(program: Program) -> dict[str, str]:
 
 def _first_readers(steps: Sequence[Instruction]) -> dict[str, str]:
     """Value -> the operator that reads it first."""
-    found: dict[str, str] = {}
+    readers: dict[str, str] = {}
     for step in steps:
         if isinstance(step, Compute):
             for name in filter(None, reads_of(step)):
-                found.setdefault(name, step.op)
-    return found
+                readers.setdefault(name, step.op)
+    return readers
 
 
 class _Whole:
@@ -221,7 +221,7 @@ class _Whole:
             self.part_of = _placed_parts_of(program, step.parts)
         else:
             self.part_of = _parts_of(program.instructions, _starts(program.instructions, step.parts))
-        self.maker = {name: i for i, own in enumerate(program.instructions) for name in results_of(own)}
+        self.maker = {name: i for i, instruction in enumerate(program.instructions) for name in results_of(instruction)}
         self.stored = {p.value for p in (*program.parameters, *program.buffers)}
         self.again = _made_again(program)
 
@@ -243,13 +243,13 @@ def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> lis
     last = max(i for i, step in enumerate(instructions) if isinstance(step, Compute))
     starts = [*starts, len(instructions)]
     parts: list[int] = []
-    made: dict[str, int] = {}
+    by_value: dict[str, int] = {}
     for i, step in enumerate(instructions):
         number = bisect_right(starts, i) - 1
         if i > last and isinstance(step, Collective):
-            number = made.get(step.operand, number)
+            number = by_value.get(step.operand, number)
         parts.append(number)
-        made |= dict.fromkeys(results_of(step), number)
+        by_value |= dict.fromkeys(results_of(step), number)
     return parts
 
 
@@ -257,24 +257,24 @@ def _placed_parts_of(program: Program, parts: Sequence[StagePart]) -> list[int]:
     """Of each instruction. A redistribution goes with the first part that reads its result, or with what it moves: one
     for a buffer that is written back always does, as its place has the buffer."""
     part_of_op = {op: number for number, part in enumerate(parts) for op in part.ops}
-    found = [part_of_op[step.op] if isinstance(step, Compute) else -1 for step in program.instructions]
+    part_of = [part_of_op[step.op] if isinstance(step, Compute) else -1 for step in program.instructions]
     reader: dict[str, int] = {}
     written = {new for _, new in program.buffer_updates}
-    for i in reversed(range(len(found))):
+    for i in reversed(range(len(part_of))):
         step = program.instructions[i]
         if isinstance(step, Collective) and step.result in written:
             written.add(step.operand)
         elif isinstance(step, Collective):
-            found[i] = reader.get(step.result, -1)
-        for name in filter(None, reads_of(step)) if found[i] >= 0 else ():
-            reader[name] = min(reader.get(name, found[i]), found[i])
-    made: dict[str, int] = {}
+            part_of[i] = reader.get(step.result, -1)
+        for name in filter(None, reads_of(step)) if part_of[i] >= 0 else ():
+            reader[name] = min(reader.get(name, part_of[i]), part_of[i])
+    by_value: dict[str, int] = {}
     for i, step in enumerate(program.instructions):
-        if found[i] < 0:
+        if part_of[i] < 0:
             assert isinstance(step, Collective)
-            found[i] = made.get(step.operand, 0)
-        made |= dict.fromkeys(results_of(step), found[i])
-    return found
+            part_of[i] = by_value.get(step.operand, 0)
+        by_value |= dict.fromkeys(results_of(step), part_of[i])
+    return part_of
 
 
 def _made_again(program: Program) -> set[int]:
@@ -283,13 +283,13 @@ def _made_again(program: Program) -> set[int]:
     ways = program.once(weight_ways)
     on_the_way = {i for steps in ways.values() for i in steps}
     known = {*program.inputs, *(b.value for b in program.buffers if b.value not in updated)}
-    found = set(on_the_way)
+    remade = set(on_the_way)
     for i, step in enumerate(program.instructions):
         plain = known.issuperset(filter(None, reads_of(step))) and random_index(step) is None
         if plain and not any(program.value(name).requires_grad for name in results_of(step)):
-            found.add(i)
+            remade.add(i)
             known |= {*results_of(step)}
-    return found
+    return remade
 
 
 def _check_buffers(program: Program, parts: Sequence[Program], step: StepPlan) -> None:
@@ -326,9 +326,9 @@ def _check_meshes(parts: Sequence[Program], step: StepPlan) -> None:
     """Gradients of a weight that several places hold are summed shard by shard: these must be the same shards."""
     meshes = {stage: part.mesh for stage, part in zip(step.part_stages, parts, strict=True)}
     for path, stages in shared_parameters(parts, step).items():
-        own = {meshes[stage] for stage in stages}
+        mesh_set = {meshes[stage] for stage in stages}
         trainable = any(p.path == path and p.trainable for part in parts for p in part.parameters)
-        if len(own) > 1 and trainable:
+        if len(mesh_set) > 1 and trainable:
             message = " and ".join(f"place {stage} on {meshes[stage]}" for stage in stages)
             raise UsageError(
                 f"{path} is read on places of different meshes: {message}",

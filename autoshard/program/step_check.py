@@ -116,8 +116,8 @@ def not_again(graph: Graph, path: str, micro_batches: int = 1) -> str:
 def _check_parts(step: StepPlan, graph: Graph) -> None:
     stages = step.stages
     used = sorted({part.stage for part in step.parts})
-    for stage, found in enumerate(used):
-        if stage != found:
+    for stage, used_stage in enumerate(used):
+        if stage != used_stage:
             raise UsageError(f"stage {stage} is not used: no operator is on it", f"stages 0 to {stages - 1}")
     if step.placed:
         _check_placed(step, graph)
@@ -152,11 +152,11 @@ def _check_placed(step: StepPlan, graph: Graph) -> None:
     if missing or sum(len(part.ops) for part in step.parts) != len(part_of):
         message = f"the parts of the places have not each operator of the model once ({min(missing, default='')})"
         raise UsageError(message, "the plan made again")
-    made = {name: part_of[op.name] for op in graph.ops for name in op.results}
+    makers = {name: part_of[op.name] for op in graph.ops for name in op.results}
     for op in graph.ops:
-        late = next((name for name in op.operands if name in made and made[name] > part_of[op.name]), None)
+        late = next((name for name in op.operands if name in makers and makers[name] > part_of[op.name]), None)
         if late is not None:
-            message = f"{op.name} of part {part_of[op.name]} reads {late}, which part {made[late]} makes"
+            message = f"{op.name} of part {part_of[op.name]} reads {late}, which part {makers[late]} makes"
             raise UsageError(f"{message}: parts that wait for each other", "the plan made again")
 
 
@@ -182,12 +182,12 @@ def micro_batches_of(graph: Graph, global_batch: int) -> int:
 def dealt(seconds: Sequence[float], slices: int) -> tuple[int, ...]:
     """How many of so many `slices` each coordinate computes, one at least, so that the last is done soonest. `seconds`:
     what one takes on each. The next slice always goes to who is done with it first: no exchange of two is better."""
-    counts, waiting = [1] * len(seconds), [(2 * own, own, number) for number, own in enumerate(seconds)]
+    counts, waiting = [1] * len(seconds), [(2 * duration, duration, number) for number, duration in enumerate(seconds)]
     heapify(waiting)
     for _ in range(slices - len(seconds)):
-        ends, own, number = waiting[0]
+        ends, duration, number = waiting[0]
         counts[number] += 1
-        heapreplace(waiting, (ends + own, own, number))
+        heapreplace(waiting, (ends + duration, duration, number))
     return tuple(counts)
 
 
@@ -195,14 +195,14 @@ def share_words(step: StepPlan, mesh: Mesh) -> str:
     """Which ranks compute how many slices; "" of equal shares."""
     if not step.batch_shares:
         return ""
-    size, first, found = mesh.size // mesh.sizes[0], 0, list[str]()
-    for share, own in groupby(step.batch_shares):
-        stop = first + len([*own]) * size
+    size, first, texts = mesh.size // mesh.sizes[0], 0, list[str]()
+    for share, run in groupby(step.batch_shares):
+        stop = first + len([*run]) * size
         one = stop == first + 1
         ranks = f"rank {first} computes" if one else f"ranks {first} to {stop - 1} compute"
-        found.append(f"{ranks} {share}{'' if one else ' each'}")
+        texts.append(f"{ranks} {share}{'' if one else ' each'}")
         first = stop
-    return f"of {sum(step.batch_shares)} slices a step ({mesh.sizes[0]} of each micro-batch) {', '.join(found)}"
+    return f"of {sum(step.batch_shares)} slices a step ({mesh.sizes[0]} of each micro-batch) {', '.join(texts)}"
 
 
 def check_batch_shares(program: Program, dynamic: bool = False) -> None:
@@ -211,13 +211,13 @@ def check_batch_shares(program: Program, dynamic: bool = False) -> None:
     if not step.batch_shares:
         return
     wanted = step.micro_batches * size
-    given = f"batch shares {', '.join(map(str, step.batch_shares))}"
+    shares = f"batch shares {', '.join(map(str, step.batch_shares))}"
     if len(step.batch_shares) != size or sum(step.batch_shares) != wanted or min(step.batch_shares) < 1:
-        message = f"{given}: expected one for each of the {size} coordinates of {axis}, 1 or more, {wanted} in all"
+        message = f"{shares}: expected one for each of the {size} coordinates of {axis}, 1 or more, {wanted} in all"
         raise UsageError(message, f"--micro-batches {max(1, sum(step.batch_shares) // size)}, or other shares")
     why = "sizes of inputs are dynamic" if dynamic else next(_obstacles(program), "")
     if why:
-        raise UsageError(f"{given}: {why}", "--batch-shares equal")
+        raise UsageError(f"{shares}: {why}", "--batch-shares equal")
 
 
 def _obstacles(program: Program) -> Iterator[str]:
@@ -253,7 +253,7 @@ def _read_layout(layout: Layout) -> Layout:
     if not isinstance(first, Shard):
         return layout
     return Layout(
-        tuple(REPLICATE if isinstance(own, Shard) and own.dim == first.dim else own for own in layout.placements),
+        tuple(REPLICATE if isinstance(item, Shard) and item.dim == first.dim else item for item in layout.placements),
         layout.host,
     )
 

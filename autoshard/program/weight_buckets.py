@@ -49,8 +49,8 @@ def weight_buckets(
 ) -> tuple[WeightBucket, ...]:
     """In the order of their first use; one for each set of axes and dtype of gradients in a block, or by the plan's
     `fusion`. `once`: the step gathers weights once (ZeRO 1 and 2); those that are gathered again go by themselves."""
-    own = next((one for one in fusion if one.collective == "all_gather"), None)
-    limit = None if own is None else own.bucket_bytes
+    all_gather = next((one for one in fusion if one.collective == "all_gather"), None)
+    limit = None if all_gather is None else all_gather.bucket_bytes
 
     def size(group: list[_Gather]) -> int:
         steps = [instructions[gather.position] for gather in group]
@@ -76,25 +76,25 @@ def _split(run: list[_Gather], size: Callable[[list[_Gather]], int], limit: floa
     `limit`."""
     kinds: dict[tuple[tuple[str, ...], str], list[list[_Gather]]] = {}
     for gather in run:
-        own = kinds.setdefault((gather.axes, gather.dtype), [])
-        if own and (limit is None or size([*own[-1], gather]) <= limit):
-            own[-1].append(gather)
+        groups = kinds.setdefault((gather.axes, gather.dtype), [])
+        if groups and (limit is None or size([*groups[-1], gather]) <= limit):
+            groups[-1].append(gather)
         else:
-            own.append([gather])
-    return sorted((group for own in kinds.values() for group in own), key=lambda group: group[0].position)
+            groups.append([gather])
+    return sorted((group for groups in kinds.values() for group in groups), key=lambda group: group[0].position)
 
 
 def _buckets(groups: list[list[_Gather]], block: int, kept: bool) -> list[WeightBucket]:
     return [
         WeightBucket(
-            own[0].axes,
-            own[0].dtype,
-            tuple(g.position for g in own),
+            group[0].axes,
+            group[0].dtype,
+            tuple(g.position for g in group),
             block,
-            kept and any(g.again for g in own),
-            own[0].once,
+            kept and any(g.again for g in group),
+            group[0].once,
         )
-        for own in groups
+        for group in groups
     ]
 
 
@@ -136,7 +136,7 @@ def gathered_once(
 ) -> frozenset[int]:
     """Of a step that gathers weights once: the collectives that can go with others."""
     flat = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
-    return frozenset(own.position for own in _found(flat, parameters, instructions, values, once=True))
+    return frozenset(gather.position for gather in _found(flat, parameters, instructions, values, once=True))
 
 
 def _gathers(
@@ -147,8 +147,8 @@ def _gathers(
 ) -> list[_Gather]:
     """The collectives that gather a trainable weight, alone on its way: `once` a step, or again once at most."""
     steps = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
-    own = [(i, step) for i, step in steps if (step.once if once else step.again)]
-    return _found(own, parameters, instructions, values, once)
+    gathering = [(i, step) for i, step in steps if (step.once if once else step.again)]
+    return _found(gathering, parameters, instructions, values, once)
 
 
 def _found(
@@ -163,23 +163,23 @@ def _found(
     trainable = {p.value for p in parameters if p.trainable}
     uses = _uses(instructions)
     moved_on = _moved_on(steps, instructions, uses, once)
-    found = []
+    gathers = []
     for index, step in flat:
-        own = steps.get(step.result, ())
-        if index in moved_on or not own:
+        chain = steps.get(step.result, ())
+        if index in moved_on or not chain:
             continue
-        parameter = source_of(instructions[own[0]]) or ""
-        readers, again = uses.get(step.result, ([], []))
-        moved = any(isinstance(instructions[i], Collective) for i in own[:-1])
-        only = all(uses[source_of(instructions[i]) or ""][0] == [i] for i in own)  # nothing else reads its way
-        if parameter not in trainable or not only or moved or len(again) > 1 or not readers:
+        parameter = source_of(instructions[chain[0]]) or ""
+        readers, rebuilders = uses.get(step.result, ([], []))
+        moved = any(isinstance(instructions[i], Collective) for i in chain[:-1])
+        only = all(uses[source_of(instructions[i]) or ""][0] == [i] for i in chain)  # nothing else reads its way
+        if parameter not in trainable or not only or moved or len(rebuilders) > 1 or not readers:
             continue
-        blocks = {block_of(instructions[user].module) for user in (*readers, *again)}
+        blocks = {block_of(instructions[user].module) for user in (*readers, *rebuilders)}
         block = blocks.pop() if len(blocks) == 1 else None
         dtype = step.gradient_dtype or values[step.result].dtype
-        gather = _Gather(index, step.axes, dtype, block or "", block is None, max(readers), bool(again), step.once)
-        found.append(gather)
-    return found
+        gather = _Gather(index, step.axes, dtype, block or "", block is None, max(readers), bool(rebuilders), step.once)
+        gathers.append(gather)
+    return gathers
 
 
 def _moved_on(
@@ -187,16 +187,16 @@ def _moved_on(
 ) -> frozenset[int]:
     """After which a weight goes on over the network, or to what the backward makes anew by all of its way: a bias, of
     which it makes none, may be cast, masked or sliced after. Of what is gathered `once`, those before a collective."""
-    found = set()
-    for name, own in steps.items():
-        for place, index in enumerate(own):
-            after = [instructions[i] for i in own[place + 1 :]]
+    moved = set()
+    for name, chain in steps.items():
+        for place, index in enumerate(chain):
+            after = [instructions[i] for i in chain[place + 1 :]]
             if once:
                 goes_on = any(isinstance(step, Collective) for step in after[:1])
             else:
                 goes_on = bool(after and uses.get(name, ([], []))[1]) or any(map(_sends, after))
-            found |= {index} if goes_on else set()
-    return frozenset(found)
+            moved |= {index} if goes_on else set()
+    return frozenset(moved)
 
 
 def _sends(step: Instruction) -> bool:
@@ -248,22 +248,22 @@ def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:
     """Of the bucket's weights, in order."""
     paths = {p.value: p.path for p in program.parameters}
     steps = program.once(weight_ways)
-    found = []
+    ordered = []
     for position in bucket.gathers:
         step = program.instructions[position]
         assert isinstance(step, Collective)
-        found.append(paths[source_of(program.instructions[steps[step.result][0]]) or ""])
-    return tuple(found)
+        ordered.append(paths[source_of(program.instructions[steps[step.result][0]]) or ""])
+    return tuple(ordered)
 
 
 def paths_by_dtype(program: Program, bucket: WeightBucket) -> dict[str, list[str]]:
     """The same by the dtype in which each is gathered."""
-    found: dict[str, list[str]] = {}
+    by_dtype: dict[str, list[str]] = {}
     for position, path in zip(bucket.gathers, parameter_paths(program, bucket), strict=True):
         step = program.instructions[position]
         assert isinstance(step, Collective)
-        found.setdefault(program.value(step.result).dtype, []).append(path)
-    return found
+        by_dtype.setdefault(program.value(step.result).dtype, []).append(path)
+    return by_dtype
 
 
 def bucket_bytes(program: Program, bucket: WeightBucket) -> float:

@@ -54,8 +54,8 @@ def source_of(instruction: Instruction) -> str | None:
 def gathered_weights(program: Program) -> frozenset[str]:
     """What is made of weights that were gathered for use."""
     steps = program.once(weight_ways)
-    again = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
-    return frozenset(name for name, own in steps.items() if not again.isdisjoint(own))
+    regathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
+    return frozenset(name for name, chain in steps.items() if not regathered.isdisjoint(chain))
 
 
 def careful_casts(program: Program) -> frozenset[str]:
@@ -64,8 +64,8 @@ def careful_casts(program: Program) -> frozenset[str]:
     if not program.has_backward:
         return frozenset()
     steps = program.once(weight_ways)
-    moved = {own[-1] for own in steps.values() if own and isinstance(program.instructions[own[-1]], Collective)}
-    moved |= {i for own in steps.values() for i in own if not moved.isdisjoint(own)}
+    moved = {chain[-1] for chain in steps.values() if chain and isinstance(program.instructions[chain[-1]], Collective)}
+    moved |= {i for chain in steps.values() for i in chain if not moved.isdisjoint(chain)}
     casts = {i for i in moved if isinstance(program.instructions[i], Compute)}
     return frozenset(results_of(program.instructions[i])[0] for i in casts)
 
@@ -86,9 +86,9 @@ def with_gathers(
     if graph.loss is None:
         return tuple(instructions)
     steps = weight_steps(instructions, parameters, values)
-    again = {i for i, step in enumerate(instructions) if any(_within(step.module, path) for path in recomputed)}
-    gathering = {i for own in steps.values() for i in own if _gathers(instructions[i])} - again - once
-    gathered = {name for name, own in steps.items() if not gathering.isdisjoint(own)}
+    rerun = {i for i, step in enumerate(instructions) if any(_within(step.module, path) for path in recomputed)}
+    gathering = {i for chain in steps.values() for i in chain if _gathers(instructions[i])} - rerun - once
+    gathered = {name for name, chain in steps.items() if not gathering.isdisjoint(chain)}
     views: dict[str, str] = {}  # view of a gathered weight -> the weight
     marked: list[Instruction] = []
     for index, instruction in enumerate(instructions):
@@ -102,8 +102,8 @@ def with_gathers(
                 operand = known.operands[source]
                 if operand is not None and (operand in gathered or operand in views):
                     views[known.results[position]] = views.get(operand, operand)
-            kept = dict.fromkeys(views.get(name, name) for name in known.kept)
-            gathers = tuple(name for name in kept if name in gathered and index not in again)
+            saved = dict.fromkeys(views.get(name, name) for name in known.kept)
+            gathers = tuple(name for name in saved if name in gathered and index not in rerun)
             if gathers != instruction.again:
                 instruction = replace(instruction, again=gathers)
         marked.append(instruction)
@@ -125,8 +125,8 @@ def _gradient_dtype(
     values: Mapping[str, LocalValue],
 ) -> str:
     """That of the parameter, where a weight was cast before this step."""
-    own = steps.get(step.operand, ())
-    stored = source_of(instructions[own[0]]) if own else None
+    chain = steps.get(step.operand, ())
+    stored = source_of(instructions[chain[0]]) if chain else None
     dtype = values[stored].dtype if stored is not None else ""
     return dtype if dtype != values[step.operand].dtype else ""
 
@@ -146,13 +146,13 @@ def weight_way(steps: Sequence[PlanStep], layout: Layout, shape: tuple[int, ...]
 
 def _gathered_first(steps: Sequence[PlanStep]) -> list[PlanStep]:
     """The same with gathers before what is masked over other axes: only what is stored goes together with others."""
-    found: list[PlanStep] = []
+    ordered: list[PlanStep] = []
     for step in steps:
-        place = len(found)
-        while place and (step.forward, step.backward) == _FLAT and _goes_after(found[place - 1], step):
+        place = len(ordered)
+        while place and (step.forward, step.backward) == _FLAT and _goes_after(ordered[place - 1], step):
             place -= 1
-        found.insert(place, step)
-    return found
+        ordered.insert(place, step)
+    return ordered
 
 
 def _goes_after(masking: PlanStep, gather: PlanStep) -> bool:
@@ -189,7 +189,7 @@ def _scattered(steps: Sequence[PlanStep]) -> list[PlanStep]:
     joined: list[PlanStep] = []
     for step in steps:
         last = joined[-1] if joined else None
-        ways = [(own.forward, own.backward) for own in (last, step) if own is not None]
+        ways = [(item.forward, item.backward) for item in (last, step) if item is not None]
         if last is not None and ways == [("all_gather", "slice"), ("", "all_reduce")] and {*last.axes} <= {*step.axes}:
             count, left = len(last.axes), tuple(axis for axis in step.axes if axis not in last.axes)
             joined[-1] = replace(last, after=step.after[:count], backward="reduce_scatter")

@@ -84,9 +84,9 @@ def all_pairs(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms
 @lru_cache(maxsize=4096)
 def _few_pairs(sources: tuple[Layout, ...], targets: tuple[Layout, ...], terms: Terms) -> Floats:
     """Read-only."""
-    found = _prices(sources, targets, terms).all_pairs(sources, targets)
-    found.flags.writeable = False
-    return found
+    seconds = _prices(sources, targets, terms).all_pairs(sources, targets)
+    seconds.flags.writeable = False
+    return seconds
 
 
 def deferred_seconds(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:

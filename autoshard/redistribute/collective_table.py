@@ -112,13 +112,13 @@ _ALL = (
     _local("pick", "", None, cuts=True, by_index=True),
     _local("pad", "", None, by_index=True),
 )  # fmt: skip
-COLLECTIVES = {own.name: own for own in _ALL}
-CARRIED = {own.name: own for own in _ALL if own.constants}  # by links, as they are
-BY_INDEX = tuple(own.name for own in _ALL if own.by_index)
-LOCAL = frozenset(own.name for own in _ALL if own.sent_as == COPY)
+COLLECTIVES = {row.name: row for row in _ALL}
+CARRIED = {row.name: row for row in _ALL if row.constants}  # by links, as they are
+BY_INDEX = tuple(row.name for row in _ALL if row.by_index)
+LOCAL = frozenset(row.name for row in _ALL if row.sent_as == COPY)
 # Functions of the runtime -> what `grad` is where a call leaves it out
-CALLS = {own.call: own.grad for own in _ALL if own.call}
-CALLS |= {call: "reduce_scatter" for own in _ALL for call in (own.again, own.once) if call}
+CALLS = {row.call: row.grad for row in _ALL if row.call}
+CALLS |= {call: "reduce_scatter" for row in _ALL for call in (row.again, row.once) if call}
 
 
 class Change(NamedTuple):
@@ -129,7 +129,7 @@ class Change(NamedTuple):
     why: str
 
 
-CHANGES = {pair: Change(*own) for pair, own in {
+CHANGES = {pair: Change(*columns) for pair, columns in {
     ("S", "S"): ("all_to_all", "all_to_all", "{consumer} is cut along dim {to}, not {dim}"),
     ("S", "R"): ("all_gather", "slice", "{consumer} needs all of dim {dim}"),
     ("S", "R+"): ("all_gather", "reduce_scatter",
@@ -145,8 +145,8 @@ CHANGES = {pair: Change(*own) for pair, own in {
     ("P", "R"): ("all_reduce", "", "sum the partial {tensor} over {axis}"),
     ("P", "R+"): ("all_reduce", "all_reduce", "sum the partial {tensor} over {axis}, and its gradient"),
 }.items()}  # fmt: skip
-FORWARD = {pair: own.forward for pair, own in CHANGES.items()}
-BACKWARD = {pair: own.backward for pair, own in CHANGES.items()}
+FORWARD = {pair: change.forward for pair, change in CHANGES.items()}
+BACKWARD = {pair: change.backward for pair, change in CHANGES.items()}
 
 
 def kind(placement: Placement) -> str:
@@ -159,13 +159,13 @@ def kind(placement: Placement) -> str:
 
 
 def runtime_call(
-    before: Placement, after: Placement, again: bool = False, once: bool = False
+    before: Placement, after: Placement, regather: bool = False, once: bool = False
 ) -> tuple[str, str | None]:
     """The runtime function of a step by the table, with its `grad` (None for one that has none)."""
     change = CHANGES[kind(before), kind(after)]
-    own = COLLECTIVES[change.forward]
-    name = (again and own.again) or (once and own.once) or own.call
-    return name, None if own.grad is None else change.backward or "identity"
+    row = COLLECTIVES[change.forward]
+    name = (regather and row.again) or (once and row.once) or row.call
+    return name, None if row.grad is None else change.backward or "identity"
 
 
 def reason(
@@ -182,5 +182,5 @@ def reason(
         there, here = (" ".join(map(str, placements)) for placements in (after, before))
         return f"{consumer} needs {there} over {over}, not {here}"
     first, second = before[0], after[0]
-    dim, to = (own.dim if isinstance(own, Shard) else "" for own in (first, second))
+    dim, to = (placement.dim if isinstance(placement, Shard) else "" for placement in (first, second))
     return CHANGES[kind(first), kind(second)].why.format(axis=over, tensor=tensor, consumer=consumer, dim=dim, to=to)

@@ -32,9 +32,9 @@ def pair_codes(sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers
     columns = zip(_columns(sources), _columns(targets), strict=True)
     code = np.zeros((len(sources), len(targets)), dtype=np.int64)
     outer: list[tuple[NDArray[np.bool_], Integers, Integers]] = []  # changed, dims before, dims after
-    for (kinds, dims, own), (other_kinds, other_dims, other) in columns:
+    for (kinds, dims, placements), (other_kinds, other_dims, other) in columns:
         ids: dict[Placement, int] = {}
-        first, second = (np.array([ids.setdefault(p, len(ids)) for p in part]) for part in (own, other))
+        first, second = (np.array([ids.setdefault(p, len(ids)) for p in part]) for part in (placements, other))
         changed = first[:, None] != second
         digit = np.where(changed, kinds[:, None] * 4 + other_kinds, _SAME)
         for moved, before, after in outer:
@@ -153,26 +153,26 @@ def direct_seconds(
     known = signatures(mesh)
     codes = 2 * codes + (after_bytes <= before_bytes[:, None])
     some, position = distinct(codes, 2 * _PAIRS ** len(mesh.axes))
-    found = np.array([known.of(code) for code in some.tolist()], dtype=np.int64).reshape(-1, 2)
+    numbers = np.array([known.of(code) for code in some.tolist()], dtype=np.int64).reshape(-1, 2)
     prices = np.zeros((len(known.sums), len(before), len(after)))
     sums, terms = list(known.sums), list(known.terms)
     seconds: dict[int, Floats | float] = {}
-    for number in set(found[:, 0].tolist()):
+    for number in set(numbers[:, 0].tolist()):
         for term in sums[number]:
             if term not in seconds:
                 seconds[term] = term_seconds(terms[term], before, after)
             prices[number] += seconds[term]
-    return prices[found[:, 0][position], row[:, None], column], found[:, 1].astype(bool)[position]
+    return prices[numbers[:, 0][position], row[:, None], column], numbers[:, 1].astype(bool)[position]
 
 
 def distinct(codes: Integers, count: int) -> tuple[Integers, Integers]:
     """The codes below `count` that occur, ascending, and the position of each of `codes` among them."""
     if count > codes.size * codes.size.bit_length():  # to sort them is less work
-        found, position = np.unique(codes, return_inverse=True)
-        return found, position.reshape(codes.shape)
+        uniques, position = np.unique(codes, return_inverse=True)
+        return uniques, position.reshape(codes.shape)
     present = np.zeros(count, dtype=bool)
     present[codes] = True
-    found = np.flatnonzero(present)
+    uniques = np.flatnonzero(present)
     place = np.empty(count, dtype=np.int64)
-    place[found] = np.arange(len(found))
-    return found, place[codes]
+    place[uniques] = np.arange(len(uniques))
+    return uniques, place[codes]

@@ -58,7 +58,7 @@ def really_exchanges(steps: Sequence[Step]) -> bool:
         if step.by_index:
             pairs = zip(step.before, step.after, strict=True)
             kinds = {(kind(x), kind(y)) for x, y in pairs if x != y}
-            return not any(kinds <= own for own in _OWN_COLLECTIVE)
+            return not any(kinds <= covered for covered in _OWN_COLLECTIVE)
     return False
 
 

@@ -29,7 +29,7 @@ SCATTER = "scatter"  # the gradients of all-gathers: those of weights go togethe
 SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket: R -> R+
 AGAIN = (GATHER, EXCHANGED)
 PARTS = (*AGAIN, SCATTER)  # of other phases: in these already
-_EXCHANGES = {own.primitive for own in COLLECTIVES.values() if own.by_index} & CARRIED.keys()  # what an exchange sends
+_EXCHANGES = {row.primitive for row in COLLECTIVES.values() if row.by_index} & CARRIED.keys()  # what an exchange sends
 Axes = tuple[int, ...]
 Least = Callable[[Axes, str, float], float]
 
@@ -70,8 +70,8 @@ class PathParts:
 
     def _gathers(self, sources: Sequence[Layout]) -> list[tuple[NDArray[np.bool_], Integers]]:
         """Of each group of axes, where it is gathered over, and the dims of each source that this gathers."""
-        own = [(axes, seconds) for (phase, axes), seconds in self.seconds.items() if phase == GATHER and axes]
-        return [(got > 0, np.array([_dims(source, axes) for source in sources])[:, None]) for axes, got in own]
+        gathers = [(axes, seconds) for (phase, axes), seconds in self.seconds.items() if phase == GATHER and axes]
+        return [(got > 0, np.array([_dims(source, axes) for source in sources])[:, None]) for axes, got in gathers]
 
 
 def path_parts(
@@ -87,11 +87,11 @@ class PathCosts:
 
     def __init__(self, sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> None:
         self.sources, self.targets = sources, targets
-        own = space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable)
-        self.starts, self.stops = own.state_of(sources, "source"), own.state_of(targets, "target")
-        self.seconds, previous, self.direct = Prices(own, terms).found(sources, targets)
-        self.prices = Prices(own, terms)  # without the steps, which are many
-        self.previous = previous.astype(np.int16) if own.states <= np.iinfo(np.int16).max else previous
+        state_space = space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable)
+        self.starts, self.stops = state_space.state_of(sources, "source"), state_space.state_of(targets, "target")
+        self.seconds, previous, self.direct = Prices(state_space, terms).found(sources, targets)
+        self.prices = Prices(state_space, terms)  # without the steps, which are many
+        self.previous = previous.astype(np.int16) if state_space.states <= np.iinfo(np.int16).max else previous
 
     def parts(self, least: Least | None = None, *, tasks: bool = True) -> PathParts:
         """With `least`, at these seconds of a collective; without `tasks`, these are left out."""
@@ -120,7 +120,7 @@ class PathCosts:
     @cached_property
     def moves(self) -> list[_LikeSteps]:
         """All steps of the ways by the pair table, followed back from their ends at once."""
-        found: list[_LikeSteps] = []
+        moves: list[_LikeSteps] = []
         ways = np.flatnonzero(~self.direct)
         row, here = ways // len(self.stops), self.stops[ways % len(self.stops)]
         steps = _Steps(self.prices.space)
@@ -128,9 +128,9 @@ class PathCosts:
             before = self.previous[row, here]
             going = before >= 0  # negative at the start
             if not going.any():
-                return found
+                return moves
             ways, row, here, before = ways[going], row[going], here[going], before[going].astype(np.int64)
-            found += steps.alike(ways, before, here)
+            moves += steps.alike(ways, before, here)
             here = before
 
 
@@ -150,10 +150,10 @@ class _LikeSteps:
 class _Steps:
     """Steps of many ways, sorted by what they do."""
 
-    def __init__(self, own: Space) -> None:
-        self.space = own
-        self.placed = [_numbered([letter.placement for letter in letters]) for letters in own.letters]
-        self.codes = [np.array([letter.code for letter in letters]) for letters in own.letters]
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.placed = [_numbered([letter.placement for letter in letters]) for letters in space.letters]
+        self.codes = [np.array([letter.code for letter in letters]) for letters in space.letters]
 
     def alike(self, ways: Integers, start: Integers, stop: Integers) -> Iterator[_LikeSteps]:
         edges, position = distinct(start * self.space.states + stop, self.space.states**2)
@@ -164,14 +164,14 @@ class _Steps:
         kinds: list[tuple[Axes, int]] = []
         kind = np.zeros(len(edges), np.int16)  # of each edge; 0: nothing changes
         for bits in set(changed.tolist()) - {0}:
-            own = np.flatnonzero(changed == bits)
+            members = np.flatnonzero(changed == bits)
             axes = axes_of(bits)
             first = axes[0]
-            before, after = (self.codes[first][self.space.digits[first][s[own]]] for s in (start, stop))
+            before, after = (self.codes[first][self.space.digits[first][s[members]]] for s in (start, stop))
             pairs = pair_table(len(self.space.shape))[before, after]
             for pair in set(pairs.tolist()):
                 kinds.append((axes, pair))
-                kind[own[pairs == pair]] = len(kinds)
+                kind[members[pairs == pair]] = len(kinds)
         of_way = kind[position]
         order = np.argsort(of_way, kind="stable")
         bounds = np.searchsorted(of_way[order], np.arange(1, len(kinds) + 2))
@@ -210,20 +210,20 @@ class _Count:
             self.add(phases, backward, moves, moves.after, moves.before, self.prices.widening)
 
     def add(
-        self, phases: Sequence[str], action: str, moves: _LikeSteps, given: Integers, made: Integers, widening: float
+        self, phases: Sequence[str], action: str, moves: _LikeSteps, before: Integers, after: Integers, widening: float
     ) -> None:
         """The seconds of one action in all of these phases."""
         if not action:
             return
         prices, item_bytes, axes = self.prices, self.prices.item_bytes * widening, moves.axes
         if action in CARRIED:
-            whole = (given if COLLECTIVES[action].bytes_of == "given" else np.maximum(given, made)).tolist()
+            whole = (before if COLLECTIVES[action].bytes_of == "given" else np.maximum(before, after)).tolist()
             known = {size: prices.seconds(axes, action, size * item_bytes) for size in set(whole)}
-            own = np.array([known[size] for size in whole])
+            edge_seconds = np.array([known[size] for size in whole])
         else:
-            moved = 2 * np.minimum(given, made) if COLLECTIVES[action].bytes_of == "smaller" else given + made
-            own = np.asarray(prices.local.seconds(np.asarray(moved * item_bytes, float)))
-        seconds = own[moves.place]
+            moved = 2 * np.minimum(before, after) if COLLECTIVES[action].bytes_of == "smaller" else before + after
+            edge_seconds = np.asarray(prices.local.seconds(np.asarray(moved * item_bytes, float)))
+        seconds = edge_seconds[moves.place]
         for phase in phases:
             self.take(phase, axes if action in CARRIED else (), moves.ways, seconds)
 
@@ -261,9 +261,9 @@ def _exchanges(
     sums, terms = list(known.sums), list(known.terms)
     order = np.argsort(numbers, kind="stable")
     kinds = []
-    for own in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        sent = [terms[t] for t in sums[int(numbers[own[0]])] if prices.differentiable or not terms[t].backward]
-        kinds.append((sent, ways[own], of_source[rows[own]], of_target[columns[own]]))
+    for group in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        sent = [terms[t] for t in sums[int(numbers[group[0]])] if prices.differentiable or not terms[t].backward]
+        kinds.append((sent, ways[group], of_source[rows[group]], of_target[columns[group]]))
     return _Exchanges(sizes, others, kinds)
 
 
@@ -297,8 +297,8 @@ def _numbered(items: Sequence[object]) -> Integers:
 
 def _dims(layout: Layout, axes: Axes) -> int:
     """The dims that a layout cuts over these axes, as bits; none where it does not cut over one of them."""
-    own = [layout.placements[axis] for axis in axes]
-    return sum({1 << p.dim for p in own if isinstance(p, Shard)}) if all(isinstance(p, Shard) for p in own) else 0
+    places = [layout.placements[axis] for axis in axes]
+    return sum({1 << p.dim for p in places if isinstance(p, Shard)}) if all(isinstance(p, Shard) for p in places) else 0
 
 
 def axes_of(bits: int) -> Axes:

@@ -26,8 +26,8 @@ Floats = NDArray[np.float64]
 _ACTIONS = sorted({action for pair in ACTIONS for action in pair})
 _FORWARDS, _BACKWARDS = (np.array([_ACTIONS.index(pair[side]) for pair in ACTIONS]) for side in (0, 1))
 _DONE = [COLLECTIVES[action] for action in _ACTIONS]
-_GIVEN, _BOTH, _CUT = (np.array([own.bytes_of == of for own in _DONE]) for of in ("given", "both", "smaller"))
-_EXCHANGES = np.array([own.route == "exchange" for own in _DONE])
+_GIVEN, _BOTH, _CUT = (np.array([row.bytes_of == of for row in _DONE]) for of in ("given", "both", "smaller"))
+_EXCHANGES = np.array([row.route == "exchange" for row in _DONE])
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Prices:
         forward = backward = 0.0
         for step in steps:
             stop = step.applied(start)
-            own = self._bytes(start), self._bytes(stop)
+            sizes = self._bytes(start), self._bytes(stop)
             there, back = messages(step, self.space.mesh)
-            forward += self._message_seconds(there, step.axes, own)
-            wide = own[0] * self.widening, own[1] * self.widening
+            forward += self._message_seconds(there, step.axes, sizes)
+            wide = sizes[0] * self.widening, sizes[1] * self.widening
             backward += self._message_seconds(back, step.axes, wide) if self.differentiable else 0.0
             start = stop
         return forward, backward
@@ -97,13 +97,13 @@ class Prices:
     def _bytes(self, layout: Layout) -> float:
         return float(self.item_bytes * math.prod(largest_shape(self.space.shape, layout, self.space.mesh)))
 
-    def _message_seconds(self, message: Message, axes: tuple[int, ...], own: tuple[float, float]) -> float:
+    def _message_seconds(self, message: Message, axes: tuple[int, ...], sizes: tuple[float, float]) -> float:
         if not message.primitive:
             return 0.0
-        size = float(message.full_bytes(*own))
+        size = float(message.full_bytes(*sizes))
         if message.primitive not in CARRIED:
             return float(self.local.seconds(size))
-        packing = float(self.local.seconds(sum(own))) if message.packed else 0.0
+        packing = float(self.local.seconds(sum(sizes))) if message.packed else 0.0
         return packing + self.seconds(axes, message.primitive, size)
 
     def direct(self, source: Layout, target: Layout) -> tuple[Step, ...]:
@@ -127,10 +127,10 @@ class Prices:
         moved_seconds = (self.local.seconds_per_byte * self.item_bytes) * moved
         seconds = np.full(len(start), EXACT)  # prefers fewer steps where the price is the same
         ways = ((self.forward_times, 1.0, _FORWARDS, start), (1.0, self.widening, _BACKWARDS, stop))
-        for times, widening, actions, given in ways:
+        for times, widening, actions, states in ways:
             if actions is _FORWARDS or self.differentiable:
                 action = actions[pair]
-                whole = np.where(_GIVEN[action], given, larger)
+                whole = np.where(_GIVEN[action], states, larger)
                 seconds += times * tables[widening][action, self.size_of[whole]]
                 passed = widening * np.where(_CUT[action], moved_seconds[1], moved_seconds[0])
                 seconds += times * np.where(_BOTH[action] | _CUT[action], passed, 0.0)
@@ -277,10 +277,10 @@ class Prices:
                     done.add(state)
                     edges.add((int(previous[state]), state))
                     state = int(previous[state])
-        found = [(self.space.layout(start), step) for start, stop in sorted(edges) for step in self._step(start, stop)]
+        steps = [(self.space.layout(start), step) for start, stop in sorted(edges) for step in self._step(start, stop)]
         for i, j in representative_pairs(sources, targets, direct):
             layout = sources[i]
             for step in self.direct(layout, targets[j]):
-                found.append((layout, step))
+                steps.append((layout, step))
                 layout = step.applied(layout)
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(steps))

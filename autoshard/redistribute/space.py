@@ -87,7 +87,7 @@ class Space:
     def _positions(self) -> dict[str, list[dict[Placement, int]]]:
         roles = ("source", "target")
         return {
-            role: [{x.placement: i for i, x in enumerate(own) if x.role in ("any", role)} for own in self.letters]
+            role: [{x.placement: i for i, x in enumerate(row) if x.role in ("any", role)} for row in self.letters]
             for role in roles
         }
 
@@ -118,7 +118,7 @@ class Space:
             if distinct != [None]:
                 place = np.array([distinct.index(option) for option in options], dtype=np.int64)
                 index = index * len(distinct) + place[self.digits[axis]]
-                ways = [(*way, (axis, option)) if option else way for way in ways for option in distinct]
+                ways = [(*cuts, (axis, option)) if option else cuts for cuts in ways for option in distinct]
         return index, ways
 
     @cached_property
@@ -126,7 +126,7 @@ class Space:
         """Per state, the elements of the largest local tensor."""
         result = np.ones(self.states, dtype=np.int64)
         for size, (index, ways) in zip(self.shape, self.shardings, strict=True):
-            result *= np.array([_largest(size, way, self.mesh) for way in ways])[index]
+            result *= np.array([_largest(size, cuts, self.mesh) for cuts in ways])[index]
         return result
 
     # --- steps ---
@@ -147,58 +147,58 @@ class Space:
         if len(axes) == 1:
             pairs[self._turns(axes[0])] = 0
         first, second = np.nonzero(pairs >= 0)
-        rest = self._rest(axes)
-        start = (rest[:, None] + offsets[first]).reshape(-1)
-        stop = (rest[:, None] + offsets[second]).reshape(-1)
-        pair = np.broadcast_to(pairs[first, second], (len(rest), len(first))).reshape(-1)
+        bases = self._rest(axes)
+        start = (bases[:, None] + offsets[first]).reshape(-1)
+        stop = (bases[:, None] + offsets[second]).reshape(-1)
+        pair = np.broadcast_to(pairs[first, second], (len(bases), len(first))).reshape(-1)
         clean = self._clean(axes)
         keep = (pair == 0) | (clean[start] & clean[stop])
         return Moves(axes, start[keep], stop[keep], pair[keep])
 
     def _combinations(self, axes: tuple[int, ...]) -> tuple[Integers, Integers, Booleans, Booleans]:
         """Of each combination of letters with one code: code, offset of the state, may be left, may be entered."""
-        own = [self.letters[a] for a in axes]
+        by_axis = [self.letters[a] for a in axes]
         by_code: list[list[tuple[int, Letter]]] = [
-            [(i * self.strides[a], x) for i, x in enumerate(letters)] for a, letters in zip(axes, own, strict=True)
+            [(i * self.strides[a], x) for i, x in enumerate(letters)] for a, letters in zip(axes, by_axis, strict=True)
         ]
-        found = [
+        entries = [
             (code, sum(offset for offset, _ in combination), combination)
-            for code in dict.fromkeys(x.code for x in own[0])
+            for code in dict.fromkeys(x.code for x in by_axis[0])
             for combination in itertools.product(*([(o, x) for o, x in row if x.code == code] for row in by_code))
         ]
-        roles = [{x.role for _, x in combination} for _, _, combination in found]
+        roles = [{x.role for _, x in combination} for _, _, combination in entries]
         return (
-            np.array([code for code, _, _ in found], dtype=np.int64),
-            np.array([offset for _, offset, _ in found], dtype=np.int64),
-            np.array(["target" not in own for own in roles], dtype=bool),
-            np.array(["source" not in own for own in roles], dtype=bool),
+            np.array([code for code, _, _ in entries], dtype=np.int64),
+            np.array([offset for _, offset, _ in entries], dtype=np.int64),
+            np.array(["target" not in role_set for role_set in roles], dtype=bool),
+            np.array(["source" not in role_set for role_set in roles], dtype=bool),
         )
 
     def _turns(self, axis: int) -> Booleans:
         """The pairs of letters (in order of code, as in `_combinations`) that are one placement, source then target."""
-        own = self.letters[axis]
-        return np.array([[x.placement == y.placement and x.role == "source" != y.role for y in own] for x in own])
+        row = self.letters[axis]
+        return np.array([[x.placement == y.placement and x.role == "source" != y.role for y in row] for x in row])
 
     def _rest(self, axes: tuple[int, ...]) -> Integers:
         """The states in which these axes have their first letter."""
-        rest = np.zeros(1, dtype=np.int64)
+        bases = np.zeros(1, dtype=np.int64)
         for axis, size in enumerate(self.sizes):
             if axis not in axes:
-                rest = (rest[:, None] + np.arange(size) * self.strides[axis]).reshape(-1)
-        return rest
+                bases = (bases[:, None] + np.arange(size) * self.strides[axis]).reshape(-1)
+        return bases
 
     def _clean(self, axes: tuple[int, ...]) -> Booleans:
         """Per state, whether the dim that all these axes cut, if they do, can be joined over them."""
         clean = np.ones(self.states, dtype=bool)
         for dim, (index, ways) in enumerate(self.shardings):
-            clean &= np.array([self._is_clean(way, axes, dim) for way in ways], dtype=bool)[index]
+            clean &= np.array([self._is_clean(cuts, axes, dim) for cuts in ways], dtype=bool)[index]
         return clean
 
-    def _is_clean(self, way: Way, axes: tuple[int, ...], dim: int) -> bool:
+    def _is_clean(self, cuts: Way, axes: tuple[int, ...], dim: int) -> bool:
         """True where not all of the axes cut the dim, or where they are the innermost to do so, in clean blocks."""
-        if len({a for a, _ in way} & set(axes)) < len(axes):
+        if len({a for a, _ in cuts} & set(axes)) < len(axes):
             return True
-        outer, inner = way[: -len(axes)], way[-len(axes) :]
+        outer, inner = cuts[: -len(axes)], cuts[-len(axes) :]
         if tuple(a for a, _ in inner) != axes:
             return False
         return clean_cut(self.shape[dim], outer, inner, self.mesh) is not None
@@ -217,8 +217,8 @@ def pair_table(dims: int) -> Integers:
 
 
 @lru_cache(maxsize=65536)
-def _largest(size: int, way: Way, mesh: Mesh) -> int:
-    return LocalSize(size, axis_shards(way, mesh)).largest(mesh)
+def _largest(size: int, cuts: Way, mesh: Mesh) -> int:
+    return LocalSize(size, axis_shards(cuts, mesh)).largest(mesh)
 
 
 @lru_cache(maxsize=256)
@@ -229,9 +229,9 @@ def space(
     for axis, size in enumerate(mesh.sizes):
         free: list[Placement] = [REPLICATE, *([REPLICATE_PARTIAL] if differentiable else [])]
         free += [Shard(dim) for dim, length in enumerate(shape) if size > 1 and length and length % size == 0]
-        own = [Letter(placement, "any") for placement in free]
+        axis_letters = [Letter(placement, "any") for placement in free]
         for role, layouts in (("source", sources), ("target", targets)):
             placements = {layout.placements[axis] for layout in layouts} - set(free)
-            own += [Letter(placement, role) for placement in sorted(placements, key=str)]
-        letters.append(tuple(sorted(own, key=lambda letter: letter.code)))
+            axis_letters += [Letter(placement, role) for placement in sorted(placements, key=str)]
+        letters.append(tuple(sorted(axis_letters, key=lambda letter: letter.code)))
     return Space(tuple(letters), shape, mesh)

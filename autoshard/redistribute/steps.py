@@ -197,14 +197,14 @@ def messages(step: Step, mesh: Mesh) -> tuple[Message, Message]:
     return forward, _message(step, step.backward, "after", "before", mesh)
 
 
-def _message(step: Step, name: str, given: str, made: str, mesh: Mesh) -> Message:
-    own = COLLECTIVES[name]
-    factor, of = own.factor, {"given": given, "made": made}.get(own.bytes_of, own.bytes_of)
-    if own.times == "members":
+def _message(step: Step, name: str, source: str, target: str, mesh: Mesh) -> Message:
+    row = COLLECTIVES[name]
+    factor, of = row.factor, {"given": source, "made": target}.get(row.bytes_of, row.bytes_of)
+    if row.times == "members":
         factor *= math.prod(mesh.sizes[a] for a in step.axes)
-    elif own.times == "partial":
-        factor *= _partial_sums(step, given == "before", mesh)
-    return Message(own.primitive, factor, of, own.by_index and own.primitive in CARRIED)
+    elif row.times == "partial":
+        factor *= _partial_sums(step, source == "before", mesh)
+    return Message(row.primitive, factor, of, row.by_index and row.primitive in CARRIED)
 
 
 def _partial_sums(step: Step, forward: bool, mesh: Mesh) -> int:

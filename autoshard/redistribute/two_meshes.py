@@ -35,7 +35,7 @@ def transfers(shape: tuple[int, ...], first: On, second: On) -> dict[tuple[int, 
     for rank, held in enumerate(held_by(shape, first)):
         holders.setdefault(held, []).append(rank)
     sent = [0] * first[0].size
-    found = {}
+    elements = {}
     mesh, layout = second
     for receiver, needs in enumerate(held_by(shape, second)):
         at = mesh.coordinates(receiver)
@@ -46,8 +46,8 @@ def transfers(shape: tuple[int, ...], first: On, second: On) -> dict[tuple[int, 
             if size:
                 sender = min(ranks, key=lambda rank: (sent[rank], rank != receiver, rank))
                 sent[sender] += size
-                found[sender, receiver] = size
-    return found
+                elements[sender, receiver] = size
+    return elements
 
 
 def held_by(shape: tuple[int, ...], on: On) -> list[_Held]:

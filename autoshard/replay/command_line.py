@@ -21,10 +21,10 @@ def command(plan: Plan, graph: Graph | None = None) -> str:
     """`graph`: the plan's, which may be one of evaluation, have dynamic sizes, or name modules. What ended the search
     early, a clock or Ctrl-C, is in no command."""
     parts = ["autoshard plan", typed(Path(plan.model)) if plan.model else "MODEL"]
-    given = dict(plan.model_arguments)
-    loss = given.pop(LOSS, None)
-    if given:
-        parts += ["--with", *(typed(f"{name}={value}") for name, value in given.items())]
+    arguments = dict(plan.model_arguments)
+    loss = arguments.pop(LOSS, None)
+    if arguments:
+        parts += ["--with", *(typed(f"{name}={value}") for name, value in arguments.items())]
     if loss is not None:
         parts.append(f"{LOSS} {typed(str(loss))}")
     if plan.servers.count:
@@ -32,7 +32,7 @@ def command(plan: Plan, graph: Graph | None = None) -> str:
     else:
         parts.append(f"--devices {plan.devices}" if plan.step.samples else f"--mesh {plan.mesh}")
     parts.append(f"--hardware {typed(Path(plan.hardware))}")
-    points = [SizePoint(own.sizes, own.weight) for own in plan.search.sizes]
+    points = [SizePoint(row.sizes, row.weight) for row in plan.search.sizes]
     parts += [f"--sizes {typed(histogram_text(points))}"] * bool(points)
     parts += [f"--buckets {len(plan.buckets) + 1}"] * bool(plan.buckets)
     if not plan.model.endswith(".json"):
@@ -70,13 +70,13 @@ def servers_text(servers: ServerPlan) -> str:
 
 def dynamic_text(graph: Graph) -> str:
     """The dynamic sizes as --dynamic takes them."""
-    return ",".join(_size_text(own, graph) for own in graph.dynamic)
+    return ",".join(_size_text(size, graph) for size in graph.dynamic)
 
 
-def _size_text(own: DynamicSize, graph: Graph) -> str:
-    form = f"/{own.divisor}" * (own.divisor > 1) + f"+{own.remainder}" * bool(own.remainder)
-    dims = "".join(f"@{graph.inputs.index(name)}.{dim}" for name, dim in own.dims)
-    return f"{own.name}={own.least}..{own.most or ''}{form}{dims}"
+def _size_text(size: DynamicSize, graph: Graph) -> str:
+    form = f"/{size.divisor}" * (size.divisor > 1) + f"+{size.remainder}" * bool(size.remainder)
+    dims = "".join(f"@{graph.inputs.index(name)}.{dim}" for name, dim in size.dims)
+    return f"{size.name}={size.least}..{size.most or ''}{form}{dims}"
 
 
 def _step_options(plan: Plan) -> list[str]:

@@ -50,9 +50,9 @@ def free_size(program: Program, others: OtherSizes, captured: FreeSize) -> Plann
         return captured.fixed
     if captured.name not in others.names:
         return CUTS.format(captured.name)
-    alone = next((own for own in others.fewer if own.names == (captured.name,)), others)
+    alone = next((subset for subset in others.fewer if subset.names == (captured.name,)), others)
     dims, numbers = dict(_input_dims(program, alone)), list(_numbers(program, alone))
-    lengths = {program.value(name).shape[dim] for name, own in dims.items() for dim in own}
+    lengths = {program.value(name).shape[dim] for name, varying in dims.items() for dim in varying}
     if len(lengths) != 1 or any(not isinstance(number, SizeNumber) for number, _ in numbers):
         return CUTS.format(captured.name)
     (planned,) = lengths
@@ -61,7 +61,7 @@ def free_size(program: Program, others: OtherSizes, captured: FreeSize) -> Plann
         return CUTS.format(captured.name)
     names = {name: program.value(name).tensor for name in dims}
     return PlannedSize(
-        planned, unit, captured.least, captured.most, tuple((names[name], own) for name, own in dims.items())
+        planned, unit, captured.least, captured.most, tuple((names[name], varying) for name, varying in dims.items())
     )
 
 
@@ -69,14 +69,14 @@ def check_dynamic(program: Program, others: OtherSizes, graph: Graph) -> None:
     """UsageError where the code of a plan does not follow the graph's dynamic sizes."""
     if not graph.dynamic:
         return
-    names = " and ".join(own.name for own in graph.dynamic)
+    names = " and ".join(size.name for size in graph.dynamic)
     hint = "another mesh, or --pin for what is cut so; or sizes with a larger divisor"
-    if others.names != tuple(own.name for own in graph.dynamic):
+    if others.names != tuple(size.name for size in graph.dynamic):
         raise UsageError(f"the plan's code can't follow {names}: it cuts something in parts of the planned sizes", hint)
     numbers = list(_numbers(program, others))
     if others.check is not None and not _borne_out(program, others, *others.check):
         raise UsageError(f"the plan's code can't follow {names}: a number is none that grows with them", hint)
-    for point in ([own.least for own in graph.dynamic], others.planned):
+    for point in ([size.least for size in graph.dynamic], others.planned):
         for number, grain in numbers:
             if not isinstance(number, SizeNumber) or (value_at(number.polynomial, point) / grain).denominator != 1:
                 raise UsageError(f"the plan cuts something unevenly at {names} of {', '.join(map(str, point))}", hint)
@@ -95,8 +95,8 @@ def _borne_out(program: Program, others: OtherSizes, point: Point, there: Progra
 
 def _flat(values: list[LocalAttribute]) -> Iterator[list[LocalAttribute]]:
     """The numbers of several tuples, place by place."""
-    own = values[0]
-    if isinstance(own, tuple) and all(isinstance(value, tuple) and len(value) == len(own) for value in values):
+    first = values[0]
+    if isinstance(first, tuple) and all(isinstance(value, tuple) and len(value) == len(first) for value in values):
         for row in zip(*(value for value in values if isinstance(value, tuple)), strict=True):
             yield from _flat(list(row))
     else:
@@ -105,7 +105,7 @@ def _flat(values: list[LocalAttribute]) -> Iterator[list[LocalAttribute]]:
 
 def _input_dims(program: Program, others: OtherSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name in program.inputs:
-        shapes = zip(*(own.value(name).shape for own in (program, *others.programs)), strict=True)
+        shapes = zip(*(variant.value(name).shape for variant in (program, *others.programs)), strict=True)
         dims = tuple(dim for dim, sizes in enumerate(shapes) if len({*sizes}) > 1)
         if dims:
             yield name, dims
@@ -121,26 +121,26 @@ def _numbers(program: Program, others: OtherSizes) -> Iterator[tuple[LocalAttrib
 def _differing(
     values: list[LocalAttribute], program: Program, others: OtherSizes
 ) -> Iterator[tuple[LocalAttribute, int]]:
-    own = values[0]
-    if all(value == own for value in values):
+    first = values[0]
+    if all(value == first for value in values):
         return
-    if all(isinstance(value, tuple) and isinstance(own, tuple) and len(value) == len(own) for value in values):
+    if all(isinstance(value, tuple) and isinstance(first, tuple) and len(value) == len(first) for value in values):
         for row in zip(*(value for value in values if isinstance(value, tuple)), strict=True):
             yield from _differing(list(row), program, others)
         return
-    yield followed(values, program.mesh, others), _grain(own)
+    yield followed(values, program.mesh, others), _grain(first)
 
 
 def _sizes(program: Program, others: OtherSizes) -> Iterator[list[LocalAttribute]]:
     """Of each tensor, argument and cut: here, and at the other sizes."""
     for value in program.values:
-        yield [value.local_shape, *(own.value(value.name).local_shape for own in others.programs)]
-    every = [program.instructions, *(own.instructions for own in others.programs)]
+        yield [value.local_shape, *(variant.value(value.name).local_shape for variant in others.programs)]
+    every = [program.instructions, *(variant.instructions for variant in others.programs)]
     for steps in zip(*every, strict=True):
         computing = [step for step in steps if isinstance(step, Compute)]
         if len(computing) == len(steps):
-            given = [dict(step.attributes) for step in computing]
-            yield from ([own.get(name, value) for own in given] for name, value in computing[0].attributes)
+            attributes = [dict(step.attributes) for step in computing]
+            yield from ([by_name.get(name, value) for by_name in attributes] for name, value in computing[0].attributes)
         moving = [step for step in steps if isinstance(step, Collective)]
         if len(moving) == len(steps):
             yield from ([*sizes] for sizes in zip(*map(_cuts, moving), strict=True))
@@ -152,7 +152,7 @@ def _cuts(step: Collective) -> list[LocalSize]:
 
 def _unit(number: SizeNumber, grain: int) -> int:
     """What the one size must be a multiple of, for this to be whole and the same on all devices."""
-    slope = sum((own for powers, own in number.polynomial.items() if any(powers)), Fraction(0))
+    slope = sum((coeff for powers, coeff in number.polynomial.items() if any(powers)), Fraction(0))
     return (slope / grain).denominator
 
 

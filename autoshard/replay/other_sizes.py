@@ -63,10 +63,10 @@ class OtherSizes:
     def inverse(self) -> list[list[Fraction]]:
         """Of the matrix of terms at all points: times the values of a number, its coefficients."""
         count = len(self.terms)
-        rows = [[monomial(own, point) for own in self.terms] for point in self._every]
-        found, rank = reduced([[*row, *(int(n == i) for i in range(count))] for n, row in enumerate(rows)], count)
+        rows = [[monomial(term, point) for term in self.terms] for point in self._every]
+        matrix, rank = reduced([[*row, *(int(n == i) for i in range(count))] for n, row in enumerate(rows)], count)
         assert rank == count, "points are chosen to tell the terms apart"
-        return [row[count:] for row in found]
+        return [row[count:] for row in matrix]
 
     @property
     def _every(self) -> list[Point]:
@@ -75,18 +75,18 @@ class OtherSizes:
     def each(self, make: Callable[[Program], Program]) -> OtherSizes:
         """With what `make` makes of each program."""
         points = tuple((point, make(program)) for point, program in self.points)
-        return replace(self, points=points, check=None, fewer=tuple(own.each(make) for own in self.fewer))
+        return replace(self, points=points, check=None, fewer=tuple(subset.each(make) for subset in self.fewer))
 
     def among(self, others: OtherSizes) -> OtherSizes:
         """Of the sizes that `others` has, too."""
         if {*self.names} <= {*others.names}:
             return self
-        return next((own for own in self.fewer if {*own.names} <= {*others.names}), OtherSizes())
+        return next((subset for subset in self.fewer if {*subset.names} <= {*others.names}), OtherSizes())
 
-    def of_the_farthest(self, own: Program) -> tuple[Program, OtherSizes]:
-        """The program that differs from `own` in all, with these sizes as others of its own."""
+    def of_the_farthest(self, base: Program) -> tuple[Program, OtherSizes]:
+        """The program that differs from `base` in all, with these sizes as others of its own."""
         (point, program) = self.points[-1]
-        points = (*self.points[:-1], (self.planned, own))
+        points = (*self.points[:-1], (self.planned, base))
         return program, replace(self, planned=point, points=points, check=None, fewer=())
 
     def is_one(self, polynomial: Polynomial) -> bool:
@@ -103,10 +103,10 @@ class SizeNumber(int):
     @classmethod
     def of(cls, values: Sequence[int], others: OtherSizes) -> SizeNumber:
         """Of its values: as planned, then at the points."""
-        made = cls(values[0])
-        found = (sum(own * value for own, value in zip(row, values, strict=True)) for row in others.inverse)
-        made.polynomial = {powers: own for powers, own in zip(others.terms, found, strict=True) if own}
-        return made
+        number = cls(values[0])
+        coeffs = (sum(entry * value for entry, value in zip(row, values, strict=True)) for row in others.inverse)
+        number.polynomial = {powers: coeff for powers, coeff in zip(others.terms, coeffs, strict=True) if coeff}
+        return number
 
 
 def at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
@@ -129,7 +129,7 @@ def _known(graph: Graph) -> list[tuple[Program, Plan, OtherSizes]]:
 
 
 def _at_dynamic_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
-    own, planned = chosen_strategies(plan, graph), tuple(sizes_of(graph).values())
+    choices, planned = chosen_strategies(plan, graph), tuple(sizes_of(graph).values())
     terms = terms_of(graph)
     chosen: list[Point] = [planned]
     left: list[Point] = []
@@ -143,53 +143,53 @@ def _at_dynamic_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
     points = []
     for point in [*chosen[1:], *left[:1]]:
         other = at_sizes(graph, dict(zip(names, point, strict=True)))
-        made = _lowered(program, plan, own, other, 1)
-        if made is None:
+        lowered = _lowered(program, plan, choices, other, 1)
+        if lowered is None:
             return OtherSizes()
-        points.append((point, made))
+        points.append((point, lowered))
     check = points.pop() if left else None
     return OtherSizes(names, planned, terms, tuple(points), check=check)
 
 
 def terms_of(graph: Graph) -> tuple[Powers, ...]:
     """The products of sizes that numbers of the graph are made of, and so those of each device; 1 among them."""
-    found = {term.powers for follows in graph.follows for term in follows.terms}
+    terms = {term.powers for follows in graph.follows for term in follows.terms}
     known = {place: follows.polynomial() for follows in graph.follows for place in follows.places}
     for op in graph.ops:  # a mean of parts divides by how many numbers there are in all
         if all(graph.tensor(name).numel == 1 for name in op.results):
             for name in filter(None, op.operands):
                 dims = range(len(graph.tensor(name).shape))
-                found.update(_numbers_of([known[place] for dim in dims if (place := f"{name} {dim}") in known]))
-    return tuple(sorted({*found, (0,) * len(graph.dynamic)}, key=lambda own: (sum(own), own)))
+                terms.update(_numbers_of([known[place] for dim in dims if (place := f"{name} {dim}") in known]))
+    return tuple(sorted({*terms, (0,) * len(graph.dynamic)}, key=lambda powers: (sum(powers), powers)))
 
 
 def _numbers_of(dims: Sequence[Polynomial]) -> set[Powers]:
     """The products of sizes in the number of elements of a tensor with these dynamic dims."""
-    every = [[*own] for own in dims]
+    every = [[*dim] for dim in dims]
     return {tuple(map(sum, zip(*chosen, strict=True))) for chosen in product(*every)} if every else set()
 
 
 def _apart(points: Sequence[Point], terms: Sequence[Powers]) -> bool:
     """Are the rows of terms at these points independent?"""
-    return reduced([[monomial(own, point) for own in terms] for point in points], len(terms))[1] == len(points)
+    return reduced([[monomial(term, point) for term in terms] for point in points], len(terms))[1] == len(points)
 
 
 def _at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
     if plan.step.parts:
         return OtherSizes()
-    own = chosen_strategies(plan, graph)
-    batch = _lowered(program, plan, own, graph, 2)
+    choices = chosen_strategies(plan, graph)
+    batch = _lowered(program, plan, choices, graph, 2)
     length, other = own_length(graph), _other_length(graph)
     longer = _relengthened(graph, other) if other else None
-    sequence = _lowered(program, plan, own, longer, 1) if longer else None
+    sequence = _lowered(program, plan, choices, longer, 1) if longer else None
     samples = batch_size(graph) if batch else 0
     alone = _alone(BATCH, samples, 2 * samples, batch), _alone(SEQUENCE, length, other, sequence)
-    both = _lowered(program, plan, own, longer, 2) if longer and batch and sequence else None
+    both = _lowered(program, plan, choices, longer, 2) if longer and batch and sequence else None
     if both is None:
         return alone[0] or (alone[1] if batch is None else OtherSizes())
     assert batch is not None and sequence is not None
     points = (((2 * samples, length), batch), ((samples, other), sequence), ((2 * samples, other), both))
-    fewer = tuple(own for own in alone if own)
+    fewer = tuple(subset for subset in alone if subset)
     terms = tuple(product((0, 1), repeat=2))
     return OtherSizes((BATCH, SEQUENCE), (samples, length), terms, points, BATCH, None, fewer)
 
@@ -203,11 +203,11 @@ def _alone(name: str, planned: int, other: int, program: Program | None) -> Othe
 
 def _other_length(graph: Graph) -> int:
     """Twice as long where that may be, else half; 0 for none."""
-    own = own_length(graph)
+    planned = own_length(graph)
     size = next((size for size in graph.free_sizes if size.name == SEQUENCE and not size.fixed), None)
-    if size is None or not own:
+    if size is None or not planned:
         return 0
-    return next((length for length in (2 * own, own // 2) if size.least <= length <= size.most), 0)
+    return next((length for length in (2 * planned, planned // 2) if size.least <= length <= size.most), 0)
 
 
 def _relengthened(graph: Graph, length: int) -> Graph | None:
@@ -217,34 +217,34 @@ def _relengthened(graph: Graph, length: int) -> Graph | None:
         return None
 
 
-def _lowered(program: Program, plan: Plan, own: Mapping[str, Strategy], other: Graph, times: int) -> Program | None:
-    """The plan on `other`, at `times` its batch, where all decisions can be the same: `own`, of its operators."""
+def _lowered(program: Program, plan: Plan, choices: Mapping[str, Strategy], other: Graph, times: int) -> Program | None:
+    """The plan on `other`, at `times` its batch, where all decisions can be the same: `choices`, of its operators."""
     try:
         other = rebatched(other, times * batch_size(other)) if times > 1 else other
         chosen = chosen_strategies(plan, other)
-        return _alike(program, lower(plan, other, chosen)) if chosen == own else None  # not cut in samples, say
+        return _alike(program, lower(plan, other, chosen)) if chosen == choices else None  # not cut in samples, say
     except (UserError, NoRule, RuleError):
         return None
 
 
 def _alike(program: Program, other: Program) -> Program | None:
     """`other`, where it has the same values in the same layouts."""
-    own, theirs = ([(v.name, v.layout) for v in made.values] for made in (program, other))
-    return other if own == theirs and len(program.instructions) == len(other.instructions) else None
+    ours, theirs = ([(v.name, v.layout) for v in variant.values] for variant in (program, other))
+    return other if ours == theirs and len(program.instructions) == len(other.instructions) else None
 
 
 def followed(values: Sequence[LocalAttribute], mesh: Mesh, others: OtherSizes) -> LocalAttribute:
     """The first of `values`, with a `SizeNumber` for each size that differs at the points, where the others are."""
-    own = values[0]
+    first = values[0]
     if all(isinstance(value, tuple) for value in values):
         if len({len(value) for value in values if isinstance(value, tuple)}) > 1:
-            return own
+            return first
         rows = zip(*(value for value in values if isinstance(value, tuple)), strict=True)
         return tuple(followed(row, mesh, others) for row in rows)
-    if all(value == own for value in values) or not all(_is_size(value, mesh) for value in values):
-        return own
-    made = SizeNumber.of([local_size(value, mesh) for value in values], others)
-    return made if others.is_one(made.polynomial) else own
+    if all(value == first for value in values) or not all(_is_size(value, mesh) for value in values):
+        return first
+    number = SizeNumber.of([local_size(value, mesh) for value in values], others)
+    return number if others.is_one(number.polynomial) else first
 
 
 def _is_size(value: LocalAttribute, mesh: Mesh) -> bool:
@@ -271,7 +271,7 @@ def _code(lines: list[str]) -> str:
         raise AssertionError(f"model_parallel.py as written is no Python: {error}") from error
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            node.body = [own for own in node.body if not (_is_text(own) or isinstance(own, ast.Delete))]
+            node.body = [stmt for stmt in node.body if not (_is_text(stmt) or isinstance(stmt, ast.Delete))]
     return ast.dump(tree)
 
 

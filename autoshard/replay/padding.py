@@ -32,12 +32,12 @@ def padding_of(graph: Graph) -> tuple[str, ...]:
     if graph.buffer_updates or graph.loss is None:
         return ()
     labels = graph.once(ignored_labels)
-    return tuple(own.name for own in graph.dynamic if labels and _are_apart(graph, own, labels))
+    return tuple(size.name for size in graph.dynamic if labels and _are_apart(graph, size, labels))
 
 
 def ignored_labels(graph: Graph) -> dict[str, int]:
     """Input -> its ignored label; {} where a loss takes others than inputs, moved about."""
-    found = {}
+    labels = {}
     for op in graph.ops:
         if op.target in LABEL_LOSSES:
             name = op.operands[1]
@@ -49,8 +49,8 @@ def ignored_labels(graph: Graph) -> dict[str, int]:
             if not known or name is None or not _is_label_alone(graph, name):
                 return {}
             assert isinstance(ignored, int)
-            found[name] = ignored
-    return found
+            labels[name] = ignored
+    return labels
 
 
 def _is_label_alone(graph: Graph, name: str) -> bool:
@@ -71,19 +71,19 @@ def _counts_labels(op: Op) -> bool:
     return weights is None and dict(op.attributes).get("reduction") in _MEAN
 
 
-def _are_apart(graph: Graph, own: DynamicSize, labels: Mapping[str, int]) -> bool:
-    if len({name for name, _ in own.dims}) < len(own.dims):
+def _are_apart(graph: Graph, dynamic: DynamicSize, labels: Mapping[str, int]) -> bool:
+    if len({name for name, _ in dynamic.dims}) < len(dynamic.dims):
         return False  # rows and columns of one table
-    place = graph.dynamic.index(own)
+    place = graph.dynamic.index(dynamic)
     following = {name for f in graph.follows for name in f.places if any(term.powers[place] for term in f.terms)}
     for more in (0, 1):  # labels that are shifted leave one position less
         units = range(2, 2 + max(_PARTS))  # as many as the largest part: each has every remainder among them
-        sizes = (own.divisor * n + own.remainder for n in units)
+        sizes = (dynamic.divisor * n + dynamic.remainder for n in units)
         size, parts = next(((size, parts) for size in sizes for parts in _PARTS if size % parts == more), (0, 1))
         if size:
-            plain = replace(at_sizes(graph, sizes_of(graph) | {own.name: size}), dynamic=(), follows=())
-            given = _given(plain, dict(own.dims), following)
-            if _Walk(*given, Mesh((("all", parts),)), following, labels).reaches_the_loss():
+            plain = replace(at_sizes(graph, sizes_of(graph) | {dynamic.name: size}), dynamic=(), follows=())
+            graph_dims = _given(plain, dict(dynamic.dims), following)
+            if _Walk(*graph_dims, Mesh((("all", parts),)), following, labels).reaches_the_loss():
                 return True
     return False
 
@@ -91,14 +91,14 @@ def _are_apart(graph: Graph, own: DynamicSize, labels: Mapping[str, int]) -> boo
 def _given(graph: Graph, dims: Mapping[str, int], following: set[str]) -> tuple[Graph, dict[str, int]]:
     """`graph` with what a larger size makes longer at its end, as positions and their rows of a table, as inputs, and
     the dim along which each input is longer."""
-    made = dict(dims)
+    input_dims = dict(dims)
     for op in graph.ops:
         head = op.target == "aten.slice" and not _longer(graph, op.operands[0], following)
         if (head or record(op.target).repeated) and not _computes_with(op, following):
             longer = _longer(graph, op.results[0], following)
-            made |= {op.results[0]: longer[0]} if len(longer) == 1 else {}
-    left = tuple(op for op in graph.ops if not made.keys() & {*op.results})
-    return replace(graph, ops=left, inputs=tuple(dict.fromkeys((*graph.inputs, *made)))), made
+            input_dims |= {op.results[0]: longer[0]} if len(longer) == 1 else {}
+    left = tuple(op for op in graph.ops if not input_dims.keys() & {*op.results})
+    return replace(graph, ops=left, inputs=tuple(dict.fromkeys((*graph.inputs, *input_dims)))), input_dims
 
 
 def _longer(graph: Graph, name: str | None, following: set[str]) -> list[int]:
@@ -131,16 +131,16 @@ class _Walk:
             return False
         if record(op.target).moves and op.operands and op.operands[0] in self.labels:
             self.labels |= dict.fromkeys(op.results, self.labels[op.operands[0]])
-        own = [None if name is None else self.placed.get(name, REPLICATE) for name in op.operands]
-        if not any(isinstance(place, Shard) for place in own):
+        places = [None if name is None else self.placed.get(name, REPLICATE) for name in op.operands]
+        if not any(isinstance(place, Shard) for place in places):
             return self._begins(op)
         if op.target in LABEL_LOSSES and _counts_labels(op):
-            return own[0] == own[1] and isinstance(own[0], Shard) and own[0].dim == 0
-        made = next((found for found in self._offered(op, own) if all(isinstance(x, Shard) for x in found)), None)
+            return places[0] == places[1] and isinstance(places[0], Shard) and places[0].dim == 0
+        results = next((offer for offer in self._offered(op, places) if all(isinstance(x, Shard) for x in offer)), None)
         after = _causal_attention if _is_attention(op) else _AFTER.get(op.target, _nothing)
-        made = made or after(self, op, own)
-        self.placed.update(zip(op.results, made or (), strict=made is not None))
-        return made is not None
+        results = results or after(self, op, places)
+        self.placed.update(zip(op.results, results or (), strict=results is not None))
+        return results is not None
 
     def _begins(self, op: Op) -> bool:
         """What is spread over the rows, as a token that all samples begin with, is cut as they are."""
@@ -153,21 +153,21 @@ class _Walk:
         self.placed.update(zip(op.results, wanted, strict=True) if begins else ())
         return begins
 
-    def _offered(self, op: Op, own: Places) -> list[list[Placement]]:
+    def _offered(self, op: Op, places: Places) -> list[list[Placement]]:
         """What an operator makes of operands placed so, by itself."""
-        found = []
+        offers = []
         for strategy in rules.strategies(self.graph, op, self.mesh, self.known):
-            given = [None if layout is None else layout.placements[0] for layout in strategy.operands]
-            alone = strategy.variant == "" or (strategy.variant in RANDOM and not _reads_others(self, op, own))
-            if alone and all(map(_alike, own, given)):
-                found.append([layout.placements[0] for layout in strategy.results])
-        return found
+            operands = [None if layout is None else layout.placements[0] for layout in strategy.operands]
+            alone = strategy.variant == "" or (strategy.variant in RANDOM and not _reads_others(self, op, places))
+            if alone and all(map(_alike, places, operands)):
+                offers.append([layout.placements[0] for layout in strategy.results])
+        return offers
 
 
 # --- operators that make of padding behind no more than padding behind ---
 
 
-def _nothing(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+def _nothing(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
     return None
 
 
@@ -175,24 +175,24 @@ def _is_attention(op: Op) -> bool:
     return "is_causal" in dict(op.attributes)
 
 
-def _reads_others(walk: _Walk, op: Op, own: Places) -> bool:
+def _reads_others(walk: _Walk, op: Op, places: Places) -> bool:
     """Is it attention that is cut along its positions? Devices then pass keys on."""
     heads = len(walk.graph.tensor(op.results[0]).shape) - 2
-    return _is_attention(op) and any(isinstance(place, Shard) and place.dim >= heads for place in own)
+    return _is_attention(op) and any(isinstance(place, Shard) and place.dim >= heads for place in places)
 
 
-def _causal_attention(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+def _causal_attention(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
     query, key = op.operands[:2]
     assert query is not None and key is not None
     along = len(walk.graph.tensor(query).shape) - 2
     length, other = (walk.graph.tensor(name).shape[along] for name in (query, key))
-    alone = all(place == Shard(along) for place in own[:3]) and all(place is None for place in own[3:])
+    alone = all(place == Shard(along) for place in places[:3]) and all(place is None for place in places[3:])
     return [Shard(along)] if alone and op.attribute("is_causal") is True and length == other else None
 
 
-def _sliced(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+def _sliced(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
     """From a fixed place on: up to another the result holds no padding, else it ends with it."""
-    start, end, name, place = op.attribute("start"), op.attribute("end"), op.operands[0], own[0]
+    start, end, name, place = op.attribute("start"), op.attribute("end"), op.operands[0], places[0]
     assert name is not None and isinstance(place, Shard)
     size = walk.graph.tensor(name).shape[place.dim]
     plain = op.attribute("dim") == place.dim and op.attribute("step") in (None, 1) and place == Shard(place.dim)
@@ -204,9 +204,9 @@ def _sliced(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
     return [place] if whole or name not in walk.labels else None  # a label that did not count before would
 
 
-def _padded(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
+def _padded(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
     """Before what is there; behind it labels that do not count."""
-    pads, name, place = op.attribute("pad"), op.operands[0], own[0]
+    pads, name, place = op.attribute("pad"), op.operands[0], places[0]
     assert name is not None and isinstance(place, Shard) and isinstance(pads, tuple)
     dims = len(walk.graph.tensor(name).shape)
     if op.attribute("mode") not in (None, "constant") or place != Shard(place.dim):
@@ -216,8 +216,8 @@ def _padded(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
     return [place] if behind in ([], [0]) or ignored else None
 
 
-def _summed_up(walk: _Walk, op: Op, own: Places) -> list[Placement] | None:
-    place = own[0]
+def _summed_up(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
+    place = places[0]
     return [place] if isinstance(place, Shard) and place == Shard(place.dim) else None
 
 

@@ -29,7 +29,7 @@ def check_plan(plan: Plan, graph: Graph, hardware: Hardware, where: str) -> None
     """InvalidFileError names the file (`where`) and the first thing in it that can't be."""
     try:
         each = (plan, *map(plan.of_bucket, plan.buckets))
-        fault = next((fault for own in each for fault in _faults(own, graph, hardware)), None)
+        fault = next((fault for bucket_plan in each for fault in _faults(bucket_plan, graph, hardware)), None)
     except UserError as error:
         fault = error.message
     if fault is not None:
@@ -104,32 +104,32 @@ def _bad_ways(
     ways = {(r.tensor, r.target): r for r in plan.redistributions}
     if len(ways) != len(plan.redistributions):
         yield "a redistribution stands in it twice"
-    for way in plan.redistributions:
-        yield from _bad_way(way, plan.mesh, graph, origin)
+    for move in plan.redistributions:
+        yield from _bad_way(move, plan.mesh, graph, origin)
     for op in graph.ops:
         for name, layout in zip(op.operands, strategies[op.name].operands, strict=True):
             if name is not None and layout is not None and layout != origin[name] and (name, layout) not in ways:
                 yield f"op {op.name} reads {name} as `{layout}`, no redistribution leads there from `{origin[name]}`"
 
 
-def _bad_way(way: RedistributionPlan, mesh: Mesh, graph: Graph, origin: Mapping[str, Layout]) -> Iterator[str]:
-    what = f"the redistribution of {way.tensor} to `{way.target}`"
-    if way.tensor not in origin:
-        yield f"{what}: the model has no tensor {way.tensor}"
+def _bad_way(move: RedistributionPlan, mesh: Mesh, graph: Graph, origin: Mapping[str, Layout]) -> Iterator[str]:
+    what = f"the redistribution of {move.tensor} to `{move.target}`"
+    if move.tensor not in origin:
+        yield f"{what}: the model has no tensor {move.tensor}"
         return
-    yield from _misfit(way.target, graph.tensor(way.tensor).shape, mesh, way.tensor)
-    if way.source != origin[way.tensor]:
-        yield f"{what} starts at `{way.source}`, but the tensor is made as `{origin[way.tensor]}`"
-    for consumer in way.consumers:
+    yield from _misfit(move.target, graph.tensor(move.tensor).shape, mesh, move.tensor)
+    if move.source != origin[move.tensor]:
+        yield f"{what} starts at `{move.source}`, but the tensor is made as `{origin[move.tensor]}`"
+    for consumer in move.consumers:
         if consumer not in graph.by_op and consumer not in (OUTPUT, BUFFER_UPDATE, *graph.by_name):
             yield f"{what}: the model has no operator {consumer}"
-    current = way.source
-    for step in way.steps:
+    current = move.source
+    for step in move.steps:
         fault, current = _stepped(step, current, mesh)
         if fault:
             yield f"{what}: {fault}"
             return
-    if current != way.target:
+    if current != move.target:
         yield f"{what} ends at `{current}`"
 
 

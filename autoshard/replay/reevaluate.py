@@ -38,16 +38,16 @@ def today(plan: Plan, formulation: Formulation) -> Today:
     if choice is None:
         note = "this autoshard does not offer all choices of the plan any more: the figures are those in plan.json"
         return Today(plan, (*origin(plan), note), False)
-    own = parts(formulation, choice)
-    now = with_parts(priced(plan, formulation.graph, formulation.hardware), formulation, own)
+    site_parts = parts(formulation, choice)
+    now = with_parts(priced(plan, formulation.graph, formulation.hardware), formulation, site_parts)
     seconds = objective(formulation.problem, choice)
-    ends = [part for part, site in zip(own, formulation.sites, strict=True) if site.kind == "sink"]
+    ends = [part for part, site in zip(site_parts, formulation.sites, strict=True) if site.kind == "sink"]
     outputs = sum(part.compute_seconds + part.communication_seconds for part in ends)
     now = replace(now, search=replace(now.search, outputs_seconds=outputs))
     changed = moved(plan, seconds, now.predicted_seconds)
     if not changed:  # the certificate holds; parts may be of another version's split
-        kept = replace(now, predicted_seconds=plan.predicted_seconds, predicted_peak_bytes=plan.predicted_peak_bytes)
-        return Today(kept, origin(plan))
+        stable = replace(now, predicted_seconds=plan.predicted_seconds, predicted_peak_bytes=plan.predicted_peak_bytes)
+        return Today(stable, origin(plan))
     level = plan.search.level
     least = now.predicted_seconds if level == SPEED else level_value(formulation, level, choice)
     certificate = without_proof(plan.certificate, least, seconds)  # a bound was of the costs that it was proved by
@@ -79,8 +79,8 @@ def resimulated(plan: Plan, step_seconds: float, compiled: bool = False) -> tupl
 
 def origin(plan: Plan) -> tuple[str, ...]:
     """That another version made the plan, or that its profile has changed since; the plan holds its own profile."""
-    made = dict(plan.versions).get("autoshard", __version__)
-    notes = [f"this plan was made by autoshard {made}, this is {__version__}"] if made != __version__ else []
+    version = dict(plan.versions).get("autoshard", __version__)
+    notes = [f"this plan was made by autoshard {version}, this is {__version__}"] if version != __version__ else []
     if plan.hardware in list_profiles() and load_hardware(plan.hardware).text != plan.hardware_text:
         notes.append(f"the profile {plan.hardware} has changed since: the figures are of the one that the plan holds")
     return tuple(notes)
@@ -106,7 +106,7 @@ def said(decided: Decided) -> str:
 def chosen(plan: Plan, formulation: Formulation) -> dict[int, int]:
     """Node -> the index of the plan's choice, where the formulation offers it. Sinks are no choices."""
     texts = {(kind, d.op if isinstance(d, OpPlan) else d.name): said(d) for kind, d in decisions(plan)}
-    found = {}
+    indices = {}
     known: dict[int, dict[str, int]] = {}  # by the tuple of choices, which alike sites share
     for n, site in enumerate(formulation.sites):
         choices: Sequence[object] = site.strategies or site.layouts
@@ -114,22 +114,22 @@ def chosen(plan: Plan, formulation: Formulation) -> dict[int, int]:
             known[id(choices)] = {str(choice): s for s, choice in reversed([*enumerate(choices)])}
         offered, text = known[id(choices)], texts.get((site.kind, site.name))
         if text is not None and text in offered:
-            found[n] = offered[text]
-    return found
+            indices[n] = offered[text]
+    return indices
 
 
 def choice_of(plan: Plan, formulation: Formulation) -> tuple[int, ...] | None:
     """The plan's choice at every node, None where one is not offered."""
-    found = chosen(plan, formulation)
-    made = _layouts(formulation, found)
+    indices = chosen(plan, formulation)
+    layouts = _layouts(formulation, indices)
     ends = {move.tensor: move.target for move in plan.redistributions if OUTPUT in move.consumers}
     buffers = {buffer.name: buffer.layout for buffer in plan.buffers}
     for n, site in enumerate(formulation.sites):
         if site.kind == "sink":
-            layout = _end(site, {**made, **ends}, buffers)
+            layout = _end(site, {**layouts, **ends}, buffers)
             if layout in site.layouts:
-                found[n] = site.layouts.index(layout)
-    return tuple(found[n] for n in range(len(formulation.sites))) if len(found) == len(formulation.sites) else None
+                indices[n] = site.layouts.index(layout)
+    return tuple(indices[n] for n in range(len(formulation.sites))) if len(indices) == len(formulation.sites) else None
 
 
 def _end(site: Site, outputs: Mapping[str, Layout], buffers: Mapping[str, Layout]) -> Layout | None:
@@ -138,13 +138,15 @@ def _end(site: Site, outputs: Mapping[str, Layout], buffers: Mapping[str, Layout
     return buffers.get(kind.removeprefix("update")) if kind.startswith("update") else outputs.get(tensor)
 
 
-def _layouts(formulation: Formulation, found: Mapping[int, int]) -> dict[str, Layout]:
+def _layouts(formulation: Formulation, indices: Mapping[int, int]) -> dict[str, Layout]:
     """Tensor -> the layout that its producer leaves it in."""
-    made: dict[str, Layout] = {}
-    for n, choice in found.items():
+    layouts: dict[str, Layout] = {}
+    for n, choice in indices.items():
         site = formulation.sites[n]
         if site.kind == "op":
-            made |= dict(zip(formulation.graph.by_op[site.name].results, site.strategies[choice].results, strict=True))
+            layouts |= dict(
+                zip(formulation.graph.by_op[site.name].results, site.strategies[choice].results, strict=True)
+            )
         else:
-            made[site.name] = site.layouts[choice]
-    return made
+            layouts[site.name] = site.layouts[choice]
+    return layouts

@@ -64,17 +64,17 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: M
     )
     needed = _needed(draft, plan, full, reduced, strategies)
     redistributions = tuple(_carried_steps(need, draft, reduced, hardware) for need in needed)
-    made = priced(replace(draft, redistributions=redistributions, buckets=()), reduced, hardware)
+    applied = priced(replace(draft, redistributions=redistributions, buckets=()), reduced, hardware)
     return replace(
-        made, buckets=tuple(_carried_bucket(own, plan, full, reduced, hardware, mesh) for own in plan.buckets)
+        applied, buckets=tuple(_carried_bucket(bucket, plan, full, reduced, hardware, mesh) for bucket in plan.buckets)
     )
 
 
 def _carried_bucket(
     bucket: SizeBucket, plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: Mesh
 ) -> SizeBucket:
-    made = reapply(plan.of_bucket(bucket), full, reduced, hardware, mesh)
-    return replace(bucket, ops=made.ops, redistributions=made.redistributions)
+    applied = reapply(plan.of_bucket(bucket), full, reduced, hardware, mesh)
+    return replace(bucket, ops=applied.ops, redistributions=applied.redistributions)
 
 
 def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:
@@ -82,7 +82,7 @@ def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:
     keys = {op.name: key for key, op in keyed_ops(full).items()}
     names = {key: op.name for key, op in keyed_ops(reduced).items()}
     modules = {path for path, _ in reduced.modules}
-    step = replace(plan.step, recompute=tuple(own for own in plan.step.recompute if own.module in modules))
+    step = replace(plan.step, recompute=tuple(policy for policy in plan.step.recompute if policy.module in modules))
     if step.placed:
         carried = [tuple(names.get(keys[op], "") for op in part.ops) for part in step.parts]
         if "" in itertools.chain(*carried) or len(names) != len(keys):
@@ -104,16 +104,16 @@ def _carried_shares(step: StepPlan, planned: Mesh, mesh: Mesh) -> StepPlan:
     if not step.batch_shares or count == planned.sizes[0]:
         return step
     some = [step.batch_shares[number * planned.sizes[0] // count] for number in range(count)]
-    shares = dealt([1 / own for own in some], step.micro_batches * count)
+    shares = dealt([1 / share for share in some], step.micro_batches * count)
     return replace(step, batch_shares=shares if count > 1 else ())
 
 
 def with_rules_of(full: Graph, reduced: Graph) -> Graph:
     """`reduced` with what `full` says of its operators: discovered rules, by module and position, and their code."""
     rules = {key: full.rule_of[op.name] for key, op in keyed_ops(full).items() if op.name in full.rule_of}
-    found = tuple((op.name, rules[key]) for key, op in keyed_ops(reduced).items() if key in rules)
-    made = replace(reduced, discovered=found, registrations=full.registrations)
-    return replace(made, manual_splits=_splits_of(full, reduced))
+    discovered = tuple((op.name, rules[key]) for key, op in keyed_ops(reduced).items() if key in rules)
+    ruled = replace(reduced, discovered=discovered, registrations=full.registrations)
+    return replace(ruled, manual_splits=_splits_of(full, reduced))
 
 
 def _splits_of(full: Graph, reduced: Graph) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -121,7 +121,7 @@ def _splits_of(full: Graph, reduced: Graph) -> tuple[tuple[str, tuple[int, ...]]
     path_of = {p.tensor: p.path for p in full.parameters}
     present = {p.path: p.tensor for p in reduced.parameters}
     pairs = ((present.get(path_of.get(tensor, "")), lengths) for tensor, lengths in full.manual_splits)
-    return tuple((own, scaled(lengths, reduced.tensor(own).shape[0])) for own, lengths in pairs if own)
+    return tuple((table, scaled(lengths, reduced.tensor(table).shape[0])) for table, lengths in pairs if table)
 
 
 def scaled(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -236,5 +236,5 @@ def _known_steps(plan: Plan, full: Graph) -> dict[Place, RedistributionPlan]:
 
 def _carried_steps(need: _Need, draft: Plan, graph: Graph, hardware: Hardware) -> RedistributionPlan:
     context = context_of(draft, graph, hardware)
-    made = redistribution(context, need.tensor, need.source, need.target, need.consumers)
-    return replace(made, steps=need.steps) if need.steps is not None else made
+    move = redistribution(context, need.tensor, need.source, need.target, need.consumers)
+    return replace(move, steps=need.steps) if need.steps is not None else move

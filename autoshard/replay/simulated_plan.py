@@ -61,7 +61,7 @@ def simulate_plan(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool =
         timeline = simulate(program, small, hardware, compiled)
         return SimulatedPlan(plan, graph, hardware, lower(plan, graph), timeline)
     if not compiled:
-        made = simulated(plan, graph, hardware)
-        return SimulatedPlan(plan, graph, hardware, made.program, made.timeline)
+        outcome = simulated(plan, graph, hardware)
+        return SimulatedPlan(plan, graph, hardware, outcome.program, outcome.timeline)
     program = lower(plan, graph)
     return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware, compiled))

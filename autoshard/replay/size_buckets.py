@@ -38,23 +38,23 @@ class Bucketed:
     seconds: tuple[float, ...]
 
 
-def bucketed(found: Sequence[Sized], asked: Asked, most: int, held: Held) -> Bucketed | None:
+def bucketed(candidates: Sequence[Sized], workload: Asked, most: int, held: Held) -> Bucketed | None:
     """The plan of at most `most` buckets, the last of which has no limit, with the least expected step; None where none
-    is `LEAST_GAIN` better than the best of `found`."""
-    best = min(own.expected(asked.points) for own in found)
-    made = []
-    for base in _bases(found, asked):
-        options = _Options(base, found, asked, held)
-        made += [options.taken(chain) for chain in _chains([point.sizes for point in asked.points], most)]
-    least = min((one for one in made if one is not None), key=lambda one: _expected(one, asked), default=None)
-    return least if least is not None and _expected(least, asked) < best * (1 - LEAST_GAIN) else None
+    is `LEAST_GAIN` better than the best of `candidates`."""
+    best = min(sized.expected(workload.points) for sized in candidates)
+    trials = []
+    for base in _bases(candidates, workload):
+        options = _Options(base, candidates, workload, held)
+        trials += [options.taken(chain) for chain in _chains([point.sizes for point in workload.points], most)]
+    least = min((one for one in trials if one is not None), key=lambda one: _expected(one, workload), default=None)
+    return least if least is not None and _expected(least, workload) < best * (1 - LEAST_GAIN) else None
 
 
 def bucket_words(plan: Plan, expected: float, alone: float) -> str:
     """What the buckets bring over one plan, whose expected step is `alone`."""
     if not plan.buckets:
         return f"no buckets: none make the expected step {LEAST_GAIN:.0%} shorter than one plan for all sizes does"
-    listed = "; ".join(f"{_most(own)} ({_changed(own, plan)} of {len(plan.ops)} operators)" for own in plan.buckets)
+    listed = "; ".join(f"{_most(item)} ({_changed(item, plan)} of {len(plan.ops)} operators)" for item in plan.buckets)
     gain = f"expected step {format_seconds(expected)}, of one plan for all sizes {format_seconds(alone)}"
     return f"buckets with their own strategies: {listed}; {gain}"
 
@@ -64,19 +64,19 @@ def _most(bucket: SizeBucket) -> str:
 
 
 def _changed(bucket: SizeBucket, plan: Plan) -> int:
-    return sum(own.strategy != other.strategy for own, other in zip(bucket.ops, plan.ops, strict=True))
+    return sum(op.strategy != other.strategy for op, other in zip(bucket.ops, plan.ops, strict=True))
 
 
-def _expected(one: Bucketed, asked: Asked) -> float:
-    return sum(point.weight * own for point, own in zip(asked.points, one.seconds, strict=True))
+def _expected(one: Bucketed, workload: Asked) -> float:
+    return sum(point.weight * seconds for point, seconds in zip(workload.points, one.seconds, strict=True))
 
 
-def _bases(found: Sequence[Sized], asked: Asked) -> list[Sized]:
+def _bases(candidates: Sequence[Sized], workload: Asked) -> list[Sized]:
     """The best of each layout of parameters."""
-    own: dict[object, Sized] = {}
-    for one in sorted(found, key=lambda one: one.expected(asked.points)):
-        own.setdefault(_stored(one.plan), one)
-    return list(own.values())
+    by_layout: dict[object, Sized] = {}
+    for one in sorted(candidates, key=lambda one: one.expected(workload.points)):
+        by_layout.setdefault(_stored(one.plan), one)
+    return list(by_layout.values())
 
 
 def _stored(plan: Plan) -> tuple[object, ...]:
@@ -102,21 +102,21 @@ def within(sizes: Mapping[str, int], box: Box) -> bool:
 class _Options:
     """The plans that store parameters as `base` does."""
 
-    def __init__(self, base: Sized, found: Sequence[Sized], asked: Asked, held: Held) -> None:
-        self.asked = asked
-        self.plans = [one for one in found if _stored(one.plan) == _stored(base.plan)]
-        outputs = _outputs(base.plan, asked.graph)
-        self.plans = [one for one in self.plans if _outputs(one.plan, asked.graph) == outputs]
-        texts = held_pins(base.plan, asked.graph, inputs=True)
-        for at, point in zip(asked.graphs, asked.points, strict=True):
+    def __init__(self, base: Sized, candidates: Sequence[Sized], workload: Asked, held: Held) -> None:
+        self.asked = workload
+        self.plans = [one for one in candidates if _stored(one.plan) == _stored(base.plan)]
+        outputs = _outputs(base.plan, workload.graph)
+        self.plans = [one for one in self.plans if _outputs(one.plan, workload.graph) == outputs]
+        texts = held_pins(base.plan, workload.graph, inputs=True)
+        for at, point in zip(workload.graphs, workload.points, strict=True):
             try:
-                plan = asked.at(held(at, base.plan.mesh, texts), at, asked.graph)
-                plan = _with_outputs(plan, outputs, asked)
+                plan = workload.at(held(at, base.plan.mesh, texts), at, workload.graph)
+                plan = _with_outputs(plan, outputs, workload)
             except UserError:  # a strategy or a redistribution that the largest sizes do not have
                 continue
             if _stored(plan) == _stored(base.plan) and plan.ops not in [one.plan.ops for one in self.plans]:
-                self.plans.append(Sized(point.words(), plan, asked.steps(plan)))
-        self.largest = [one for one in self.plans if asked.holds(one.plan)]
+                self.plans.append(Sized(point.words(), plan, workload.steps(plan)))
+        self.largest = [one for one in self.plans if workload.holds(one.plan)]
         self._peaks: dict[tuple[int, Box], float] = {}
 
     def taken(self, chain: Sequence[Box]) -> Bucketed | None:
@@ -131,10 +131,10 @@ class _Options:
         main = min(self.largest, key=lambda one: (self._seconds(one, [*left]), one.plan.step_seconds))
         seconds, buckets = list(main.seconds), []
         for box, group in zip(chain, groups, strict=True):
-            own = min(self._fitting(box, main), key=lambda one: self._seconds(one, group))
-            buckets.append(SizeBucket(box, own.plan.ops, own.plan.redistributions))
+            fastest = min(self._fitting(box, main), key=lambda one: self._seconds(one, group))
+            buckets.append(SizeBucket(box, fastest.plan.ops, fastest.plan.redistributions))
             for n in group:
-                seconds[n] = own.seconds[n]
+                seconds[n] = fastest.seconds[n]
         return Bucketed(replace(main.plan, buckets=tuple(buckets)), tuple(seconds))
 
     def _seconds(self, one: Sized, group: Sequence[int]) -> float:
@@ -142,8 +142,8 @@ class _Options:
 
     def _fitting(self, box: Box, main: Sized) -> list[Sized]:
         """Those that need no more memory at the bucket's largest step than the largest step of all."""
-        own = [n for n, one in enumerate(self.plans) if one is not main]
-        return [main, *(self.plans[n] for n in own if self._peak(n, box) <= main.plan.step_peak_bytes)]
+        numbers = [n for n, one in enumerate(self.plans) if one is not main]
+        return [main, *(self.plans[n] for n in numbers if self._peak(n, box) <= main.plan.step_peak_bytes)]
 
     def _peak(self, number: int, box: Box) -> float:
         if (number, box) not in self._peaks:
@@ -157,15 +157,15 @@ def _outputs(plan: Plan, graph: Graph) -> tuple[str, ...]:
     return tuple(str(program.value(name).layout) for name in program.outputs)
 
 
-def _with_outputs(plan: Plan, wanted: Sequence[str], asked: Asked) -> Plan:
+def _with_outputs(plan: Plan, wanted: Sequence[str], workload: Asked) -> Plan:
     """`plan`, whose outputs come out as `wanted`."""
-    program, context = lower(plan, asked.graph), context_of(plan, asked.graph, asked.hardware)
+    program, context = lower(plan, workload.graph), context_of(plan, workload.graph, workload.hardware)
     more = [
         redistribution(
-            context, own.tensor, own.layout, type(own.layout).parse(layout), (OUTPUT,)
+            context, value.tensor, value.layout, type(value.layout).parse(layout), (OUTPUT,)
         )
-        for own, layout in zip(map(program.value, program.outputs), wanted, strict=True)
-        if str(own.layout) != layout
+        for value, layout in zip(map(program.value, program.outputs), wanted, strict=True)
+        if str(value.layout) != layout
     ]  # fmt: skip
-    made = replace(plan, redistributions=(*plan.redistributions, *more))
-    return predicted(priced(made, asked.graph, asked.hardware), asked.graph) if more else plan
+    extended = replace(plan, redistributions=(*plan.redistributions, *more))
+    return predicted(priced(extended, workload.graph, workload.hardware), workload.graph) if more else plan

@@ -40,8 +40,8 @@ class SizeTexts:
 
     def text(self, number: SizeNumber) -> str:
         """An expression that is exact at every size at which it is whole; the number itself where no input tells."""
-        made = self._by_each(number.polynomial) or self._by_product(number.polynomial)
-        return str(int(number)) if made is None else made
+        text = self._by_each(number.polynomial) or self._by_product(number.polynomial)
+        return str(int(number)) if text is None else text
 
     def _by_each(self, wanted: Polynomial) -> str | None:
         """By a dim for each size that counts."""
@@ -52,8 +52,8 @@ class SizeTexts:
             return None
         shares = {n: self.found[key].polynomial[_unit(n, count)] for n, key in keys.items()}
         local = {
-            powers: own / math.prod((shares[n] ** powers[n] for n in needed), start=Fraction(1))
-            for powers, own in wanted.items()
+            powers: coeff / math.prod((shares[n] ** powers[n] for n in needed), start=Fraction(1))
+            for powers, coeff in wanted.items()
         }
         text = sum_text(local, {n: self.names[key] for n, key in keys.items()})
         self.used.update(keys.values() if text is not None else ())
@@ -63,21 +63,21 @@ class SizeTexts:
         """By dims that hold several sizes: the tokens of all samples, the patches of an image; and a number more."""
         count = len(next(iter(wanted)))
         constant = wanted.get((0,) * count, Fraction(0))
-        for rest in dict.fromkeys((Fraction(0), constant)):
-            left = {powers: own for powers, own in wanted.items() if not rest or any(powers)}
+        for offset in dict.fromkeys((Fraction(0), constant)):
+            left = {powers: coeff for powers, coeff in wanted.items() if not offset or any(powers)}
             for keys in _groups(list(self.found)):
-                made = _product([self.found[key].polynomial for key in keys])
-                ratio = _ratio(left, made)
-                if ratio is not None and rest.denominator == 1:
+                product = _product([self.found[key].polynomial for key in keys])
+                ratio = _ratio(left, product)
+                if ratio is not None and offset.denominator == 1:
                     self.used.update(keys)
                     text = _product_text(ratio, [self.names[key] for key in keys])
-                    return f"{text} {'+' if rest > 0 else '-'} {abs(int(rest))}" if rest else text
+                    return f"{text} {'+' if offset > 0 else '-'} {abs(int(offset))}" if offset else text
         return None
 
 
 def size_texts(program: Program, others: OtherSizes, inputs: Iterable[str]) -> SizeTexts:
     """Of a module with these inputs: of what follows the sizes alike the shortest dim."""
-    found: dict[Key, SizeInput] = {}
+    size_inputs: dict[Key, SizeInput] = {}
     for name in inputs if others else ():
         value = program.value(name)
         local, whole = followed_shape(value, program, others), _followed_whole(value, program, others)
@@ -86,28 +86,28 @@ def size_texts(program: Program, others: OtherSizes, inputs: Iterable[str]) -> S
             if not isinstance(size, SizeNumber) or not isinstance(every, SizeNumber):
                 continue
             key = _key(size.polynomial)
-            if key not in found or int(size) < found[key].length:
-                found[key] = SizeInput(name, dim, int(size), size.polynomial, every.polynomial)
-    return SizeTexts(found, _names(found, program, others))
+            if key not in size_inputs or int(size) < size_inputs[key].length:
+                size_inputs[key] = SizeInput(name, dim, int(size), size.polynomial, every.polynomial)
+    return SizeTexts(size_inputs, _names(size_inputs, program, others))
 
 
 def followed_shape(value: LocalValue, program: Program, others: OtherSizes) -> tuple[object, ...]:
     """The local shape, with what follows sizes."""
-    values = [value.local_shape, *(own.value(value.name).local_shape for own in others.programs)]
-    made = followed(values, program.mesh, others)
-    return made if isinstance(made, tuple) else ()
+    values = [value.local_shape, *(variant.value(value.name).local_shape for variant in others.programs)]
+    shape = followed(values, program.mesh, others)
+    return shape if isinstance(shape, tuple) else ()
 
 
 def _followed_whole(value: LocalValue, program: Program, others: OtherSizes) -> tuple[object, ...]:
-    values = [value.shape, *(own.value(value.name).shape for own in others.programs)]
-    made = followed(values, program.mesh, others)
-    return made if isinstance(made, tuple) else ()
+    values = [value.shape, *(variant.value(value.name).shape for variant in others.programs)]
+    shape = followed(values, program.mesh, others)
+    return shape if isinstance(shape, tuple) else ()
 
 
 def _key(polynomial: Polynomial) -> Key:
     """Equal for what is a multiple of each other."""
     lead = max(polynomial)
-    return tuple(sorted((powers, own / polynomial[lead]) for powers, own in polynomial.items()))
+    return tuple(sorted((powers, coeff / polynomial[lead]) for powers, coeff in polynomial.items()))
 
 
 def _unit(n: int, count: int) -> Powers:
@@ -121,28 +121,28 @@ def _groups(keys: Sequence[Key]) -> Iterator[tuple[Key, ...]]:
 
 
 def _product(factors: Sequence[Polynomial]) -> dict[Powers, Fraction]:
-    made = dict(factors[0])
+    product = dict(factors[0])
     for factor in factors[1:]:
-        terms = [(a, x, b, y) for a, x in made.items() for b, y in factor.items()]
-        made = {}
+        terms = [(a, x, b, y) for a, x in product.items() for b, y in factor.items()]
+        product = {}
         for a, x, b, y in terms:
             powers = tuple(p + q for p, q in zip(a, b, strict=True))
-            made[powers] = made.get(powers, Fraction(0)) + x * y
-    return made
+            product[powers] = product.get(powers, Fraction(0)) + x * y
+    return product
 
 
-def _ratio(wanted: Polynomial, made: Polynomial) -> Fraction | None:
-    """By which `made` is `wanted`."""
-    if wanted.keys() != made.keys():
+def _ratio(wanted: Polynomial, product: Polynomial) -> Fraction | None:
+    """By which `product` is `wanted`."""
+    if wanted.keys() != product.keys():
         return None
-    ratios = {wanted[powers] / made[powers] for powers in made}
+    ratios = {wanted[powers] / product[powers] for powers in product}
     return ratios.pop() if len(ratios) == 1 else None
 
 
-def _names(found: Mapping[Key, SizeInput], program: Program, others: OtherSizes) -> dict[Key, str]:
+def _names(size_inputs: Mapping[Key, SizeInput], program: Program, others: OtherSizes) -> dict[Key, str]:
     """An input of the model keeps its own name, and no two are called alike."""
     names: dict[Key, str] = {}
-    for key, size in found.items():
+    for key, size in size_inputs.items():
         name = _name(size, others.names)
         taken = {*program.inputs, *names.values()}
         names[key] = fresh(f"{name}_size" if name in program.inputs else name, taken)
@@ -163,23 +163,25 @@ def _name(size: SizeInput, names: Sequence[str]) -> str:
 def sum_text(local: Polynomial, names: Mapping[int, str]) -> str | None:
     """Terms in these names, what they have in common before a bracket; None where a term is no whole number."""
     if len(local) == 1:
-        ((powers, own),) = local.items()
-        return _product_text(own, _factors(powers, names))
+        ((powers, coeff),) = local.items()
+        return _product_text(coeff, _factors(powers, names))
     common = tuple(map(min, zip(*local, strict=True)))
-    inner = {tuple(p - c for p, c in zip(powers, common, strict=True)): own for powers, own in local.items()}
-    varying = [own for powers, own in inner.items() if any(powers)]
-    if any(own.denominator != 1 for own in inner.values()) and (len(varying) > 1 or any(common)):
+    inner = {tuple(p - c for p, c in zip(powers, common, strict=True)): coeff for powers, coeff in local.items()}
+    varying = [coeff for powers, coeff in inner.items() if any(powers)]
+    if any(coeff.denominator != 1 for coeff in inner.values()) and (len(varying) > 1 or any(common)):
         return None
-    if any(own.denominator != 1 for powers, own in inner.items() if not any(powers)):
+    if any(coeff.denominator != 1 for powers, coeff in inner.items() if not any(powers)):
         return None
     ordered = sorted(inner.items(), key=lambda item: (-sum(item[0]), item[0][::-1]))
     text = ""
-    for powers, own in ordered:
+    for powers, coeff in ordered:
         factors = _factors(powers, names)
         term = (
-            _product_text(abs(own) if text else own, factors) if factors else str(abs(int(own)) if text else int(own))
+            _product_text(abs(coeff) if text else coeff, factors)
+            if factors
+            else str(abs(int(coeff)) if text else int(coeff))
         )
-        text += f" {'+' if own > 0 else '-'} {term}" if text else term
+        text += f" {'+' if coeff > 0 else '-'} {term}" if text else term
     return " * ".join([*_factors(common, names), f"({text})"]) if any(common) else text
 
 

@@ -63,4 +63,4 @@ class Sized:
 
     def expected(self, points: Sequence[SizePoint]) -> float:
         """The mean step."""
-        return sum(point.weight * own for point, own in zip(points, self.seconds, strict=True))
+        return sum(point.weight * seconds for point, seconds in zip(points, self.seconds, strict=True))

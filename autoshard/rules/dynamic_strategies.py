@@ -37,15 +37,17 @@ def probes(graph: Graph) -> Probes:
 def _probes(graph: Graph) -> Probes:
     if not graph.dynamic:
         return Probes()
-    prime = {own.name: own.divisor * n + own.remainder for own, n in zip(graph.dynamic, _primes(graph), strict=False)}
-    least = {own.name: max(own.least, own.divisor + own.remainder) for own in graph.dynamic}
+    prime = {
+        size.name: size.divisor * n + size.remainder for size, n in zip(graph.dynamic, _primes(graph), strict=False)
+    }
+    least = {size.name: max(size.least, size.divisor + size.remainder) for size in graph.dynamic}
     return Probes((at_sizes(graph, prime), at_sizes(graph, least)))
 
 
 def _primes(graph: Graph) -> Iterator[int]:
     """Above every dynamic size, as no axis that cuts one has more devices, and no part of any length. What is held is
     a run a block: large ones, of which images multiply three, take gigabytes."""
-    above = max(graph.tensor(tensor).shape[dim] for own in graph.dynamic for tensor, dim in own.dims)
+    above = max(graph.tensor(tensor).shape[dim] for size in graph.dynamic for tensor, dim in size.dims)
     lengths = {size for tensor in graph.tensors for size in tensor.shape if size}
     prime = (n for n in itertools.count(above + 1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
     return (n for n in prime if all(size % n for size in lengths))
@@ -82,7 +84,7 @@ def problem(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> str:
 
 def needs_divisor(graph: Graph, name: str, dim: int, shards: int) -> str:
     """Why a dim can't have so many shards; "" where it can, or is not dynamic."""
-    if not graph.dynamic or not any(f"{name} {dim}" in own.places for own in graph.follows):
+    if not graph.dynamic or not any(f"{name} {dim}" in entry.places for entry in graph.follows):
         return ""
     what, multiple = known_multiple(graph, name, dim)
     message = f"{what} is only known to be a multiple of {multiple}; {shards} shards need a divisor of {shards}"
@@ -91,9 +93,9 @@ def needs_divisor(graph: Graph, name: str, dim: int, shards: int) -> str:
 
 def known_multiple(graph: Graph, name: str, dim: int) -> tuple[str, int]:
     """What a dynamic length is called, and the largest number that divides it whatever the sizes are."""
-    follows = next(own for own in graph.follows if f"{name} {dim}" in own.places)
+    follows = next(entry for entry in graph.follows if f"{name} {dim}" in entry.places)
     powers = [term.powers for term in follows.terms if any(term.powers)]
-    names = [own.name for n, own in enumerate(graph.dynamic) if any(power[n] for power in powers)]
+    names = [size.name for n, size in enumerate(graph.dynamic) if any(power[n] for power in powers)]
     lengths = [numbers_of(probe)[f"{name} {dim}"] for probe in probes(graph).graphs]
     lengths.append(graph.tensor(name).shape[dim])
     plain = len(names) == 1 and len(follows.terms) == 1

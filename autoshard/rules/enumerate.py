@@ -38,8 +38,8 @@ def _at_all_sizes(graph: Graph, op: Op, mesh: Mesh, every: tuple[Strategy, ...])
     bound = tuple((instance(one, one.by_op[op.name]), refinements(one, mesh, op.name)) for one in known.graphs)
     key = (bound, every, mesh)
     if key not in known.legal:
-        offered = [_by_text(own, refined, mesh) for own, refined in bound]
-        known.legal[key] = tuple(own for own in every if holds(graph, op, mesh, own, offered))
+        offered = [_by_text(bound_rule, refined, mesh) for bound_rule, refined in bound]
+        known.legal[key] = tuple(strategy for strategy in every if holds(graph, op, mesh, strategy, offered))
     return known.legal[key]
 
 
@@ -53,15 +53,15 @@ def find(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities, text: s
     bound, refined = instance(graph, op), granularities.refinements(op)
     by_text = _by_text(bound, refined, mesh)
     plain = text.removesuffix(f" {HOST}")
-    found = by_text.get(plain) or _equivalent(bound, refined, mesh, plain)
-    if found is not None and plain != text:
-        found = on_host(graph, op, found)
-    if found is None:
+    strategy = by_text.get(plain) or _equivalent(bound, refined, mesh, plain)
+    if strategy is not None and plain != text:
+        strategy = on_host(graph, op, strategy)
+    if strategy is None:
         reasons = dict(explain(graph, op, mesh, granularities))
         why = f" ({reasons[text]})" if text in reasons else ""
         message = f"{op.name} ({op.target}) has no strategy {text!r} on {mesh}{why}"
         raise UsageError(message, f"one of: {'; '.join(by_text)}")
-    return found
+    return strategy
 
 
 def named(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities, text: str) -> Strategy | None:
@@ -95,8 +95,8 @@ def carry(text: str, refined: Refinements, other: Refinements) -> str:
     places, others = dict(refined), dict(other)
 
     def carried(choice: Choice) -> Choice:
-        own, there = places.get(choice.factor, ()), others.get(choice.factor, ())
-        place = own.index((choice.blocks, choice.unit)) if (choice.blocks, choice.unit) in own else len(there)
+        here, there = places.get(choice.factor, ()), others.get(choice.factor, ())
+        place = here.index((choice.blocks, choice.unit)) if (choice.blocks, choice.unit) in here else len(there)
         return replace(choice, blocks=there[place][0], unit=there[place][1]) if place < len(there) else choice
 
     return " ".join(part if part == HOST else str(carried(Choice.parse(part))) for part in text.split())
@@ -159,33 +159,35 @@ def _dynamic_reasons(graph: Graph, op: Op, mesh: Mesh, granularities: Granularit
     if not graph.dynamic:
         return []
     every = derive(instance(graph, op), granularities.refinements(op), mesh)
-    kept = {str(own) for own in _at_all_sizes(graph, op, mesh, every)}
-    found = []
-    for own in every:
-        if str(own) not in kept:
-            reason = problem(graph, op, mesh, own)
-            found.append((str(own), reason))
-            cutting = [(name, choice) for name, choice in zip(mesh.names, own.choices, strict=True) if choice != REPEAT]
-            found += [(f"{choice}@{name}", reason) for name, choice in cutting] if len(cutting) == 1 else []
-    return found
+    legal = {str(strategy) for strategy in _at_all_sizes(graph, op, mesh, every)}
+    reasons = []
+    for strategy in every:
+        if str(strategy) not in legal:
+            reason = problem(graph, op, mesh, strategy)
+            reasons.append((str(strategy), reason))
+            cutting = [
+                (name, choice) for name, choice in zip(mesh.names, strategy.choices, strict=True) if choice != REPEAT
+            ]
+            reasons += [(f"{choice}@{name}", reason) for name, choice in cutting] if len(cutting) == 1 else []
+    return reasons
 
 
 @cache
 def derive(bound: Instance, refined: Refinements, mesh: Mesh) -> tuple[Strategy, ...]:
     """The strategies of a bound rule: equal operators in repeated layers share one answer."""
-    kept: dict[tuple[object, ...], Strategy] = {}
+    distinct: dict[tuple[object, ...], Strategy] = {}
     assemble = _Assembler(bound, mesh)
     reasons: dict[tuple[Choice, ...], str] = {}
     options = _options(bound, refined, mesh)
-    for chosen in product(*([(choice, assemble.placed(choice)) for choice in own] for own in options)):
+    for chosen in product(*([(choice, assemble.placed(choice)) for choice in allowed] for allowed in options)):
         choices_ = tuple(choice for choice, _ in chosen)
         cutting = _cutting(choices_)
         if cutting not in reasons:
             reasons[cutting] = sizes_problem(bound, cutting, mesh.sizes)
         if not reasons[cutting]:
             strategy = assemble.strategy(choices_, [placed for _, placed in chosen])
-            kept.setdefault(_meaning(strategy), strategy)
-    return tuple(kept.values())
+            distinct.setdefault(_meaning(strategy), strategy)
+    return tuple(distinct.values())
 
 
 def _cutting(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
@@ -240,28 +242,28 @@ class _Assembler:
         """The layouts that follow from valid choices, normalised."""
         operands: list[Layout | None] = []
         for position, facts in enumerate(self.bound.operands):
-            own = tuple(placement for axis in axes if (placement := axis.operands[position]) is not None)
+            placements = tuple(placement for axis in axes if (placement := axis.operands[position]) is not None)
             gradient = self.gradients[position]
-            operands.append(None if facts is None else self.layout(position, own, facts.shape, gradient))
+            operands.append(None if facts is None else self.layout(position, placements, facts.shape, gradient))
         results = tuple(
             self.layout(~position, tuple(axis.results[position] for axis in axes), facts.shape, facts.requires_grad)
             for position, facts in enumerate(self.bound.results)
         )
         return Strategy(chosen, tuple(operands), results, _variant(self.bound, chosen))
 
-    def layout(self, place: int, own: tuple[Placement, ...], shape: tuple[int, ...], gradient: bool) -> Layout:
-        if (place, own) not in self.layouts:
-            self.layouts[place, own] = normalise(Layout(own), shape, self.mesh, gradient)
-        return self.layouts[place, own]
+    def layout(self, place: int, placements: tuple[Placement, ...], shape: tuple[int, ...], gradient: bool) -> Layout:
+        if (place, placements) not in self.layouts:
+            self.layouts[place, placements] = normalise(Layout(placements), shape, self.mesh, gradient)
+        return self.layouts[place, placements]
 
 
 def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
     """The variant stands in where an axis is on one of its factors, or always where it names none."""
-    own = bound.rule.variant_factors
+    factors = bound.rule.variant_factors
     for together in bound.rule.together:
         if any(choice.factor == together.name for choice in chosen):
             return together.variant
-    return bound.rule.variant if not own or any(choice.factor in own for choice in chosen) else ""
+    return bound.rule.variant if not factors or any(choice.factor in factors for choice in chosen) else ""
 
 
 def offered(graph: Graph, mesh: Mesh, granularities: Granularities) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:

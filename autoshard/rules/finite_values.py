@@ -38,20 +38,20 @@ def signs(graph: Graph) -> Signs:
 
 
 def _signs(graph: Graph) -> Signs:
-    found = Signs()
+    signs = Signs()
     calls = [(path, call) for recipe in graph.recipes for path in recipe.paths for call in recipe.calls]
     written = {path for path, call in calls if _has_infinity((call.arguments, tuple(v for _, v in call.keywords)))}
     for stored in (*graph.parameters, *graph.buffers):
         if stored.path in written or _has_infinity(tuple(x for x in stored.init if not isinstance(x, str))):
-            found.infinite.add(stored.tensor)
+            signs.infinite.add(stored.tensor)
     for op in graph.ops:
-        least = _least(graph, found, op)
+        least = _least(graph, signs, op)
         if least is not None:
-            found.least.update(dict.fromkeys(op.results[:1], least))
+            signs.least.update(dict.fromkeys(op.results[:1], least))
         floating = {name for name in op.results if "float" in graph.tensor(name).dtype}
-        if _may_be_infinite(graph, found, op):
-            found.infinite.update(floating)
-    return found
+        if _may_be_infinite(graph, signs, op):
+            signs.infinite.update(floating)
+    return signs
 
 
 def _has_infinity(value: Attribute) -> bool:
@@ -60,15 +60,15 @@ def _has_infinity(value: Attribute) -> bool:
     return isinstance(value, float) and math.isinf(value)
 
 
-def _may_be_infinite(graph: Graph, found: Signs, op: Op) -> bool:
+def _may_be_infinite(graph: Graph, signs: Signs, op: Op) -> bool:
     bounded = op.target in _FINITE or record(op.target).work is Work.ATTENTION
     if bounded or (op.target == "aten.clamp" and {"min", "max"} <= _given(op).keys()):
         return False
-    if not found.infinite.isdisjoint(name for name in op.operands if name is not None):
+    if not signs.infinite.isdisjoint(name for name in op.operands if name is not None):
         return True
     pole = _POLES.get(op.target)
     if pole is not None:
-        return pole(found, op)
+        return pole(signs, op)
     known = op.target in OPERATORS or op.target.startswith("autoshard.")
     bounds = {name: value for name, value in op.attributes if name not in _BOUNDS}
     return not known or _has_infinity(tuple(bounds.values()))
@@ -91,32 +91,32 @@ _Pole = Callable[[Signs, Op], bool]
 def _at_zero(operand: int) -> _Pole:
     """Where this operand may be 0; a number in its place is known."""
 
-    def pole(found: Signs, op: Op) -> bool:
+    def pole(signs: Signs, op: Op) -> bool:
         if operand < len(op.operands):
-            return not found.is_positive(op.operands[operand])
+            return not signs.is_positive(op.operands[operand])
         return not _number(op, "other")
 
     return pole
 
 
-def _below_zero(found: Signs, op: Op) -> bool:
+def _below_zero(signs: Signs, op: Op) -> bool:
     """log1p, whose pole is at -1."""
-    return op.operands[0] not in found.least
+    return op.operands[0] not in signs.least
 
 
-def _power(found: Signs, op: Op) -> bool:
+def _power(signs: Signs, op: Op) -> bool:
     exponent, base = _number(op, "exponent"), _number(op, "self")
     if base is not None:
         return base <= 0
-    return not (exponent is not None and exponent >= 0) and not found.is_positive(op.operands[0])
+    return not (exponent is not None and exponent >= 0) and not signs.is_positive(op.operands[0])
 
 
 def _always(_: Signs, op: Op) -> bool:
     return True
 
 
-def _quotient(found: Signs, op: Op) -> bool:
-    return _at_zero(0 if "self" in _given(op) else 1)(found, op)
+def _quotient(signs: Signs, op: Op) -> bool:
+    return _at_zero(0 if "self" in _given(op) else 1)(signs, op)
 
 
 _POLES: dict[str, _Pole] = {
@@ -145,19 +145,19 @@ _FINITE = frozenset(
 # --- signs ---
 
 
-def _least(graph: Graph, found: Signs, op: Op) -> int | None:
+def _least(graph: Graph, signs: Signs, op: Op) -> int | None:
     """1 where all numbers of the first result are above 0, 0 where none is below."""
     dtype = graph.tensor(op.results[0]).dtype if op.results else ""
     if dtype == "bool":
         return 0
-    own = [found.least.get(name) for name in op.operands if name is not None]
+    leasts = [signs.least.get(name) for name in op.operands if name is not None]
     if op.target in _KEEPS or record(op.target).view is not None:
-        least = own[0] if len(set(own)) == 1 else None
+        least = leasts[0] if len(set(leasts)) == 1 else None
     else:
         rule = _RULES.get(op.target)
-        least = None if rule is None or "self" in _given(op) else rule(own, op)
+        least = None if rule is None or "self" in _given(op) else rule(leasts, op)
     # Small numbers are 0 in float16, and 1 / inf is.
-    holds = dtype in _WIDE and found.infinite.isdisjoint(name for name in op.operands if name is not None)
+    holds = dtype in _WIDE and signs.infinite.isdisjoint(name for name in op.operands if name is not None)
     return least if least is None or holds else 0
 
 
@@ -165,24 +165,24 @@ _WIDE = ("float64", "float32", "bfloat16")
 _Least = Callable[[list[int | None], Op], int | None]
 
 
-def _none_below(own: list[int | None], op: Op) -> int | None:
+def _none_below(leasts: list[int | None], op: Op) -> int | None:
     """Not above, either: what is small enough becomes 0."""
     return 0
 
 
-def _magnitude(own: list[int | None], op: Op) -> int | None:
-    return 1 if own[0] == 1 else 0
+def _magnitude(leasts: list[int | None], op: Op) -> int | None:
+    return 1 if leasts[0] == 1 else 0
 
 
-def _sum(own: list[int | None], op: Op) -> int | None:
-    terms = [*own, *_numbers(op)]
+def _sum(leasts: list[int | None], op: Op) -> int | None:
+    terms = [*leasts, *_numbers(op)]
     return None if None in terms or dict(op.attributes).get("alpha", 1) != 1 else max(_known(terms))
 
 
-def _product(own: list[int | None], op: Op) -> int | None:
+def _product(leasts: list[int | None], op: Op) -> int | None:
     if op.target == "aten.mul" and len(op.operands) == 2 and op.operands[0] == op.operands[1]:
-        return _magnitude(own, op)
-    factors = [*own, *_numbers(op)]
+        return _magnitude(leasts, op)
+    factors = [*leasts, *_numbers(op)]
     return None if None in factors or "rounding_mode" in _given(op) else min(_known(factors))
 
 
@@ -191,21 +191,21 @@ def _numbers(op: Op) -> list[int | None]:
     return [] if other is None else [_of(other)]
 
 
-def _clamped(own: list[int | None], op: Op) -> int | None:
+def _clamped(leasts: list[int | None], op: Op) -> int | None:
     low, high = _number(op, "min"), _number(op, "max")
-    if (op.target == "aten.clamp" and len(own) > 1) or (high is not None and high <= 0):
+    if (op.target == "aten.clamp" and len(leasts) > 1) or (high is not None and high <= 0):
         return None
-    return max(_known([*own, None if low is None else _of(low)]), default=None)
+    return max(_known([*leasts, None if low is None else _of(low)]), default=None)
 
 
-def _even_power(own: list[int | None], op: Op) -> int | None:
+def _even_power(leasts: list[int | None], op: Op) -> int | None:
     exponent = _number(op, "exponent")
-    if exponent is None or own[0] is not None:
-        return None if exponent is None else own[0]
+    if exponent is None or leasts[0] is not None:
+        return None if exponent is None else leasts[0]
     return 0 if exponent % 2 == 0 else None
 
 
-def _filled(own: list[int | None], op: Op) -> int | None:
+def _filled(leasts: list[int | None], op: Op) -> int | None:
     number = 1.0 if op.target == "aten.ones" else _number(op, "fill_value")
     return None if number is None else _of(number)
 

@@ -76,7 +76,7 @@ def _granularities(graph: Graph, mesh: Mesh) -> Granularities:
     sizes = tuple(size for size in mesh.sizes if size > 1)
     signatures = _signatures(graph)
     touched = touching(graph)
-    kept: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    accepted: dict[tuple[str, str], list[tuple[int, int]]] = {}
     queue = deque(
         p
         for op in graph.ops
@@ -98,32 +98,32 @@ def _granularities(graph: Graph, mesh: Mesh) -> Granularities:
                 if blocks % pre or unit % post:
                     continue
                 refinement = blocks // pre, unit // post
-                own = kept.setdefault((op.name, factor), [])
-                if len(own) < MOST and _differs(signature.instance.size[factor], refinement, (PLAIN, *own), sizes):
-                    own.append(refinement)
+                prior = accepted.setdefault((op.name, factor), [])
+                if len(prior) < MOST and _differs(signature.instance.size[factor], refinement, (PLAIN, *prior), sizes):
+                    prior.append(refinement)
                     queue.extend(_spread(op, signature, factor, refinement))
-    by_op = {op.name: _listed(op, signatures[op.name], kept, _parts(graph, op, sizes)) for op in graph.ops}
+    by_op = {op.name: _listed(op, signatures[op.name], accepted, _parts(graph, op, sizes)) for op in graph.ops}
     return Granularities(by_op, signatures)
 
 
 def _listed(
-    op: Op, signature: Signature, kept: dict[tuple[str, str], list[tuple[int, int]]], parts: tuple[Refinement, ...]
+    op: Op, signature: Signature, accepted: dict[tuple[str, str], list[tuple[int, int]]], parts: tuple[Refinement, ...]
 ) -> Refinements:
     """`parts`: of the rows of operand 0, beside what was proposed."""
     rows = {factor for factor, places in signature.holding.items() if (0, 0, 1, 1) in places} if parts else set()
-    own = (
-        (factor, (*kept.get((op.name, factor), ()), *(parts if factor in rows else ())))
+    by_factor = (
+        (factor, (*accepted.get((op.name, factor), ()), *(parts if factor in rows else ())))
         for factor in signature.instance.assignable
     )
-    return tuple((factor, refinements) for factor, refinements in own if refinements)
+    return tuple((factor, refinements) for factor, refinements in by_factor if refinements)
 
 
 def _parts(graph: Graph, op: Op, axes: tuple[int, ...]) -> tuple[Refinement, ...]:
     """The lengths in which the rows of the table are to be cut that an operator looks up in."""
     if not graph.manual_splits or record(op.target).chooses != "rows":
         return ()
-    own = dict.fromkeys(lengths for tensor, lengths in graph.manual_splits if tensor == op.operands[0])
-    return tuple((1, lengths) for lengths in own if len(lengths) in axes)
+    splits = dict.fromkeys(lengths for tensor, lengths in graph.manual_splits if tensor == op.operands[0])
+    return tuple((1, lengths) for lengths in splits if len(lengths) in axes)
 
 
 def touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
@@ -141,9 +141,9 @@ def _signatures(graph: Graph) -> dict[str, Signature]:
     facts: dict[str, tuple[object, ...]] = {t.name: (t.shape, t.dtype, t.requires_grad) for t in graph.tensors}
     if graph.dynamic:  # a length that is dynamic is another than an equal one that is not
         (generic, *_) = probes(graph).graphs
-        facts = {name: (*own, generic.tensor(name).shape) for name, own in facts.items()}
+        facts = {name: (*fact, generic.tensor(name).shape) for name, fact in facts.items()}
     known: dict[tuple[object, ...], Signature] = {}
-    found: dict[str, Signature] = {}
+    signatures: dict[str, Signature] = {}
     for op in graph.ops:
         tensors = tuple(None if name is None else facts[name] for name in (*op.operands, *op.results))
         constant = constants(graph).issuperset(op.results)
@@ -151,8 +151,8 @@ def _signatures(graph: Graph) -> dict[str, Signature]:
         key = (op.target, op.attributes, tensors, len(op.operands), constant, *known_rule)
         if key not in known:
             known[key] = signature_of(instance(graph, op))
-        found[op.name] = known[key]
-    return found
+        signatures[op.name] = known[key]
+    return signatures
 
 
 def signature_of(bound: Instance) -> Signature:
@@ -183,8 +183,8 @@ def _differs(
     size: int, refinement: tuple[int, int], others: tuple[tuple[int, int], ...], axes: tuple[int, ...]
 ) -> bool:
     """Can the refinement be used, and does it hold other indices than each of the others, for some axes of the mesh?"""
-    own = _holdings(size, refinement, axes)
-    return any(own) and all(own != _holdings(size, other, axes) for other in others)
+    holdings = _holdings(size, refinement, axes)
+    return any(holdings) and all(holdings != _holdings(size, other, axes) for other in others)
 
 
 @lru_cache(maxsize=65536)

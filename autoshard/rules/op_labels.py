@@ -20,4 +20,4 @@ def described(graph: Graph, op: Op) -> str:
 def line_of(graph: Graph, op: Op) -> str:
     """Of the model's code; a constant has that of its first reader."""
     readers = [reader for name in op.results for reader, _ in graph.consumers[name]]
-    return next((own.source for own in (op, *readers) if own.source), op.module or "the model")
+    return next((candidate.source for candidate in (op, *readers) if candidate.source), op.module or "the model")

@@ -76,15 +76,15 @@ class Lengthened:
         if op is None:
             return _of_input(self.graph, name) if name in self.graph.inputs else _of_stored(self.graph, name)
         if op.target in FUNCTIONS:
-            found = FUNCTIONS[op.target](self, op)
+            span = FUNCTIONS[op.target](self, op)
         else:
             moved = op.operands if record(op.target).moves else ()
-            found = _union(*(self.range(own) for own in moved if own is not None))
+            span = _union(*(self.range(operand) for operand in moved if operand is not None))
         if self.graph.tensor(name).dtype in _ROUNDED:
             return None
         if self.graph.tensor(name).dtype == "bool":
-            return FLAG if found is None or not FLAG.low <= found.low <= found.high <= FLAG.high else found
-        return found
+            return FLAG if span is None or not FLAG.low <= span.low <= span.high <= FLAG.high else span
+        return span
 
     def where(self, name: str, known: Range) -> Lengthened:
         """The same where numbers of `name` are in `known` besides."""
@@ -92,9 +92,9 @@ class Lengthened:
 
 
 def _of_input(graph: Graph, name: str) -> Range:
-    for own in graph.input_ranges:
-        if own.tensor == name:
-            return Range(own.low, own.high - ("int" in graph.tensor(name).dtype), True)
+    for entry in graph.input_ranges:
+        if entry.tensor == name:
+            return Range(entry.low, entry.high - ("int" in graph.tensor(name).dtype), True)
     for columns in graph.column_ranges:
         if columns.tensor == name:
             return Range(min(low for low, _ in columns.bounds), max(high for _, high in columns.bounds) - 1, True)
@@ -102,12 +102,12 @@ def _of_input(graph: Graph, name: str) -> Range:
 
 
 def _of_stored(graph: Graph, name: str) -> Known:
-    found = next((one for one in (*graph.buffers, *graph.parameters) if one.tensor == name), None)
-    if found is None or found.trainable:
+    stored = next((one for one in (*graph.buffers, *graph.parameters) if one.tensor == name), None)
+    if stored is None or stored.trainable:
         return None
-    if found.init and found.init[0] == "constant":
-        return Range(float(found.init[1]), float(found.init[1]))
-    return _of_recipe(graph, found)
+    if stored.init and stored.init[0] == "constant":
+        return Range(float(stored.init[1]), float(stored.init[1]))
+    return _of_recipe(graph, stored)
 
 
 def _of_recipe(graph: Graph, stored: Parameter) -> Known:
@@ -115,10 +115,10 @@ def _of_recipe(graph: Graph, stored: Parameter) -> Known:
     calls = next((recipe.calls for recipe in graph.recipes if stored.path in recipe.paths), ())
     if not calls or any(call.target.split(".")[1] not in _MOVING for call in calls[1:]):
         return None
-    target, given = calls[0].target, calls[0].arguments
-    if target == "aten.arange.default" and isinstance(given[0], int):
-        return Range(0, given[0] - 1)
-    numbers = given[2] if target == "values" else None
+    target, arguments = calls[0].target, calls[0].arguments
+    if target == "aten.arange.default" and isinstance(arguments[0], int):
+        return Range(0, arguments[0] - 1)
+    numbers = arguments[2] if target == "values" else None
     return _of_numbers(numbers) if isinstance(numbers, tuple) else None
 
 
@@ -128,10 +128,10 @@ def _of_numbers(values: Attribute) -> Known:
 
 
 def _union(*ranges: Known) -> Known:
-    kept = [one for one in ranges if one is not None]
-    if not kept or len(kept) < len(ranges):
+    known = [one for one in ranges if one is not None]
+    if not known or len(known) < len(ranges):
         return None
-    return Range(min(r.low for r in kept), max(r.high for r in kept), any(r.given for r in kept))
+    return Range(min(r.low for r in known), max(r.high for r in known), any(r.given for r in known))
 
 
 def _counted(at: Lengthened, op: Op) -> Known:
@@ -170,8 +170,8 @@ def _corners(function: Callable[[float, float], float]) -> Callable[[Lengthened,
 
     def found(at: Lengthened, op: Op) -> Known:
         a, b = _operand(at, op, 0), _operand(at, op, 1)
-        given = dict(op.attributes)
-        if a is None or b is None or a.empty or b.empty or given.get("alpha", 1) != 1 or "self" in given:
+        attributes = dict(op.attributes)
+        if a is None or b is None or a.empty or b.empty or attributes.get("alpha", 1) != 1 or "self" in attributes:
             return None
         try:
             ends = [function(x, y) for x in a[:2] for y in b[:2]]
@@ -195,20 +195,20 @@ def _divided(at: Lengthened, op: Op) -> Known:
 
 def _one(function: Callable[[float], float]) -> Callable[[Lengthened, Op], Known]:
     def found(at: Lengthened, op: Op) -> Known:
-        own = _operand(at, op, 0)
-        if own is None or own.empty:
-            return own
-        ends = sorted(map(function, own[:2]))
-        return Range(ends[0], ends[1], own.given)
+        span = _operand(at, op, 0)
+        if span is None or span.empty:
+            return span
+        ends = sorted(map(function, span[:2]))
+        return Range(ends[0], ends[1], span.given)
 
     return found
 
 
 def _magnitude(at: Lengthened, op: Op) -> Known:
-    own = _operand(at, op, 0)
-    if own is None or own.empty or own.low >= 0:
-        return own
-    return Range(max(0, -own.high), max(-own.low, own.high), own.given)
+    span = _operand(at, op, 0)
+    if span is None or span.empty or span.low >= 0:
+        return span
+    return Range(max(0, -span.high), max(-span.low, span.high), span.given)
 
 
 def _logarithm(x: float) -> float:
@@ -220,12 +220,12 @@ def _root(x: float) -> float:
 
 
 def _cast(at: Lengthened, op: Op) -> Known:
-    own = _operand(at, op, 0)
-    if own is None or own.empty or "int" not in at.graph.tensor(op.results[0]).dtype:
-        return own
+    span = _operand(at, op, 0)
+    if span is None or span.empty or "int" not in at.graph.tensor(op.results[0]).dtype:
+        return span
     slack = 0.0 if "int" in at.graph.tensor(str(op.operands[0])).dtype else ROUNDING_ERROR
-    low, high = own.low - slack * max(1, abs(own.low)), own.high + slack * max(1, abs(own.high))
-    return Range(_whole(low), _whole(high), own.given)
+    low, high = span.low - slack * max(1, abs(span.low)), span.high + slack * max(1, abs(span.high))
+    return Range(_whole(low), _whole(high), span.given)
 
 
 def _whole(x: float) -> float:
@@ -234,19 +234,19 @@ def _whole(x: float) -> float:
 
 def _summed(at: Lengthened, op: Op) -> Known:
     """Of as many as there are."""
-    own, dim = _operand(at, op, 0), dict(op.attributes).get("dim")
-    if own is None or own.empty or not isinstance(dim, int):
+    span, dim = _operand(at, op, 0), dict(op.attributes).get("dim")
+    if span is None or span.empty or not isinstance(dim, int):
         return None
     count = at.size(op.results[0], dim)
-    return Range(min(own.low, own.low * count), max(own.high, own.high * count), own.given)
+    return Range(min(span.low, span.low * count), max(span.high, span.high * count), span.given)
 
 
 def _clamped(at: Lengthened, op: Op) -> Known:
-    own = _operand(at, op, 0)
+    span = _operand(at, op, 0)
     low, high = at.argument(op, "min", -math.inf), at.argument(op, "max", math.inf)
-    if own is None or low is None or high is None or len([x for x in op.operands if x is not None]) > 1:
+    if span is None or low is None or high is None or len([x for x in op.operands if x is not None]) > 1:
         return None
-    return own if own.empty else Range(min(max(own.low, low), high), min(max(own.high, low), high), own.given)
+    return span if span.empty else Range(min(max(span.low, low), high), min(max(span.high, low), high), span.given)
 
 
 def _remainder(at: Lengthened, op: Op) -> Known:
@@ -276,18 +276,18 @@ def _chosen(at: Lengthened, op: Op) -> Known:
     below, above = at, at
     limit = at.argument(condition, "other") if condition is not None and condition.target == "aten.lt" else None
     if condition is not None and limit is not None and condition.operands[0] is not None:
-        name, own = condition.operands[0], at.range(condition.operands[0])
-        if own is not None and "int" in at.graph.tensor(name).dtype:
+        name, span = condition.operands[0], at.range(condition.operands[0])
+        if span is not None and "int" in at.graph.tensor(name).dtype:
             limit = math.ceil(limit)
-            below = at.where(name, Range(own.low, min(own.high, limit - 1), own.given))
-            above = at.where(name, Range(max(own.low, limit), own.high, own.given))
+            below = at.where(name, Range(span.low, min(span.high, limit - 1), span.given))
+            above = at.where(name, Range(max(span.low, limit), span.high, span.given))
     sides = [_operand(side, op, i, word) for side, i, word in ((below, 1, "self"), (above, 2, "other"))]
-    said = [own for side, own in zip((below, above), sides, strict=True) if not _never(side)]
+    said = [span for side, span in zip((below, above), sides, strict=True) if not _never(side)]
     return _union(*said)
 
 
 def _never(side: Lengthened) -> bool:
-    return any(own is not None and own.empty and not own.given for own in side.known.values())
+    return any(span is not None and span.empty and not span.given for span in side.known.values())
 
 
 def _replaced(at: Lengthened, op: Op) -> Known:

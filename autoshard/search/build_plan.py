@@ -56,11 +56,11 @@ def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
     micro-batches with the mean time of one, on one stage that keeps all."""
     from autoshard.simulation.steps.program_step import mean_seconds
 
-    made = simulated(plan, graph, hardware)
-    seconds = mean_seconds(made.program, made.timeline, graph, hardware, plan.step.micro_batches)
-    found = replace(plan, predicted_seconds=seconds, predicted_peak_bytes=made.timeline.peak_bytes)
-    _keep(graph, found, made)
-    return found
+    outcome = simulated(plan, graph, hardware)
+    seconds = mean_seconds(outcome.program, outcome.timeline, graph, hardware, plan.step.micro_batches)
+    priced_plan = replace(plan, predicted_seconds=seconds, predicted_peak_bytes=outcome.timeline.peak_bytes)
+    _keep(graph, priced_plan, outcome)
+    return priced_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +79,9 @@ def simulated(plan: Plan, graph: Graph, hardware: Hardware) -> Simulated:
     from autoshard.simulation import simulate
 
     decided = _decided(plan)
-    for _, made in graph.once(_best).values():
-        if made.hardware is hardware and made.decided == decided:
-            return made
+    for _, outcome in graph.once(_best).values():
+        if outcome.hardware is hardware and outcome.decided == decided:
+            return outcome
     program = lower(plan, graph)
     return Simulated(program, simulate(program, graph, hardware), hardware, decided)
 
@@ -108,11 +108,11 @@ def _best(graph: Graph) -> dict[str, tuple[float, Simulated]]:
     return {}
 
 
-def _keep(graph: Graph, plan: Plan, made: Simulated) -> None:
-    for what, own in (("seconds", plan.predicted_seconds), ("bytes", plan.predicted_peak_bytes)):
+def _keep(graph: Graph, plan: Plan, outcome: Simulated) -> None:
+    for what, figure in (("seconds", plan.predicted_seconds), ("bytes", plan.predicted_peak_bytes)):
         known = graph.once(_best).get(what)
-        if known is None or own < known[0]:
-            graph.once(_best)[what] = own, made
+        if known is None or figure < known[0]:
+            graph.once(_best)[what] = figure, outcome
 
 
 def plan_of(
@@ -164,23 +164,23 @@ def plan_of(
 
 def with_parts(plan: Plan, formulation: Formulation, parts: Sequence[Parts]) -> Plan:
     """The plan with what each choice costs; `parts` by node."""
-    own = {(site.kind, site.name): part for site, part in zip(formulation.sites, parts, strict=True)}
+    by_site = {(site.kind, site.name): part for site, part in zip(formulation.sites, parts, strict=True)}
     inputs, parameters, buffers = (
-        tuple(replace(tensor, parts=own[kind, tensor.name]) for tensor in tensors)
+        tuple(replace(tensor, parts=by_site[kind, tensor.name]) for tensor in tensors)
         for kind, tensors in zip(STORED, (plan.inputs, plan.parameters, plan.buffers), strict=True)
     )
-    ops = tuple(replace(op, parts=own["op", op.op]) for op in plan.ops)
+    ops = tuple(replace(op, parts=by_site["op", op.op]) for op in plan.ops)
     return replace(plan, inputs=inputs, parameters=parameters, buffers=buffers, ops=ops)
 
 
 def labelled(plan: Plan, formulation: Formulation, by: Mapping[int, str]) -> Plan:
     """The plan with another word on who decided the nodes `by` names."""
-    own = {(formulation.sites[n].kind, formulation.sites[n].name): word for n, word in by.items()}
+    words = {(formulation.sites[n].kind, formulation.sites[n].name): word for n, word in by.items()}
     inputs, parameters, buffers = (
-        tuple(replace(tensor, decided_by=own.get((kind, tensor.name), tensor.decided_by)) for tensor in tensors)
+        tuple(replace(tensor, decided_by=words.get((kind, tensor.name), tensor.decided_by)) for tensor in tensors)
         for kind, tensors in zip(STORED, (plan.inputs, plan.parameters, plan.buffers), strict=True)
     )
-    ops = tuple(replace(op, decided_by=own.get(("op", op.op), op.decided_by)) for op in plan.ops)
+    ops = tuple(replace(op, decided_by=words.get(("op", op.op), op.decided_by)) for op in plan.ops)
     return replace(plan, inputs=inputs, parameters=parameters, buffers=buffers, ops=ops)
 
 
@@ -195,7 +195,7 @@ def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]])
 
     hardware, mesh, graph = formulation.hardware, formulation.mesh, formulation.graph
     known: dict[tuple[int, int], tuple[str, float, float]] = {}
-    found = []
+    op_plans = []
     for site, choice, by in chosen:
         if site.kind == "op":
             strategy = site.strategies[choice]
@@ -203,8 +203,8 @@ def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]])
             if key not in known:
                 known[key] = (str(strategy), *costs.op_seconds(hardware, mesh, graph, graph.by_op[site.name], strategy))
             text, forward, backward = known[key]
-            found.append(OpPlan(site.name, text, strategy.variant, forward, backward, by))
-    return tuple(found)
+            op_plans.append(OpPlan(site.name, text, strategy.variant, forward, backward, by))
+    return tuple(op_plans)
 
 
 def _moves_of(formulation: Formulation, choice: tuple[int, ...]) -> tuple[RedistributionPlan, ...]:
@@ -222,7 +222,7 @@ def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[R
 
     graph = formulation.graph
     known: dict[tuple[object, ...], RedistributionPlan] = {}
-    found = []
+    moves = []
     for value, site in zip(formulation.problem.values, formulation.values, strict=True):
         if site.tied:
             continue
@@ -237,8 +237,8 @@ def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[R
                 key = costs.moving_facts(graph, info), source, target
                 if key not in known:
                     known[key] = redistribution(formulation.context, site.tensor, source, target, ())
-                found.append(replace(known[key], tensor=site.tensor, consumers=tuple(names)))
-    return tuple(found)
+                moves.append(replace(known[key], tensor=site.tensor, consumers=tuple(names)))
+    return tuple(moves)
 
 
 def _label(site: Site) -> str:

@@ -37,7 +37,7 @@ def contenders(
     """(name, choice), cheapest to find first; what is infeasible is left out. `parts` are those of `best`."""
     stored = _parameters(formulation)
     variants: list[tuple[str, Callable[[], tuple[Problem, Keep]]]] = [
-        *((name, partial(_priced, formulation, stored, kept, rest)) for name, kept, rest in PRICES),
+        *((name, partial(_priced, formulation, stored, of_stored, of_others)) for name, of_stored, of_others in PRICES),
         ("least communication and replicated work", lambda: (ratio_problem(formulation), {})),
         ("only Megatron's strategies", lambda: (formulation.problem, _megatron(formulation))),
         ("only whole weights", lambda: (formulation.problem, _whole_weights(formulation))),
@@ -46,14 +46,14 @@ def contenders(
             lambda: (formulation.problem, _without_dearest(formulation, best, parts)),
         ),
     ]
-    for name, made in variants:
-        problem, keep = made()
+    for name, variant in variants:
+        problem, keep = variant()
         small = narrowed(replace(formulation, problem=replace(problem, capacity_bytes=capacity_bytes)), keep)
         try:
-            found = solver(small.problem).choice
+            choice = solver(small.problem).choice
         except InfeasibleError:
             continue
-        yield name, tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))
+        yield name, tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(choice))
 
 
 def _priced(
@@ -87,9 +87,9 @@ def _kept(formulation: Formulation, fits: Callable[[Site, Strategy], bool]) -> d
     """The strategies that fit, at the operators where some but not all do."""
     keep = {}
     for n, site in enumerate(formulation.sites):
-        own = [s for s, strategy in enumerate(site.strategies) if fits(site, strategy)]
-        if own and len(own) < len(site.strategies):
-            keep[n] = own
+        fitting = [s for s, strategy in enumerate(site.strategies) if fits(site, strategy)]
+        if fitting and len(fitting) < len(site.strategies):
+            keep[n] = fitting
     return keep
 
 

@@ -37,9 +37,9 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
         notes.append("place() has no effect: --place none, or a model on one device")
     if request.place == AUTO and stages > 1:
         whole = replace(plan, step=StepPlan(count, request.order, recompute=recompute, zero=plan.step.zero))
-        found = searched_places(whole, graph, places, stages, predicted)
-        parts = parts_on(graph, found.places)
-        notes.append(_found_words(found, stages))
+        best = searched_places(whole, graph, places, stages, predicted)
+        parts = parts_on(graph, best.places)
+        notes.append(_found_words(best, stages))
     elif places and stages > 1:
         parts = placed_parts(graph, places)
     else:
@@ -54,19 +54,19 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
 def with_place_plans(plan: Plan, request: StepRequest, searched: Callable[[Mesh, int], Plan]) -> Plan:
     """`plan` with what is decided on the meshes that places have for themselves. `searched`: the plan of a mesh whose
     first rank is so much."""
-    own = request.place_meshes
-    meshes = [own.get(place, plan.mesh) for place in range(max(own, default=-1) + 1)]
+    by_place = request.place_meshes
+    meshes = [by_place.get(place, plan.mesh) for place in range(max(by_place, default=-1) + 1)]
     firsts = [0, *accumulate(mesh.size for mesh in meshes)]
-    found = ((n, searched(mesh, firsts[n])) for n, mesh in enumerate(meshes) if n in own and mesh != plan.mesh)
-    decided = ((place, {name: getattr(made, name) for name in PLACED_FIELDS}) for place, made in found)
+    plans = ((n, searched(mesh, firsts[n])) for n, mesh in enumerate(meshes) if n in by_place and mesh != plan.mesh)
+    decided = ((place, {name: getattr(place_plan, name) for name in PLACED_FIELDS}) for place, place_plan in plans)
     return replace(plan, place_plans=tuple(PlacePlan(place, **fields) for place, fields in decided))
 
 
-def _found_words(found: PlacedFound, count: int) -> str:
-    gap = 1 - found.bound_seconds / found.seconds if found.seconds else 0.0
+def _found_words(best: PlacedFound, count: int) -> str:
+    gap = 1 - best.bound_seconds / best.seconds if best.seconds else 0.0
     return (
-        f"places: the shortest step found over {count} is {format_seconds(found.seconds)}; no assignment of modules is "
-        f"below {format_seconds(found.bound_seconds)} (gap {gap:.0%})"
+        f"places: the shortest step found over {count} is {format_seconds(best.seconds)}; no assignment of modules is "
+        f"below {format_seconds(best.bound_seconds)} (gap {gap:.0%})"
     )
 
 
@@ -107,14 +107,14 @@ def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[Bl
     blocks = repeated_blocks(graph)
     called = {path: called_modules(graph, path) for path in blocks}
     if recompute is None:
-        known = tuple(dict.fromkeys(own for path in blocks for own in (path, *called[path])))
+        known = tuple(dict.fromkeys(module for path in blocks for module in (path, *called[path])))
         keeps = recomputed_blocks(graph, known, inside=True)
     else:
         keeps = dict.fromkeys(blocks, RECOMPUTE[recompute])
     wanted = {path: keep for path, keep in keeps.items() if keep != KEEP_ALL}
     called |= {path: called_modules(graph, path) for path in wanted if path not in called}
     reasons = {path: NO_CALL for path in wanted if not called[path]}
-    each = {own: keep for path, keep in wanted.items() for own in called[path]}
+    each = {module: keep for path, keep in wanted.items() for module in called[path]}
     reasons |= {path: not_again(graph, path, count) for path in each}
     return tuple(BlockPolicy(path, keep) for path, keep in each.items() if not reasons[path]), reasons
 
@@ -139,10 +139,10 @@ def predicted(plan: Plan, graph: Graph) -> Plan:
     if not step.is_whole:
         return plan
     program, hardware = lower(plan, graph), parse_hardware(plan.hardware_text)
-    made = simulate_plan_step(plan, program, graph, hardware)
-    rooms = [own.usable_memory_bytes for own in stage_hardware(hardware, program)]
-    peak, room = max(zip(made.peak_bytes, rooms, strict=True), key=lambda own: own[0] / own[1])
-    step = replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak)
+    outcome = simulate_plan_step(plan, program, graph, hardware)
+    rooms = [stage.usable_memory_bytes for stage in stage_hardware(hardware, program)]
+    peak, room = max(zip(outcome.peak_bytes, rooms, strict=True), key=lambda pair: pair[0] / pair[1])
+    step = replace(step, predicted_seconds=outcome.step_seconds, predicted_peak_bytes=peak)
     return replace(plan, step=replace(step, capacity_bytes=room if hardware.kinds else 0.0))
 
 
@@ -175,8 +175,8 @@ def _stage_speeds(plan: Plan, graph: Graph, stages: int) -> tuple[float, ...]:
         return (1.0,) * stages
     size, program = plan.mesh.size, lower(plan, graph)
     kinds = [hardware.of_ranks(stage * size, size) for stage in range(stages)]
-    seconds = {own: timed(program, graph, own, among=True).step_seconds for own in dict.fromkeys(kinds)}
-    return tuple(seconds[own] / seconds[kinds[0]] for own in kinds)
+    seconds = {kind: timed(program, graph, kind, among=True).step_seconds for kind in dict.fromkeys(kinds)}
+    return tuple(seconds[kind] / seconds[kinds[0]] for kind in kinds)
 
 
 def balanced_parts(
@@ -192,8 +192,8 @@ def balanced_parts(
     count = stages * virtual
     seconds = [op.forward_seconds + op.backward_seconds for op in plan.ops]
     ends = [0.0]
-    for own in seconds:
-        ends.append(ends[-1] + own)
+    for op_seconds in seconds:
+        ends.append(ends[-1] + op_seconds)
     if virtual == 1:
         check_order(graph, pins, stages)
     wanted = _pinned(graph, pins)
@@ -209,10 +209,10 @@ def _boundaries(graph: Graph, count: int, wanted: dict[int, int]) -> list[int]:
     modules = [op.module for op in graph.ops]
     pinned = {i for i in wanted if wanted.get(i - 1) != wanted[i]} | {i + 1 for i in wanted if i + 1 not in wanted}
     for of in (block_of, _innermost, None):
-        found = {i for i in range(len(modules)) if of is None or i == 0 or of(modules[i]) != of(modules[i - 1])}
-        found |= {i for i in pinned if i < len(modules)}
-        if len(found) >= count:
-            return sorted(found)
+        starts = {i for i in range(len(modules)) if of is None or i == 0 or of(modules[i]) != of(modules[i - 1])}
+        starts |= {i for i in pinned if i < len(modules)}
+        if len(starts) >= count:
+            return sorted(starts)
     raise UsageError(f"{len(modules)} operators can't be cut into {count} parts", f"--stages {len(modules)}")
 
 
@@ -227,10 +227,10 @@ def _pinned(graph: Graph, pins: tuple[StagePin, ...]) -> dict[int, int]:
     """Operator -> the stage that a pin wants it on. UsageError for a pin of nothing, and where stages decrease."""
     wanted: dict[int, int] = {}
     for pin in pins:
-        own = [i for i, op in enumerate(graph.ops) if op.module == pin.path or op.module.startswith(f"{pin.path}.")]
-        if not own:
+        members = [i for i, op in enumerate(graph.ops) if op.module == pin.path or op.module.startswith(f"{pin.path}.")]
+        if not members:
             raise UsageError(f"pin stage:{pin.path}={pin.stage}: the model has no such module", "autoshard trace MODEL")
-        for i in own:
+        for i in members:
             if wanted.setdefault(i, pin.stage) != pin.stage:
                 message = f"pins put {graph.ops[i].module} on stage {wanted[i]} and on stage {pin.stage}"
                 raise UsageError(message, "one of them")
@@ -283,36 +283,36 @@ def _cut(
             "no cut keeps the pins of stages: a stage may not decrease along the data flow, and each must be used",
             "pins whose stages grow in the order in which the model calls its modules",
         )
-    place, found = len(starts), []
+    place, firsts = len(starts), []
     for number in range(count, 0, -1):
         place = best[number][place][1]
-        found.append(places[place])
-    return found[::-1]
+        firsts.append(places[place])
+    return firsts[::-1]
 
 
 # --- unequal shares of the batch ---
 
 
-def with_batch_shares(plan: Plan, graph: Graph, asked: str | None) -> Plan:
-    """A whole step in the shares that are `asked` for: as many slices for each coordinate of the mesh's first axis, or
+def with_batch_shares(plan: Plan, graph: Graph, wanted: str | None) -> Plan:
+    """A whole step in the shares that are `wanted` for: as many slices for each coordinate of the mesh's first axis, or
     for each kind of devices that it has; AUTO, or None on several kinds: those with the shortest step, where that is
     shorter than in equal shares. UsageError where they can't be."""
     hardware = parse_hardware(plan.hardware_text)
-    if asked == EQUAL or (asked is None and not may_be_unequal(plan, graph, hardware)):
+    if wanted == EQUAL or (wanted is None and not may_be_unequal(plan, graph, hardware)):
         return plan
-    if asked not in (None, AUTO):
-        return predicted(replace(plan, step=replace(plan.step, batch_shares=_said(plan, hardware, asked))), graph)
+    if wanted not in (None, AUTO):
+        return predicted(replace(plan, step=replace(plan.step, batch_shares=_said(plan, hardware, wanted))), graph)
     try:
         shares = best_shares(plan, graph, hardware)
-        made = predicted(replace(plan, step=replace(plan.step, batch_shares=shares)), graph)
+        unequal = predicted(replace(plan, step=replace(plan.step, batch_shares=shares)), graph)
     except UsageError as error:
-        if asked == AUTO:
+        if wanted == AUTO:
             raise
         return _noted(plan, f"equal shares of the batch on several kinds of devices: {error.message}")
-    if made.step_seconds >= plan.step_seconds or len(set(shares)) == 1:
+    if unequal.step_seconds >= plan.step_seconds or len(set(shares)) == 1:
         return plan
-    equal = f"unequal shares of the batch: {format_seconds(made.step_seconds)}, in equal ones"
-    return _noted(made, f"{equal} {format_seconds(plan.step_seconds)}")
+    equal = f"unequal shares of the batch: {format_seconds(unequal.step_seconds)}, in equal ones"
+    return _noted(unequal, f"{equal} {format_seconds(plan.step_seconds)}")
 
 
 def may_be_unequal(plan: Plan, graph: Graph, hardware: Hardware) -> bool:
@@ -330,20 +330,20 @@ def best_shares(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[int, ...]
     least = (1,) * (count - 1) + (plan.step.micro_batches * count - count + 1,)
     program = lower(replace(plan, step=replace(plan.step, batch_shares=least)), graph)  # says why it can't be
     every = measured_shares(plan, program, graph, hardware)
-    return dealt([slice_seconds(own, plan) for _, own in every], plan.step.micro_batches * count)
+    return dealt([slice_seconds(measured, plan) for _, measured in every], plan.step.micro_batches * count)
 
 
-def _said(plan: Plan, hardware: Hardware, asked: str) -> tuple[int, ...]:
+def _said(plan: Plan, hardware: Hardware, wanted: str) -> tuple[int, ...]:
     """A number for each coordinate."""
-    words = [word.strip() for word in asked.split(",")]
+    words = [word.strip() for word in wanted.split(",")]
     if not all(word.isdecimal() for word in words):
-        message = f"--batch-shares {asked}: expected auto, equal, or numbers of slices with commas"
+        message = f"--batch-shares {wanted}: expected auto, equal, or numbers of slices with commas"
         raise UsageError(message, "--batch-shares auto")
     numbers, count = tuple(map(int, words)), plan.mesh.sizes[0]
     each = [hardware.of_ranks(n * plan.mesh.size // count, plan.mesh.size // count) for n in range(count)]
     kinds = list(dict.fromkeys(each))
     if len(numbers) == len(kinds) < count:
-        return tuple(numbers[kinds.index(own)] for own in each)
+        return tuple(numbers[kinds.index(kind)] for kind in each)
     return numbers
 
 

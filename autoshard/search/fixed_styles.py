@@ -29,9 +29,9 @@ def plan_of_choice(formulation: Formulation, choice: Sequence[int], origin: Orig
     solution = Solution(formulation.problem, tuple(choice), 0.0, decided_by)
     graph = formulation.graph
     plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)
-    own = parts(formulation, choice)
-    plan = with_parts(priced(plan, graph, formulation.hardware), formulation, own)
-    sinks = [part for part, site in zip(own, formulation.sites, strict=True) if site.kind == "sink"]
+    site_parts = parts(formulation, choice)
+    plan = with_parts(priced(plan, graph, formulation.hardware), formulation, site_parts)
+    sinks = [part for part, site in zip(site_parts, formulation.sites, strict=True) if site.kind == "sink"]
     outputs = sum(part.compute_seconds + part.communication_seconds for part in sinks)
     return replace(
         plan,

@@ -53,7 +53,7 @@ def _styled(task: SearchTask) -> Found | None:
     best = task.best_style()
     if best is None:
         return None
-    name, choice = next((name, own) for name, own in task.known_styles() if task.styles.get(name) == best)
+    name, choice = next((name, choice) for name, choice in task.known_styles() if task.styles.get(name) == best)
     levelled = task.levelled(choice, task.solver, cut=task.clock.cut)
     plan = task.plan(levelled.solution)
     return Found(levelled, plan, task.memory_limit_bytes, (candidate(STYLES[name].title, plan, ""),))
@@ -99,7 +99,7 @@ def _by_step(task: SearchTask) -> tuple[Levelled, str] | None:
         choice = attempt(steps.first)
     if choice is None:
         return None
-    return task.levelled(choice, task.solver), next(name for name, own in steps.found if own == choice)
+    return task.levelled(choice, task.solver), next(name for name, other in steps.found if other == choice)
 
 
 def _by_sum(task: SearchTask) -> tuple[Levelled, str]:
@@ -185,12 +185,12 @@ def fitting_step(
 
 def _tighter(large: Sequence[Plan], limit_bytes: float) -> float:
     """Of a micro-batch: on the line through the last two that were too large, by proportion where there is one."""
-    sizes, peaks = ([own(plan) for plan in large] for own in (_micro_batch_bytes, lambda p: p.peak_within(limit_bytes)))
+    sizes, peaks = ([key(plan) for plan in large] for key in (_micro_batch_bytes, lambda p: p.peak_within(limit_bytes)))
     size, peak = sizes[-1], peaks[-1]
     pairs = zip(sizes, peaks, strict=True)
-    slopes = [(before - peak) / (own - size) for own, before in pairs if own > size and before > peak]
-    rest = size - (peak - limit_bytes) / slopes[-1] if slopes else size * limit_bytes / peak
-    return rest * TIGHTER if rest > 0 else size * limit_bytes / peak
+    slopes = [(before - peak) / (larger - size) for larger, before in pairs if larger > size and before > peak]
+    estimate = size - (peak - limit_bytes) / slopes[-1] if slopes else size * limit_bytes / peak
+    return estimate * TIGHTER if estimate > 0 else size * limit_bytes / peak
 
 
 def _micro_batch_bytes(plan: Plan) -> float:
@@ -212,7 +212,7 @@ def no_step_within(limit_bytes: float, least_bytes: float, leanest: Plan) -> Inf
     message = f"no plan was found whose step fits in {format_bytes(limit_bytes)} a device: the smallest tried needs "
     step, mixed = leanest.step, mixed_precision(parse_hardware(leanest.hardware_text))
     ways = [f"--stages {2 * step.stages}"]
-    ways += ["--recompute full"] * (step.recompute == () or any(own.keep != "input" for own in step.recompute))
+    ways += ["--recompute full"] * (step.recompute == () or any(policy.keep != "input" for policy in step.recompute))
     ways += [f"--precision {mixed}"] * (leanest.precision != mixed)
     hint = " or ".join(ways) + ", or more devices, or a model with a smaller batch"
     return InfeasibleError(message + format_bytes(least_bytes), hint, proven=False)

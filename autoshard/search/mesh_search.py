@@ -44,12 +44,12 @@ def meshes(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:
     An axis either stays within a block of devices that a link joins, or covers whole blocks: blocks of 8 and groups
     of 3 consecutive ranks don't go together.
     """
-    found = []
+    fitting = []
     for count, names in AXES.items():
         for sizes in _factorisations(devices, count):
             if all(_fits(sizes, link.devices) for link in hardware.links if link.devices < devices):
-                found.append(Mesh(tuple(zip(names, sizes, strict=True))))
-    return tuple(found) or (Mesh((("all", devices),)),)
+                fitting.append(Mesh(tuple(zip(names, sizes, strict=True))))
+    return tuple(fitting) or (Mesh((("all", devices),)),)
 
 
 def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -60,7 +60,7 @@ def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
         return
     for first in range(2, number // 2 + 1):
         if number % first == 0:
-            yield from ((first, *rest) for rest in _factorisations(number // first, count - 1))
+            yield from ((first, *tail) for tail in _factorisations(number // first, count - 1))
 
 
 def _fits(sizes: tuple[int, ...], block: int) -> bool:
@@ -91,9 +91,9 @@ def search_meshes(
             continue
         try:
             part = PartialClock(clock.left * SHARE / (len(candidates) - number), whole=clock)
-            own = replace(options, clock=part)
-            task = begun.pop(mesh, None) or prepare(graph, mesh, hardware, request, own, log)
-            tried.append(_try(replace(task, options=own), leader))
+            mesh_options = replace(options, clock=part)
+            task = begun.pop(mesh, None) or prepare(graph, mesh, hardware, request, mesh_options, log)
+            tried.append(_try(replace(task, options=mesh_options), leader))
             clock.cut |= part.cut
         except (InfeasibleError, UsageError) as error:
             errors.append(error)
@@ -110,14 +110,14 @@ def _begun(
     candidates: Sequence[Mesh], graph: Graph, hardware: Hardware, request: SearchRequest, options: Options, log: Log
 ) -> dict[Mesh, SearchTask]:
     """Known styles on the meshes of as many axes as they speak of, whatever time there is; Ctrl-C leaves others out."""
-    found: dict[Mesh, SearchTask] = {}
+    tasks: dict[Mesh, SearchTask] = {}
     for mesh in candidates:
-        if len(mesh.axes) > STYLE_AXES or (found and options.clock.stopped):
+        if len(mesh.axes) > STYLE_AXES or (tasks and options.clock.stopped):
             break
         with contextlib.suppress(InfeasibleError, UsageError):  # said where the mesh is searched
-            found[mesh] = prepare(graph, mesh, hardware, request, options, log)
-            begin(found[mesh])
-    return found
+            tasks[mesh] = prepare(graph, mesh, hardware, request, options, log)
+            begin(tasks[mesh])
+    return tasks
 
 
 def _styled(task: SearchTask | None) -> tuple[float, float]:
@@ -163,11 +163,11 @@ def compute_bound(task: SearchTask) -> float:
     return sum(float(split.seconds(n)[0].min()) for n, site in enumerate(sites) if site.kind == "op")
 
 
-def _figure(found: Found, level: int) -> float:
+def _figure(result: Found, level: int) -> float:
     """What meshes are compared by: what the level minimises; for the peak and the step, those of the program."""
     if level == RATIO:
-        return found.levelled.objective
-    return found.plan.predicted_peak_bytes if level == MEMORY else found.plan.predicted_seconds
+        return result.levelled.objective
+    return result.plan.predicted_peak_bytes if level == MEMORY else result.plan.predicted_seconds
 
 
 def _chosen(tried: list[_Tried], level: int, options: Options) -> Plan:
@@ -201,6 +201,6 @@ def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan, level: int) -> Me
     return MeshTried(tried.mesh, outcome, tried.bound_seconds, plan.predicted_seconds, plan.predicted_peak_bytes)
 
 
-def _present(found: Found | None) -> Found:
-    assert found is not None
-    return found
+def _present(result: Found | None) -> Found:
+    assert result is not None
+    return result

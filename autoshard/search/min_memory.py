@@ -50,11 +50,11 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
         refuse(task, smallest)
     tried = (*tried, candidate("least memory by the solver's count", plan, "too large"))
     for name, choice in chain(others(task, first), _styles(task)):
-        own = task.levelled(choice, first.solver, cut=levelled.cut, least_bytes=bound)
-        plan = task.plan(own.solution)
+        contender = task.levelled(choice, first.solver, cut=levelled.cut, least_bytes=bound)
+        plan = task.plan(contender.solution)
         smallest = min(smallest, plan.predicted_peak_bytes)
         if task.holds(plan):
-            return Found(own, plan, own.solution.peak_bytes, (*tried, candidate(name, plan, "")))
+            return Found(contender, plan, contender.solution.peak_bytes, (*tried, candidate(name, plan, "")))
         if task.stopped():
             break
     counted = f"; as the solver counts, {refused.message}" if refused else ""
@@ -107,8 +107,8 @@ def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Ite
         return
     if not at_once:
         yield from at_rates(task, smallest_bytes)
-    own = parts(task.formulation, best.choice)
-    yield from contenders(task.formulation, best.choice, own, float("inf"), task.quickly)
+    site_parts = parts(task.formulation, best.choice)
+    yield from contenders(task.formulation, best.choice, site_parts, float("inf"), task.quickly)
 
 
 def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Choice], None, bool]:
@@ -124,10 +124,10 @@ def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Ch
             choice = lean.at_rate(rate)
         if choice is None:
             return False
-        found = Solution(task.formulation.problem, choice, 0.0, task.solver)
+        solution = Solution(task.formulation.problem, choice, 0.0, task.solver)
         if choice not in sizes:
             yield f"{rate:g} % of a step for 1 % of memory", choice
-            sizes[choice] = task.figures(found).predicted_peak_bytes
+            sizes[choice] = task.figures(solution).predicted_peak_bytes
         larger = larger + 1 if sizes[choice] > smallest_bytes else 0
         smallest_bytes = min(smallest_bytes, sizes[choice])
         if larger >= _IN_A_ROW:
@@ -147,11 +147,11 @@ def between(
     for share in SHARES if least_bytes < most_bytes else ():
         target = least_bytes * (most_bytes / least_bytes) ** share
         try:
-            found = solve(replace(task.formulation.problem, capacity_bytes=target))
+            solution = solve(replace(task.formulation.problem, capacity_bytes=target))
         except InfeasibleError:
             continue
-        what = "optimum" if found.status == OPTIMAL else "best found"
-        yield f"{what} within {format_bytes(target, 3)}", found.choice
-        if smallest_bytes < inf and task.figures(found).predicted_peak_bytes > smallest_bytes:
+        what = "optimum" if solution.status == OPTIMAL else "best found"
+        yield f"{what} within {format_bytes(target, 3)}", solution.choice
+        if smallest_bytes < inf and task.figures(solution).predicted_peak_bytes > smallest_bytes:
             return True
     return False

@@ -79,8 +79,8 @@ def solve_level(
         return _least_ratio(formulation, problem, solver)
     if level == MEMORY:
         return smallest_memory(problem, solver, stop, lean_plans(formulation) if quickly else None)
-    found = solver(problem)
-    return Levelled(found, found.objective, found.lower_bound, found.cut)
+    solution = solver(problem)
+    return Levelled(solution, solution.objective, solution.lower_bound, solution.cut)
 
 
 def level_value(formulation: Formulation, level: int, choice: Sequence[int]) -> float:
@@ -119,9 +119,9 @@ def lean_plans(formulation: Formulation) -> LowMemoryPlans:
 
 def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> Levelled:
     ratio = replace(ratio_problem(formulation), capacity_bytes=problem.capacity_bytes)
-    found = solver(ratio)
-    in_seconds = Solution(problem, found.choice, 0.0, found.solver, found.seconds)
-    return Levelled(in_seconds, found.objective, found.lower_bound, found.cut)
+    solution = solver(ratio)
+    in_seconds = Solution(problem, solution.choice, 0.0, solution.solver, solution.seconds)
+    return Levelled(in_seconds, solution.objective, solution.lower_bound, solution.cut)
 
 
 def smallest_memory(
@@ -146,8 +146,8 @@ def smallest_memory(
                 cut = True
                 break
             middle = (low + best.peak_bytes) / 2
-            found = _within(problem, middle, solver)
-            best, low = (found, low) if found else (best, middle)
+            solution = _within(problem, middle, solver)
+            best, low = (solution, low) if solution else (best, middle)
         best = min(best, _within(problem, best.peak_bytes, solver) or best, key=lambda s: (s.peak_bytes, s.objective))
     in_seconds = Solution(problem, best.choice, 0.0, best.solver, best.seconds)  # its bound is of a tighter limit
     return Levelled(in_seconds, best.peak_bytes, bound, cut or best.cut)

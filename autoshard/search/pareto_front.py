@@ -31,7 +31,7 @@ class Point:
 def front(task: SearchTask, plan: Plan, points: int = MOST_POINTS) -> tuple[Point, ...]:
     """Plans from the fastest to the leanest, `plan` and those simulated for it among them, in order of time."""
     problem = task.formulation.problem
-    found = [
+    all_points = [
         Point(
             c.predicted_seconds,
             c.predicted_peak_bytes,
@@ -41,7 +41,7 @@ def front(task: SearchTask, plan: Plan, points: int = MOST_POINTS) -> tuple[Poin
         for c in plan.search.candidates
     ]
     free = task.solve(replace(problem, capacity_bytes=float("inf")))
-    found.append(_point(task, task.plan(free)))
+    all_points.append(_point(task, task.plan(free)))
     with watched(task.clock):
         least = minimum_memory_bound(problem)
     for step in range(1, points):
@@ -52,8 +52,8 @@ def front(task: SearchTask, plan: Plan, points: int = MOST_POINTS) -> tuple[Poin
             solution = task.solve(replace(problem, capacity_bytes=target * (1 + 1e-9)))
         except InfeasibleError:
             break
-        found.append(_point(task, task.plan(solution)))
-    return _marked(found)
+        all_points.append(_point(task, task.plan(solution)))
+    return _marked(all_points)
 
 
 def _point(task: SearchTask, plan: Plan) -> Point:
@@ -61,11 +61,11 @@ def _point(task: SearchTask, plan: Plan) -> Point:
     return Point(plan.predicted_seconds, peak, plan.certificate.objective_seconds, task.holds(plan))
 
 
-def _marked(found: list[Point]) -> tuple[Point, ...]:
+def _marked(all_points: list[Point]) -> tuple[Point, ...]:
     """In order of time, doubles left out, those on the front marked."""
     marked: list[Point] = []
     least = float("inf")
-    for point in sorted(dict.fromkeys(found), key=lambda p: (p.predicted_seconds, p.predicted_peak_bytes)):
+    for point in sorted(dict.fromkeys(all_points), key=lambda p: (p.predicted_seconds, p.predicted_peak_bytes)):
         if not marked or _place(point) != _place(marked[-1]):
             marked.append(replace(point, front=point.predicted_peak_bytes < least))
             least = min(least, point.predicted_peak_bytes)
@@ -84,7 +84,7 @@ def as_json(points: tuple[Point, ...]) -> str:
 def from_json(content: Any) -> tuple[Point, ...]:
     """Raises ValueError where it is not what `as_json` writes."""
     try:
-        return tuple(Point(**{own.name: row[own.name] for own in fields(Point)}) for row in content["points"])
+        return tuple(Point(**{field.name: row[field.name] for field in fields(Point)}) for row in content["points"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"no list of points: {error}") from error
 

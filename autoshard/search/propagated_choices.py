@@ -21,20 +21,20 @@ DECIDED = {
 }
 
 
-def propagated(task: SearchTask, found: Found) -> Found:
-    """`found` with who decided each choice, and a note on each of the first few conflicts."""
-    last = replace(found.candidates[-1], outcome="chosen")
-    found = replace(found, candidates=(*found.candidates[:-1], last))
-    problem = replace(task.formulation.problem, capacity_bytes=found.target_bytes)
+def propagated(task: SearchTask, result: Found) -> Found:
+    """`result` with who decided each choice, and a note on each of the first few conflicts."""
+    last = replace(result.candidates[-1], outcome="chosen")
+    result = replace(result, candidates=(*result.candidates[:-1], last))
+    problem = replace(task.formulation.problem, capacity_bytes=result.target_bytes)
     message = propagate(problem, task.starts(problem))
-    if message.choice != found.levelled.solution.choice:  # of another level's prices
-        return found
+    if message.choice != result.levelled.solution.choice:  # of another level's prices
+        return result
     by = {n: DECIDED.get(decided, "pin") for n, decided in enumerate(message.decided) if n not in task.fixed}
     lines = [_line(task.formulation, conflict) for conflict in message.conflicts[:NAMED]]
     if len(message.conflicts) > NAMED:
         lines.append(f"and neighbours disagree at {len(message.conflicts) - NAMED} more places")
-    plan: Plan = labelled(found.plan, task.formulation, by)
-    return replace(found, plan=plan, notes=(*found.notes, *lines))
+    plan: Plan = labelled(result.plan, task.formulation, by)
+    return replace(result, plan=plan, notes=(*result.notes, *lines))
 
 
 def _line(formulation: Formulation, conflict: Conflict) -> str:

@@ -106,8 +106,8 @@ class SearchRequest:
         self.servers.check(self.mesh, self.devices, self.step)
         others = {"--sizes": bool(self.sizes), "--pareto": self.pareto, "--fuse": bool(self.fuse)}
         others |= {f"--strategy {self.strategy}": self.strategy != "best"}
-        for option, given in others.items():
-            if given:
+        for option, is_set in others.items():
+            if is_set:
                 raise UsageError(f"{option} and parameter servers: a worker is one device", f"no {option}")
 
     def check_buckets(self) -> None:
@@ -153,7 +153,7 @@ class SearchRequest:
 
     def ignored(self) -> tuple[str, ...]:
         """Sentences about what was said and does not count."""
-        found = []
+        notes = []
         if self.strategy.startswith("random"):
             said = {
                 "--level": self.level != SPEED,
@@ -165,10 +165,10 @@ class SearchRequest:
                 "--pareto": self.pareto,
             }
             reason = "is ignored: a random plan is not searched for"
-            found += [f"{option} {reason}" for option, given in said.items() if given]
+            notes += [f"{option} {reason}" for option, is_set in said.items() if is_set]
         if self.ilp_engine is not None and self.solver != "ilp":
-            found.append("--ilp-engine is ignored: it is for --solver ilp")
-        return tuple(found)
+            notes.append("--ilp-engine is ignored: it is for --solver ilp")
+        return tuple(notes)
 
 
 def micro_batches(graph: Graph, request: SearchRequest) -> int:

@@ -72,9 +72,9 @@ class SearchTask:
         if self.solver == "recursive":
             return self.solve(problem)
         with timed(self.log, "solving (auto) for more plans to simulate"):
-            found = solvers.solve(problem, "auto", replace(self.options, rough=True))
-        self.seen.add(problem, found)
-        return found
+            solution = solvers.solve(problem, "auto", replace(self.options, rough=True))
+        self.seen.add(problem, solution)
+        return solution
 
     def solve(self, problem: Problem) -> Solution:
         """Within a part of the time that is left: what is found is still simulated, and others beside it."""
@@ -82,10 +82,10 @@ class SearchTask:
         part = PartialClock(SHARE * whole.left, whole=whole)
         options = replace(self.options, pinned=self.starts(problem), clock=part)
         with timed(self.log, f"solving ({self.solver})"):
-            found = solvers.solve(problem, self.solver, options)
-        whole.cut |= found.cut
-        self.seen.add(problem, found)
-        return found
+            solution = solvers.solve(problem, self.solver, options)
+        whole.cut |= solution.cut
+        self.seen.add(problem, solution)
+        return solution
 
     def levelled(self, choice: Choice, solver: str, *, cut: bool = False, least_bytes: float = 0.0) -> Levelled:
         """A choice, whoever found it, with what is known of every plan within the limit (and within its own memory).
@@ -129,7 +129,7 @@ class SearchTask:
 
     def best_style(self) -> Figures | None:
         """Of the styles that were simulated, the best by the level that fits."""
-        fitting = [own for own in self.styles.values() if self.holds(own)]
+        fitting = [figures for figures in self.styles.values() if self.holds(figures)]
         return min(fitting, key=self.rank, default=None)
 
     def rank(self, program: Plan | Figures) -> tuple[float, float]:
@@ -139,11 +139,11 @@ class SearchTask:
 
     def with_hosts(self) -> SearchTask | None:
         """The same where every table that can may lie in host memory; None where that is no other search."""
-        own = self.formulation.context
-        every = frozenset(host_tables(own.graph))
-        if own.hardware.host is None or every <= own.on_host:
+        context = self.formulation.context
+        every = frozenset(host_tables(context.graph))
+        if context.hardware.host is None or every <= context.on_host:
             return None
-        return prepare(own.graph, own.mesh, own.hardware, self.request, self.options, self.log, every)
+        return prepare(context.graph, context.mesh, context.hardware, self.request, self.options, self.log, every)
 
     def holds(self, plan: Plan | Figures) -> bool:
         """Whether its program fits the memory limit."""
@@ -163,8 +163,8 @@ class SearchTask:
         with timed(self.log, "simulating"):
 
             def simulated() -> Figures:
-                made = priced(self._plan_of(solution), self.formulation.graph, self.formulation.hardware)
-                return Figures(made.predicted_seconds, made.predicted_peak_bytes)
+                plan = priced(self._plan_of(solution), self.formulation.graph, self.formulation.hardware)
+                return Figures(plan.predicted_seconds, plan.predicted_peak_bytes)
 
             return self.answers.figures(solution.choice, self.request.fuse, simulated)
 

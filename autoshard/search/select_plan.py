@@ -50,30 +50,30 @@ def begin(task: SearchTask) -> None:
             simulate_styles(task)
 
 
-def best(task: SearchTask, found: Found) -> Plan:
+def best(task: SearchTask, result: Found) -> Plan:
     """The plan that is best after simulating a few, with its certificate and what was tried."""
-    found = propagated(task, found) if task.solver == "propagation" else _simulated(task, found)
-    choice = found.levelled.solution.choice
-    own = parts(task.formulation, choice)
-    plan = with_parts(found.plan, task.formulation, own)
-    sinks = [part for part, site in zip(own, task.formulation.sites, strict=True) if site.kind == "sink"]
+    result = propagated(task, result) if task.solver == "propagation" else _simulated(task, result)
+    choice = result.levelled.solution.choice
+    site_parts = parts(task.formulation, choice)
+    plan = with_parts(result.plan, task.formulation, site_parts)
+    sinks = [part for part, site in zip(site_parts, task.formulation.sites, strict=True) if site.kind == "sink"]
     record = Search(
         task.level,
         tuple(map(str, task.pins)),
-        found.candidates,
-        notes=found.notes,
+        result.candidates,
+        notes=result.notes,
         outputs_seconds=sum(part.compute_seconds + part.communication_seconds for part in sinks),
         all_to_all=task.request.all_to_all,
     )
     check_host_memory(plan, task.formulation.graph, task.formulation.hardware.host_memory_bytes)
-    certificate = _certificate(task, found, plan)
+    certificate = _certificate(task, result, plan)
     task.answers.save()
     return marked(replace(plan, certificate=certificate, search=record), task.clock.cut)
 
 
-def _certificate(task: SearchTask, found: Found, plan: Plan) -> Certificate:
+def _certificate(task: SearchTask, result: Found, plan: Plan) -> Certificate:
     """What is proved of the plan: of what its level minimises, at level 2 of the simulated step."""
-    levelled = found.levelled
+    levelled = result.levelled
     objective, bound, outcome = levelled.objective, levelled.bound, levelled.status
     if task.level == SPEED:
         known = [choice for _, choice in task.steps.found] or [levelled.solution.choice]
@@ -98,31 +98,31 @@ def marked(plan: Plan, cut: bool) -> Plan:
     return replace(plan, certificate=certificate, search=replace(plan.search, cut_short=True))
 
 
-def _simulated(task: SearchTask, found: Found) -> Found:
+def _simulated(task: SearchTask, result: Found) -> Found:
     """Simulates the contenders, too, and keeps the program that fits and is best by the level."""
-    first = found.levelled
-    own: dict[Choice, Levelled] = {first.solution.choice: first}
-    plan = found.plan
+    first = result.levelled
+    levelled: dict[Choice, Levelled] = {first.solution.choice: first}
+    plan = result.plan
     taken = {first.solution.choice: Figures(plan.predicted_seconds, plan.predicted_peak_bytes)}
-    names = {first.solution.choice: found.candidates[-1].name}
+    names = {first.solution.choice: result.candidates[-1].name}
     titles = {style.title: name for name, style in STYLES.items()}
-    for name, choice in chain(_in_time(task.clock, _others(task, found)), _styles(task)):
+    for name, choice in chain(_in_time(task.clock, _others(task, result)), _styles(task)):
         if choice not in taken:
-            own[choice] = task.levelled(choice, first.solution.solver, cut=first.cut, least_bytes=first.bound)
-            names[choice], taken[choice] = name, task.figures(own[choice].solution)
+            levelled[choice] = task.levelled(choice, first.solution.solver, cut=first.cut, least_bytes=first.bound)
+            names[choice], taken[choice] = name, task.figures(levelled[choice].solution)
         if name in titles:
             task.styles[titles[name]] = taken[choice]
     winner = min((choice for choice in taken if task.holds(taken[choice])), key=lambda c: task.rank(taken[c]))
     if winner != first.solution.choice:
-        plan = task.plan(own[winner].solution)
+        plan = task.plan(levelled[winner].solution)
     rows = [
-        Candidate(name, _outcome(task, taken[c], c == winner), own[c].solution.objective, *taken[c])
+        Candidate(name, _outcome(task, taken[c], c == winner), levelled[c].solution.objective, *taken[c])
         for c, name in names.items()
         if name not in titles or c == winner  # the others are listed beside the plan
     ]
-    notes = _slower(found.candidates[0], plan) if len(found.candidates) > 1 else ()
-    kept = (*found.candidates[:-1], *rows)
-    return replace(found, levelled=own[winner], plan=plan, candidates=kept, notes=notes)
+    notes = _slower(result.candidates[0], plan) if len(result.candidates) > 1 else ()
+    candidates = (*result.candidates[:-1], *rows)
+    return replace(result, levelled=levelled[winner], plan=plan, candidates=candidates, notes=notes)
 
 
 def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tuple[str, Choice]]:
@@ -136,17 +136,17 @@ def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tup
             return
 
 
-def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
+def _others(task: SearchTask, result: Found) -> Iterator[tuple[str, Choice]]:
     """What is simulated beside the optimum: nothing at level 0, which is not about the simulated step."""
     if task.level == RATIO or task.stopped():
         return
-    best = found.levelled.solution
+    best = result.levelled.solution
     if task.level == MEMORY:
-        yield from others(task, best, found.plan.predicted_peak_bytes)
+        yield from others(task, best, result.plan.predicted_peak_bytes)
         return
-    if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
+    if result.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
-        yield from between(task, found.target_bytes, fastest.peak_bytes)
+        yield from between(task, result.target_bytes, fastest.peak_bytes)
     if task.request.strategy in STYLES:  # what every plan is compared with
         yield "least sum of the style's costs", task.quickly(task.formulation.problem).choice
     if task.by_step and any(choice == best.choice for _, choice in task.steps.found):  # it fits without the limit
@@ -154,9 +154,9 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
         return
     limited = bool(task.by_step and task.steps.found)
     if limited:
-        yield from _within_limit(task, found.target_bytes)
-    own = parts(task.formulation, best.choice)
-    priced = contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
+        yield from _within_limit(task, result.target_bytes)
+    site_parts = parts(task.formulation, best.choice)
+    priced = contenders(task.formulation, best.choice, site_parts, result.target_bytes, task.quickly)
     yield from islice(priced, EACH if limited else None)
 
 

@@ -82,22 +82,22 @@ def _climbed(
 ) -> StepBound:
     """From these weights on towards those for which the plans so far occupy most, as far as it goes up, or almost to
     what is `hoped` for. `used`: of the plans so far, to which it adds those that it finds."""
-    allowed, kept, best = follows(resources.names), weights, 0.0
+    allowed, best_weights, best = follows(resources.names), weights, 0.0
     tried: list[tuple[Floats, Choice]] = []
     for _ in range(ROUNDS):
-        found = least(weights)
-        if found is None:
+        near = least(weights)
+        if near is None:
             break
-        tried.append((weights, found.choice))
-        bound = found.value + float(weights @ resources.constants)
+        tried.append((weights, near.choice))
+        bound = near.value + float(weights @ resources.constants)
         if bound > best:
-            best, kept = bound, weights
-        used.append(resources.least_used(found.choice))
+            best, best_weights = bound, weights
+        used.append(resources.least_used(near.choice))
         far, most = heaviest(used, allowed)
         if most <= best * (1 + ROUGHLY) or best >= hoped * (1 - ROUGHLY):
             break
-        weights = (kept + far) / 2  # half of the way: the plans known so far say little far from their weights
-    return StepBound(best, kept, tuple(tried))
+        weights = (best_weights + far) / 2  # half of the way: the plans known so far say little far from their weights
+    return StepBound(best, best_weights, tuple(tried))
 
 
 class _Least:
@@ -112,16 +112,16 @@ class _Least:
     def of(self, weights: Floats) -> Near | None:
         """The minimum, as long as its tables take no more than messages would; else a bound by these, with a plan near;
         None where time is over."""
-        found = self._minimum(weights)
-        return None if found is None else Near(found.bound, found.choice)
+        minimum = self._minimum(weights)
+        return None if minimum is None else Near(minimum.bound, minimum.choice)
 
     def _minimum(self, weights: Floats) -> Minimum | None:
         while (problem := self.form(weights)) is not None:
             self.contents.also(problem)
             budget = hub_relaxation.as_messages(problem, SOON_ENTRIES)
-            found = attempt(minimum_within, problem, self.contents, budget_entries=budget)
-            if found is not None:
-                return found
+            minimum = attempt(minimum_within, problem, self.contents, budget_entries=budget)
+            if minimum is not None:
+                return minimum
             del self.forms[0]
         problem = self.resources.bounding(weights)
         return attempt(hub_relaxation.bounded, Incumbent(problem), Clock())
@@ -201,10 +201,10 @@ class StepSearch:
         if between is not None:
             self._take("between two of them", between)
         weights = self.weights, in_a_row(self.resources)
-        for name, own, added in zip(
+        for name, weighting, added in zip(
             ("least use of bottlenecks, and costs", "critical path, and costs"), weights, _ADDED, strict=True
         ):
-            self._solved(name, self.resources.likely(own, added), EACH)
+            self._solved(name, self.resources.likely(weighting, added), EACH)
         yield from self._hopeful()
         yield from self._of_bound()
 
@@ -212,7 +212,7 @@ class StepSearch:
         """Those worth simulating, the shortest by the estimate first, then those by the middle between it and the sum
         of costs, between which a step is: where axes are many, little overlaps of what may."""
         longest = [self.resources.longest(used) for used in self.used]
-        middle = [own + objective(self.problem, choice) for own, (_, choice) in zip(longest, self.found, strict=True)]
+        middle = [step + objective(self.problem, choice) for step, (_, choice) in zip(longest, self.found, strict=True)]
         hopeful = [i for i in self._ranked() if longest[i] <= _HOPEFUL * min(longest)]
         distinct = {self.found[i][1]: i for i in sorted(range(len(middle)), key=lambda i: -middle[i])}
         likely = [i for i in reversed(distinct.values()) if middle[i] <= _LIKELY * min(middle)]
@@ -241,7 +241,7 @@ class StepSearch:
         longest = min(map(self.resources.longest, self.used), default=math.inf)
         tried = dict.fromkeys(tuple(choice) for _, choice in self.bound([c for _, c in self.found]).tried)
         used = {choice: self.resources.longest(self.resources.roughly_used(choice)) for choice in tried}
-        near = sorted((own, choice) for choice, own in used.items() if own <= _HOPEFUL * longest)
+        near = sorted((seconds, choice) for choice, seconds in used.items() if seconds <= _HOPEFUL * longest)
         for _, choice in near[:EACH]:
             self._take("least of the bound's weights", choice)
             yield self.found[-1]

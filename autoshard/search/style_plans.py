@@ -85,9 +85,9 @@ def style_plans(
         also = gathered_low if low is not graph and STYLES[name].low_weights and name not in itself else None
         return _Comparison(name, formulation, {**(known or {}), **itself}, also)
 
-    found = tuple(_kept(comparison(name), clock, answers) for name in STYLES)
+    plans = tuple(_kept(comparison(name), clock, answers) for name in STYLES)
     answers.save()
-    return found
+    return plans
 
 
 def _of_step(
@@ -96,20 +96,20 @@ def _of_step(
     """Each style on the plan's own step: its stages, schedule, micro-batches and what is recomputed. What it shards, it
     gathers for each use."""
     formulation = (formulation or formulate(context_of(plan, graph, hardware))).within()
-    found = []
+    plans = []
     for name, style in STYLES.items():
         meaning = f"{style.meaning}; --strategy {name}"
         try:
-            made = _made(name, formulation, clock)
-            if not isinstance(made, str):
-                made = predicted(replace(made, step=replace(plan.step, zero=StepPlan().zero, batch_shares=())), graph)
+            draft = _made(name, formulation, clock)
+            if not isinstance(draft, str):
+                draft = predicted(replace(draft, step=replace(plan.step, zero=StepPlan().zero, batch_shares=())), graph)
         except UserError as error:
-            made = error.message
-        if isinstance(made, str):
-            found.append(StylePlan(style.title, meaning, reason=made))
+            draft = error.message
+        if isinstance(draft, str):
+            plans.append(StylePlan(style.title, meaning, reason=draft))
         else:
-            found.append(StylePlan(style.title, meaning, made.step_seconds, made.step_peak_bytes))
-    return tuple(found)
+            plans.append(StylePlan(style.title, meaning, draft.step_seconds, draft.step_peak_bytes))
+    return tuple(plans)
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,18 @@ def _itself(plan: Plan) -> dict[str, Plan]:
     return {name: plan for name in decided & STYLES.keys() if len(decided) == 1 and not plan.step.parts}
 
 
-def _kept(own: _Comparison, clock: Clock, answers: SearchCache) -> StylePlan:
+def _kept(comparison: _Comparison, clock: Clock, answers: SearchCache) -> StylePlan:
     """By the sum of costs, where no search has simulated it: the same for every level and limit."""
-    key = f"style {own.name}" + (", weights gathered low" if own.low else "")
-    if own.name in own.known or not unhurried(clock):
-        return _fastest(own, clock)
+    key = f"style {comparison.name}" + (", weights gathered low" if comparison.low else "")
+    if comparison.name in comparison.known or not unhurried(clock):
+        return _fastest(comparison, clock)
     match answers.get(key):
         case [float(seconds), float(size), str(reason)]:
-            return StylePlan(own.title, own.meaning, seconds, size, reason)
-    found = _fastest(own, clock)
+            return StylePlan(comparison.title, comparison.meaning, seconds, size, reason)
+    plan = _fastest(comparison, clock)
     if unhurried(clock):
-        answers.put(key, [float(found.predicted_seconds), float(found.predicted_peak_bytes), found.reason])
-    return found
+        answers.put(key, [float(plan.predicted_seconds), float(plan.predicted_peak_bytes), plan.reason])
+    return plan
 
 
 def _made(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
@@ -162,35 +162,35 @@ def _made(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
     return plan_of(formulation, Solution(formulation.problem, choice, 0.0, name), Origin(), float("inf"), name)
 
 
-def _fastest(own: _Comparison, clock: Clock) -> StylePlan:
+def _fastest(comparison: _Comparison, clock: Clock) -> StylePlan:
     """As autocast has it, or with all weights gathered in the low precision."""
-    found = _simulated(own, clock)
-    if own.low is None or found.reason:
-        return found
-    other = _simulated(replace(own, formulation=own.low(), known={}, low=None), clock)
-    return found if other.reason else min(found, other, key=lambda made: made.predicted_seconds)
+    plan = _simulated(comparison, clock)
+    if comparison.low is None or plan.reason:
+        return plan
+    other = _simulated(replace(comparison, formulation=comparison.low(), known={}, low=None), clock)
+    return plan if other.reason else min(plan, other, key=lambda candidate: candidate.predicted_seconds)
 
 
-def _simulated(own: _Comparison, clock: Clock) -> StylePlan:
-    name, formulation = own.name, own.formulation
-    if name in own.known:
-        known = own.known[name]
-        return StylePlan(own.title, own.meaning, known.predicted_seconds, known.predicted_peak_bytes)
-    made = _made(name, formulation, clock)
-    if isinstance(made, str):
-        return StylePlan(own.title, own.meaning, reason=made)
-    made = priced(made, formulation.graph, formulation.hardware)
-    return StylePlan(own.title, own.meaning, made.predicted_seconds, made.predicted_peak_bytes)
+def _simulated(comparison: _Comparison, clock: Clock) -> StylePlan:
+    name, formulation = comparison.name, comparison.formulation
+    if name in comparison.known:
+        known = comparison.known[name]
+        return StylePlan(comparison.title, comparison.meaning, known.predicted_seconds, known.predicted_peak_bytes)
+    draft = _made(name, formulation, clock)
+    if isinstance(draft, str):
+        return StylePlan(comparison.title, comparison.meaning, reason=draft)
+    draft = priced(draft, formulation.graph, formulation.hardware)
+    return StylePlan(comparison.title, comparison.meaning, draft.predicted_seconds, draft.predicted_peak_bytes)
 
 
 def _least(formulation: Formulation, keep: Keep, clock: Clock) -> Choice | str:
     """The choice of least seconds among those kept; why there is none."""
     small = narrowed(formulation, keep)
     try:
-        found = solvers.solve(small.problem, "auto", Options(PartialClock(clock.left, whole=clock), rough=True)).choice
+        choice = solvers.solve(small.problem, "auto", Options(PartialClock(clock.left, whole=clock), rough=True)).choice
     except InfeasibleError as error:
         return error.message
-    return tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))
+    return tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(choice))
 
 
 def as_json(styles: Sequence[StylePlan]) -> str:

@@ -27,12 +27,12 @@ the same model on one device.
 
 def server_files(plan: Plan) -> dict[str, str]:
     """None without servers."""
-    own = plan.servers
-    if not own.count:
+    spec = plan.servers
+    if not spec.count:
         return {}
     constants = {
-        "SERVERS": own.count, "WORKERS": own.workers, "MOST_WORKERS": own.most_workers, "STALENESS": own.staleness,
-        "TABLES": list(own.tables), "TABLE_OPTIMIZER": ROWWISE if own.rowwise else SAME,
+        "SERVERS": spec.count, "WORKERS": spec.workers, "MOST_WORKERS": spec.most_workers, "STALENESS": spec.staleness,
+        "TABLES": list(spec.tables), "TABLE_OPTIMIZER": ROWWISE if spec.rowwise else SAME,
         "DEVICE": DEVICES[backend_of(parse_hardware(plan.hardware_text))],
     }  # fmt: skip
     lines = [
@@ -47,10 +47,10 @@ def server_files(plan: Plan) -> dict[str, str]:
 
 def server_readme(plan: Plan) -> str:
     """The part of README.md; "" without servers."""
-    own = plan.servers
-    if not own.count:
+    spec = plan.servers
+    if not spec.count:
         return ""
-    workers = str(own.workers) if own.workers == own.most_workers else f"{own.workers} to {own.most_workers}"
-    old = f"Each gradient is applied as it comes, at most {own.staleness} updates old."
-    how = "A step's gradients are added up before the update." if own.staleness is None else old
-    return _README.format(count=own.count, workers=workers, how=how)
+    workers = str(spec.workers) if spec.workers == spec.most_workers else f"{spec.workers} to {spec.most_workers}"
+    old = f"Each gradient is applied as it comes, at most {spec.staleness} updates old."
+    how = "A step's gradients are added up before the update." if spec.staleness is None else old
+    return _README.format(count=spec.count, workers=workers, how=how)

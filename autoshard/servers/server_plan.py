@@ -45,7 +45,7 @@ def check_model(graph: Graph) -> None:
             raise UsageError(f"{graph.name} can't be trained on parameter servers: {reason}", hint)
 
 
-def worker_search(graph: Graph, hardware: Hardware, asked: ServerRequest, step: StepRequest) -> WorkerSearch:
+def worker_search(graph: Graph, hardware: Hardware, request: ServerRequest, step: StepRequest) -> WorkerSearch:
     """What is searched for: one device whose look-ups read rows from a host without end, and a share a worker."""
     check_model(graph)
     tables = sorted(p.path for p in graph.parameters if p.tensor in served_tables(graph))
@@ -54,16 +54,16 @@ def worker_search(graph: Graph, hardware: Hardware, asked: ServerRequest, step: 
 
 
 def server_plan(
-    graph: Graph, hardware: Hardware, asked: ServerRequest, step: StepRequest, pins: tuple[str, ...], found: Plan
+    graph: Graph, hardware: Hardware, request: ServerRequest, step: StepRequest, pins: tuple[str, ...], share: Plan
 ) -> Plan:
-    """The plan of a worker with its servers. `found`: what the search gave for a share."""
-    least, most = asked.worker_range
-    assert asked.servers is not None
+    """The plan of a worker with its servers. `share`: what the search gave for a share."""
+    least, most = request.worker_range
+    assert request.servers is not None
     tables = tuple(p.path for p in graph.parameters if p.tensor in served_tables(graph))
-    rowwise = (asked.table_optimizer or ROWWISE) != SAME
-    servers = ServerPlan(asked.servers, least, most, asked.bound, tables, rowwise, share_seconds=found.step_seconds)
+    rowwise = (request.table_optimizer or ROWWISE) != SAME
+    servers = ServerPlan(request.servers, least, most, request.bound, tables, rowwise, share_seconds=share.step_seconds)
     shares = step.micro_batches or most
-    search = replace(found.search, pins=pins, step_options=replace(step, micro_batches=shares).text)
-    plan = replace(found, graph_hash=graph_hash(graph), optimizer=graph.optimizer, servers=servers, search=search)
-    whole = replace(found.step, micro_batches=shares)
+    search = replace(share.search, pins=pins, step_options=replace(step, micro_batches=shares).text)
+    plan = replace(share, graph_hash=graph_hash(graph), optimizer=graph.optimizer, servers=servers, search=search)
+    whole = replace(share.step, micro_batches=shares)
     return with_server_step(replace(plan, step=whole), graph, hardware)

@@ -33,8 +33,8 @@ class ServerRequest:
     @property
     def worker_range(self) -> tuple[int, int]:
         """UsageError where it is none."""
-        found = re.fullmatch(r"([0-9]{1,4})(?::([0-9]{1,4}))?", self.workers or "1")
-        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        match = re.fullmatch(r"([0-9]{1,4})(?::([0-9]{1,4}))?", self.workers or "1")
+        least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= least <= most <= MOST:
             message = f"--workers {self.workers}: expected a number from 1 to {MOST}, or the least and the most"
             raise UsageError(message, "--workers 4, or --workers 2:8")
@@ -74,8 +74,8 @@ class ServerRequest:
         if (mesh is not None and mesh.size > 1) or devices not in (None, 1):
             message = f"{f'the mesh {mesh}' if mesh is not None else f'--devices {devices}'} and parameter servers"
             raise UsageError(f"{message}: a worker is one device", f"{EXAMPLE} without --mesh and --devices")
-        kept = ("micro_batches", "recompute", "place")
-        others = [name for name, value in vars(step).items() if name not in kept and value not in (None, (), False)]
+        allowed = ("micro_batches", "recompute", "place")
+        others = [name for name, value in vars(step).items() if name not in allowed and value not in (None, (), False)]
         if others or step.place not in (None, NO_PLACES):
             option = f"--{(others or ['place'])[0].replace('_', '-')}"
             option = {"--pins": "--pin stage:", "--places": "--pin place:"}.get(option, option)

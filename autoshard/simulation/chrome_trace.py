@@ -58,8 +58,8 @@ def _complete(event: Event, process: int, thread: int) -> dict[str, Any]:
 def _arrows(events: Sequence[Event], process: int, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
     """From the start of a collective's slice to the start of the slice that waits for it; one name for each arrow."""
     pairs = ((events[place], event) for event in events for place in event.waits)
-    for number, (before, event) in enumerate(own for own in pairs if own[0].collective):
-        for kind, own in (("s", before), ("f", event)):
-            at = {"pid": process, "tid": threads[own.streams[0]], "ts": own.start_seconds * MICROSECONDS}
+    for number, (before, event) in enumerate(pair for pair in pairs if pair[0].collective):
+        for kind, endpoint in (("s", before), ("f", event)):
+            at = {"pid": process, "tid": threads[endpoint.streams[0]], "ts": endpoint.start_seconds * MICROSECONDS}
             tied = {"ph": kind, "id": f"{process}.{number}", "name": "waits for", "cat": "waits", **at}
             yield tied | ({"bp": "e"} if kind == "f" else {})

@@ -69,8 +69,8 @@ def timed(
 
 def _reduce_early(schedule: Schedule, pricer: TaskPricer, linear: int, collective: int) -> None:
     """The backward of a linear: its input's gradient, whose reduction then runs beside those of weight and bias."""
-    own, weight = pricer.linear_backward(linear)
-    schedule.run_in_order(own)
+    tasks, weight = pricer.linear_backward(linear)
+    schedule.run_in_order(tasks)
     *packing, reduction = pricer.tasks(collective, pricer.program.instructions[collective], "backward")
     schedule.run_in_order(packing)
     sent = schedule.start(reduction)

@@ -24,7 +24,7 @@ def with_sizes(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
     from autoshard.program.lower import lower
 
     program = lower(replace(plan, fusion=()), graph)
-    fusion = tuple(_sized(own, program, hardware) if own.mode == "auto" else own for own in plan.fusion)
+    fusion = tuple(_sized(entry, program, hardware) if entry.mode == "auto" else entry for entry in plan.fusion)
     return replace(plan, fusion=fusion)
 
 
@@ -51,15 +51,15 @@ def _totals(program: Program, collective: str) -> dict[tuple[str, ...], float]:
         for bucket in program.gradient_buckets:
             totals[bucket.axes] = totals.get(bucket.axes, 0.0) + reduced(program, bucket)
     else:
-        for own in program.weight_buckets:
-            totals[own.axes] = totals.get(own.axes, 0.0) + gathered(program, own)
+        for weights in program.weight_buckets:
+            totals[weights.axes] = totals.get(weights.axes, 0.0) + gathered(program, weights)
     return totals
 
 
 def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
     """The plan with a note on each `--fuse` that changes nothing, or of which a part does, and on modules' own."""
-    asked = dict.fromkeys(path for path, what in graph.module_requests if what.startswith(f"{FUSION}:"))
-    if not plan.fusion and not asked:
+    requested = dict.fromkeys(path for path, what in graph.module_requests if what.startswith(f"{FUSION}:"))
+    if not plan.fusion and not requested:
         return plan
     from autoshard.program.lower import lower
     from autoshard.program.stage_programs import stage_programs
@@ -67,11 +67,11 @@ def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
     program = lower(replace(plan, fusion=()), graph)
     parts = stage_programs(program, plan) if plan.step.parts else (program,)
     notes = tuple(note for fusion in plan.fusion if (note := _unused(fusion, parts)))
-    if asked and any(fusion.collective == "all_reduce" for fusion in plan.fusion):
-        notes += (f"comm_fusion of {', '.join(asked)} is ignored: --fuse all_reduce goes before",)
+    if requested and any(fusion.collective == "all_reduce" for fusion in plan.fusion):
+        notes += (f"comm_fusion of {', '.join(requested)} is ignored: --fuse all_reduce goes before",)
     else:
         moved = [path for part in parts for bucket in part.gradient_buckets for path in bucket.parameters]
-        left = [own for own in asked if own and not any(path.startswith(f"{own}.") for path in moved)]
+        left = [module for module in requested if module and not any(path.startswith(f"{module}.") for path in moved)]
         notes += (f"comm_fusion of {', '.join(left)} is ignored: no gradient there is all-reduced",) * bool(left)
     return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
 

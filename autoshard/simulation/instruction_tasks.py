@@ -84,17 +84,17 @@ class TaskPricer:
         operands = tuple(None if name is None else self.local(name) for name in instruction.operands)
         results = tuple(self.local(name) for name in instruction.results)
         op = self.graph.by_op[instruction.op]
-        rest = weight_seconds(self.hardware, self.graph, op, operands, results)
-        made = float(sum(x.bytes for x in operands[1:] if x is not None and x.requires_grad))
-        weight = whole._replace(name=f"{whole.name}: weight", seconds=rest, bytes=made, continues=True)
-        return [*before, whole._replace(seconds=max(0.0, whole.seconds - rest))], weight
+        seconds = weight_seconds(self.hardware, self.graph, op, operands, results)
+        size = float(sum(x.bytes for x in operands[1:] if x is not None and x.requires_grad))
+        weight = whole._replace(name=f"{whole.name}: weight", seconds=seconds, bytes=size, continues=True)
+        return [*before, whole._replace(seconds=max(0.0, whole.seconds - seconds))], weight
 
     def _gathers_again(self, index: int) -> Iterator[StreamTask]:
         """The gathers of weights that the backward of this instruction needs whole, and their casts; but for those that
         are gathered with others."""
         for step in (step for step in self.again.get(index, ()) if step not in self.together):
-            again = self.program.instructions[step]
-            for task in self.tasks(step, again, "forward"):
+            gather = self.program.instructions[step]
+            for task in self.tasks(step, gather, "forward"):
                 yield task._replace(phase="backward", reason=f"gathered again: {task.reason}", instruction=index)
 
     def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[StreamTask]:
@@ -137,10 +137,10 @@ class TaskPricer:
     ) -> Iterator[StreamTask]:  # fmt: skip
         why = f"{instruction.target} {instruction.strategy}"
         both = host_tasks(self.hardware, self.graph, op, operands, results, instruction.variant)
-        for own in both[phase == "backward"]:
-            stream, name = HOST_MEMORY if own.what == LOOK_UP else HOST_LINK, f"{op.name}: {own.what}"
-            task = StreamTask(name, (stream,), own.seconds, phase, own.bytes, instruction.module, why, index)
-            yield task._replace(held_up=own.what != TO_DEVICE)
+        for work in both[phase == "backward"]:
+            stream, name = HOST_MEMORY if work.what == LOOK_UP else HOST_LINK, f"{op.name}: {work.what}"
+            task = StreamTask(name, (stream,), work.seconds, phase, work.bytes, instruction.module, why, index)
+            yield task._replace(held_up=work.what != TO_DEVICE)
 
     def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[StreamTask]:
         operand, result = self.local(instruction.operand), self.local(instruction.result)
@@ -225,6 +225,6 @@ class TaskPricer:
     def _update(self, parameters: Sequence[ProgramParameter]) -> tuple[float, float]:
         """Seconds of an update of these, and their bytes."""
         by_tensor = {p.tensor: p for p in self.graph.parameters}
-        own = [(by_tensor[self.program.value(p.value).tensor], p.layout) for p in parameters]
-        seconds = math.fsum(optimizer_seconds(self.hardware, self.graph, p, layout, self.mesh) for p, layout in own)
+        pairs = [(by_tensor[self.program.value(p.value).tensor], p.layout) for p in parameters]
+        seconds = math.fsum(optimizer_seconds(self.hardware, self.graph, p, layout, self.mesh) for p, layout in pairs)
         return seconds, float(sum(self.local(p.value).bytes for p in parameters if p.trainable))

@@ -127,10 +127,10 @@ def _static(program: Program, graph: Graph) -> list[Held]:
     parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
     held = []
     kinds = [("parameter", program.parameters), ("buffer", program.buffers)]
-    for own, stored in ((own, stored) for own, group in kinds for stored in group):
+    for role, stored in ((role, stored) for role, group in kinds for stored in group):
         parameter = parameters[program.value(stored.value).tensor]
         parts = parameter_parts(graph, parameter, stored.layout, program.mesh)
-        named = (own, parts[0]), ("optimizer", parts[2])
+        named = (role, parts[0]), ("optimizer", parts[2])
         held += [Held(stored.path, kind, size) for kind, size in named if size]
     held += [Held(name, "input", float(program.largest[name].bytes)) for name in program.inputs]
     return held
@@ -143,8 +143,8 @@ class _Lives:
         self.program, self.graph, self.accumulates = program, graph, accumulates
         self.storage = storage(program, graph)
         values = [p.value for p in program.parameters]
-        kept = [p for bucket in program.weight_buckets if bucket.kept or bucket.once for p in bucket.gathers]
-        self.whole = {results_of(program.instructions[position])[0] for position in kept}
+        positions = [p for bucket in program.weight_buckets if bucket.kept or bucket.once for p in bucket.gathers]
+        self.whole = {results_of(program.instructions[position])[0] for position in positions}
         together = [p for bucket in program.weight_buckets if bucket.once for p in bucket.gathers]
         self.once = {results_of(program.instructions[position])[0] for position in together}
         self.ends = backward_ends(program.instructions, program.by_name, values, given_at(program.weight_buckets))
@@ -184,14 +184,14 @@ class _Lives:
         last = len(self.program.instructions) - 1
         outputs = {self.storage.root[name] for name in self.program.outputs}
         spans = []
-        for name, made in self.made.items():
+        for name, maker in self.made.items():
             held = Held(name, "activation", float(self.program.largest[name].bytes))
-            forward = Span(held, made, last if name in outputs else self.used[name])
-            spans += [forward] if not self.program.has_backward else self._backward(name, made, forward)
+            forward = Span(held, maker, last if name in outputs else self.used[name])
+            spans += [forward] if not self.program.has_backward else self._backward(name, maker, forward)
         if not self.program.has_backward:
             return [*spans, *self._working()]
         flat = (*flat_weights(self.program, self.storage.again), *flat_gradients(self.program, self.accumulates))
-        return [*spans, *self._extras(), *self._working(), *(Span(*own) for own in flat)]
+        return [*spans, *self._extras(), *self._working(), *(Span(*entry) for entry in flat)]
 
     def gradients(self) -> list[Span]:
         """Of the parameters: from their last use, whose backward comes first. None without a loss: the step has no
@@ -239,11 +239,11 @@ class _Lives:
         """The backward step of an instruction."""
         return 2 * len(self.program.instructions) - 1 - index
 
-    def _backward(self, name: str, made: int, forward: Span) -> list[Span]:
+    def _backward(self, name: str, maker: int, forward: Span) -> list[Span]:
         """The value with what keeps it alive, and its gradient, from its last consumer's backward to its producer's."""
         spans, held = [forward], forward.held
         if name in self.whole:
-            spans = [Span(held, forward.start, self._mirror(made))]  # until its gradient is complete
+            spans = [Span(held, forward.start, self._mirror(maker))]  # until its gradient is complete
             if self.accumulates and name in self.once:
                 spans = [Span(replace(held, kind="parameter"), 0, step_count(self.program) - 1)]
         elif name in self.storage.gathers:
@@ -251,8 +251,8 @@ class _Lives:
         elif name in self.kept:
             spans = [Span(held, forward.start, self._mirror(self.kept[name][0]))]
         if self.program.value(name).requires_grad:
-            own = Held(name, "gradient", held.bytes)
-            spans += [Span(own, self._mirror(self.used[name]), self._mirror(made)), *self._summands(own, name)]
+            grad = Held(name, "gradient", held.bytes)
+            spans += [Span(grad, self._mirror(self.used[name]), self._mirror(maker)), *self._summands(grad, name)]
         return spans
 
     def _extras(self) -> list[Span]:

@@ -43,9 +43,9 @@ def _storage(program: Program, graph: Graph) -> Storage:
     root = storage_roots(program.instructions, graph, fixed)
     steps = program.once(weight_ways)
     gathers: dict[str, tuple[int, ...]] = {}
-    again: dict[int, tuple[int, ...]] = {}
+    repeats: dict[int, tuple[int, ...]] = {}
     for index, instruction in enumerate(program.instructions):
         if isinstance(instruction, Compute) and instruction.again:
             gathers |= {root[name]: steps[name] for name in instruction.again}
-            again[index] = tuple(step for name in instruction.again for step in steps[name])
-    return Storage(root, fixed, gathers, again)
+            repeats[index] = tuple(step for name in instruction.again for step in steps[name])
+    return Storage(root, fixed, gathers, repeats)

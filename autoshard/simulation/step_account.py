@@ -16,7 +16,7 @@ from autoshard.redistribute import CARRIED
 from autoshard.simulation.timeline import COMPUTE, Event, Timeline
 
 COMPUTED = ("forward", "backward", "recompute")
-EXPOSED = tuple(own.words for own in CARRIED.values())  # and others, after these
+EXPOSED = tuple(collective.words for collective in CARRIED.values())  # and others, after these
 BUBBLE, OPTIMIZER, OTHER = "bubble", "optimizer", "other"
 LAST = (BUBBLE, OPTIMIZER, OTHER)
 Seconds = Mapping[str, float]
@@ -74,25 +74,25 @@ def _as_dict(stage: StageAccount) -> dict[str, Any]:
     return named | {"exposed_seconds": stage.exposed}
 
 
-def stage_account(step_seconds: float, seconds: Seconds, peak_bytes: float, rest: str) -> StageAccount:
-    """Of a stage that is occupied for `seconds`; what is left of the step is `rest`."""
+def stage_account(step_seconds: float, seconds: Seconds, peak_bytes: float, remainder: str) -> StageAccount:
+    """Of a stage that is occupied for `seconds`; what is left of the step is `remainder`."""
     left = step_seconds - math.fsum(seconds.values())
-    return StageAccount(_ordered(added([seconds, {rest: max(0.0, left)}])), peak_bytes)
+    return StageAccount(_ordered(added([seconds, {remainder: max(0.0, left)}])), peak_bytes)
 
 
 def one_stage(timeline: Timeline) -> StepAccount:
     """Of a step of one micro-batch on one stage."""
-    found = split(timeline.events, 0.0, timeline.step_seconds)
-    own = stage_account(timeline.step_seconds, found, timeline.peak_bytes, OTHER)
-    return StepAccount(timeline.step_seconds, (own,))
+    seconds = split(timeline.events, 0.0, timeline.step_seconds)
+    account = stage_account(timeline.step_seconds, seconds, timeline.peak_bytes, OTHER)
+    return StepAccount(timeline.step_seconds, (account,))
 
 
 def added(parts: Iterable[Seconds]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    by_kind: dict[str, list[float]] = {}
     for part in parts:
         for kind, seconds in part.items():
-            found.setdefault(kind, []).append(seconds)
-    return {kind: math.fsum(own) for kind, own in found.items()}
+            by_kind.setdefault(kind, []).append(seconds)
+    return {kind: math.fsum(terms) for kind, terms in by_kind.items()}
 
 
 def _ordered(seconds: Seconds) -> tuple[tuple[str, float], ...]:
@@ -109,28 +109,28 @@ class Busy(NamedTuple):
 
 def split(events: Sequence[Event], start: float, end: float) -> dict[str, float]:
     """[start, end] by what the device does: it computes, else communicates, else waits for its host."""
-    own = [event for event in events if event.end_seconds > start and event.start_seconds < end]
-    computed = apart(Busy(e.start_seconds, e.end_seconds, e.phase) for e in own if e.stream == COMPUTE)
-    talks = (Busy(e.start_seconds, e.end_seconds, CARRIED[e.collective].words) for e in own if e.collective)
+    active = [event for event in events if event.end_seconds > start and event.start_seconds < end]
+    computed = apart(Busy(e.start_seconds, e.end_seconds, e.phase) for e in active if e.stream == COMPUTE)
+    talks = (Busy(e.start_seconds, e.end_seconds, CARRIED[e.collective].words) for e in active if e.collective)
     exposed = without(apart(talks), computed)
     inside = [Busy(max(s.start, start), min(s.end, end), s.kind) for s in (*computed, *exposed)]
     inside = [span for span in inside if span.end > span.start]
-    found = added({span.kind: span.end - span.start} for span in inside)
-    return added([found, {OTHER: max(0.0, end - start - math.fsum(found.values()))}])
+    seconds = added({span.kind: span.end - span.start} for span in inside)
+    return added([seconds, {OTHER: max(0.0, end - start - math.fsum(seconds.values()))}])
 
 
 def apart(spans: Iterable[Busy]) -> list[Busy]:
     """In order, none over another: of two at once the one that began first goes on."""
-    found: list[Busy] = []
+    disjoint: list[Busy] = []
     until = -math.inf
     for span in sorted(spans):
         start = max(until, span.start)
-        if span.end > start and found and found[-1].end == start and found[-1].kind == span.kind:
-            found[-1] = found[-1]._replace(end=span.end)
+        if span.end > start and disjoint and disjoint[-1].end == start and disjoint[-1].kind == span.kind:
+            disjoint[-1] = disjoint[-1]._replace(end=span.end)
         elif span.end > start:
-            found.append(Busy(start, span.end, span.kind))
+            disjoint.append(Busy(start, span.end, span.kind))
         until = max(until, span.end)
-    return found
+    return disjoint
 
 
 def without(spans: Sequence[Busy], others: Sequence[Busy]) -> list[Busy]:

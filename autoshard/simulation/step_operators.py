@@ -48,55 +48,57 @@ class Segment:
 def window(events: Sequence[Event], start: float, end: float) -> Segment:
     """What runs in [start, end]; what began before or ends after is cut."""
     least = (end - start) * ROUNDING
-    inside = [n for n, own in enumerate(events) if own.end_seconds > start + least and own.start_seconds < end - least]
+    inside = [
+        n for n, event in enumerate(events) if event.end_seconds > start + least and event.start_seconds < end - least
+    ]
     place = {n: index for index, n in enumerate(inside)}
-    found = []
+    clipped = []
     for event in map(events.__getitem__, inside):
         begin, until = max(start, event.start_seconds), min(end, event.end_seconds)
         waits = tuple(place[n] for n in event.waits if n in place)
-        found.append(event._replace(start_seconds=begin - start, duration_seconds=until - begin, waits=waits))
-    return Segment(tuple(found), end - start)
+        clipped.append(event._replace(start_seconds=begin - start, duration_seconds=until - begin, waits=waits))
+    return Segment(tuple(clipped), end - start)
 
 
-def with_gaps(own: Segment, gaps: Sequence[tuple[float, Segment]]) -> Segment:
+def with_gaps(segment: Segment, gaps: Sequence[tuple[float, Segment]]) -> Segment:
     """At each time, in order, another segment runs alone; what it interrupts goes on after it."""
     times = [at for at, _ in gaps]
     later = [0.0, *accumulate(other.seconds for _, other in gaps)]
-    found, rest = list[Event](), list[Event]()
-    for event in own.events:
+    events, resumed = list[Event](), list[Event]()
+    for event in segment.events:
         first = bisect_right(times, event.start_seconds)
         cuts = [event.start_seconds, *times[first : bisect_left(times, event.end_seconds)], event.end_seconds]
         pieces = [
             event._replace(start_seconds=start + later[first + n], duration_seconds=end - start)
             for n, (start, end) in enumerate(pairwise(cuts))
         ]
-        found.append(pieces[0])
-        rest += pieces[1:]
-    found += rest
+        events.append(pieces[0])
+        resumed += pieces[1:]
+    events += resumed
     for (at, other), before in zip(gaps, later, strict=False):
-        found += _moved(other.events, at + before, len(found))
-    return Segment(tuple(found), own.seconds + later[-1])
+        events += _moved(other.events, at + before, len(events))
+    return Segment(tuple(events), segment.seconds + later[-1])
 
 
 def _moved(events: Iterable[Event], seconds: float, places: int) -> Iterator[Event]:
-    for own in events:
-        waits = tuple(place + places for place in own.waits)
-        yield own._replace(start_seconds=own.start_seconds + seconds, waits=waits)
+    for event in events:
+        waits = tuple(place + places for place in event.waits)
+        yield event._replace(start_seconds=event.start_seconds + seconds, waits=waits)
 
 
 def one_after_another(segments: Iterable[Segment]) -> Segment:
     events, seconds = list[Event](), 0.0
-    for own in segments:
-        events += _moved(own.events, seconds, len(events))
-        seconds += own.seconds
+    for segment in segments:
+        events += _moved(segment.events, seconds, len(events))
+        seconds += segment.seconds
     return Segment(tuple(events), seconds)
 
 
 def single(name: str, seconds: float, phase: Phase, collective: str = "", axes: tuple[str, ...] = ()) -> Segment:
     """One that is no operator of the program."""
     stream = CARRIED[collective].lane if collective else COMPUTE
-    own = Event(name, stream, 0.0, seconds, phase, 0.0, "", "", None, (), collective, axes)
-    return Segment((own,) if seconds > 0 else (), seconds)
+    event = Event(name, stream, 0.0, seconds, phase, 0.0, "", "", None, (), collective, axes)
+    return Segment((event,) if seconds > 0 else (), seconds)
 
 
 @dataclass(frozen=True)
@@ -129,30 +131,30 @@ class StepOperators:
 
     def events_of(self, laid: Iterable[Laid]) -> tuple[Event, ...]:
         """At their times in the step."""
-        found: list[Event] = []
-        for own in laid:
-            found += _moved(self.segments[own.segment].events, own.start_seconds, len(found))
-        return tuple(found)
+        events: list[Event] = []
+        for entry in laid:
+            events += _moved(self.segments[entry.segment].events, entry.start_seconds, len(events))
+        return tuple(events)
 
     def account(self, stage: int) -> StageAccount:
         """Where the step goes; what the slots of a stage and its tail leave is its bubble."""
-        seconds = added(self.segments[own.segment].split for own in self.stages[stage])
+        seconds = added(self.segments[entry.segment].split for entry in self.stages[stage])
         return stage_account(self.timeline.step_seconds, seconds, self.timeline.peak_bytes[stage], BUBBLE)
 
     def lanes(self) -> tuple[str, ...]:
         """Of all stages: what computes, then what communicates by what it does."""
-        found = {lane for own in self.segments for event in own.events for lane in event.streams} - {COMPUTE}
-        return (COMPUTE, *sorted(found))
+        lanes = {lane for segment in self.segments for event in segment.events for lane in event.streams} - {COMPUTE}
+        return (COMPUTE, *sorted(lanes))
 
     def slots(self, stage: int, lane: str) -> Iterator[Event]:
         """The slots of a stage and what follows once a step, each as one event."""
-        made, chunks = self.timeline, self.timeline.costs.chunks
-        for placed in made.by_stage[stage]:
+        timeline, chunks = self.timeline, self.timeline.costs.chunks
+        for placed in timeline.by_stage[stage]:
             kind, batch, chunk = placed.slot
             name = f"{_PHASES[kind]} {batch}" + (f".{chunk}" if chunks > 1 else "")
             yield Event(name, lane, placed.start_seconds, placed.duration_seconds, _PHASES[kind], 0.0, "", "")
-        at = made.stage_seconds[stage] - made.costs.stages[stage].tail_seconds
-        for name, seconds in made.costs.stages[stage].tail:
+        at = timeline.stage_seconds[stage] - timeline.costs.stages[stage].tail_seconds
+        for name, seconds in timeline.costs.stages[stage].tail:
             if seconds:
                 yield Event(name, lane, at, seconds, "optimizer", 0.0, "", "once a step")
             at += seconds
@@ -161,90 +163,93 @@ class StepOperators:
         """With `most` events or few more: of micro-batches in the middle each slot is one event."""
         batches = self.timeline.costs.micro_batches
         count = [0] * batches
-        for own in (own for stage in self.stages for own in stage):
-            count[own.micro_batch] += len(self.segments[own.segment].events)
+        for entry in (entry for stage in self.stages for entry in stage):
+            count[entry.micro_batch] += len(self.segments[entry.segment].events)
         totals = [count[-1] + total for total in accumulate(count[:-1])]
         whole = max(1, bisect_right(totals, most))
         if whole >= batches - 1:
             return self
         first = len(self.segments)
-        joined = tuple(_joined(own) for own in self.segments)
+        joined = tuple(_joined(segment) for segment in self.segments)
         stages = tuple(
-            tuple(own._replace(segment=own.segment + first * (whole <= own.micro_batch < batches - 1)) for own in stage)
+            tuple(
+                entry._replace(segment=entry.segment + first * (whole <= entry.micro_batch < batches - 1))
+                for entry in stage
+            )
             for stage in self.stages
         )
         return StepOperators(self.timeline, self.segments + joined, stages)
 
 
-def _joined(own: Segment) -> Segment:
-    phase = own.events[0].phase if own.events else "forward"
-    return single(f"{len(own.events)} events, as in the first micro-batch", own.seconds, phase)
+def _joined(segment: Segment) -> Segment:
+    phase = segment.events[0].phase if segment.events else "forward"
+    return single(f"{len(segment.events)} events, as in the first micro-batch", segment.seconds, phase)
 
 
 def step_operators(timeline: StepTimeline, parts: Sequence[PartOperators]) -> StepOperators:
     """`parts` in the order of the model, with what `timeline` gives their slots."""
-    made, number_of, stages = list[Segment](), dict[tuple[object, ...], int](), list[tuple[Laid, ...]]()
+    segments, number_of, stages = list[Segment](), dict[tuple[object, ...], int](), list[tuple[Laid, ...]]()
     for stage, slots in enumerate(timeline.by_stage):
-        found = list[Laid]()
+        entries = list[Laid]()
         for place, placed in enumerate(slots):
             ends = place == len(slots) - 1
             number = timeline.costs.number(stage, placed.slot.chunk)
             key = (number, placed.slot.kind, round(placed.duration_seconds, 12), ends)
             if key not in number_of:
-                number_of[key] = len(made)
-                own = _slot(timeline, placed, parts, ends)
-                made.append(Segment(tuple(map(_in_lanes, own.events)), own.seconds))
-            found.append(Laid(placed.start_seconds, number_of[key], placed.slot.micro_batch))
-        stages.append(tuple(found))
-    return StepOperators(timeline, tuple(made), tuple(stages))
+                number_of[key] = len(segments)
+                segment = _slot(timeline, placed, parts, ends)
+                segments.append(Segment(tuple(map(_in_lanes, segment.events)), segment.seconds))
+            entries.append(Laid(placed.start_seconds, number_of[key], placed.slot.micro_batch))
+        stages.append(tuple(entries))
+    return StepOperators(timeline, tuple(segments), tuple(stages))
 
 
 def _slot(timeline: StepTimeline, placed: Placed, parts: Sequence[PartOperators], ends: bool) -> Segment:
     """What a slot does; where it `ends` its stage's part of the step, with the tail that follows."""
     costs, stage, chunk = timeline.costs, placed.stage, placed.slot.chunk
     number = costs.number(stage, chunk)
-    own, cost, several = parts[number], costs.parts[number], timeline.stages
+    part, cost, several = parts[number], costs.parts[number], timeline.stages
     if placed.slot.kind == "F":
         sent = costs.sent_seconds(number)
         once = placed.duration_seconds - cost.forward_seconds - sent
         send = single(f"send output to {costs.word} {(stage + 1) % several}", sent, "forward", "send_receive")
-        found = one_after_another([_forward(own, once, cost.once_copy_seconds, placed), send])
-        return _with_messages(found, timeline, placed)
+        segment = one_after_another([_forward(part, once, cost.once_copy_seconds, placed), send])
+        return _with_messages(segment, timeline, placed)
     sent = costs.returned_seconds(number)
     send = single(f"send gradient to {costs.word} {(stage - 1) % several}", sent, "backward", "send_receive")
     if not ends:
-        return _with_messages(one_after_another([own.backward, send]), timeline, placed)
+        return _with_messages(one_after_another([part.backward, send]), timeline, placed)
     late = next((seconds for _, seconds in costs.stages[stage].tail), 0.0)
-    more = own.last.seconds - own.backward.seconds
-    if chunk == 0 and abs(more - late) <= ROUNDING * own.last.seconds:
-        found = with_gaps(own.last, [(own.backward.seconds, send)] * (sent > 0))
+    more = part.last.seconds - part.backward.seconds
+    if chunk == 0 and abs(more - late) <= ROUNDING * part.last.seconds:
+        segment = with_gaps(part.last, [(part.backward.seconds, send)] * (sent > 0))
     else:
         after = single("gradients between replicas", late, "backward", "all_reduce")
-        found = one_after_another([own.backward, send, after])
+        segment = one_after_another([part.backward, send, after])
     updates = (parts[costs.number(stage, n)].update for n in range(costs.chunks_of(stage)))
-    return one_after_another([_with_messages(found, timeline, placed), *updates])
+    return one_after_another([_with_messages(segment, timeline, placed), *updates])
 
 
-def _forward(own: PartOperators, once: float, copied: float, placed: Placed) -> Segment:
+def _forward(part: PartOperators, once: float, copied: float, placed: Placed) -> Segment:
     """`once`: what it takes more than another one, for weights that are gathered once a step."""
     if once <= ROUNDING * placed.duration_seconds:
-        return own.forward
-    more = own.first.seconds - own.forward.seconds
-    if placed.slot.micro_batch == 0 and abs(more - once) <= ROUNDING * own.first.seconds:
-        return own.first
+        return part.forward
+    more = part.first.seconds - part.forward.seconds
+    if placed.slot.micro_batch == 0 and abs(more - once) <= ROUNDING * part.first.seconds:
+        return part.first
     copies = single("copy weights that were gathered ahead", min(once, copied), "forward")
-    axes = next((event.axes for event in own.first.events if event.collective == "all_gather"), ())
+    axes = next((event.axes for event in part.first.events if event.collective == "all_gather"), ())
     waits = single("gather weights, once a step", once - copies.seconds, "forward", "all_gather", axes)
-    return one_after_another([copies, waits, own.forward])
+    return one_after_another([copies, waits, part.forward])
 
 
-def _with_messages(own: Segment, timeline: StepTimeline, placed: Placed) -> Segment:
+def _with_messages(segment: Segment, timeline: StepTimeline, placed: Placed) -> Segment:
     """With what is sent to other places from the slot's end on, while the next one runs."""
-    found = list(own.events)
+    events = list(segment.events)
     for name, seconds in timeline.sent_after(placed):
         message = single(f"send {name}", seconds, _PHASES[placed.slot.kind], "send_receive")
-        found += _moved(message.events, placed.duration_seconds, 0)
-    return Segment(tuple(found), own.seconds)
+        events += _moved(message.events, placed.duration_seconds, 0)
+    return Segment(tuple(events), segment.seconds)
 
 
 def _in_lanes(event: Event) -> Event:

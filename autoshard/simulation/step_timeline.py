@@ -128,49 +128,49 @@ class StepCosts:
     def slot_seconds(self, stage: int, slot: Slot) -> float:
         """What a slot takes, with what it hands on; weights that are gathered ahead are there."""
         number = slot.chunk * len(self.stages) + stage
-        own = self.parts[number]
+        part = self.parts[number]
         if slot.kind == "B":
-            return own.backward_seconds + self.returned_seconds(number)
-        first = own.once_copy_seconds if number else own.first_seconds
+            return part.backward_seconds + self.returned_seconds(number)
+        first = part.once_copy_seconds if number else part.first_seconds
         once = first if slot.micro_batch == 0 else self._beside_seconds[number] if slot.micro_batch == 1 else 0.0
-        return own.forward_seconds + self.sent_seconds(number) + once
+        return part.forward_seconds + self.sent_seconds(number) + once
 
     @cached_property
     def _beside_seconds(self) -> tuple[float, ...]:
         """What the second micro-batch's forward takes more in each part, beside gathers for the stage's next part. It
         comes as much later to a stage as it was held up before, and finds so much less of them left."""
-        stages, found = len(self.stages), [0.0] * len(self.parts)
+        stages, extra = len(self.stages), [0.0] * len(self.parts)
         for begun in range(stages, len(self.parts), stages):
             late = 0.0
-            for number, own in enumerate(self.parts[begun : begun + stages], begun):
-                left = max(0.0, 1 - late / own.gather_seconds) if own.gather_seconds else 0.0
-                found[number - stages] = own.exposed_seconds * left
-                late += found[number - stages]
-        return tuple(found)
+            for number, part in enumerate(self.parts[begun : begun + stages], begun):
+                left = max(0.0, 1 - late / part.gather_seconds) if part.gather_seconds else 0.0
+                extra[number - stages] = part.exposed_seconds * left
+                late += extra[number - stages]
+        return tuple(extra)
 
     @cached_property
     def waits(self) -> tuple[float, ...]:
         """Of each slot, from the end of the one that gives its input on: what skips a stage is sent after that."""
-        own, skipped = self.sequence, {kind: [0.0] * len(self.parts) for kind in KINDS}
+        sequence, skipped = self.sequence, {kind: [0.0] * len(self.parts) for kind in KINDS}
         for message in self.skips:
             skipped["F"][message.maker] -= message.seconds
             skipped["B"][message.reader] -= message.seconds
-        found = []
-        for stage, giver in zip(own.stages, own.giver, strict=True):
-            given = giver < len(own.slots) and own.stages[giver] != stage
-            kind, _, chunk = own.slots[giver] if given else own.slots[0]
-            found.append(skipped[kind][self.number(own.stages[giver], chunk)] if given else 0.0)
-        return tuple(found)
+        waits = []
+        for stage, giver in zip(sequence.stages, sequence.giver, strict=True):
+            has_giver = giver < len(sequence.slots) and sequence.stages[giver] != stage
+            kind, _, chunk = sequence.slots[giver] if has_giver else sequence.slots[0]
+            waits.append(skipped[kind][self.number(sequence.stages[giver], chunk)] if has_giver else 0.0)
+        return tuple(waits)
 
     def sent_seconds(self, number: int) -> float:
         """Of what the forward of a part hands on."""
         following = self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
-        return following + sum(own.seconds for own in self.skips if own.maker == number)
+        return following + sum(skip.seconds for skip in self.skips if skip.maker == number)
 
     def returned_seconds(self, number: int) -> float:
         """Of the gradients that the backward of a part sends."""
         before = self.parts[number].receive_seconds * (number > 0)
-        return before + sum(own.seconds for own in self.skips if own.reader == number)
+        return before + sum(skip.seconds for skip in self.skips if skip.reader == number)
 
     def buffer_bytes(self, stage: int) -> float:
         """Of what a stage receives: inputs, and gradients of outputs. And of what was sent with 1F1B: a gradient while
@@ -180,18 +180,18 @@ class StepCosts:
         received = sum(
             count[part].inputs * self._entering(part) + count[part].gradients * self._entering(part + 1)
             for part in parts
-        ) + sum(self._skip_bytes(own, stage) for own in self.skips)
+        ) + sum(self._skip_bytes(skip, stage) for skip in self.skips)
         if self.schedule != "1f1b":
             return received
         warm_up = min(self.micro_batches, len(self.stages) - stage)
         return received + self._entering(stage) * (self.micro_batches > 1) + self._entering(stage + 1) * (warm_up > 1)
 
-    def _skip_bytes(self, own: PartMessage, stage: int) -> float:
+    def _skip_bytes(self, skip: PartMessage, stage: int) -> float:
         stages = len(self.stages)
-        count = skip_buffers(self.schedule, stages, self.micro_batches, self.chunks, own.maker, own.reader)
-        received = count.inputs * (own.reader % stages == stage) + count.gradients * (own.maker % stages == stage)
-        sent = count.inputs * (own.reader % stages == stage) * (self.schedule == "1f1b")
-        return own.bytes * (received + sent)
+        count = skip_buffers(self.schedule, stages, self.micro_batches, self.chunks, skip.maker, skip.reader)
+        received = count.inputs * (skip.reader % stages == stage) + count.gradients * (skip.maker % stages == stage)
+        sent = count.inputs * (skip.reader % stages == stage) * (self.schedule == "1f1b")
+        return skip.bytes * (received + sent)
 
     def sent_bytes(self, stage: int, slot: Slot) -> float:
         """What a backward may leave behind: with GPipe and the interleaved schedule what was sent, an output and the
@@ -200,16 +200,16 @@ class StepCosts:
             return 0.0
         part = slot.chunk * len(self.stages) + stage
         more = slot.micro_batch < self.used_again(stage, slot.chunk)
-        skips = sum(own.bytes for own in self.skips if part in (own.maker, own.reader))
+        skips = sum(skip.bytes for skip in self.skips if part in (skip.maker, skip.reader))
         return self._entering(part + 1) + self._entering(part) * more + skips
 
     def left_behind(self, stage: int) -> tuple[Floats, Floats]:
         """[chunk]: `sent_bytes` of backwards of micro-batches whose input's buffer another one takes, and of others."""
-        again, last = (
+        reused, last = (
             np.array([self.sent_bytes(stage, Slot("B", number, chunk)) for chunk in range(self.chunks)])
             for number in (0, self.micro_batches - 1)
         )
-        return again, last
+        return reused, last
 
     def used_again(self, stage: int, chunk: int) -> int:
         """Of how many micro-batches, the first ones, another one takes the buffer of the input."""
@@ -225,22 +225,22 @@ class StepCosts:
         chunks, forward, micro_batches = _slot_arrays(
             self.schedule, stage, len(self.stages), self.micro_batches, self.chunks
         )
-        own = [self.part(stage, chunk) for chunk in range(self.chunks)]
-        kept = np.array([part.kept_bytes for part in own])[chunks]
+        parts = [self.part(stage, chunk) for chunk in range(self.chunks)]
+        kept_bytes = np.array([part.kept_bytes for part in parts])[chunks]
         sends = self.schedule != "1f1b"
-        freed = kept - (self._sent(stage, micro_batches, chunks) if sends else 0.0)
-        alive = np.cumsum(np.where(forward, kept, -freed)) + np.where(forward, 0.0, freed)
-        working = np.array([part.working_bytes for part in own])[chunks]
+        freed = kept_bytes - (self._sent(stage, micro_batches, chunks) if sends else 0.0)
+        alive = np.cumsum(np.where(forward, kept_bytes, -freed)) + np.where(forward, 0.0, freed)
+        working = np.array([part.working_bytes for part in parts])[chunks]
         base = self.stages[stage].static_bytes + self.buffer_bytes(stage)
         return base + float((alive + working).max(initial=0.0))
 
     def _sent(self, stage: int, micro_batches: Integers, chunks: Integers) -> Floats:
         """`sent_bytes` of every slot; it depends on the chunk, and on whether the input's buffer is used again."""
-        last, own = self.micro_batches - 1, range(self.chunks)
+        last, all_chunks = self.micro_batches - 1, range(self.chunks)
         late, early = (
-            np.array([self.sent_bytes(stage, Slot("B", number, chunk)) for chunk in own]) for number in (last, 0)
+            np.array([self.sent_bytes(stage, Slot("B", number, chunk)) for chunk in all_chunks]) for number in (last, 0)
         )
-        until = np.array([self.used_again(stage, chunk) for chunk in own])
+        until = np.array([self.used_again(stage, chunk) for chunk in all_chunks])
         return np.asarray(np.where(micro_batches < until[chunks], early[chunks], late[chunks]))
 
     def _entering(self, part: int) -> float:
@@ -282,10 +282,10 @@ class StepTimeline:
     @cached_property
     def by_stage(self) -> tuple[tuple[Placed, ...], ...]:
         """The slots of each stage, in order."""
-        found: list[list[Placed]] = [[] for _ in self.stage_seconds]
+        stages: list[list[Placed]] = [[] for _ in self.stage_seconds]
         for placed in self.placed:
-            found[placed.stage].append(placed)
-        return tuple(map(tuple, found))
+            stages[placed.stage].append(placed)
+        return tuple(map(tuple, stages))
 
     @cached_property
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
@@ -298,15 +298,15 @@ class StepTimeline:
 
     def _curve(self, stage: int) -> tuple[tuple[float, float], ...]:
         base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
-        alive, found = 0.0, [(0.0, base)]
+        alive, curve = 0.0, [(0.0, base)]
         for placed in self.by_stage[stage]:
-            own = self.costs.part(stage, placed.slot.chunk)
-            alive += own.kept_bytes if placed.slot.kind == "F" else 0.0
-            found.append((placed.start_seconds, base + alive + own.working_bytes))
+            part = self.costs.part(stage, placed.slot.chunk)
+            alive += part.kept_bytes if placed.slot.kind == "F" else 0.0
+            curve.append((placed.start_seconds, base + alive + part.working_bytes))
             if placed.slot.kind == "B":
-                alive -= own.kept_bytes - self.costs.sent_bytes(stage, placed.slot)
-            found.append((placed.end_seconds, base + alive))
-        return tuple(found)
+                alive -= part.kept_bytes - self.costs.sent_bytes(stage, placed.slot)
+            curve.append((placed.end_seconds, base + alive))
+        return tuple(curve)
 
 
 def simulate_step(costs: StepCosts) -> StepTimeline:
@@ -330,7 +330,7 @@ def simulate_step(costs: StepCosts) -> StepTimeline:
     last = [0.0] * stages
     for stage, end in zip(sequence.stages, ends, strict=True):
         last[stage] = end
-    finished = tuple(end + own.tail_seconds for end, own in zip(last, costs.stages, strict=True))
+    finished = tuple(end + cost.tail_seconds for end, cost in zip(last, costs.stages, strict=True))
     return StepTimeline(costs, tuple(seconds), tuple(ends), finished)
 
 
@@ -338,25 +338,25 @@ def _waited_seconds(costs: StepCosts, seconds: Sequence[float], ends: Sequence[f
     """Of first forwards whose gathers, started ahead, have not ended as their input comes: no longer than if they had
     not been. `ends` as if they had."""
     stages = len(costs.stages)
-    found: dict[int, float] = {}
+    waited: dict[int, float] = {}
     if not any(part.gather_seconds for part in costs.parts[1:]):
-        return found
+        return waited
     first = _first_forwards(costs.schedule, stages, costs.micro_batches, costs.chunks)
-    for number, (own, slot) in enumerate(zip(costs.parts, first, strict=True)):
+    for number, (part, slot) in enumerate(zip(costs.parts, first, strict=True)):
         begun = ends[first[number - stages]] if number >= stages else 0.0
-        wait = min(own.exposed_seconds, begun + own.gather_seconds - (ends[slot] - seconds[slot]))
+        wait = min(part.exposed_seconds, begun + part.gather_seconds - (ends[slot] - seconds[slot]))
         if number and wait > 0:
-            found[slot] = wait
-    return found
+            waited[slot] = wait
+    return waited
 
 
 @lru_cache(maxsize=128)
 def _first_forwards(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
     """Of each part, the place in the sequence of its first micro-batch's forward."""
-    own = sequence_of(schedule, stages, micro_batches, chunks)
+    sequence = sequence_of(schedule, stages, micro_batches, chunks)
     first = {
         slot.chunk * stages + stage: place
-        for place, (stage, slot) in enumerate(zip(own.stages, own.slots, strict=True))
+        for place, (stage, slot) in enumerate(zip(sequence.stages, sequence.slots, strict=True))
         if slot.kind == "F" and slot.micro_batch == 0
     }
     return tuple(first[number] for number in range(stages * chunks))
@@ -365,10 +365,10 @@ def _first_forwards(schedule: str, stages: int, micro_batches: int, chunks: int)
 @lru_cache(maxsize=128)
 def _slot_kinds(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
     """Of each slot of a sequence, a number for (stage, chunk, kind, which micro-batch of those that differ)."""
-    own = sequence_of(schedule, stages, micro_batches, chunks)
+    sequence = sequence_of(schedule, stages, micro_batches, chunks)
     return tuple(
         ((stage * chunks + slot.chunk) * 2 + KINDS.index(slot.kind)) * _APART + min(slot.micro_batch, _APART - 1)
-        for stage, slot in zip(own.stages, own.slots, strict=True)
+        for stage, slot in zip(sequence.stages, sequence.slots, strict=True)
     )
 
 

@@ -64,14 +64,14 @@ class Schedule:
         """Each task waits for the one before; the first also for the events `after`."""
         before = self.waits  # of the last task that stands beside no other what it waited for, and those beside it
         for task in tasks:
-            own = self.waits
-            self.waits = before if task.beside else own
+            waits = self.waits
+            self.waits = before if task.beside else waits
             started = self.start(task, after)
             if task.seconds == 0:
-                self.waits = own
+                self.waits = waits
                 continue
-            self.waits = tuple(sorted({*own, *started})) if task.beside else started
-            before, after = tuple(sorted({*before, *started})) if task.beside else own, ()
+            self.waits = tuple(sorted({*waits, *started})) if task.beside else started
+            before, after = tuple(sorted({*before, *started})) if task.beside else waits, ()
 
     def start(self, task: StreamTask, after: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Places a task that nothing waits for yet; gives its position. One that takes no time costs the host alone."""

@@ -13,22 +13,22 @@ from autoshard.simulation.working_memory import local_bytes, local_tensor
 Flat = tuple[Held, int, int]  # in memory at steps first <= step <= last
 
 
-def flat_weights(program: Program, again: dict[int, tuple[int, ...]]) -> Iterator[Flat]:
-    """`again[i]`: what the backward of instruction i gathers again. A gather's flat tensor lives from where the block
+def flat_weights(program: Program, repeats: dict[int, tuple[int, ...]]) -> Iterator[Flat]:
+    """`repeats[i]`: what the backward of instruction i gathers again. A gather's flat tensor lives from where the block
     before it (in backward: after it) comes into use to the last of its weights, what is sent to the first of them."""
-    uses = {step: index for index, steps in again.items() for step in steps}
+    uses = {step: index for index, steps in repeats.items() for step in steps}
     backward = [b for b in program.weight_buckets if not b.kept and any(p in uses for p in b.gathers)]
     for bucket in program.weight_buckets:
         near = [other.gathers[0] for other in program.weight_buckets if 0 <= bucket.block - other.block <= 1]
         yield _whole(program, bucket, bucket.gathers), min(near), max(bucket.gathers)
         yield _sent(program, bucket, bucket.gathers), min(near), min(bucket.gathers)
     for bucket in backward:
-        own = [position for position in bucket.gathers if position in uses]
+        positions = [position for position in bucket.gathers if position in uses]
         blocks = sorted({other.block for other in backward if other.block >= bucket.block})[:2]
         first = max(uses[p] for other in backward if other.block in blocks for p in other.gathers if p in uses)
-        start, used = _mirror(program, first), [_mirror(program, uses[p]) for p in own]
-        yield _whole(program, bucket, own), start, max(used)
-        yield _sent(program, bucket, own), start, min(used)
+        start, used = _mirror(program, first), [_mirror(program, uses[p]) for p in positions]
+        yield _whole(program, bucket, positions), start, max(used)
+        yield _sent(program, bucket, positions), start, min(used)
 
 
 def flat_gradients(program: Program, accumulates: bool) -> Iterator[Flat]:

@@ -102,18 +102,18 @@ class WeightStreams:
         assert isinstance(step, Collective)
         return step
 
-    def _whole(self, position: int, way: Phase) -> float:
+    def _whole(self, position: int, phase: Phase) -> float:
         """Bytes that the collective alone would move, of a gradient in its own precision."""
-        if (position, way) not in self.moved:
-            self.moved[position, way] = self._moved(position, way)
-        return self.moved[position, way]
+        if (position, phase) not in self.moved:
+            self.moved[position, phase] = self._moved(position, phase)
+        return self.moved[position, phase]
 
-    def _moved(self, position: int, way: Phase) -> float:
+    def _moved(self, position: int, phase: Phase) -> float:
         step = self._step(position)
         operand, result = self.pricer.local(step.operand), self.pricer.local(step.result)
-        if way == "backward" and step.gradient_dtype:
+        if phase == "backward" and step.gradient_dtype:
             operand, result = (replace(x, dtype=step.gradient_dtype) for x in (operand, result))
-        message = messages(step_of(step, self.program.mesh), self.program.mesh)[way == "backward"]
+        message = messages(step_of(step, self.program.mesh), self.program.mesh)[phase == "backward"]
         return float(message.full_bytes(float(operand.bytes), float(result.bytes)))
 
     def _copy(self, name: str, size: float, position: int, phase: Phase) -> None:

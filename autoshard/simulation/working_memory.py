@@ -37,22 +37,22 @@ def local_bytes(value: LocalValue, mesh: Mesh) -> float:
 
 def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
     """Bytes of each instruction."""
-    found: list[Temporary] = []
+    temporaries: list[Temporary] = []
     early = early_linears(program.instructions)
     together = {position for bucket in program.weight_buckets for position in bucket.gathers}  # see weight_spans.py
     for index, instruction in enumerate(program.instructions):
         if index in together:
-            found.append(Temporary())
+            temporaries.append(Temporary())
         elif isinstance(instruction, Collective):
-            found.append(_moving(program, instruction))
+            temporaries.append(_moving(program, instruction))
         elif instruction.host:
-            found.append(Temporary())
+            temporaries.append(Temporary())
         else:
-            own = _operator(program, graph, instruction)
-            again = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
+            scratch = _operator(program, graph, instruction)
+            gathering = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
             also = _reducing(program, instruction, early[index]) if index in early else 0.0
-            found.append(Temporary(own.forward, max(own.backward, again) + also))
-    return found
+            temporaries.append(Temporary(scratch.forward, max(scratch.backward, gathering) + also))
+    return temporaries
 
 
 def _operator(program: Program, graph: Graph, instruction: Compute) -> Temporary:
@@ -74,21 +74,21 @@ def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple
         return tuple(range(len(instruction.operands))), 0.0
     operands, layouts, results = _local(program, instruction)
     op = graph.by_op[instruction.op]
-    own = kept(program.mesh, op, instruction.variant, operands, layouts, results)
-    extra = own.extra_bytes
+    saved = kept(program.mesh, op, instruction.variant, operands, layouts, results)
+    extra = saved.extra_bytes
     if extra is None:
         extra = extra_bytes(graph, op, operands, tuple(x for x in results if x is not None))
-    return own.without, extra + own.more_bytes
+    return saved.without, extra + saved.more_bytes
 
 
 def _moving(program: Program, step: Collective) -> Temporary:
     """Worked out once for equal steps of equal values: every layer has the same, and backward gathers again."""
-    given, made = program.value(step.operand), program.value(step.result)
+    operand, result = program.value(step.operand), program.value(step.result)
     does = (step.axes, step.before, step.forward, step.backward, step.joined, step.cut, step.gradient_dtype)
-    key = (does, *_facts(given), *_facts(made))
+    key = (does, *_facts(operand), *_facts(result))
     known = program.once(_known_moves)
     if key not in known:
-        known[key] = _moved(program, step, given, made)
+        known[key] = _moved(program, step, operand, result)
     return known[key]
 
 
@@ -101,13 +101,13 @@ def _known_moves(program: Program) -> dict[Hashable, Temporary]:
     return {}
 
 
-def _moved(program: Program, step: Collective, given: LocalValue, made: LocalValue) -> Temporary:
+def _moved(program: Program, step: Collective, operand: LocalValue, result: LocalValue) -> Temporary:
     """Of a weight that was cast, the gradient is there in the high precision, too."""
-    own = buffers(program.mesh, step, given, made)
+    scratch = buffers(program.mesh, step, operand, result)
     if not step.gradient_dtype:
-        return own
-    wide = replace(given, dtype=step.gradient_dtype), replace(made, dtype=step.gradient_dtype)
-    return Temporary(own.forward, buffers(program.mesh, step, *wide).backward + local_bytes(wide[1], program.mesh))
+        return scratch
+    wide = replace(operand, dtype=step.gradient_dtype), replace(result, dtype=step.gradient_dtype)
+    return Temporary(scratch.forward, buffers(program.mesh, step, *wide).backward + local_bytes(wide[1], program.mesh))
 
 
 def _reducing(program: Program, linear: Compute, collective: int) -> float:

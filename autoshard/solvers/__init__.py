@@ -77,7 +77,7 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
     try:
         if none_within(needed, small.capacity_bytes):  # which no search has to find
             raise short(small, needed - small.capacity_bytes)
-        found = SOLVERS[solver](small, replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock))
+        solution = SOLVERS[solver](small, replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock))
     except InfeasibleError as error:
         from autoshard.solvers.refutation import checked  # what few answers need is not read for each
 
@@ -88,16 +88,16 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         said = f"{claim.message} (pinned: {', '.join(names[:NAMED])}{more})"
         raise InfeasibleError(said, claim.hint or "without some of the pins", proven=claim.proven) from error
-    answer = audited(problem, original(found.choice, pinned), found, clock.cut)
+    answer = audited(problem, original(solution.choice, pinned), solution, clock.cut)
     options.clock.cut |= answer.cut
     return answer
 
 
-def audited(problem: Problem, choice: tuple[int, ...], found: Solution, cut: bool) -> Solution:
+def audited(problem: Problem, choice: tuple[int, ...], solution: Solution, cut: bool) -> Solution:
     """What a solver said of `choice`, checked against the problem's own arrays. Raises FalseProof where it is false."""
-    answer = Solution(problem, choice, found.lower_bound, found.solver, found.seconds, cut)
-    if abs(answer.objective - found.objective) > ROUNDING * answer.objective:
-        raise FalseProof(f"{found.solver}: a plan of {answer.objective!r}, reported as {found.objective!r}")
+    answer = Solution(problem, choice, solution.lower_bound, solution.solver, solution.seconds, cut)
+    if abs(answer.objective - solution.objective) > ROUNDING * answer.objective:
+        raise FalseProof(f"{solution.solver}: a plan of {answer.objective!r}, reported as {solution.objective!r}")
     if not fits(answer.peak_bytes, problem.capacity_bytes):
-        raise FalseProof(f"{found.solver}: {answer.peak_bytes} bytes, with a capacity of {problem.capacity_bytes}")
+        raise FalseProof(f"{solution.solver}: {answer.peak_bytes} bytes, with a capacity of {problem.capacity_bytes}")
     return answer

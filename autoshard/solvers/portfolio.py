@@ -184,12 +184,12 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
     most = BUDGET_ENTRIES if repeats else SMALL_ENTRIES
     budget = min(options.budget_entries or BUDGET_ENTRIES, most)
     with watched(PartialClock(SHARE * options.clock.left, whole=options.clock)):
-        found = attempt(minimum_within, problem, contents, budget_entries=budget)
-    if found is None or not found.exact:
+        minimum = attempt(minimum_within, problem, contents, budget_entries=budget)
+    if minimum is None or not minimum.exact:
         options.unfit.add(number)
         return False
-    state.raise_bound(found.bound)
-    state.offer(found.choice)
+    state.raise_bound(minimum.bound)
+    state.offer(minimum.choice)
     return True
 
 
@@ -203,9 +203,9 @@ def _rough(state: Incumbent, budget: int, unfit: set[int]) -> None:
     """A good plan soon: exact where small tables do, else the best over the few choices that messages rank first."""
     few = min(budget, SOON_ENTRIES)
     if not worthwhile(state.problem) and structure(state.problem) not in unfit:
-        found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
-        if found is not None and found.exact:
-            fitted(state, found, few)
+        minimum = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
+        if minimum is not None and minimum.exact:
+            fitted(state, minimum, few)
             return
     hub_relaxation.sketched(state)
 
@@ -221,11 +221,11 @@ def _exact(state: Incumbent, budget: int, clock: Clock, work: float, unfit: set[
     check(work)
     problem, contents = state.problem, Contents(state.problem)
     try:
-        found = minimum_within(problem, contents, budget_entries=budget)
-        if found is None:
+        minimum = minimum_within(problem, contents, budget_entries=budget)
+        if minimum is None:
             unfit.add(structure(problem))
-            found = _bounded(state, contents, budget, clock)
-        fitted(state, found, budget)
+            minimum = _bounded(state, contents, budget, clock)
+        fitted(state, minimum, budget)
     except InfeasibleError as error:
         state.failed(error)
 
@@ -237,12 +237,12 @@ def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) ->
     if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= LOOSE * abs(near.bound)):
         return near
     try:
-        found = minimise(problem, contents, budget_entries=budget)
+        minimum = minimise(problem, contents, budget_entries=budget)
     except InfeasibleError:
         if near is None:
             raise
         return near
     if near is None:
-        return found
-    choice = min(near.choice, found.choice, key=lambda choice: objective(problem, choice))
-    return replace(found, bound=max(near.bound, found.bound), choice=choice)
+        return minimum
+    choice = min(near.choice, minimum.choice, key=lambda choice: objective(problem, choice))
+    return replace(minimum, bound=max(near.bound, minimum.bound), choice=choice)

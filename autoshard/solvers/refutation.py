@@ -43,10 +43,10 @@ def checked(problem: Problem, claim: InfeasibleError, solver: str, clock: Clock)
     """`claim` of a solver about `problem` where an argument shows it, else one that says that it is not proven."""
     if not claim.proven or solver == "exhaustive":  # which is such an argument
         return claim
-    own = PartialClock(min(_SECONDS, clock.left), whole=clock)
+    part_clock = PartialClock(min(_SECONDS, clock.left), whole=clock)
     arguments = (_smallest, _alone, _counted, _by_tables if solver == "ilp" else _by_program)
-    with watched(own):
-        if any(attempt(_shows, argument, problem, claim, own) for argument in arguments):
+    with watched(part_clock):
+        if any(attempt(_shows, argument, problem, claim, part_clock) for argument in arguments):
             return claim
     message = (
         f"no plan was found that is allowed and fits, which is not proven: one method alone says so ({claim.message})"
@@ -95,11 +95,11 @@ def _by_program(problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
         prices = np.zeros(small.horizon)
         prices[least(small).time] = 1.0
     pace, sum_ = Pace(2), priced(small, prices / prices.sum())
-    kept = [np.flatnonzero(flags) for flags in Fences(sum_).flags]
-    if sum(map(len, kept)) + sum(v.seconds.size * len(v.consumers) for v in sum_.values) > _COLUMNS:
+    choices = [np.flatnonzero(flags) for flags in Fences(sum_).flags]
+    if sum(map(len, choices)) + sum(v.seconds.size * len(v.consumers) for v in sum_.values) > _COLUMNS:
         return False
     typical = problem.capacity_bytes if 0 < problem.capacity_bytes < math.inf else 1.0
-    program = Highs(linear(sum_, kept), clock, typical, pace)
+    program = Highs(linear(sum_, choices), clock, typical, pace)
     relaxed = program.relax()
     if relaxed is None:
         return program.infeasible
@@ -130,8 +130,8 @@ def _parts(value: Value, sum_: Additive) -> Iterator[Value]:
         for i in range(len(value.consumers)):
             yield _part(value, [i], np.where(forbidden, np.inf, 0.0))
     below = 0.0
-    for step in sorted({own for own in charges if own > 0}):
-        keepers = [i for i, own in enumerate(charges) if own >= step]
+    for step in sorted({cost for cost in charges if cost > 0}):
+        keepers = [i for i, cost in enumerate(charges) if cost >= step]
         yield _part(value, keepers, np.broadcast_to((step - below) * value.bytes, value.seconds.shape))
         below = step
 

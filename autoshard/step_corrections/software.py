@@ -89,15 +89,15 @@ class HeldBytes:
 @lru_cache(maxsize=64)
 def held_bytes(software: str, precision: str) -> HeldBytes:
     """Of a step in `precision`."""
-    own = tables()["memory"].get(_known(software), {})
-    found = {key: figure["value"] for key, figure in own.items() if key != "summary"}
-    bucket, outside = (units.parse_bytes(found[key]) if key in found else 0.0 for key in ("bucket", "outside"))
+    figures = tables()["memory"].get(_known(software), {})
+    values = {key: figure["value"] for key, figure in figures.items() if key != "summary"}
+    bucket, outside = (units.parse_bytes(values[key]) if key in values else 0.0 for key in ("bucket", "outside"))
     return HeldBytes(
-        found.get("weight_gradient_buffers", 0.0),
-        found.get(f"{precision}_gradient"),
-        found.get("stage_tensors", 0.0),
-        found.get("parallel_loss_copies", 0.0),
-        found.get("gathered_inputs", 0.0),
+        values.get("weight_gradient_buffers", 0.0),
+        values.get(f"{precision}_gradient"),
+        values.get("stage_tensors", 0.0),
+        values.get("parallel_loss_copies", 0.0),
+        values.get("gathered_inputs", 0.0),
         bucket,
         outside,
     )
@@ -129,12 +129,12 @@ def _of_software(hardware: Hardware, software: str) -> dict[str, float]:
     if priced_as(software) == KERNELS:
         return {}
     known = {kind: table for kind, table in tables()["software"][software].items() if isinstance(table, dict)}
-    own = generation(hardware)
-    found = {kind: _number(table[own]["value"]) for kind, table in known.items() if own in table}
-    if not found:
+    family = generation(hardware)
+    figures = {kind: _number(table[family]["value"]) for kind, table in known.items() if family in table}
+    if not figures:
         there = ", ".join(dict.fromkeys(name for table in known.values() for name in table))
         raise UsageError(_nothing_known("software", software, hardware, there), "leave it out")
-    return found
+    return figures
 
 
 def _number(value: float | str) -> float:
@@ -146,11 +146,11 @@ def _slower(hardware: Hardware, attention: str) -> float:
     known = tables()["attention"]
     if attention not in known:
         raise UsageError(f"unknown attention {attention!r}: there are {', '.join(known)}", "see docs/estimate.md")
-    own = generation(hardware)
-    if own not in known[attention]:
+    family = generation(hardware)
+    if family not in known[attention]:
         there = ", ".join(key for key, value in known[attention].items() if isinstance(value, dict))
         raise UsageError(_nothing_known("attention", attention, hardware, there), "leave it out")
-    return float(known[attention][own]["value"])
+    return float(known[attention][family]["value"])
 
 
 def _nothing_known(table: str, name: str, hardware: Hardware, there: str) -> str:

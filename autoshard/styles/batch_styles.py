@@ -67,9 +67,9 @@ def _cast_as_stored(formulation: Formulation, keep: dict[int, list[int]]) -> Non
         weight = graph.by_op[site.name].operands[0] or ""
         if len(graph.consumers[weight]) > 1:
             continue
-        own = stored.get(weight, set())
+        layouts = stored.get(weight, set())
         read = {s: site.strategies[s].operands[0] for s in keep.get(n, range(len(site.strategies)))}
-        fitting = [s for s, layout in read.items() if layout and _stored(layout) in own]
+        fitting = [s for s, layout in read.items() if layout and _stored(layout) in layouts]
         summed = {s: _partial_gradients(layout) for s, layout in read.items() if s in fitting and layout}
         note(keep, n, [s for s in fitting if summed[s] == max(summed.values())], site)
 
@@ -92,7 +92,7 @@ def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) 
     """
     graph = formulation.graph
     keep: dict[int, list[int]] = {}
-    made: dict[str, Parts] = {parameter.tensor: frozenset([_whole(axes)]) for parameter in graph.parameters}
+    parts_of: dict[str, Parts] = {parameter.tensor: frozenset([_whole(axes)]) for parameter in graph.parameters}
     known: Known = {}
     lengths = Counter(graph.tensor(name).shape[0] for name in graph.inputs if graph.tensor(name).shape)
     batch = max(lengths, key=lambda length: lengths[length], default=0)
@@ -102,12 +102,12 @@ def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) 
             fitting = [s for s, layout in enumerate(site.layouts) if [a for a, _ in layout.shards(0)] == list(axes)]
             split |= bool(fitting)
             note(keep, n, fitting, site)
-            made[site.name] = frozenset(_part(site.layouts[s], axes) for s in fitting)
+            parts_of[site.name] = frozenset(_part(site.layouts[s], axes) for s in fitting)
         elif site.kind == "op" and sharded and _casts_weight(formulation, site):
             note(keep, n, [s for s, strategy in enumerate(site.strategies) if not _sums(strategy)], site)
-            made[formulation.graph.by_op[site.name].results[0]] = frozenset([_whole(axes)])  # gathered after it
+            parts_of[formulation.graph.by_op[site.name].results[0]] = frozenset([_whole(axes)])  # gathered after it
         elif site.kind == "op":
-            note(keep, n, _as_made(graph.by_op[site.name], site, axes, made, known), site)
+            note(keep, n, _as_made(graph.by_op[site.name], site, axes, parts_of, known), site)
     if axes and not split:
         over = "x".join(str(formulation.mesh.sizes[axis]) for axis in axes)
         return f"no input of {batch} samples can be split over {over} devices"
@@ -124,31 +124,34 @@ def _sums(strategy: Strategy) -> bool:
     return any(layout is not None and PARTIAL in layout.placements for layout in strategy.operands)
 
 
-def _as_made(op: Op, site: Site, axes: Sequence[int], made: dict[str, Parts], known: Known) -> list[int]:
+def _as_made(op: Op, site: Site, axes: Sequence[int], parts_of: dict[str, Parts], known: Known) -> list[int]:
     """The strategies that read everything as it was made, as far as that is known; notes what they make.
 
     What is made of no input and no weight, as a mask is, can be made in any way. `known`: answers for equal operators.
     """
-    read = tuple(made.get(name) if name is not None else None for name in op.operands)
+    read = tuple(parts_of.get(name) if name is not None else None for name in op.operands)
     key = (id(site.strategies), read)
     if key not in known:
         fitting = [s for s, strategy in enumerate(site.strategies) if _reads(strategy.operands, read, axes)]
         parts = [frozenset(_part(site.strategies[s].results[r], axes) for s in fitting) for r in range(len(op.results))]
         known[key] = fitting, parts
     fitting, parts = known[key]
-    if fitting and any(own is not None for own in read):
-        made.update(zip(op.results, parts, strict=True))
+    if fitting and any(operand is not None for operand in read):
+        parts_of.update(zip(op.results, parts, strict=True))
     return fitting
 
 
-def _reads(layouts: Sequence[Layout | None], made: Sequence[Parts | None], axes: Sequence[int]) -> bool:
-    pairs = zip(layouts, made, strict=True)
-    return all(own is None or layout is None or _part(layout, axes) in own for layout, own in pairs)
+def _reads(layouts: Sequence[Layout | None], read: Sequence[Parts | None], axes: Sequence[int]) -> bool:
+    pairs = zip(layouts, read, strict=True)
+    return all(parts is None or layout is None or _part(layout, axes) in parts for layout, parts in pairs)
 
 
 def _part(layout: Layout, axes: Sequence[int]) -> Part:
     """How it lies on some of the axes; whose gradients are partial does not count."""
-    return tuple(REPLICATE if own == REPLICATE_PARTIAL else own for own in (layout.placements[axis] for axis in axes))
+    return tuple(
+        REPLICATE if placement == REPLICATE_PARTIAL else placement
+        for placement in (layout.placements[axis] for axis in axes)
+    )
 
 
 def _whole(axes: Sequence[int]) -> Part:

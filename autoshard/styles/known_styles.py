@@ -60,4 +60,4 @@ def in_style(formulation: Formulation, name: str, free: Collection[int] = ()) ->
     keep = STYLES[name].keep(formulation)
     if isinstance(keep, str):
         raise InfeasibleError(f"--strategy {name}: {keep}", "--strategy best, or another mesh", proven=True)
-    return narrowed(formulation, {node: own for node, own in keep.items() if node not in free})
+    return narrowed(formulation, {node: choices for node, choices in keep.items() if node not in free})

@@ -75,13 +75,13 @@ def _tensor_split(formulation: Formulation, between: Fits | None, *, sharded: bo
         if site.kind != "op":
             continue
         op = graph.by_op[site.name]
-        kept = keep.get(n, range(len(site.strategies)))
+        choices = keep.get(n, range(len(site.strategies)))
         if between is not None and _stands_between(op, graph, shapes):
             rank = len(graph.tensor(op.results[0]).shape)
-            fitting = [s for s in kept if between(site.strategies[s], rank)]
+            fitting = [s for s in choices if between(site.strategies[s], rank)]
         else:
-            fitting = [s for s in kept if splits_tensors(op, site.strategies[s])]
-            fitting = fitting or [s for s in kept if site.strategies[s].choices[-1].kind == "repeat"]  # it can't be
+            fitting = [s for s in choices if splits_tensors(op, site.strategies[s])]
+            fitting = fitting or [s for s in choices if site.strategies[s].choices[-1].kind == "repeat"]  # it can't be
         if not fitting:
             return f"{op.name} ({op.target}) has no such strategy on {mesh}"
         note(keep, n, fitting, site)
@@ -97,12 +97,12 @@ def _block_inputs(graph: Graph) -> set[tuple[int, ...]]:
 
 def _stands_between(op: Op, graph: Graph, shapes: set[tuple[int, ...]]) -> bool:
     """A norm, the mean of a norm that is written out, or a sum of two activations, of a shape that linears read."""
-    found = [graph.tensor(name) for name in op.operands if name]
-    if not found or found[0].shape not in shapes:
+    operands = [graph.tensor(name) for name in op.operands if name]
+    if not operands or operands[0].shape not in shapes:
         return False
     if op.target == "aten.mean":
-        return graph.tensor(op.results[0]).shape == (*found[0].shape[:-1], 1)
-    is_sum = op.target == "aten.add" and [x.shape for x in found] == [found[0].shape] * 2
+        return graph.tensor(op.results[0]).shape == (*operands[0].shape[:-1], 1)
+    is_sum = op.target == "aten.add" and [x.shape for x in operands] == [operands[0].shape] * 2
     return record(op.target).sequence_parallel or is_sum
 
 
@@ -123,8 +123,8 @@ def _store_as_used(formulation: Formulation, keep: dict[int, list[int]], data: l
 
 
 def _as_used(layout: Layout, used: set[Placement]) -> bool:
-    own = layout.placements[-1]
-    return own in used if isinstance(own, Shard) else any(not isinstance(other, Shard) for other in used)
+    placement = layout.placements[-1]
+    return placement in used if isinstance(placement, Shard) else any(not isinstance(other, Shard) for other in used)
 
 
 def _operands(graph: Graph, site: Site, choice: int) -> list[tuple[str, Layout]]:

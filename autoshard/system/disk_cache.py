@@ -75,20 +75,20 @@ class DiskCache:
 
     def _trim(self) -> None:
         """Removes those used longest ago, of which what killed processes left is soon one; no file of another name."""
-        found: list[tuple[float, int, str]] = []
+        files: list[tuple[float, int, str]] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):  # another process removed it
                     known = entry.stat(follow_symlinks=False)
                     if _OWN.match(entry.name):
-                        found.append((known.st_mtime, known.st_size, entry.path))
-        size = sum(own for _, own, _ in found)
-        for _, own, path in sorted(found):
+                        files.append((known.st_mtime, known.st_size, entry.path))
+        size = sum(file_bytes for _, file_bytes, _ in files)
+        for _, file_bytes, path in sorted(files):
             if size <= self.most_bytes:
                 break
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            size -= own
+            size -= file_bytes
 
 
 def _checksum(name: str, body: bytes) -> bytes:
@@ -103,14 +103,14 @@ def default_folder() -> Path:
 
 def named_folder(said: str | Path | bool | None) -> Path | None:
     """The folder that a program, or else the environment, names; None where neither does, or it is turned off."""
-    own = os.environ.get(VARIABLE, "") if said is None or said is True else said
-    return Path(own) if own and str(own).strip().lower() not in OFF else None
+    setting = os.environ.get(VARIABLE, "") if said is None or said is True else said
+    return Path(setting) if setting and str(setting).strip().lower() not in OFF else None
 
 
 def is_off(said: str | Path | bool | None) -> bool:
     """By a program (False), or else by the environment."""
-    own = os.environ.get(VARIABLE, "") if said is None or said is True else said
-    return own is False or str(own).strip().lower() in OFF
+    setting = os.environ.get(VARIABLE, "") if said is None or said is True else said
+    return setting is False or str(setting).strip().lower() in OFF
 
 
 def disk_cache(said: str | Path | bool | None = None) -> DiskCache | None:
@@ -145,9 +145,9 @@ def _version(name: str) -> str:
 @cache
 def own_code() -> str:
     """Changes with autoshard's code and constants: another one may find another plan."""
-    own = hashlib.sha256()
+    hasher = hashlib.sha256()
     roots = {Path(__file__).resolve().parents[1]: "*.py", data_folder("costmodels"): "*.toml"}
     for root, kind in roots.items():
         for path in sorted(root.rglob(kind)):
-            own.update(path.relative_to(root).as_posix().encode() + b"\n" + path.read_bytes())
-    return own.hexdigest()
+            hasher.update(path.relative_to(root).as_posix().encode() + b"\n" + path.read_bytes())
+    return hasher.hexdigest()

@@ -88,19 +88,19 @@ def _finite(word: str) -> float:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of two equal keys JSON says nothing, and a reader would take one of them."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice[:60]!r} stands in an object twice")
-    return found
+    return entries
 
 
 def parse_toml(text: str, where: str, hint: str) -> dict[str, Any]:
     """InvalidFileError: `{where} is not TOML: …`."""
     try:
-        found = tomllib.loads(text)
-        _check_sizes(found)
-        return found
+        parsed = tomllib.loads(text)
+        _check_sizes(parsed)
+        return parsed
     except RecursionError:
         raise InvalidFileError(f"{where} is not TOML that can be read: it is nested too deep", hint) from None
     except ValueError as error:

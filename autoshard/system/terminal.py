@@ -60,14 +60,14 @@ def stdout_aside() -> Iterator[None]:
             yield
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_fd = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_fd, 1)
+        os.close(saved_fd)
 
 
 def _is_descriptor_1() -> bool:

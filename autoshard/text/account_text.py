@@ -32,7 +32,7 @@ def breakdown(account: StepAccount) -> list[tuple[str, str, str]]:
     step."""
     step = account.step_seconds
     rows = [*parts(account), (STEP, step)]
-    return [(what, format_seconds(own), f"{own / step:.1%}" if step else "") for what, own in rows]
+    return [(what, format_seconds(seconds), f"{seconds / step:.1%}" if step else "") for what, seconds in rows]
 
 
 def stage_breakdown(account: StepAccount, word: str) -> list[tuple[str, ...]]:
@@ -66,19 +66,19 @@ def critical_seconds(timeline: Timeline) -> dict[str, float]:
     the host had issued it, which had issued what was before since a look-up held it up, or the step began.
     """
     ended: dict[float, list[int]] = {}
-    for n, own in enumerate(timeline.events):
-        ended.setdefault(own.end_seconds, []).append(n)
-    found: dict[str, float] = {}
+    for n, candidate in enumerate(timeline.events):
+        ended.setdefault(candidate.end_seconds, []).append(n)
+    totals: dict[str, float] = {}
     every = range(len(timeline.events))
     place: int | None = max(every, key=lambda n: timeline.events[n].end_seconds) if every else None
     while place is not None:
         event = timeline.events[place]
-        found[_what(event)] = found.get(_what(event), 0.0) + event.duration_seconds
+        totals[_what(event)] = totals.get(_what(event), 0.0) + event.duration_seconds
         place = _before(timeline, place, ended)
         if place is None or timeline.events[place].end_seconds < event.start_seconds:
             until = 0.0 if place is None else timeline.events[place].end_seconds
-            found[HOST] = found.get(HOST, 0.0) + event.start_seconds - until
-    longest = sorted(found.items(), key=lambda row: (-row[1], row[0]))
+            totals[HOST] = totals.get(HOST, 0.0) + event.start_seconds - until
+    longest = sorted(totals.items(), key=lambda row: (-row[1], row[0]))
     return {what: seconds for what, seconds in longest if seconds > 0}
 
 
@@ -89,7 +89,7 @@ def _before(timeline: Timeline, place: int, ended: dict[float, list[int]]) -> in
     waited = [n for n in there if n in event.waits] or there
     if waited or event.start_seconds == 0:
         return waited[-1] if waited else None
-    held = [n for n, own in enumerate(timeline.events[:place]) if own.stream == HOST_MEMORY]
+    held = [n for n, earlier in enumerate(timeline.events[:place]) if earlier.stream == HOST_MEMORY]
     return held[-1] if held and timeline.events[held[-1]].end_seconds < event.start_seconds else None
 
 
@@ -101,9 +101,9 @@ def _what(event: Event) -> str:
 
 def waits(timeline: Timeline) -> str:
     """`computing 4.6 ms, the host 3.8 ms and 2 more`: together the step."""
-    parts = [f"{what} {format_seconds(own, 3)}" for what, own in critical_seconds(timeline).items()]
-    rest = len(parts) - NAMED
-    named = [*parts[:NAMED], *([f"{rest} more"] if rest > 0 else [])]
+    parts = [f"{what} {format_seconds(seconds, 3)}" for what, seconds in critical_seconds(timeline).items()]
+    more = len(parts) - NAMED
+    named = [*parts[:NAMED], *([f"{more} more"] if more > 0 else [])]
     return ", ".join(named[:-1]) + f" and {named[-1]}" if len(named) > 1 else "".join(named)
 
 

@@ -33,32 +33,32 @@ def space(plan: Plan) -> str:
     names = sorted({style_of(op) for op in plan.ops} - {""})
     style = "".join(f" among plans of --strategy {name}" for name in names if not name.startswith("random"))
     mesh = [" on this mesh"] if len(plan.search.meshes) > 1 else []
-    kept = [" with the pins"] if plan.search.pins else []
-    kept += [] if plan.search.all_to_all else [" without all-to-all"]
-    return ",".join([*mesh, *([style] if style else []), *kept])
+    options = [" with the pins"] if plan.search.pins else []
+    options += [] if plan.search.all_to_all else [" without all-to-all"]
+    return ",".join([*mesh, *([style] if style else []), *options])
 
 
 def certainty(plan: Plan) -> str:
     """One sentence on how sure the optimum is. It says what each figure is of: at level 2 of the simulated step."""
     if plan.search.steps:
         count = len(plan.search.steps)
-        found = f"The best of {count} whole steps that were found" if count > 1 else "The one whole step that was found"
-        return f"{found}; {'; '.join(plan.search.step_messages[:2])}."
+        words = f"The best of {count} whole steps that were found" if count > 1 else "The one whole step that was found"
+        return f"{words}; {'; '.join(plan.search.step_messages[:2])}."
     level, certificate = plan.search.level, plan.certificate
     show = format_bytes if level == 1 else format_seconds
-    own, bound = certificate.level_objective, certificate.level_bound
+    objective, bound = certificate.level_objective, certificate.level_bound
     share, measure = gap(plan), _MEASURES[level]
     if plan.search.sizes and level == 2:
         measure = "its expected step is"
     elif level == 2 and (plan.step.micro_batches > 1 or plan.step.stages > 1):
         measure = f"a micro-batch on one {plan.step.word} takes on average"
-    first = f"{_simulated(plan)}; {measure} {show(own)}"
+    first = f"{_simulated(plan)}; {measure} {show(objective)}"
     if share is None:
         return f"{first}, and no lower bound was proved for other plans."
     if gap_words(plan) == f"{0:.2%}":  # none, as shown
         return f"{first}, and no plan{space(plan)} has less, which is proved."
-    rest = f"the proved lower bound{space(plan)} is {show(bound)}: a gap of {_small(share)}."
-    return f"{first}; {rest}"
+    proof = f"the proved lower bound{space(plan)} is {show(bound)}: a gap of {_small(share)}."
+    return f"{first}; {proof}"
 
 
 def _small(share: float) -> str:
@@ -122,12 +122,12 @@ def plan_words(plan: Plan) -> str:
     search = plan.search
     if search.steps:
         others = len(search.steps) - 1
-        rest = f"of {counted(len(search.steps), 'whole step')} that were found" if others else "the one that was found"
-        return f"The search chose its whole step, {rest}."
-    chosen = next((own for own in search.candidates if own.outcome == CHOSEN), None)
+        which = f"of {counted(len(search.steps), 'whole step')} that were found" if others else "the one that was found"
+        return f"The search chose its whole step, {which}."
+    chosen = next((candidate for candidate in search.candidates if candidate.outcome == CHOSEN), None)
     if chosen is None:
         return "No search is recorded for this plan."
-    fitting = [own for own in search.candidates if own.outcome != TOO_LARGE]
+    fitting = [candidate for candidate in search.candidates if candidate.outcome != TOO_LARGE]
     large = len(search.candidates) - len(fitting)
     fit = f"; {counted(large, 'other')} did not fit the memory" if large else ""
     what = "its simulated micro-batch" if plan.step.is_whole else "its simulated step"
@@ -141,7 +141,7 @@ def plan_words(plan: Plan) -> str:
 
 def _by_sum(chosen: Candidate, fitting: list[Candidate]) -> str:
     """Whether its sum of costs is the least of these, too."""
-    least = min(fitting, key=lambda own: own.objective_seconds)
+    least = min(fitting, key=lambda candidate: candidate.objective_seconds)
     apart = chosen.objective_seconds - least.objective_seconds
     if apart <= 1e-9 * chosen.objective_seconds:
         return ", and so is its sum of costs"

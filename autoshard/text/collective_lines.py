@@ -42,7 +42,7 @@ def _moved(tensor: str, paths: Mapping[str, str], graph: Graph) -> str:
 
 def stored_paths(graph: Graph) -> dict[str, str]:
     """Tensor of a parameter or buffer, or a cast of a parameter -> its path in the state dict."""
-    stored = {own.tensor: own.path for own in (*graph.parameters, *graph.buffers)}
+    stored = {entry.tensor: entry.path for entry in (*graph.parameters, *graph.buffers)}
     return stored | {name: stored[parameter] for name, parameter in graph.weights.items()}
 
 
@@ -63,12 +63,12 @@ def collectives(move: RedistributionPlan, plan: Plan, graph: Graph) -> str:
     axes: dict[str, list[str]] = {}
     for step in move.steps:
         later = [axis for axis in step.axes if axis in bucketed and not step.forward]
-        for action, where, own in (
+        for action, where, step_axes in (
             (step.forward, "", step.axes), (step.backward, " in gradient buckets", later),
             (step.backward, " in backward", [axis for axis in step.axes if axis not in later]),
         ):  # fmt: skip
-            if action and action not in LOCAL and own and (differentiable or not where):
-                axes.setdefault(f"{COLLECTIVES[action].words} over {{}}{where}", []).append("+".join(own))
+            if action and action not in LOCAL and step_axes and (differentiable or not where):
+                axes.setdefault(f"{COLLECTIVES[action].words} over {{}}{where}", []).append("+".join(step_axes))
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
@@ -80,25 +80,25 @@ def move_cost(moves: Sequence[RedistributionPlan], graph: Graph, mesh: Mesh) -> 
 
 def moved_bytes(move: RedistributionPlan, graph: Graph, mesh: Mesh) -> float:
     """Bytes of the largest collective of a move, as a simulated event counts them: on one device."""
-    tensor, layout, found = graph.tensor(move.tensor), move.source, 0.0
+    tensor, layout, most = graph.tensor(move.tensor), move.source, 0.0
     differentiable = graph.loss is not None and tensor.requires_grad
-    for own in move.steps:
-        step = _step(own, mesh)
+    for plan_step in move.steps:
+        step = _step(plan_step, mesh)
         after = step.applied(layout)
         sizes = [activation_bytes(tensor, one, mesh) for one in (layout, after)]
         forward, backward = messages(step, mesh)
-        found = max(
-            found,
-            forward.full_bytes(*sizes) if own.forward not in ("", *LOCAL) else 0.0,
-            backward.full_bytes(*sizes) if differentiable and own.backward not in ("", *LOCAL) else 0.0,
+        most = max(
+            most,
+            forward.full_bytes(*sizes) if plan_step.forward not in ("", *LOCAL) else 0.0,
+            backward.full_bytes(*sizes) if differentiable and plan_step.backward not in ("", *LOCAL) else 0.0,
         )
         layout = after
-    return found
+    return most
 
 
-def _step(own: PlanStep, mesh: Mesh) -> Step:
-    before, after = (tuple(map(parse_placement, side)) for side in (own.before, own.after))
-    return Step(tuple(map(mesh.index, own.axes)), before, after, own.forward, own.backward)
+def _step(plan_step: PlanStep, mesh: Mesh) -> Step:
+    before, after = (tuple(map(parse_placement, side)) for side in (plan_step.before, plan_step.after))
+    return Step(tuple(map(mesh.index, plan_step.axes)), before, after, plan_step.forward, plan_step.backward)
 
 
 @dataclass(frozen=True)
@@ -114,33 +114,35 @@ class CollectiveCount:
 
 def collective_counts(timeline: Timeline) -> dict[tuple[str, tuple[str, ...]], CollectiveCount]:
     """(kind, axes of the group) -> their count, in the order of the first."""
-    found: dict[tuple[str, tuple[str, ...]], list[tuple[float, bool]]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[float, bool]]] = {}
     for event in timeline.events:
         if event.collective:
-            found.setdefault((event.collective, event.axes), []).append((event.bytes, event.instruction is None))
+            groups.setdefault((event.collective, event.axes), []).append((event.bytes, event.instruction is None))
     return {
-        key: CollectiveCount(len(own), len({size for size, _ in own}), sum(s for s, _ in own), sum(b for _, b in own))
-        for key, own in found.items()
+        key: CollectiveCount(
+            len(calls), len({size for size, _ in calls}), sum(s for s, _ in calls), sum(b for _, b in calls)
+        )
+        for key, calls in groups.items()
     }
 
 
 def collective_words(timeline: Timeline, step: str = "step") -> str:
     """`52 a step over 2 groups, on 2 streams: 48 all-reduce tp, 4 all-reduce dp (gradient buckets)`; "" without any."""
-    found = collective_counts(timeline)
+    counts = collective_counts(timeline)
     kinds = [
-        f"{own.calls} {COLLECTIVES[kind].words} {'+'.join(axes)}{_in_buckets(own)}"
-        for (kind, axes), own in found.items()
+        f"{count.calls} {COLLECTIVES[kind].words} {'+'.join(axes)}{_in_buckets(count)}"
+        for (kind, axes), count in counts.items()
     ]
-    total = sum(own.calls for own in found.values())
-    return f"{total} a {step} over {group_words(found)}: {', '.join(kinds)}" if found else ""
+    total = sum(count.calls for count in counts.values())
+    return f"{total} a {step} over {group_words(counts)}: {', '.join(kinds)}" if counts else ""
 
 
-def group_words(found: dict[tuple[str, tuple[str, ...]], CollectiveCount]) -> str:
+def group_words(counts: dict[tuple[str, tuple[str, ...]], CollectiveCount]) -> str:
     """`2 groups, on 2 streams`."""
-    groups, streams = {axes for _, axes in found}, {axis for _, axes in found for axis in axes}
+    groups, streams = {axes for _, axes in counts}, {axis for _, axes in counts for axis in axes}
     return f"{counted(len(groups), 'group')}, on {counted(len(streams), 'stream')}"
 
 
-def _in_buckets(own: CollectiveCount) -> str:
-    words = "gradient buckets" if own.buckets == own.calls else counted(own.buckets, "gradient bucket")
-    return f" ({words})" if own.buckets else ""
+def _in_buckets(count: CollectiveCount) -> str:
+    words = "gradient buckets" if count.buckets == count.calls else counted(count.buckets, "gradient bucket")
+    return f" ({words})" if count.buckets else ""

@@ -137,10 +137,10 @@ def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: s
         other = f"{command(plan, graph)} --strategy {style} --out {shlex.quote(f'{folder}-{style}')}"
         message = f"--why-not {how!r}: {STYLES[style].title} is a style of the whole plan, which is planned by itself"
         raise UsageError(message, f"{other} && autoshard diff {shlex.quote(folder)} {shlex.quote(f'{folder}-{style}')}")
-    rest, memory = said_memory(how)
+    wanted, memory = said_memory(how)
     if what is None:
-        if rest or not memory:
-            parse_wants(rest, plan.mesh, f"--why-not {how!r}")
+        if wanted or not memory:
+            parse_wants(wanted, plan.mesh, f"--why-not {how!r}")
         costliest = max(plan.ops, key=lambda op: op.forward_seconds + op.backward_seconds, default=None)
         where = costliest.op if costliest else "WHAT"
         raise UsageError(
@@ -159,10 +159,10 @@ def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Itera
     for (kind, key), name, words, decided in named_decisions(plan, graph):
         if names is None or (kind, key) in names:
             is_op = isinstance(decided, OpPlan)
-            own = f"{name} ({key})" if is_op and names is not None else name
+            label = f"{name} ({key})" if is_op and names is not None else name
             notation = decided.strategy if isinstance(decided, OpPlan) else decided.layout
             other = plan_labels.runner_up_words(decided, plan, graph, known)
-            yield ExplainedChoice(own, f"{words} [{notation}]", decided.parts, other, decided.decided_by)
+            yield ExplainedChoice(label, f"{words} [{notation}]", decided.parts, other, decided.decided_by)
 
 
 def named_decisions(plan: Plan, graph: Graph) -> Iterable[tuple[tuple[str, str], str, str, Decided]]:
@@ -189,11 +189,11 @@ def _folded(rows: Sequence[ExplainedChoice]) -> list[ExplainedChoice]:
     groups: dict[tuple[str, str, str], list[ExplainedChoice]] = {}
     for row in rows:
         groups.setdefault((fold(row.name), row.choice, row.decided_by), []).append(row)
-    found = [
+    folded = [
         replace(group[0], name=name if len(group) > 1 else group[0].name, parts=_sum(group), times=len(group))
         for (name, _, _), group in groups.items()
     ]
-    return sorted(found, key=lambda row: -(row.parts.compute_seconds + row.parts.communication_seconds))
+    return sorted(folded, key=lambda row: -(row.parts.compute_seconds + row.parts.communication_seconds))
 
 
 def _sum(rows: Sequence[ExplainedChoice]) -> Parts:
@@ -218,15 +218,15 @@ def _total(plan: Plan) -> Parts:
 # --- another choice -------------------------------------------------------------------------------------------------
 
 
-def formulated(plan: Plan, graph: Graph, hardware: Hardware, asked: Sequence[Pin] = ()) -> Pinned:
-    """The problem that the plan solves, its style and pins applied; what is `asked` of host memory is offered, too."""
+def formulated(plan: Plan, graph: Graph, hardware: Hardware, wanted: Sequence[Pin] = ()) -> Pinned:
+    """The problem that the plan solves, its style and pins applied; what is `wanted` of host memory is offered, too."""
     if plan.servers.count:
         (plan, _, graph), hardware = worker_program(plan, graph), served_hardware(hardware)
     context = context_of(plan, graph, hardware)
     formulation = formulated_once(None, context).within(plan.capacity_bytes)
     pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]
     there = {tensor.name for tensor in plan.parameters if tensor.layout.host}
-    if on_host := offered(formulation, [*pins, *asked], plan.capacity_bytes) | there:
+    if on_host := offered(formulation, [*pins, *wanted], plan.capacity_bytes) | there:
         formulation = formulated_once(None, replace(context, on_host=on_host)).within(plan.capacity_bytes)
     for name in _styles(plan):
         formulation = in_style(formulation, name, pinned_nodes(formulation, pins))
@@ -239,8 +239,8 @@ def _styles(plan: Plan) -> set[str]:
 
 def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: str) -> WhyNot:
     """The best plan in which all `nodes` do as `how` says."""
-    formulation, (rest, memory) = fixed.formulation, said_memory(how)
-    wants = parse_wants(rest, plan.mesh, f"--why-not {how!r}") if rest or not memory else ()
+    formulation, (wanted, memory) = fixed.formulation, said_memory(how)
+    wants = parse_wants(wanted, plan.mesh, f"--why-not {how!r}") if wanted or not memory else ()
     keep = {n: fitting_choices(formulation, formulation.sites[n], wants, memory) for n in nodes}
     whole = fixed.whole
     for n, fitting in keep.items():
@@ -250,8 +250,8 @@ def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: st
         if _styles(plan):
             return WhyNot(what, how, f"it is not of --strategy {', '.join(_styles(plan))}; plan again without it")
         elsewhere = fitting_choices(whole, site, wants)
-        found = not_in_memory(whole, site, what, memory, "") if elsewhere else refusal(whole, site, wants, "")
-        return WhyNot(what, how, "; ".join(found))
+        reasons = not_in_memory(whole, site, what, memory, "") if elsewhere else refusal(whole, site, wants, "")
+        return WhyNot(what, how, "; ".join(reasons))
     if pins := excluding(fixed, list(nodes), wants, memory):
         which, without = ("a pin", "it") if len(pins) == 1 else ("pins", "them")
         return WhyNot(what, how, f"{which} decided this: {', '.join(pins)}; plan again without {without}")
@@ -286,7 +286,7 @@ def _solved(plan: Plan, problem: Problem) -> Solution:
 def _compared(plan: Plan, small: Formulation, levelled: Levelled, nodes: Sequence[int], what: str, how: str) -> WhyNot:
     other = plan_of(small, levelled.solution, Origin(), plan.capacity_bytes, "search")
     other = priced(other, small.graph, small.hardware)
-    own = {_label(small.graph, kind, decided) for kind, decided in _of(plan, small, nodes)}
+    labels = {_label(small.graph, kind, decided) for kind, decided in _of(plan, small, nodes)}
     before = {_label(small.graph, kind, d): said(d) for kind, d in decisions(plan)}
     after = {_label(small.graph, kind, d): said(d) for kind, d in decisions(other)}
     changed = tuple(f"{name}: {before[name]} -> {text}" for name, text in after.items() if before[name] != text)
@@ -299,7 +299,7 @@ def _compared(plan: Plan, small: Formulation, levelled: Levelled, nodes: Sequenc
         predicted_seconds=other.predicted_seconds,
         predicted_peak_bytes=other.predicted_peak_bytes,
         level_objective=other.predicted_seconds if plan.search.level == SPEED else levelled.objective,
-        changed=tuple(line for line in changed if line.partition(": ")[0] not in own),
+        changed=tuple(line for line in changed if line.partition(": ")[0] not in labels),
     )
 
 
@@ -342,12 +342,12 @@ def _costs(explained: Explained, width: int | None) -> list[str]:
     hidden = explained.rows[len(shown) :]
     outputs = format_seconds(explained.outputs_seconds, 4)
     whole = explained.total.communication_seconds + explained.outputs_seconds
-    rest = [(f"{len(hidden)} more", *_cells(_added(row.parts for row in hidden)))] if hidden else []
-    rest += [("outputs", "0 s", "0 s", outputs, "0 B")] if explained.outputs_seconds else []
-    rest += [("all choices", *_cells(replace(explained.total, communication_seconds=whole)))]
+    summary = [(f"{len(hidden)} more", *_cells(_added(row.parts for row in hidden)))] if hidden else []
+    summary += [("outputs", "0 s", "0 s", outputs, "0 B")] if explained.outputs_seconds else []
+    summary += [("all choices", *_cells(replace(explained.total, communication_seconds=whole)))]
     rows = [_row_cells(row) for row in shown]
     wide = [(name, choice, *cells, *others) for name, choice, cells, others in rows]
-    wide += [(name, "", *cells, "", "", "") for name, *cells in rest]
+    wide += [(name, "", *cells, "", "", "") for name, *cells in summary]
     lines = table([("choice of", "", *_PARTS, "runner-up", "costs more", "decided by"), *wide])
     if width is None or max(map(len, lines)) <= width:
         return lines
@@ -356,7 +356,7 @@ def _costs(explained: Explained, width: int | None) -> list[str]:
     for name, choice, cells, (runner_up, more, by) in rows:
         head = f"{name}: {choice}" + (f", by {by}" if by != "search" else "")
         narrow += [(head, *blank), (" ", *cells, f"{runner_up} {more}".strip())]
-    for name, *figures in rest:
+    for name, *figures in summary:
         narrow += [(name, *blank), (" ", *figures, "")]
     return table(narrow, width)
 
@@ -411,7 +411,7 @@ def as_dict(explained: Explained) -> dict[str, Any]:
     """For `--json`: seconds and bytes. `why_not` compares with its `instead_of`: of several micro-batches both are of
     one."""
     plan, why = explained.plan, explained.why_not
-    own = {
+    instead_of = {
         "objective_seconds": plan.certificate.objective_seconds,
         "predicted_seconds": plan.predicted_seconds,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
@@ -428,7 +428,7 @@ def as_dict(explained: Explained) -> dict[str, Any]:
         "level_bound": plan.certificate.level_bound,
         "gap": gap(plan),
         "predicted_seconds": plan.step_seconds,
-        "why_not": asdict(why) | {"instead_of": own} if why else None,
+        "why_not": asdict(why) | {"instead_of": instead_of} if why else None,
         "notes": list(explained.notes),
         "left_open": explained.left_open,
         "steps": [asdict(tried) for tried in plan.search.steps],

@@ -64,61 +64,61 @@ def diff(one: Plan, graph: Graph, other: Plan, other_graph: Graph) -> Difference
     for key in changed:
         groups.setdefault((fold(first[key].name), first[key].said, second[key].said), []).append(key)
     named = {group: {first[key].name for key in keys} for group, keys in groups.items()}
-    shown = [group[0] if len(own) > 1 else min(own) for group, own in named.items()]
+    shown = [group[0] if len(names) > 1 else min(names) for group, names in named.items()]
     shared = Counter(shown)  # such as casts of one module that now differ from each other
     rows = []
     for name, ((_, said, other_said), keys) in zip(shown, groups.items(), strict=True):
         seconds = sum(second[key].seconds - first[key].seconds for key in keys)
-        own = f"{name} ({keys[0][1]})" if shared[name] > 1 else name
-        rows.append(ChangedDecision(own, said, other_said, seconds, len(keys)))
+        label = f"{name} ({keys[0][1]})" if shared[name] > 1 else name
+        rows.append(ChangedDecision(label, said, other_said, seconds, len(keys)))
     rows.sort(key=lambda row: -abs(row.seconds))
     notes = [f"{name}: {note}" for name, plan in (("A", one), ("B", other)) for note in origin(plan)]
-    runs = tuple(f"{plan.precision}, {purpose(plan, own)}" for plan, own in ((one, graph), (other, other_graph)))
+    runs = tuple(f"{plan.precision}, {purpose(plan, traced)}" for plan, traced in ((one, graph), (other, other_graph)))
     return Difference(one, other, tuple(rows), len(common) - len(changed), runs, tuple(missing), tuple(notes))
 
 
 def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
-    found = {}
+    decisions = {}
     for (kind, key), name, words, decided in named_decisions(plan, graph):
         seconds = decided.parts.compute_seconds + decided.parts.communication_seconds
-        found[kind, key if isinstance(decided, OpPlan) else decided.path] = _Decision(name, words, seconds)
-    return found
+        decisions[kind, key if isinstance(decided, OpPlan) else decided.path] = _Decision(name, words, seconds)
+    return decisions
 
 
-def text(found: Difference, width: int | None = None) -> str:
+def text(delta: Difference, width: int | None = None) -> str:
     """The two predictions, then a line for each group of decisions that differ; `width`: columns of the terminal."""
-    lines = table([("", "A", "B", "B - A"), *_figures(found)], width)
-    if found.missing:
-        names = ", ".join(found.missing[:5]) + (" …" if len(found.missing) > 5 else "")
-        message = f"the graphs differ: {len(found.missing)} decisions are in one plan only: {names}"
+    lines = table([("", "A", "B", "B - A"), *_figures(delta)], width)
+    if delta.missing:
+        names = ", ".join(delta.missing[:5]) + (" …" if len(delta.missing) > 5 else "")
+        message = f"the graphs differ: {len(delta.missing)} decisions are in one plan only: {names}"
         lines += ["", *([message] if width is None else wrapped(message, width))]
-    if not found.changes:
+    if not delta.changes:
         same = (
-            f"the {found.same} that both have are the same"
-            if found.missing
-            else f"all {found.same} decisions are the same"
+            f"the {delta.same} that both have are the same"
+            if delta.missing
+            else f"all {delta.same} decisions are the same"
         )
-        same += ", but not the step" if _steps_differ(found.one, found.other) else ""
-        return "\n".join([*lines, "", same, *_notes(found)])
-    differ = sum(change.times for change in found.changes)
-    lines += ["", f"{differ} decisions differ, {found.same} are the same", ""]
+        same += ", but not the step" if _steps_differ(delta.one, delta.other) else ""
+        return "\n".join([*lines, "", same, *_notes(delta)])
+    differ = sum(change.times for change in delta.changes)
+    lines += ["", f"{differ} decisions differ, {delta.same} are the same", ""]
     rows: list[Sequence[str]] = [("choice of", "A", "B", "B costs more")]
-    rows += map(_cells, found.changes[:ROWS])
-    more = found.changes[ROWS:]
-    if not more and not found.missing:
-        unchanged, total = map(signed_seconds, rest(found))
+    rows += map(_cells, delta.changes[:ROWS])
+    more = delta.changes[ROWS:]
+    if not more and not delta.missing:
+        unchanged, total = map(signed_seconds, rest(delta))
         rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]
-    return "\n".join([*lines, *table(rows, width), *([f"and {len(more)} more groups"] if more else []), *_notes(found)])
+    return "\n".join([*lines, *table(rows, width), *([f"and {len(more)} more groups"] if more else []), *_notes(delta)])
 
 
-def _notes(found: Difference) -> list[str]:
-    return [f"note: {note}" for note in found.notes]
+def _notes(delta: Difference) -> list[str]:
+    return [f"note: {note}" for note in delta.notes]
 
 
-def rest(found: Difference) -> tuple[float, float]:
+def rest(delta: Difference) -> tuple[float, float]:
     """Seconds that choices which stay cost more by what now reaches them, and that all choices do."""
-    one, other = (plan.certificate.objective_seconds for plan in (found.one, found.other))
-    unchanged = other - one - sum(change.seconds for change in found.changes)
+    one, other = (plan.certificate.objective_seconds for plan in (delta.one, delta.other))
+    unchanged = other - one - sum(change.seconds for change in delta.changes)
     return unchanged if abs(unchanged) > ROUNDING * max(one, other) else 0.0, other - one
 
 
@@ -130,12 +130,12 @@ def bytes_row(name: str, a: float, b: float) -> tuple[str, str, str, str]:
     return name, format_bytes(a), format_bytes(b), ("-" if b < a else "+") + format_bytes(abs(b - a))
 
 
-def _figures(found: Difference) -> list[Sequence[str]]:
-    one, other = found.one, found.other
+def _figures(delta: Difference) -> list[Sequence[str]]:
+    one, other = delta.one, delta.other
     return [
         ("mesh", str(one.mesh), str(other.mesh), ""),
         ("hardware", one.hardware, other.hardware, ""),
-        ("run", *found.runs, ""),
+        ("run", *delta.runs, ""),
         ("level", str(one.search.level), str(other.search.level), ""),
         ("step", _step_words(one), _step_words(other), ""),
         seconds_row(STEP, one.step_seconds, other.step_seconds),
@@ -145,20 +145,20 @@ def _figures(found: Difference) -> list[Sequence[str]]:
 
 
 def _steps_differ(one: Plan, other: Plan) -> bool:
-    first, second = (replace(own.step, predicted_seconds=0.0, predicted_peak_bytes=0.0) for own in (one, other))
+    first, second = (replace(plan.step, predicted_seconds=0.0, predicted_peak_bytes=0.0) for plan in (one, other))
     return (first, one.buckets) != (second, other.buckets)
 
 
 def _step_words(plan: Plan) -> str:
     """`4 micro-batches, 2 places, 1f1b`, and the blocks that are recomputed."""
     step = plan.step
-    found = [counted(step.micro_batches, "micro-batch")]
-    found += [counted(step.stages, step.word), step.schedule] if step.parts else []
-    found += [f"ZeRO {step.zero}"] * (step.zero != 3)  # 3 also stands for nothing asked
-    found += [share_words(step, plan.mesh)] if step.batch_shares else []
-    found += [f"{counted(len(step.keeps), 'block')} recomputed"] if step.keeps else []
-    found += [f"{len(plan.buckets) + 1} buckets of sizes"] if plan.buckets else []
-    return ", ".join(found)
+    words = [counted(step.micro_batches, "micro-batch")]
+    words += [counted(step.stages, step.word), step.schedule] if step.parts else []
+    words += [f"ZeRO {step.zero}"] * (step.zero != 3)  # 3 also stands for nothing asked
+    words += [share_words(step, plan.mesh)] if step.batch_shares else []
+    words += [f"{counted(len(step.keeps), 'block')} recomputed"] if step.keeps else []
+    words += [f"{len(plan.buckets) + 1} buckets of sizes"] if plan.buckets else []
+    return ", ".join(words)
 
 
 def _cells(change: ChangedDecision) -> Sequence[str]:
@@ -166,15 +166,15 @@ def _cells(change: ChangedDecision) -> Sequence[str]:
     return name, change.one, change.other, signed_seconds(change.seconds)
 
 
-def as_dict(found: Difference) -> dict[str, Any]:
+def as_dict(delta: Difference) -> dict[str, Any]:
     """For `--json`: seconds and bytes, second plan minus first."""
-    one, other = found.one, found.other
+    one, other = delta.one, delta.other
     return {
         "predicted_seconds": other.step_seconds - one.step_seconds,
         "objective_seconds": other.certificate.objective_seconds - one.certificate.objective_seconds,
         "predicted_peak_bytes": other.step_peak_bytes - one.step_peak_bytes,
-        "changes": [asdict(change) for change in found.changes],
-        "same": found.same,
-        "missing": list(found.missing),
-        "notes": list(found.notes),
+        "changes": [asdict(change) for change in delta.changes],
+        "same": delta.same,
+        "missing": list(delta.missing),
+        "notes": list(delta.notes),
     }

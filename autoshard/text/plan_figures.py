@@ -50,21 +50,21 @@ def figures(plan: Plan, graph: Graph, account: StepAccount | None = None) -> lis
     low, high = (format_seconds(step * (1 + sign * band.error), 3) for sign in (-1, 1))
     what = "one optimizer step" if graph.loss else "forward only"
     what += f" of {counted(plan.step.micro_batches, 'micro-batch')}" if plan.step.micro_batches > 1 else ""
-    found = [PlanFigure(step_name(graph), format_seconds(step), str(band), f"{low} to {high}, {band}; {what}")]
+    rows = [PlanFigure(step_name(graph), format_seconds(step), str(band), f"{low} to {high}, {band}; {what}")]
     peak, room = peak_bytes(plan, account), plan.step_capacity_bytes
     if math.isfinite(room) and room:
         note = f"of {format_bytes(room)} ({peak / room:.1%})"
-        found.append(PlanFigure(MEMORY, format_bytes(peak), note, share=_percent(peak / room)))
+        rows.append(PlanFigure(MEMORY, format_bytes(peak), note, share=_percent(peak / room)))
     else:
-        found.append(PlanFigure(MEMORY, format_bytes(peak), about="no limit was set"))
+        rows.append(PlanFigure(MEMORY, format_bytes(peak), about="no limit was set"))
     if tables := [tensor.path for tensor in plan.parameters if tensor.layout.host]:
         named = tables[0] if len(tables) == 1 else f"{len(tables)} tables, {tables[0]} the first,"
         note = f"per device: {named} with gradient and optimizer state"
         about = f"{note}; {format_bytes(hardware.host_memory_bytes)} of its host are for a device"
-        found.append(PlanFigure(HOST_MEMORY, format_bytes(plan_host_bytes(plan, graph)), note, about))
+        rows.append(PlanFigure(HOST_MEMORY, format_bytes(plan_host_bytes(plan, graph)), note, about))
     if used := utilisation(plan, graph, step):
-        found.append(PlanFigure("MFU", f"{used:.1%}", _peak(graph, hardware), share=_percent(used)))
-    return found
+        rows.append(PlanFigure("MFU", f"{used:.1%}", _peak(graph, hardware), share=_percent(used)))
+    return rows
 
 
 def _peak(graph: Graph, hardware: Hardware) -> str:
@@ -117,10 +117,10 @@ CERTIFICATE = ("solver", "status", "sum of costs", "minimised", "lower bound", "
 
 def certificate(plan: Plan) -> tuple[str, ...]:
     """Cells under CERTIFICATE."""
-    own, show = plan.certificate, format_bytes if plan.search.level == 1 else format_seconds
-    bound = show(own.level_bound) if own.level_bound > 0 else "none"
-    status, costs = own.status + space(plan), format_seconds(own.objective_seconds)
-    return own.solver, status, costs, show(own.level_objective), bound, gap_words(plan)
+    certificate, show = plan.certificate, format_bytes if plan.search.level == 1 else format_seconds
+    bound = show(certificate.level_bound) if certificate.level_bound > 0 else "none"
+    status, costs = certificate.status + space(plan), format_seconds(certificate.objective_seconds)
+    return certificate.solver, status, costs, show(certificate.level_objective), bound, gap_words(plan)
 
 
 def certificate_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -77,13 +77,13 @@ def _known(plan: Plan) -> dict[tuple[str, int], tuple[Graph, Any]]:
 
 
 def _blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
-    found: list[tuple[str, list[BlockRow]]] = []
+    groups: list[tuple[str, list[BlockRow]]] = []
     for row, owner in _rows(plan, graph):
-        if not found or found[-1][0] != owner:
-            found.append((owner, []))
-        found[-1][1].append(row)
+        if not groups or groups[-1][0] != owner:
+            groups.append((owner, []))
+        groups[-1][1].append(row)
     folded: list[Block] = []
-    for owner, rows in found:
+    for owner, rows in groups:
         last = folded[-1] if folded else None
         if last and _family(last.names[-1]) == _family(owner) and _signature(last.rows) == _signature(rows):
             folded[-1] = Block((*last.names, owner), last.rows)
@@ -95,18 +95,18 @@ def _blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
 def without_casts(rows: tuple[BlockRow, ...], graph: Graph) -> tuple[BlockRow, ...]:
     """Rows for readers of mixed precision: a weight's cast is none, what moves for it stands with its first reader."""
     place = {row.op.name: index for index, row in enumerate(rows)}
-    found: dict[int, BlockRow] = {}
+    by_index: dict[int, BlockRow] = {}
     for index, row in sorted(enumerate(rows), reverse=True):  # a cast of a cast hands on what it was given
-        own = found.setdefault(index, row)
+        current = by_index.setdefault(index, row)
         cast = row.op.target == CAST and row.op.results[0] in graph.weights
         readers = (
             [place[user.name] for user, _ in graph.consumers[row.op.results[0]] if user.name in place] if cast else []
         )
         if readers:
             first = min(readers)
-            found[first] = replace(found[first], moves=(*own.moves, *found[first].moves))
-            del found[index]
-    return tuple(found[index] for index in sorted(found))
+            by_index[first] = replace(by_index[first], moves=(*current.moves, *by_index[first].moves))
+            del by_index[index]
+    return tuple(by_index[index] for index in sorted(by_index))
 
 
 def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:
@@ -222,11 +222,11 @@ def float8_words(plan: Plan, graph: Graph) -> str:
     marked = [op for op in graph.ops if op.target in PLAIN]
     chosen = chosen_strategies(plan, graph)
     uneven = [op for op in marked if runs_in_bfloat16(graph, op, chosen[op.name], plan.mesh)]
-    kept = [*kept_in_bfloat16(graph), *((op, SHARDS) for op in uneven)]
+    in_bfloat16 = [*kept_in_bfloat16(graph), *((op, SHARDS) for op in uneven)]
     reasons: dict[str, list[str]] = {}
-    for op, reason in kept:
+    for op, reason in in_bfloat16:
         reasons.setdefault(reason, []).append(op.module or op.name)
-    words = f"{len(marked) - len(uneven)} of {len(marked) + len(kept) - len(uneven)} linear layers"
+    words = f"{len(marked) - len(uneven)} of {len(marked) + len(in_bfloat16) - len(uneven)} linear layers"
     message = "; ".join(f"{_named_layers(names)} ({reason})" for reason, names in reasons.items())
     words += f"; in bfloat16 {message}" if message else ""
     return f"{words}; no kernel in float8 was measured: the profile's peak, at the efficiency of bfloat16's"
@@ -234,8 +234,8 @@ def float8_words(plan: Plan, graph: Graph) -> str:
 
 def _named_layers(names: list[str]) -> str:
     """The first, and how many more."""
-    rest = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def unavailable_strategies(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[str]:

@@ -77,11 +77,11 @@ def summary(
 
 def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, timeline: Timeline | None) -> list[str]:
     """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
-    found = [own for own in figures(plan, graph) if own.label != HOST_MEMORY or not plan.servers.count]
-    (step, memory, *others), servers = ((own.label, own.words) for own in found), server_rows(plan)
+    shown = [figure for figure in figures(plan, graph) if figure.label != HOST_MEMORY or not plan.servers.count]
+    (step, memory, *others), servers = ((figure.label, figure.words) for figure in shown), server_rows(plan)
     rows = [*expected_rows(plan), step, memory, *servers, *others]
     rows += [("in float8", words)] if (words := float8_words(plan, graph)) else []
-    compared = [f"{own.label}{f' ({own.note})' * bool(own.note)}: {own.value}" for own in baselines(plan, styles)]
+    compared = [f"{base.label}{f' ({base.note})' * bool(base.note)}: {base.value}" for base in baselines(plan, styles)]
     rows += zip(["vs. baselines", *[""] * len(compared)], compared, strict=False)
     if plan.servers.count:  # the search was of a worker's program alone, which has no choices
         return table(rows, width)
@@ -130,17 +130,17 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: Accounte
     for name, (seconds, words) in zip(names, map(candidate_words, others), strict=False):
         rows.append((name, seconds, words + what))
     one = timeline is not None and timeline.events and not plan.step.is_whole
-    asked = [("critical path", waits(timeline))] if timeline is not None and one else []
-    asked += [] if plan.servers.count else certificate_rows(plan)
-    asked += [("pinned", ", ".join(plan.search.pins))] if plan.search.pins else []
-    asked += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
+    details = [("critical path", waits(timeline))] if timeline is not None and one else []
+    details += [] if plan.servers.count else certificate_rows(plan)
+    details += [("pinned", ", ".join(plan.search.pins))] if plan.search.pins else []
+    details += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
     if timeline is not None and (words := collective_words(timeline, "micro-batch" if plan.step.is_whole else "step")):
-        asked.append(("collectives", words))
+        details.append(("collectives", words))
     if plan.search.cut_short:
-        asked.append(
+        details.append(
             ("cut short", "search stopped early; this is the best plan so far. Raise --time-limit to continue.")
         )
-    return [*table(rows, width), "", *table([*asked, ("plan hash", plan_json.plan_hash(plan, graph))], width)]
+    return [*table(rows, width), "", *table([*details, ("plan hash", plan_json.plan_hash(plan, graph))], width)]
 
 
 def candidate_words(candidate: Candidate) -> tuple[str, str]:
@@ -153,13 +153,13 @@ def mesh_table(plan: Plan, width: int = WIDTH) -> list[str]:
     """The meshes tried, the best first."""
     rows: list[Sequence[str]] = [("mesh", STEP, MEMORY, "")]
     for tried in plan.search.meshes[:NAMED]:
-        made = tried.predicted_seconds > 0
-        step = format_seconds(tried.predicted_seconds) if made else ""
-        memory = format_bytes(tried.predicted_peak_bytes) if made else ""
+        has_plan = tried.predicted_seconds > 0
+        step = format_seconds(tried.predicted_seconds) if has_plan else ""
+        memory = format_bytes(tried.predicted_peak_bytes) if has_plan else ""
         rows.append((str(tried.mesh), step, memory, tried.outcome))
-    rest = plan.search.meshes[NAMED:]
-    outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(tried.outcome for tried in rest).items())
-    return table(rows, width) + (wrapped(f"and {len(rest)} more: {outcomes}", width) if rest else [])
+    others = plan.search.meshes[NAMED:]
+    outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(tried.outcome for tried in others).items())
+    return table(rows, width) + (wrapped(f"and {len(others)} more: {outcomes}", width) if others else [])
 
 
 def front_table(points: Sequence[Point]) -> list[str]:
@@ -245,11 +245,11 @@ def timeline_summary(
     for stream, seconds in timeline.busy_seconds:
         share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
         rows.append((f"  {stream}", format_seconds(seconds), share))
-    found = collective_counts(timeline)
-    if found:
-        total = sum(count.calls for count in found.values())
-        rows.append(("collectives", str(total), f"over {group_words(found)}"))
-    for (kind, axes), count in found.items():
+    counts = collective_counts(timeline)
+    if counts:
+        total = sum(count.calls for count in counts.values())
+        rows.append(("collectives", str(total), f"over {group_words(counts)}"))
+    for (kind, axes), count in counts.items():
         sizes = "one size" if count.sizes == 1 else f"{count.sizes} sizes"
         rows.append((f"  {kind} {'+'.join(axes)}", str(count.calls), f"{sizes}, {format_bytes(count.bytes)} in all"))
     rows.append(("memory peak", format_bytes(timeline.peak_bytes), f"{format_seconds(timeline.peak_at_seconds)} in"))
@@ -323,9 +323,9 @@ def as_dict(plan: Plan, graph: Graph, account: StepAccount | None = None) -> dic
         "servers": vars(plan.servers) if plan.servers.count else None,
         "notes": list(plan.search.notes),
         "cut_short": plan.search.cut_short,
-        "dynamic": [vars(own) for own in graph.dynamic],
+        "dynamic": [vars(size) for size in graph.dynamic],
         "expected_seconds": plan.search.expected_seconds or None,
-        "sizes": [vars(own) | {"sizes": dict(own.sizes)} for own in plan.search.sizes],
+        "sizes": [vars(size_step) | {"sizes": dict(size_step.sizes)} for size_step in plan.search.sizes],
     }
 
 

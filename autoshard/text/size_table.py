@@ -21,19 +21,21 @@ def expected_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = plan.search.sizes
     if not rows:
         return []
-    expected, best = plan.search.expected_seconds, sum(own.weight * own.best_seconds for own in rows)
+    expected, best = plan.search.expected_seconds, sum(size_step.weight * size_step.best_seconds for size_step in rows)
     lost = expected / best - 1 if best else 0.0
-    found = [("expected step", f"{format_seconds(expected)} over {len(rows)} sizes")]
+    expected_row = [("expected step", f"{format_seconds(expected)} over {len(rows)} sizes")]
     words = f"{lost:.1%} slower than a plan for each size" if lost >= 5e-4 else "best at every size"
     what = f"{len(plan.buckets) + 1} buckets of sizes" if plan.buckets else "one plan for all"
-    return found + [(what, words)] * (plan.search.level == 2)
+    return expected_row + [(what, words)] * (plan.search.level == 2)
 
 
 def open_sizes(graph: Graph) -> list[str]:
     """Sentences on sizes without an upper limit."""
     at = sizes_of(graph)
     return [
-        f"{own.name} has no upper limit: memory and step are of {at[own.name]}" for own in graph.dynamic if not own.most
+        f"{size.name} has no upper limit: memory and step are of {at[size.name]}"
+        for size in graph.dynamic
+        if not size.most
     ]
 
 
@@ -41,15 +43,15 @@ def size_table(plan: Plan) -> list[Sequence[str]]:
     """Share, step, the best plan's step there, and the lower bound, by size."""
     rows: list[Sequence[str]] = [("sizes", "share", "step", "best plan there", "lower bound")]
     shown = 5 if plan.search.level == 2 else 3  # at other levels nothing is compared by time
-    for own in plan.search.sizes:
-        names = [name for name, _ in own.sizes]
+    for size_step in plan.search.sizes:
+        names = [name for name, _ in size_step.sizes]
         rows.append(
             (
-                words(names, tuple(size for _, size in own.sizes)),
-                f"{own.weight:.1%}",
-                format_seconds(own.seconds),
-                format_seconds(own.best_seconds),
-                format_seconds(own.bound_seconds) if own.bound_seconds else "none",
+                words(names, tuple(size for _, size in size_step.sizes)),
+                f"{size_step.weight:.1%}",
+                format_seconds(size_step.seconds),
+                format_seconds(size_step.best_seconds),
+                format_seconds(size_step.bound_seconds) if size_step.bound_seconds else "none",
             )
         )
     return [row[:shown] for row in rows]
@@ -58,4 +60,4 @@ def size_table(plan: Plan) -> list[Sequence[str]]:
 def size_words(graph: Graph) -> str:
     """The sizes that a plan is for, with those of its predicted step."""
     at = sizes_of(graph)
-    return "; ".join(f"{own.name} is {own.words()} (largest step: {at[own.name]})" for own in graph.dynamic)
+    return "; ".join(f"{size.name} is {size.words()} (largest step: {at[size.name]})" for size in graph.dynamic)

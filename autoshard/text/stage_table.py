@@ -47,8 +47,8 @@ def short_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
     shared = paths[0].rpartition(".")[0] + "." if paths else ""
     shared = shared if all(path.startswith(shared) for path in paths) else ""
     return [
-        (stage, has.replace(shared, "") if shared else has, *rest)
-        for stage, has, *rest in stage_rows(plan, graph, timeline)
+        (stage, has.replace(shared, "") if shared else has, *cells)
+        for stage, has, *cells in stage_rows(plan, graph, timeline)
     ]
 
 
@@ -66,7 +66,7 @@ def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
             (
                 f"{stage}, {kind}" if kind else str(stage),
                 "; ".join(words for words, _ in names),
-                _again(plan, {module for _, own in names for module in own}),
+                _again(plan, {module for _, paths in names for module in paths}),
                 format_seconds(sum(part.forward_seconds for part in parts)),
                 format_seconds(sum(part.backward_seconds for part in parts)),
             )
@@ -75,23 +75,23 @@ def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
 
 
 def _again(plan: Plan, blocks: set[str]) -> str:
-    kept = [keep for module, keep in plan.step.keeps.items() if module in blocks]
-    keeps = {KEPT.get(keep, "all but some matmuls and attention") for keep in kept}
+    policies = [keep for module, keep in plan.step.keeps.items() if module in blocks]
+    keeps = {KEPT.get(keep, "all but some matmuls and attention") for keep in policies}
     return ", ".join(sorted(keeps)) or "nothing"
 
 
 STEP_HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "recompute", "estimated", "simulated", "memory", "")
 
 
-def step_cells(own: StepTried) -> tuple[str, ...]:
+def step_cells(tried: StepTried) -> tuple[str, ...]:
     """Cells under STEP_HEADER."""
-    stages = f"{own.stages} x {own.virtual_stages}" if own.virtual_stages > 1 else str(own.stages)
-    stages += " (gpipe)" if own.schedule == "gpipe" else ""
-    second = [f"{name}={size}" for name, size in (("cp", own.context), ("ep", own.expert)) if size > 1]
+    stages = f"{tried.stages} x {tried.virtual_stages}" if tried.virtual_stages > 1 else str(tried.stages)
+    stages += " (gpipe)" if tried.schedule == "gpipe" else ""
+    second = [f"{name}={size}" for name, size in (("cp", tried.context), ("ep", tried.expert)) if size > 1]
     return (
-        stages, str(own.replicas), ", ".join([str(own.tensor), *second]),
-        f"{own.micro_batches} of {own.micro_batch}", str(own.zero),
-        own.again, format_seconds(own.blocks_seconds),
-        format_seconds(own.program_seconds) if own.program_seconds else "",
-        format_bytes(own.peak_bytes), own.outcome,
+        stages, str(tried.replicas), ", ".join([str(tried.tensor), *second]),
+        f"{tried.micro_batches} of {tried.micro_batch}", str(tried.zero),
+        tried.again, format_seconds(tried.blocks_seconds),
+        format_seconds(tried.program_seconds) if tried.program_seconds else "",
+        format_bytes(tried.peak_bytes), tried.outcome,
     )  # fmt: skip

@@ -67,10 +67,10 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def _parted(word: str, room: int) -> str:
     """The word as several, each as long as there is room."""
-    found = [""]
+    pieces = [""]
     for part in re.split(r"(?<=[_.])", word):
-        if len(found[-1]) + len(part) <= room or not found[-1]:
-            found[-1] += part
+        if len(pieces[-1]) + len(part) <= room or not pieces[-1]:
+            pieces[-1] += part
         else:
-            found.append(part)
-    return " ".join(found)
+            pieces.append(part)
+    return " ".join(pieces)

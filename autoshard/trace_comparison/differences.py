@@ -70,11 +70,11 @@ def compare(timeline: Timeline, program: Program, graph: Graph, measured: Measur
         else:
             own_operators[_operator(item.name, item.phase)] += item.seconds
     computed = sum(operators.values())
-    rest = timeline.step_seconds - computed
+    waiting = timeline.step_seconds - computed
     streams = (
         Row(COMPUTED, computed, measured.compute_seconds),
         Row(COMMUNICATED, sum(collectives.values()), measured.communication_seconds),
-        Row(WAITING, rest if rest > ROUNDING * computed else 0.0, measured.waiting_seconds),
+        Row(WAITING, waiting if waiting > ROUNDING * computed else 0.0, measured.waiting_seconds),
     )
     return Comparison(
         Row("step", timeline.step_seconds, measured.step_seconds), streams, _rows(operators, own_operators),
@@ -111,25 +111,25 @@ def _name(event: Event, program: Program, graph: Graph) -> str:
     return canonical(graph.by_op[instruction.op].target) if isinstance(instruction, Compute) else "redistribute"
 
 
-def text(found: Comparison) -> str:
+def text(comparison: Comparison) -> str:
     """Tables of at most 80 columns; the largest difference first."""
-    where = "kernels of a device" if found.on_device else "operators of a CPU"
-    own, step = found.largest, found.step
-    more = "longer" if own.difference_seconds > 0 else "shorter"
+    where = "kernels of a device" if comparison.on_device else "operators of a CPU"
+    worst, step = comparison.largest, comparison.step
+    more = "longer" if worst.difference_seconds > 0 else "shorter"
     lines = [
-        f"{found.steps} measured step{'s' if found.steps > 1 else ''}, {where}",
+        f"{comparison.steps} measured step{'s' if comparison.steps > 1 else ''}, {where}",
         "",
         _line("", "predicted", "measured", "difference"),
-        *_lines([step, *found.streams]),
+        *_lines([step, *comparison.streams]),
         "",
         "operators",
-        *_lines(found.operators[:ROWS]),
-        *_left(found.operators[ROWS:]),
+        *_lines(comparison.operators[:ROWS]),
+        *_left(comparison.operators[ROWS:]),
         "",
         "collectives",
-        *(_lines(found.collectives) or ["  none on either side"]),
+        *(_lines(comparison.collectives) or ["  none on either side"]),
         "",
-        f"Most of the difference: {own.name}, {format_seconds(abs(own.difference_seconds))} {more} than predicted;",
+        f"Most of the difference: {worst.name}, {format_seconds(abs(worst.difference_seconds))} {more} than predicted;",
         f"the step differs by {format_seconds(abs(step.difference_seconds))}.",
     ]
     return "\n".join(lines)
@@ -137,7 +137,7 @@ def text(found: Comparison) -> str:
 
 def _lines(rows: Sequence[Row]) -> list[str]:
     cells = ((row.name, row.predicted_seconds, row.measured_seconds, row.difference_seconds) for row in rows)
-    return [_line(name, _shown(own), _shown(other), signed_seconds(more)) for name, own, other, more in cells]
+    return [_line(name, _shown(expected), _shown(other), signed_seconds(more)) for name, expected, other, more in cells]
 
 
 def _left(rows: Sequence[Row]) -> list[str]:
@@ -158,15 +158,19 @@ def _shown(seconds: float | None) -> str:
     return "–" if seconds is None else format_seconds(seconds)
 
 
-def as_dict(found: Comparison) -> dict[str, Any]:
+def as_dict(comparison: Comparison) -> dict[str, Any]:
     """In seconds; null where one side has nothing of the kind."""
 
-    def row(own: Row) -> dict[str, Any]:
-        return {"name": own.name, "predicted_seconds": own.predicted_seconds, "measured_seconds": own.measured_seconds}
+    def row(entry: Row) -> dict[str, Any]:
+        return {
+            "name": entry.name,
+            "predicted_seconds": entry.predicted_seconds,
+            "measured_seconds": entry.measured_seconds,
+        }
 
     return {
-        "steps": found.steps,
-        "step": row(found.step),
-        **{key: [row(own) for own in getattr(found, key)] for key in ("streams", "operators", "collectives")},
-        "largest": row(found.largest),
+        "steps": comparison.steps,
+        "step": row(comparison.step),
+        **{key: [row(entry) for entry in getattr(comparison, key)] for key in ("streams", "operators", "collectives")},
+        "largest": row(comparison.largest),
     }

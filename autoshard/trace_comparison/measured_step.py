@@ -18,7 +18,7 @@ from autoshard.trace_comparison.trace_events import OPTIMIZER, TraceSpan, step_l
 
 ENGINE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
-_TRACED = {name: re.compile(own.traced, re.I) for name, own in CARRIED.items()}
+_TRACED = {name: re.compile(collective.traced, re.I) for name, collective in CARRIED.items()}
 _COLLECTIVE = re.compile(r"^(nccl|gloo:|hccl|hcom_)", re.I)
 
 
@@ -60,15 +60,15 @@ def measured_step(spans: Sequence[TraceSpan]) -> MeasuredStep:
     """The mean of the whole steps of a trace."""
     limits = step_limits(spans)
     kernels = [span for span in spans if span.category in ("kernel", "gpu_memcpy", "gpu_memset")]
-    found: dict[tuple[str, str, bool, int], list[float]] = defaultdict(list)
+    durations: dict[tuple[str, str, bool, int], list[float]] = defaultdict(list)
     for low, high in limits:
         inside = [span for span in spans if low <= span.start_seconds < high]
-        own = _on_device(inside, kernels, low, high) if kernels else _on_host(inside)
-        for key, seconds in own:
-            found[key].append(seconds)
+        timed = _on_device(inside, kernels, low, high) if kernels else _on_host(inside)
+        for key, seconds in timed:
+            durations[key].append(seconds)
     items = tuple(
         Item(name, phase, sum(seconds) / len(limits), len(seconds) / len(limits), collective, group)
-        for (name, phase, collective, group), seconds in found.items()
+        for (name, phase, collective, group), seconds in durations.items()
     )
     mean = sum(high - low for low, high in limits) / len(limits)
     return MeasuredStep(mean, len(limits), items, bool(kernels))
@@ -116,14 +116,14 @@ def _outermost(span: TraceSpan) -> TraceSpan:
 
 def _origins(spans: Iterable[TraceSpan]) -> dict[int, str]:
     """The operator that each node of the backward is the gradient of: the last call with its sequence number."""
-    found: dict[int, str] = {}
+    origins: dict[int, str] = {}
     for span in spans:
         number = span.arguments.get("Sequence number")
         if number is None or span.arguments.get("Fwd thread id"):
             continue
         if not any(outer.name.startswith(ENGINE) for outer in span.around()):
-            found[number] = canonical(_function_of(span) or _outermost(span).name)
-    return found
+            origins[number] = canonical(_function_of(span) or _outermost(span).name)
+    return origins
 
 
 def _function_of(span: TraceSpan) -> str:

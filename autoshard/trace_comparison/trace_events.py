@@ -55,8 +55,8 @@ class TraceSpan:
 def read_trace(path: Path) -> list[TraceSpan]:
     """Raises InvalidFileError where it is no such trace."""
     try:
-        found = json.loads(_unpacked(read_bytes(path, LARGEST_FILE)))
-        events = found["traceEvents"] if isinstance(found, dict) else found
+        content = json.loads(_unpacked(read_bytes(path, LARGEST_FILE)))
+        events = content["traceEvents"] if isinstance(content, dict) else content
         spans = [_span(event) for event in events if event.get("ph") == "X" and "dur" in event]
     except OSError as error:
         raise InvalidFileError(f"{path}: {error.strerror or error}", HINT) from error

@@ -88,11 +88,11 @@ def make_case(
 
 
 def loaded_case(
-    load: Callable[[], tuple[torch.nn.Module, Sequence[torch.Tensor]]], graph: Graph, *given: Any, **named: Any
+    load: Callable[[], tuple[torch.nn.Module, Sequence[torch.Tensor]]], graph: Graph, *args: Any, **named: Any
 ) -> Case:
     """The same of the model that `load` gives, on the CPU with values, and gives once more where that fails."""
     try:
-        return case_of(*load(), graph, *given, **named)
+        return case_of(*load(), graph, *args, **named)
     except UserError:
         raise
     except Exception:
@@ -116,25 +116,25 @@ def case_of(
     """The same of a model that is there; it is used up."""
     tie(module, graph)
     literal = literal_dtype(module)
-    own = {name: value.clone() for name, value in _state(module)}
-    every = [resized(graph, own) for own in sizes] or [graph]
+    state = {name: value.clone() for name, value in _state(module)}
+    every = [resized(graph, step_sizes) for step_sizes in sizes] or [graph]
     shown = [at_batch(at, at_shapes(at, [x.detach() for x in examples])) for at in every]
     varied: list[list[torch.Tensor]] = []
-    given: list[list[torch.Tensor]] = []
+    unchanged: list[list[torch.Tensor]] = []
     for step in range(len(sizes) or steps):
         places = [(step + number) % len(every) for number in range(micro_batches)]  # each of another size
         pairs = [varied_micro_batch(every[n], shown[n], seed + step, m) for m, n in enumerate(places)]
-        varied.append([x for own in pairs for x in own])
-        given.append([x for n in places for x in given_inputs(shown[n])])
+        varied.append([x for inputs in pairs for x in inputs])
+        unchanged.append([x for n in places for x in given_inputs(shown[n])])
     tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (
         (varied, False, ()),
-        (given, False, ("the example inputs as they are: the model takes no others",)),
-        (given, True, ("parameters near those of the constructor: with others the model gives no numbers",)),
+        (unchanged, False, ("the example inputs as they are: the model takes no others",)),
+        (unchanged, True, ("parameters near those of the constructor: with others the model gives no numbers",)),
     )
     buffers = {name for b in graph.buffers for name in (b.path, *b.ties)}
     make = _optimizer(graph, module, by_rows)
     for batches, mildly, notes in tries:
-        _set_state(module, own)
+        _set_state(module, state)
         randomise_state(module, seed, buffers, mildly)
         tie(module, graph)  # another dtype ends what buffers share
         with attributes_put_back(module):  # what it keeps from call to call is of these values, and in float64
@@ -143,7 +143,7 @@ def case_of(
             _check_sizes(reference, sizes)
             with attributes_put_back(module):
                 noise = measure_noise(module, graph, batches, make, reference, literal)
-            dtypes = {name: value.dtype for name, value in own.items()}
+            dtypes = {name: value.dtype for name, value in state.items()}
             with attributes_put_back(module):
                 return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
     raise AssertionError("the last way to run the model gives a reference or raises")
@@ -151,9 +151,11 @@ def case_of(
 
 def _check_sizes(reference: Reference, sizes: Sequence[Sizes]) -> None:
     """UsageError for dynamic sizes at which the original gives no numbers, as a loss without labels does."""
-    for own, step in zip(sizes, reference.steps, strict=False):
+    for step_sizes, step in zip(sizes, reference.steps, strict=False):
         if not all(bool(torch.isfinite(x).all()) for x in step.outputs):
-            message = f"the original gives no numbers at {', '.join(f'{name} {size}' for name, size in own.items())}"
+            message = (
+                f"the original gives no numbers at {', '.join(f'{name} {size}' for name, size in step_sizes.items())}"
+            )
             raise UsageError(message, "a larger least size, such as --dynamic sequence=2..1024")
 
 
@@ -179,7 +181,7 @@ def _reference(
 
 
 def _optimizer(graph: Graph, module: torch.nn.Module, by_rows: Sequence[str]) -> MakeOptimizer:
-    tables = [own for name, own in module.named_parameters(remove_duplicate=False) if name in by_rows]
+    tables = [parameter for name, parameter in module.named_parameters(remove_duplicate=False) if name in by_rows]
     return lambda parameters: make_optimizer(graph.optimizer, parameters, tables)
 
 
@@ -218,19 +220,19 @@ def check_folder(
     )
     where = meshes_text(program.meshes, program.step.word)
     proof = Proof(where, backend, program.firsts[-1], len(steps), clipped, (), 0.0, notes=notes)
-    least = [f"{own.name}={own.least}" for own in case.graph.dynamic]
+    least = [f"{size.name}={size.least}" for size in case.graph.dynamic]
     options = started_train.arguments(folder, program.loss is not None, least)
     refused = _refused(case) if own_precision else ""
     starts = options if own_precision and not isinstance(case.own, str) else ()
     try:
         run = _on_servers if served else _RUNNERS[backend]
         results, failed = run(folder, job_of(program, case.reference), program, timeout_seconds, starts)
-        own: list[Error] = []
+        own_errors: list[Error] = []
         if own_precision and isinstance(case.own, TrainingPrecisionStep):
-            own = check_own(case.own, case.reference, program, folder, timeout_seconds)
+            own_errors = check_own(case.own, case.reference, program, folder, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
-    errors = [*compare_stages(program, case.reference, results, case.noise), *own]
+    errors = [*compare_stages(program, case.reference, results, case.noise), *own_errors]
     crash = f"train.py, run as a user starts it: {failed}" if failed and not first_failure(errors) else ""
     message = started_train.words(options, backend, proof.ranks, program.precision) if starts and not failed else ""
     return replace(
@@ -249,7 +251,7 @@ def _refused(case: Case) -> str:
 def unsplit_note(program: Program) -> tuple[str, ...]:
     """Said where a plan leaves nothing to prove: no value and no parameter is in parts, anywhere."""
     layouts = [value.layout for value in program.values] + [p.layout for p in (*program.parameters, *program.buffers)]
-    split = any(not isinstance(own, Replicate) for layout in layouts for own in layout.placements)
+    split = any(not isinstance(placement, Replicate) for layout in layouts for placement in layout.placements)
     alone = split or program.step.stages > 1 or program.mesh.size == 1
     return () if alone else ("nothing split: every device computes the whole",)
 
@@ -286,10 +288,10 @@ def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: floa
         package = load_package(folder)
     except Exception as error:
         raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
-    own, axes = (package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)), dict(program.mesh.axes)
+    classes, axes = (package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)), dict(program.mesh.axes)
     places = place_axes(program)
     more = step.part_stages, places
-    results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, *own, *more)
+    results = run_lockstep(axes, lambda mesh: run_rank(package, mesh, job), timeout_seconds, *classes, *more)
     try:
         if starts:
             started_train.run_in_lockstep(folder, axes, starts, timeout_seconds, *more)

@@ -79,5 +79,5 @@ def _problem(op: Op, operands: Sequence[Any], wanted: Sequence[tuple[tuple[int, 
         return f"does not run: {error}"
     except Exception:
         return ""  # what torch can't run without values
-    found = [(tuple(r.shape), str(r.dtype).removeprefix("torch.")) for r in results]
-    return "" if found == list(wanted) else f"gives {found}, {list(wanted)} was captured"
+    actual = [(tuple(r.shape), str(r.dtype).removeprefix("torch.")) for r in results]
+    return "" if actual == list(wanted) else f"gives {actual}, {list(wanted)} was captured"

@@ -70,29 +70,29 @@ def _section(kind: ModuleType) -> Iterator[str]:
 
 def _examples(targets: Sequence[str]) -> list[Rule]:
     """The first different texts of a rule function over the proof cases."""
-    found: list[str] = []
+    texts: list[str] = []
     for case in (case for case in ALL if case.target in targets):
-        if len(found) == NAMED:
+        if len(texts) == NAMED:
             break
         graph = one_op_graph(case)
         text = rule_text(graph, graph.ops[0])
-        if text not in found and instance(graph, graph.ops[0]).known:
-            found.append(text)
-    return [Rule.parse(text) for text in found]
+        if text not in texts and instance(graph, graph.ops[0]).known:
+            texts.append(text)
+    return [Rule.parse(text) for text in texts]
 
 
 def _remarks(rule: Rule) -> str:
     """What the loops do not say: factors summed, whole or joined, operands that pass partial sums, variants."""
     on = f" on {_factors(rule.variant_factors)}" if rule.variant_factors else ""
     variants = [f"`{rule.variant}`{on}"] if rule.variant else []
-    found = {
+    remarks = {
         "sum": _factors(rule.sum),
         "whole": _factors(rule.whole),
         "partial in": ", ".join("+".join(map(str, group)) for group in rule.linear),
         "variant": ", ".join([*variants, *(f"`{o.variant}` on `{o.name}` ({_joined(o)})" for o in rule.together)]),
         "joined": _factors(rule.joined),
     }
-    return "; ".join(f"{name} {text}" for name, text in found.items() if text)
+    return "; ".join(f"{name} {text}" for name, text in remarks.items() if text)
 
 
 def _joined(several: Together) -> str:
@@ -118,8 +118,8 @@ def main() -> int:
 
 def with_rest(old: str, new: str) -> str:
     """The new page, and after its table what the old one holds there (written by others)."""
-    rest = old.partition(END)[2].strip()
-    return f"{new.rstrip()}\n\n{rest}\n" if rest else new
+    tail = old.partition(END)[2].strip()
+    return f"{new.rstrip()}\n\n{tail}\n" if tail else new
 
 
 if __name__ == "__main__":

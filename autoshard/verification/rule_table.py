@@ -192,12 +192,12 @@ def run_variant(mesh: Mesh, context: Any, local: LocalCall, operands: Sequence[T
 
     device = context or _alone(Mesh(tuple((name, 1) for name in mesh.names)), 0)
     axes = {role: tuple(device[name] for name in names) for role, names in local.axes}
-    given = list(operands)
+    arguments = list(operands)
     if local.variant == "random_attention":
-        given += [None] * (4 - len(given))  # its mask is no optional argument
+        arguments += [None] * (4 - len(arguments))  # its mask is no optional argument
     else:
-        while given and given[-1] is None:
-            given.pop()
+        while arguments and arguments[-1] is None:
+            arguments.pop()
     attributes = {name: plain(value) if name == "dtype" else value for name, value in local.attributes}
     extra = [device.random] if local.variant.startswith("random_") else []
-    return getattr(runtime, local.variant)(*given, *extra, **attributes, **axes)
+    return getattr(runtime, local.variant)(*arguments, *extra, **attributes, **axes)

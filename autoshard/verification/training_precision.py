@@ -77,9 +77,9 @@ def run_own(
             gradients = _gradients(module, scale)
             if all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
                 break  # as torch's GradScaler would find it
-        made = tuple(output.detach().clone() for output in outputs)
+        detached = tuple(output.detach().clone() for output in outputs)
         moved = _moved(module, graph, inputs, reference, dtypes, scale) if gradients else {}
-        return TrainingPrecisionStep(dtypes, inputs, made, gradients, scale, moved)
+        return TrainingPrecisionStep(dtypes, inputs, detached, gradients, scale, moved)
     except Exception as error:  # the model's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{type(error).__name__}: {reason}".removesuffix(": ")
@@ -163,7 +163,7 @@ class _Rank:
 
 
 def check_own(
-    own: TrainingPrecisionStep, reference: Reference, program: Program, folder: Path, timeout_seconds: float
+    original: TrainingPrecisionStep, reference: Reference, program: Program, folder: Path, timeout_seconds: float
 ) -> list[Error]:
     """Every tensor of every rank, in lock-step. Raises LockstepError where the package can't be run."""
     package = load_package(folder)
@@ -171,12 +171,12 @@ def check_own(
     kinds = package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)
 
     def work(mesh: Any) -> _Rank:
-        return _run(package, mesh, own, reference, program)
+        return _run(package, mesh, original, reference, program)
 
     ranks = run_lockstep(axes, work, timeout_seconds, *kinds, step.part_stages, place_axes(program))
     if not gives_loss_alone(program):
-        return list(_compared(own, reference, program, ranks))
-    alone = replace(own, outputs=own.outputs[program.outputs.index(program.loss or "") :][:1])
+        return list(_compared(original, reference, program, ranks))
+    alone = replace(original, outputs=original.outputs[program.outputs.index(program.loss or "") :][:1])
     return [
         replace(error, rank=error.rank + program.firsts[stage])
         for stage, view in stage_views(program)
@@ -192,7 +192,7 @@ def _only_loss(reference: Reference, program: Program) -> Reference:
 
 
 def _run(
-    package: LoadedPackage, mesh: Any, own: TrainingPrecisionStep, reference: Reference, program: Program
+    package: LoadedPackage, mesh: Any, original: TrainingPrecisionStep, reference: Reference, program: Program
 ) -> _Rank:
     program = program.of_stage(0 if mesh.stages is None else mesh.stages.index)
     mesh.random.exact, mesh.random.seed, mesh.random.step = True, reference.seed, 0
@@ -203,20 +203,20 @@ def _run(
         runtime.assign(tensor, next(state[name] for name in (sharding.name, *sharding.ties) if name in state))
     count = reference.micro_batches
     layouts = [input_layout(program, name) for name in program.inputs * count]
-    inputs = [_part(x, layout, program.mesh, mesh.rank) for x, layout in zip(own.inputs, layouts, strict=True)]
+    inputs = [_part(x, layout, program.mesh, mesh.rank) for x, layout in zip(original.inputs, layouts, strict=True)]
     norm = 0.0
     if program.loss is None:
         with torch.no_grad():
-            made = model(*inputs)
+            returned = model(*inputs)
     else:
         optimizer = package.train.make_optimizer(model)
         scaling = {}
         if program.precision == "fp16-mixed":
-            scaling = {"scaler": package.train.make_scaler(mesh, own.scale / ROOM)}
+            scaling = {"scaler": package.train.make_scaler(mesh, original.scale / ROOM)}
         norm = float(package.train.train_step(model, optimizer, mesh, _batches(inputs, count), math.inf, **scaling)[1])
         seen = package.recorder.take(mesh.global_rank).outputs
-        made = seen[0] if seen else []
-    outputs = [made] if isinstance(made, torch.Tensor) else list(made)
+        returned = seen[0] if seen else []
+    outputs = [returned] if isinstance(returned, torch.Tensor) else list(returned)
     if program.loss is not None and not program.step.parts:  # the package returns the loss first
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
     named = {runtime.sharding(p).name: p for p in model.parameters()}
@@ -227,8 +227,8 @@ def _run(
 
 def _batches(inputs: list[torch.Tensor], count: int) -> list[Any]:
     """As `train_step` takes them: those of one batch, or of each micro-batch."""
-    own = len(inputs) // count
-    return inputs if count == 1 else [inputs[i * own : (i + 1) * own] for i in range(count)]
+    per_batch = len(inputs) // count
+    return inputs if count == 1 else [inputs[i * per_batch : (i + 1) * per_batch] for i in range(count)]
 
 
 def _part(x: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
@@ -239,21 +239,21 @@ def _part(x: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tenso
 
 
 def _compared(
-    own: TrainingPrecisionStep, reference: Reference, program: Program, ranks: Sequence[_Rank]
+    original: TrainingPrecisionStep, reference: Reference, program: Program, ranks: Sequence[_Rank]
 ) -> Iterator[Error]:
     scale = largest(reference.gradients.values())
-    for rank, found in enumerate(ranks):
+    for rank, result in enumerate(ranks):
         for position, name in enumerate(program.outputs):
             value = program.value(name)
             label = "loss" if name == program.loss else value.tensor
             whole = "P" not in str(value.layout).split()
             yield _error(
-                f"output {label}", rank, found.outputs[position], own.outputs[position],
+                f"output {label}", rank, result.outputs[position], original.outputs[position],
                 reference.steps[0].outputs[position], value.layout if whole else None, program, 0.0,
             )  # fmt: skip
         for parameter in program.parameters if program.loss is not None else ():
-            name, gradient = parameter.path, by_name(found.gradients, parameter)
-            expected, exact = by_name(own.gradients, parameter), by_name(reference.gradients, parameter)
+            name, gradient = parameter.path, by_name(result.gradients, parameter)
+            expected, exact = by_name(original.gradients, parameter), by_name(reference.gradients, parameter)
             if expected is None or exact is None or gradient is None:
                 if (expected is None) != (gradient is None) and 0 not in parameter.shape:
                     has = "has none" if expected is None else "has one"
@@ -261,28 +261,28 @@ def _compared(
                 continue
             part = local_part(exact, parameter.layout, program.mesh, rank)
             found_part = unsplit(gradient, part)
-            moved = by_name(own.moved, parameter)
+            moved = by_name(original.moved, parameter)
             yield _error(f"gradient {name}", rank, found_part, expected, exact, parameter.layout, program, scale, moved)
-        if own.scale != 1:  # what is clipped must be without the scale
-            yield _norm_error(rank, found.norm, own, reference.steps[0].norm)
+        if original.scale != 1:  # what is clipped must be without the scale
+            yield _norm_error(rank, result.norm, original, reference.steps[0].norm)
         for parameter in program.parameters:
-            held = by_name(found.parameters, parameter)
-            wanted = next(own.dtypes[n] for n in (parameter.path, *parameter.ties) if n in own.dtypes)
+            held = by_name(result.parameters, parameter)
+            wanted = next(original.dtypes[n] for n in (parameter.path, *parameter.ties) if n in original.dtypes)
             right = held is not None and held.dtype == wanted and bool(torch.isfinite(held).all())
             what = "" if right or held is None else f"{held.dtype} after a step, expected {wanted}"
             yield Error(OWN, f"parameter {parameter.path}", rank, 1, 0.0 if right else math.inf, what)
 
 
-def _norm_error(rank: int, found: float, own: TrainingPrecisionStep, exact: float) -> Error:
-    norms = [gradient.double().norm() for gradient in own.gradients.values()]
+def _norm_error(rank: int, norm: float, original: TrainingPrecisionStep, exact: float) -> Error:
+    norms = [gradient.double().norm() for gradient in original.gradients.values()]
     expected = float(torch.stack(norms).norm()) if norms else 0.0
-    right = abs(found - exact) <= TIMES * abs(expected - exact) + NORM_ERROR * exact or not math.isfinite(expected)
-    what = "" if right else f"{found:.4g}, the original's is {expected:.4g}"
+    right = abs(norm - exact) <= TIMES * abs(expected - exact) + NORM_ERROR * exact or not math.isfinite(expected)
+    what = "" if right else f"{norm:.4g}, the original's is {expected:.4g}"
     return Error(OWN, "norm of all gradients", rank, 1, 0.0 if right else math.inf, what)
 
 
 def _error(
-    name: str, rank: int, found: Any, expected: torch.Tensor, exact: torch.Tensor, layout: Layout | None,
+    name: str, rank: int, actual: Any, expected: torch.Tensor, exact: torch.Tensor, layout: Layout | None,
     program: Program, scale: float,
     moved: torch.Tensor | None = None,
 ) -> Error:  # fmt: skip
@@ -293,19 +293,19 @@ def _error(
     def said(problem: str) -> Error:
         return Error(OWN, name, rank, 1, math.inf, problem.replace("torch.", ""))
 
-    if not isinstance(found, torch.Tensor) or found.dtype != expected.dtype:
-        return said(f"{getattr(found, 'dtype', 'missing')}, the original's is {expected.dtype}")
-    if not found.is_floating_point() or not found.numel():
+    if not isinstance(actual, torch.Tensor) or actual.dtype != expected.dtype:
+        return said(f"{getattr(actual, 'dtype', 'missing')}, the original's is {expected.dtype}")
+    if not actual.is_floating_point() or not actual.numel():
         return Error(OWN, name, rank, 1, 0.0)
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(actual).all()):
         return Error(OWN, name, rank, 1, 0.0) if not bool(torch.isfinite(expected).all()) else said("NaN or inf")
     if layout is None:
         return Error(OWN, name, rank, 1, 0.0)
-    own = float((expected.double() - exact).abs().max())
-    allowed = TIMES * own + rounding * (ROUNDINGS * float(exact.abs().max()) + scale)
-    errors = (found.double() - local_part(exact, layout, program.mesh, rank)).abs()
+    own_error = float((expected.double() - exact).abs().max())
+    allowed = TIMES * own_error + rounding * (ROUNDINGS * float(exact.abs().max()) + scale)
+    errors = (actual.double() - local_part(exact, layout, program.mesh, rank)).abs()
     over = errors if moved is None else errors - MOVED_TIMES * local_part(moved, layout, program.mesh, rank)
     if float(over.max()) > allowed:
         error = float(errors.flatten()[over.argmax()])
-        return said(f"{error:.2e} away from the exact values, the original {own:.2e}, allowed {allowed:.2e}")
+        return said(f"{error:.2e} away from the exact values, the original {own_error:.2e}, allowed {allowed:.2e}")
     return Error(OWN, name, rank, 1, 0.0)

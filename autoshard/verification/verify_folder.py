@@ -61,16 +61,16 @@ def verify_package(
     """
     plan, graph, hardware = read_package(Path(directory))
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
-    given = dict(arguments or {})
-    VerifyRequest(backend, full, given).check()
+    reduced = dict(arguments or {})
+    VerifyRequest(backend, full, reduced).check()
     if backend == "gloo" and plan.devices > MOST_PROCESSES:
         backend = "lockstep"
     ranks, in_turns = min(plan.mesh.size, MOST_RANKS), backend == "lockstep"
     sized = resized(graph, step_sizes(graph)[0]) if graph.dynamic else graph
-    quick = not given and (full or is_quick(plan, sized, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
+    quick = not reduced and (full or is_quick(plan, sized, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
     if full or (quick and plan.mesh.size <= MOST_RANKS):
         return _at_full_size(package, backend, timeout_seconds, full)
-    small = package.arguments if quick else reduced_arguments(package.arguments, verify_arguments(plan.model), given)
+    small = package.arguments if quick else reduced_arguments(package.arguments, verify_arguments(plan.model), reduced)
     if not quick and not changed(package.arguments, small):
         raise UsageError(
             f"{plan.model} is too large to verify here at full size, and names no smaller sizes",
@@ -107,16 +107,16 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
     plan, graph = package.plan, package.graph
     smaller = changed(package.arguments, small_arguments)
     small_graph = _captured(package, small_arguments) if smaller else graph
-    found = counterpart(plan, graph, small_graph, package.hardware, MOST_RANKS)
-    if found.lost and plan.mesh.size <= MOST_RANKS:
-        more = f" (and {len(found.lost) - 1} more)" if len(found.lost) > 1 else ""
-        raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
-    count, sizes = plan.step.micro_batches, _sizes(found.plan, small_graph, backend)
+    proxy = counterpart(plan, graph, small_graph, package.hardware, MOST_RANKS)
+    if proxy.lost and plan.mesh.size <= MOST_RANKS:
+        more = f" (and {len(proxy.lost) - 1} more)" if len(proxy.lost) > 1 else ""
+        raise UsageError(f"the reduced model would not be split as the planned one is: {proxy.lost[0]}{more}", OTHERS)
+    count, sizes = plan.step.micro_batches, _sizes(proxy.plan, small_graph, backend)
     case = make_case(plan.model, small_arguments, small_graph, micro_batches=count, sizes=sizes, by_rows=by_rows(plan))
-    files = emit(found.program, found.plan, small_graph)
-    proof = check_files(case, found.program, files, backend, timeout_seconds, own_precision=True)
-    planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)
-    unverified = (*proof.unverified, *_uncovered(package, found, small_graph))
+    files = emit(proxy.program, proxy.plan, small_graph)
+    proof = check_files(case, proxy.program, files, backend, timeout_seconds, own_precision=True)
+    planned = "" if proxy.plan.mesh == plan.mesh else str(plan.mesh)
+    unverified = (*proof.unverified, *_uncovered(package, proxy, small_graph))
     words = size_words(small_graph, sizes)
     return replace(proof, reduced=smaller, planned_mesh=planned, unverified=unverified, sizes=words)
 
@@ -134,27 +134,27 @@ def _sizes(plan: Plan, graph: Graph, backend: Backend, full: bool = False) -> li
 
 def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
     graph = package.graph
-    asked = (graph.precision, graph.optimizer, graph.training)
+    settings = (graph.precision, graph.optimizer, graph.training)
     dynamic = (dynamic_text(graph),) if graph.dynamic else ()
-    captured = capture(package.plan.model, arguments, *asked, dynamic=dynamic)
+    captured = capture(package.plan.model, arguments, *settings, dynamic=dynamic)
     if samples := package.plan.step.samples:
-        own = batch_size(captured)
-        captured = captured_with(rebatched(captured, samples), package.plan.model, arguments, own, dynamic)
+        batch = batch_size(captured)
+        captured = captured_with(rebatched(captured, samples), package.plan.model, arguments, batch, dynamic)
     return with_rules_of(graph, captured)
 
 
-def _uncovered(package: _Package, found: Counterpart, small_graph: Graph) -> Iterator[str]:
+def _uncovered(package: _Package, proxy: Counterpart, small_graph: Graph) -> Iterator[str]:
     """In words, what the plan does and its counterpart does not."""
     plan, graph, program = package.plan, package.graph, lower(package.plan, package.graph)
-    for (name, length), (_, own) in zip(plan.mesh.axes, found.plan.mesh.axes, strict=True):
-        if length != own:
-            yield f"{length} devices along {name}: {own} ran"
-    yield from found.lost[:NAMED]
-    if len(found.lost) > NAMED:
-        yield f"{len(found.lost) - NAMED} more that are split otherwise than planned"
-    for kind in only_at_full_size((plan, graph, program), (found.plan, small_graph, found.program)):
+    for (name, length), (_, actual) in zip(plan.mesh.axes, proxy.plan.mesh.axes, strict=True):
+        if length != actual:
+            yield f"{length} devices along {name}: {actual} ran"
+    yield from proxy.lost[:NAMED]
+    if len(proxy.lost) > NAMED:
+        yield f"{len(proxy.lost) - NAMED} more that are split otherwise than planned"
+    for kind in only_at_full_size((plan, graph, program), (proxy.plan, small_graph, proxy.program)):
         yield f"{kind}, used only in what was left out"
-    if heads_per_device(program) != heads_per_device(found.program):
+    if heads_per_device(program) != heads_per_device(proxy.program):
         yield "the planned number of attention heads of a device"
 
 

@@ -81,12 +81,12 @@ def best_steps(
     """The best step and up to `count` others, each of another outer choice. Not `bounded`: without the bound on all.
     InfeasibleError where none fits."""
     level, choices, waiting = objective.level, [OuterChoice(*problem) for problem in problems], list(later)
-    found: list[SolvedStep] = []
+    steps: list[SolvedStep] = []
     best, solved = inf, 0
 
     def more() -> list[OuterChoice]:
         """Outer choices of the mesh whose bound is least, if it is below the best step."""
-        first = min(waiting, key=lambda own: own.least_seconds, default=None)
+        first = min(waiting, key=lambda group: group.least_seconds, default=None)
         if first is None or first.least_seconds >= best:
             return []
         waiting.remove(first)
@@ -95,21 +95,21 @@ def best_steps(
     def limit() -> float:
         return best
 
-    for _, own in best_first(choices, objective.bounds, limit, more):
+    for _, choice in best_first(choices, objective.bounds, limit, more):
         solved += 1
-        made = objective.solved(own, best)
-        if made is not None:
-            found.append(made)
-        if made is not None and made.fits:
-            best = min(best, made.value(level))
-            tell(f"{own.problem.choice}: {objective.text(made.value(level))}")
-    ranked = best_of_each(nearby_steps(found, level, objective.known), level)
+        step = objective.solved(choice, best)
+        if step is not None:
+            steps.append(step)
+        if step is not None and step.fits:
+            best = min(best, step.value(level))
+            tell(f"{choice.problem.choice}: {objective.text(step.value(level))}")
+    ranked = best_of_each(nearby_steps(steps, level, objective.known), level)
     if not ranked:
-        raise none_fits([own.problem for own in choices])
+        raise none_fits([choice.problem for choice in choices])
     best = ranked[0].value(level)
     proved = (least for least, _ in best_first(choices, objective.proofs(best), limit))
     bound = min(best, next(proved, best)) if bounded else 0.0
-    considered = len(choices) + sum(len(own.choices) for own in waiting)
+    considered = len(choices) + sum(len(group.choices) for group in waiting)
     others, undivided = tuple(ranked[1 : count + 1]), tuple(log.reasons.items())
     return JointResult(level, ranked[0], others, line, bound, considered, solved, undivided)
 
@@ -129,21 +129,21 @@ def best_first(
             heappush(heap, (choices[number].once(bounds[0]), number, 1))
         begun = len(choices)
         while heap and heap[0][0] <= most() * (1 + ROUNDING) and heap[0][0] < inf:
-            least, number, made = heappop(heap)
-            if made == len(bounds):
+            least, number, depth = heappop(heap)
+            if depth == len(bounds):
                 yield least, choices[number]
             else:
-                heappush(heap, (max(least, choices[number].once(bounds[made])), number, made + 1))
+                heappush(heap, (max(least, choices[number].once(bounds[depth])), number, depth + 1))
         choices += more()
         if len(choices) == begun:
             return
 
 
-def best_of_each(found: Iterable[SolvedStep], level: int) -> list[SolvedStep]:
+def best_of_each(steps: Iterable[SolvedStep], level: int) -> list[SolvedStep]:
     """The best split of every outer choice, the best choice first; of equal ones the faster, then the leaner."""
     each: dict[ParallelConfig, SolvedStep] = {}
-    for own in sorted(found, key=lambda own: (own.value(level), own.seconds, own.peak_bytes)):
-        each.setdefault(own.problem.choice, own)
+    for step in sorted(steps, key=lambda step: (step.value(level), step.seconds, step.peak_bytes)):
+        each.setdefault(step.problem.choice, step)
     return list(each.values())
 
 
@@ -152,11 +152,15 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
     of their programs nothing is proven."""
     least = inf
     for problem in problems:
-        own = problem.bounding
-        sizes = own.point_bytes(own.stages - 1)
-        whole = sum(float(sizes[kind].min()) for kind in own.line)
+        bounding = problem.bounding
+        sizes = bounding.point_bytes(bounding.stages - 1)
+        whole = sum(float(sizes[kind].min()) for kind in bounding.line)
         rooms = problem.capacities
-        each = (whole / own.stages + float((rooms - own.capacity_bytes).min())) * problem.capacity_bytes / rooms.mean()
+        each = (
+            (whole / bounding.stages + float((rooms - bounding.capacity_bytes).min()))
+            * problem.capacity_bytes
+            / rooms.mean()
+        )
         least = min(least, max(each, problem.one_stage_least_bytes))
     room = format_bytes(problems[0].capacity_bytes)
     short = none_within(float(least), problems[0].capacity_bytes)
@@ -169,12 +173,12 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
 def _untried(problems: list[StepProblem], short: float) -> str:
     """Options that make a step leaner, of which none of the problems had the most. `short`: times the memory needed."""
     choices = [problem.choice for problem in problems]
-    devices = max(own.stages * own.replicas * Mesh(own.inner).size for own in choices)
+    devices = max(choice.stages * choice.replicas * Mesh(choice.inner).size for choice in choices)
     said = [f"--devices {devices * 2 ** max(1, ceil(log2(max(short, 1.0))))}"]
-    if all(own.zero < 3 for own in choices):
+    if all(choice.zero < 3 for choice in choices):
         said.append("--zero 3")
     if not any("input" in keeps for problem in problems for keeps in problem.keeps):
         said.append("--recompute full")
-    least = min(own.micro_batch for own in choices)
+    least = min(choice.micro_batch for choice in choices)
     said += ["--micro-batch 1"] if least > 1 else []
     return " or ".join(said) + ", or a model with a smaller batch, sequence or width"

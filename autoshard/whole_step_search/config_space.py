@@ -111,8 +111,8 @@ def parallel_configs(
                 log.no(f"{inner} devices of a stage are not divided by tp={tensor}")
                 continue
             for context, expert in _second_axes(space, inner // tensor, tensor, hardware, log):
-                found = _of_mesh(space, stages, inner // (tensor * context * expert), tensor, log)
-                yield from (replace(choice, context=context, expert=expert) for choice in found)
+                configs = _of_mesh(space, stages, inner // (tensor * context * expert), tensor, log)
+                yield from (replace(choice, context=context, expert=expert) for choice in configs)
 
 
 def _second_axes(
@@ -192,8 +192,8 @@ def what_divides(space: ConfigSpace, hardware: Hardware) -> str:
     batch, parts = space.global_batch, space.micro_batch or (1,)  # only their multiples may be divided
     lower = merge(*(range((batch - 1) // m * m, 0, -m)[: space.devices] for m in parts), reverse=True)
     upper = merge(*(range((batch // m + 1) * m, (batch // m + 1 + space.devices) * m, m) for m in parts))
-    near = (next((own for own in each if _divides(space, hardware, own)), None) for each in (lower, upper))
-    batches = [str(own) for own in near if own]
+    near = (next((size for size in each if _divides(space, hardware, size)), None) for each in (lower, upper))
+    batches = [str(size) for size in near if size]
     if batches:
         return f"--global-batch {' or '.join(batches)}"
     stages = [s for s in divisors(space.devices, min(space.line, space.devices)) if s >= space.least_stages]
@@ -215,9 +215,9 @@ def read_choices(option: str, text: str | int | None) -> tuple[int, ...] | None:
     if text in (None, AUTO):
         return None
     try:
-        found = tuple(dict.fromkeys(int(part) for part in str(text).split(",")))
+        numbers = tuple(dict.fromkeys(int(part) for part in str(text).split(",")))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
         raise UsageError(f"{option} {text}: expected auto, or numbers from 1 on with commas", f"{option} auto")
-    return found
+    return numbers

@@ -31,34 +31,34 @@ def fitting_step(
 ) -> SolvedStep | None:
     """The best plan that fits as it is simulated, of those that `plans_of` makes of the problem, and of it with less
     room until the first of them fits; else the first; None without any."""
-    own, first, fitting = problem, None, list[SolvedStep]()
+    tightened, first, fitting = problem, None, list[SolvedStep]()
     for attempt in range(ROUNDS):
-        plans = [plan for plan in dict.fromkeys(plans_of(own)) if plan is not None]
-        made = [(plan, problem.step_costs(plan)) for plan in plans]
-        if not made:
+        plans = [plan for plan in dict.fromkeys(plans_of(tightened)) if plan is not None]
+        costed = [(plan, problem.step_costs(plan)) for plan in plans]
+        if not costed:
             break
-        for plan, costs in made:
+        for plan, costs in costed:
             if fits(problem.fullest_bytes(costs.peak_bytes), problem.capacity_bytes):
                 fitting.append(SolvedStep(problem, split, plan, simulate_step(costs)))
-        over = np.maximum(np.array(made[0][1].peak_bytes) - problem.capacities, 0.0)
+        over = np.maximum(np.array(costed[0][1].peak_bytes) - problem.capacities, 0.0)
         if not over.any():
             break
-        first = first or SolvedStep(problem, split, plans[0], simulate_step(made[0][1]))
-        own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
+        first = first or SolvedStep(problem, split, plans[0], simulate_step(costed[0][1]))
+        tightened = replace(tightened, withheld_bytes=tightened.withheld_bytes + over * 2**attempt)
     return min(fitting, key=lambda step: (step.value(level), step.seconds), default=first)
 
 
 def best_stages(problem: StepProblem) -> StagePlan | None:
     """The fastest by the closed form; None where there is none. Where none of several stages fits as the stage problem
     counts, one that fits by what is surely held: whether it does is for the simulated step to say."""
-    found = solve_stages(problem.stage_problem, LOOSE)
+    plan = solve_stages(problem.stage_problem, LOOSE)
     if not _is_one(problem):
-        return found or solve_stages(problem.bounding, LOOSE)
+        return plan or solve_stages(problem.bounding, LOOSE)
     several = problem.choice.micro_batches > 1  # then the form counts no less than is held
-    if several and found and found.seconds * (1 - LOOSE) <= RoomBound(problem.bounding).form_seconds:
-        return found
-    points = least_points(problem, [own.front for own in problem.fronts])
-    return found if points is None else one_stage(problem, points)
+    if several and plan and plan.seconds * (1 - LOOSE) <= RoomBound(problem.bounding).form_seconds:
+        return plan
+    points = least_points(problem, [curve.front for curve in problem.fronts])
+    return plan if points is None else one_stage(problem, points)
 
 
 def one_stage(problem: StepProblem, points: tuple[int, ...]) -> StagePlan:
@@ -80,7 +80,7 @@ def one_stage_bytes(problem: StepProblem) -> float:
     where too many plans are to be followed."""
     if not _is_one(problem):
         return np.inf
-    blocks, always = _running(problem, [own.front for own in problem.fronts])
+    blocks, always = _running(problem, [curve.front for curve in problem.fronts])
     return always + least_peak(blocks)
 
 
@@ -94,12 +94,12 @@ def _running(problem: StepProblem, fronts: Sequence[Front]) -> tuple[list[Runnin
     are held in any case. Of a single micro-batch the gradients of a block, and of those after it, are there as it
     runs."""
     fresh = [problem.fresh_bytes(block) for block in range(len(problem.kinds))]
-    made, found = sum(fresh), []
+    grad_bytes, blocks = sum(fresh), []
     for block, kind in enumerate(problem.kinds):
         front = fronts[kind]
         working = np.array([problem.working_bytes(block, point) for point in range(front.points)])
         seconds = front.seconds + front.tail_seconds / problem.choice.micro_batches
-        found.append(RunningBlock(seconds, front.kept_bytes, working + made))
-        made -= fresh[block]
+        blocks.append(RunningBlock(seconds, front.kept_bytes, working + grad_bytes))
+        grad_bytes -= fresh[block]
     always = sum(problem.always_bytes(block) for block in range(len(problem.kinds)))
-    return found, always + float(np.max(problem.withheld_bytes))
+    return blocks, always + float(np.max(problem.withheld_bytes))

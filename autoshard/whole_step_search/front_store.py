@@ -80,29 +80,29 @@ class FrontStore:
 
     def _costs(self, inner: Inner, micro_batch: int, left: Left) -> tuple[SplitCosts, ...]:
         short = self._of(micro_batch)
-        found: list[SplitCosts] = []
+        distinct: list[SplitCosts] = []
         every = (self.hardware, *dict.fromkeys(kind.hardware for kind in self.hardware.kinds))
-        splits = (own for known in every for own in block_splits(short.graph, Mesh(inner), known, left, self.asked))
+        splits = (split for known in every for split in block_splits(short.graph, Mesh(inner), known, left, self.asked))
         for split in splits:
-            own = block_costs(short, split, self.hardware)
-            if all(own != other.made for other in found):
-                found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
-        return tuple(found)
+            costs = block_costs(short, split, self.hardware)
+            if all(costs != other.made for other in distinct):
+                distinct.append(SplitCosts(micro_batch, split, costs, by_kind(short, costs)))
+        return tuple(distinct)
 
     def of_kind(self, hardware: Hardware) -> FrontStore:
         """The store of one kind of devices of the cluster, for splits that are known here."""
         if hardware not in self.by_kind:
-            own = FrontStore(self.line, hardware, self.pins, self.asked, replicas=self.replicas, tell=self.tell)
-            self.by_kind[hardware] = own
+            store = FrontStore(self.line, hardware, self.pins, self.asked, replicas=self.replicas, tell=self.tell)
+            self.by_kind[hardware] = store
         return self.by_kind[hardware]
 
-    def same_split(self, own: SplitCosts) -> SplitCosts:
+    def same_split(self, costed: SplitCosts) -> SplitCosts:
         """What a split that another store found costs here."""
-        if own not in self.same:
-            short = self._of(own.micro_batch)
-            made = block_costs(short, own.split, self.hardware)
-            self.same[own] = SplitCosts(own.micro_batch, own.split, made, by_kind(short, made))
-        return self.same[own]
+        if costed not in self.same:
+            short = self._of(costed.micro_batch)
+            costs = block_costs(short, costed.split, self.hardware)
+            self.same[costed] = SplitCosts(costed.micro_batch, costed.split, costs, by_kind(short, costs))
+        return self.same[costed]
 
     def _left(self, choice: ParallelConfig) -> Left:
         """What pins leave of the splits of an outer choice."""
@@ -148,7 +148,7 @@ class FrontStore:
         if samples not in self.ideal:
             graph = rebatched(self.line.graph, samples)
             kinds = [kind.hardware for kind in self.hardware.kinds] or [self.hardware]
-            self.ideal[samples] = min(ideal_seconds(graph, own, 1) for own in kinds)
+            self.ideal[samples] = min(ideal_seconds(graph, kind, 1) for kind in kinds)
         each = self.ideal[samples] / Mesh(choice.inner).size
         if choice.virtual_stages > 1:
             return choice.micro_batches * each / choice.stages
@@ -162,26 +162,26 @@ class FrontStore:
             return error.message
         return ""
 
-    def sharded(self, own: SplitCosts) -> tuple[ShardedCosts, ...]:
+    def sharded(self, costed: SplitCosts) -> tuple[ShardedCosts, ...]:
         """Costs of the split with weights sharded over replicas, by kind. What shards change is measured with the first
         micro-batch that is asked for: weights have no batch."""
-        if own in self.sharded_made:
-            return self.sharded_made[own]
-        key = self._shards_key(own)
+        if costed in self.sharded_made:
+            return self.sharded_made[costed]
+        key = self._shards_key(costed)
         if key not in self.measured:
-            wide = self._of(self.replicas * own.micro_batch)
-            made = sharded_costs(wide, self.short.graph, own.split, self.replicas, own.made, self.hardware)
-            self.measured[key] = own, by_kind(wide, made)
-        first, found = self.measured[key]
-        if first is not own:
-            changes = zip(first.costs, found, own.costs, strict=True)
-            found = tuple(carried_over(before, after, whole) for before, after, whole in changes)
-        self.sharded_made[own] = found
-        return found
+            wide = self._of(self.replicas * costed.micro_batch)
+            sharded = sharded_costs(wide, self.short.graph, costed.split, self.replicas, costed.made, self.hardware)
+            self.measured[key] = costed, by_kind(wide, sharded)
+        first, kind_costs = self.measured[key]
+        if first is not costed:
+            changes = zip(first.costs, kind_costs, costed.costs, strict=True)
+            kind_costs = tuple(carried_over(before, after, whole) for before, after, whole in changes)
+        self.sharded_made[costed] = kind_costs
+        return kind_costs
 
-    def _shards_key(self, own: SplitCosts) -> tuple[object, ...]:
+    def _shards_key(self, costed: SplitCosts) -> tuple[object, ...]:
         """Equal where shards change the same."""
-        return str(own.split.mesh), own.split.left.stored, *(op.strategy for op in own.split.plan.ops)
+        return str(costed.split.mesh), costed.split.left.stored, *(op.strategy for op in costed.split.plan.ops)
 
 
 @dataclass
@@ -193,11 +193,11 @@ class FrontStores:
     hardware: Hardware
     made: dict[tuple[int, tuple[str, ...], SplitRequest], FrontStore] = field(default_factory=dict)
 
-    def of(self, replicas: int, pins: StepPins, asked: SplitRequest, tell: Callable[[str], None]) -> FrontStore:
-        key = replicas, pins.texts, asked
+    def of(self, replicas: int, pins: StepPins, request: SplitRequest, tell: Callable[[str], None]) -> FrontStore:
+        key = replicas, pins.texts, request
         if key not in self.made:
             line = block_line(self.graph, pins.marks(self.graph))
-            self.made[key] = FrontStore(line, self.hardware, pins, asked, replicas=replicas, tell=tell)
+            self.made[key] = FrontStore(line, self.hardware, pins, request, replicas=replicas, tell=tell)
         return self.made[key]
 
 

@@ -50,107 +50,109 @@ _NUMBERS = frozenset(
 
 
 def joint_plan(
-    found: JointResult, hardware: Hardware, origin: Origin, known: Graph | None = None
+    joint: JointResult, hardware: Hardware, origin: Origin, known: Graph | None = None
 ) -> tuple[Graph, Plan]:
-    """The graph of a micro-batch and the plan of `found.best`, predicted from its own program; in equal shares of the
+    """The graph of a micro-batch and the plan of `joint.best`, predicted from its own program; in equal shares of the
     batch, with a note, where it can't be in others.
 
     `known`: that graph, where it is known better than by carrying the captured one over.
     """
-    shares = found.best.problem.batch_shares(found.best.plan)
+    shares = joint.best.problem.batch_shares(joint.best.plan)
     try:
-        return _joint_plan(found, hardware, origin, known, shares if len(set(shares)) > 1 else ())
+        return _joint_plan(joint, hardware, origin, known, shares if len(set(shares)) > 1 else ())
     except UsageError as error:
         if not shares:
             raise
-        graph, plan = _joint_plan(found, hardware, origin, known, ())
+        graph, plan = _joint_plan(joint, hardware, origin, known, ())
         note = f"equal shares of the batch on several kinds of devices: {error.message}"
         return graph, replace(plan, search=replace(plan.search, notes=(*plan.search.notes, note)))
 
 
 def _joint_plan(
-    found: JointResult, hardware: Hardware, origin: Origin, known: Graph | None, shares: tuple[int, ...]
+    joint: JointResult, hardware: Hardware, origin: Origin, known: Graph | None, shares: tuple[int, ...]
 ) -> tuple[Graph, Plan]:
-    best, line = found.best, found.line
+    best, line = joint.best, joint.line
     choice = best.problem.choice
     carried = rebatched(line.graph, choice.replicas * choice.micro_batch)
     graph = known or carried
     assert best.split is not None
-    pins = found.pins.on(Mesh(((REPLICAS, choice.replicas), *choice.inner)))
+    pins = joint.pins.on(Mesh(((REPLICAS, choice.replicas), *choice.inner)))
     stored, solution = replicated_split(
         replace(line, graph=graph), line.graph, shortened(line), best.split, choice.replicas, choice.zero > 0, hardware,
         choice.micro_batches, pins,
     )  # fmt: skip
-    plan = plan_of(stored, solution, origin, found.room_bytes, "search", pinned_nodes(stored, pins))
+    plan = plan_of(stored, solution, origin, joint.room_bytes, "search", pinned_nodes(stored, pins))
     step = StepPlan(
-        choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
+        choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, joint), _kept(best, joint),
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
         batch_shares=shares,
     )  # fmt: skip
-    made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
+    priced_plan = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
     note = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
-    if found.level == RATIO:
+    if joint.level == RATIO:
         note += f"{format_seconds(best.rest_seconds)} of communication and replicated work per step, mean over devices "
         note += "(cost model of blocks, without pipeline bubbles)"
-    elif found.level == MEMORY:
+    elif joint.level == MEMORY:
         note += (
-            f"{format_bytes(best.peak_bytes)} on the fullest device (cost model of blocks), at most {found.gap:.2%} "
+            f"{format_bytes(best.peak_bytes)} on the fullest device (cost model of blocks), at most {joint.gap:.2%} "
         )
         note += "above the lower bound for all plans searched"
     else:
         note += (
-            f"{format_seconds(best.seconds)} (cost model of blocks), at most {found.gap:.2%} above the lower bound for "
+            f"{format_seconds(best.seconds)} (cost model of blocks), at most {joint.gap:.2%} above the lower bound for "
         )
         note += "all plans searched, whatever their schedule"
     search = replace(
-        made.search,
-        level=found.level,
-        pins=found.pins.texts,
+        priced_plan.search,
+        level=joint.level,
+        pins=joint.pins.texts,
         notes=(
-            *made.search.notes,
+            *priced_plan.search.notes,
             note,
             *other_averages(line.graph, step.samples),
             *(kept_counts(line.graph, step.samples) if holds_graph(origin.model) else followed_numbers(graph, carried)),
         ),
     )
-    return graph, _certified(predicted(replace(made, search=search), graph), best)
+    return graph, _certified(predicted(replace(priced_plan, search=search), graph), best)
 
 
 def _certified(plan: Plan, best: SolvedStep) -> Plan:
     """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
-    own = {RATIO: best.rest_seconds, MEMORY: plan.step_peak_bytes}
-    objective = own.get(plan.search.level, plan.predicted_seconds)
+    by_level = {RATIO: best.rest_seconds, MEMORY: plan.step_peak_bytes}
+    objective = by_level.get(plan.search.level, plan.predicted_seconds)
     return replace(plan, certificate=without_proof(plan.certificate, objective))
 
 
-def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
+def confirmed(joint: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
     """The best by its own program, one that fits before others, of those that may be: after the first, others are made
     into plans while the blocks' costs say that they are better than the best program so far that fits, and while none
     fits those that would, if their programs held as much more than their blocks say. What level 0 minimises is of
     blocks alone."""
-    made: list[tuple[SolvedStep, Graph, Plan]] = []
-    left = [found.best, *found.others]
+    plans: list[tuple[SolvedStep, Graph, Plan]] = []
+    left = [joint.best, *joint.others]
 
-    def by_program(own: SolvedStep) -> tuple[float, float]:
-        both = own.program_seconds, own.program_bytes
-        return {RATIO: (own.rest_seconds, own.program_seconds), MEMORY: both[::-1]}.get(found.level, both)
+    def by_program(step: SolvedStep) -> tuple[float, float]:
+        both = step.program_seconds, step.program_bytes
+        return {RATIO: (step.rest_seconds, step.program_seconds), MEMORY: both[::-1]}.get(joint.level, both)
 
-    def fit(own: SolvedStep) -> bool:
-        return fits(own.program_bytes, found.room_bytes)
+    def fit(step: SolvedStep) -> bool:
+        return fits(step.program_bytes, joint.room_bytes)
 
-    for own in left[:MOST_LIKELY]:
-        if own.value(found.level) >= min((by_program(other)[0] for other, *_ in made if fit(other)), default=math.inf):
+    for step in left[:MOST_LIKELY]:
+        if step.value(joint.level) >= min(
+            (by_program(other)[0] for other, *_ in plans if fit(other)), default=math.inf
+        ):
             break
-        times = min((1.0 if fit(other) else other.program_bytes / other.peak_bytes for other, *_ in made), default=1.0)
-        if not fits(own.peak_bytes * times, found.room_bytes):
+        times = min((1.0 if fit(other) else other.program_bytes / other.peak_bytes for other, *_ in plans), default=1.0)
+        if not fits(step.peak_bytes * times, joint.room_bytes):
             continue
-        left.remove(own)
-        graph, plan = joint_plan(replace(found, best=own), hardware, origin)
-        program = step_seconds(plan), plan.peak_within(found.room_bytes)
-        made.append((replace(own, program_seconds=program[0], program_bytes=program[1]), graph, plan))
-    made.sort(key=lambda own: (not fit(own[0]), *by_program(own[0])))
-    best, graph, plan = made[0]
-    return replace(found, best=best, others=(*(own for own, *_ in made[1:]), *left)), graph, plan
+        left.remove(step)
+        graph, plan = joint_plan(replace(joint, best=step), hardware, origin)
+        program = step_seconds(plan), plan.peak_within(joint.room_bytes)
+        plans.append((replace(step, program_seconds=program[0], program_bytes=program[1]), graph, plan))
+    plans.sort(key=lambda entry: (not fit(entry[0]), *by_program(entry[0])))
+    best, graph, plan = plans[0]
+    return replace(joint, best=best, others=(*(step for step, *_ in plans[1:]), *left)), graph, plan
 
 
 def step_seconds(plan: Plan) -> float:
@@ -158,26 +160,26 @@ def step_seconds(plan: Plan) -> float:
     return plan.step.predicted_seconds or plan.predicted_seconds
 
 
-def _parts(best: SolvedStep, found: JointResult) -> tuple[StagePart, ...]:
+def _parts(best: SolvedStep, joint: JointResult) -> tuple[StagePart, ...]:
     if best.problem.choice.stages == 1:
         return ()
-    blocks, ops = found.line.blocks, found.line.graph.ops
+    blocks, ops = joint.line.blocks, joint.line.graph.ops
     return tuple(StagePart(part.stage, part.chunk, ops[blocks[part.first].first].name) for part in best.plan.parts)
 
 
-def _kept(best: SolvedStep, found: JointResult) -> tuple[BlockPolicy, ...]:
+def _kept(best: SolvedStep, joint: JointResult) -> tuple[BlockPolicy, ...]:
     """What is kept of each block; of a module that occurs several times, the least that is kept anywhere."""
     problem, keeps = best.problem, dict[str, str]()
     for k, point in enumerate(best.plan.points):
         keep = problem.keeps[problem.kinds[k]][point]
-        for path in called_modules(found.line.graph, found.line.blocks[k].module) if keep != KEEP_ALL else ():
+        for path in called_modules(joint.line.graph, joint.line.blocks[k].module) if keep != KEEP_ALL else ():
             keeps[path] = _less(keep, keeps.get(path, keep))
     return tuple(BlockPolicy(path, keep) for path, keep in keeps.items())
 
 
 def _less(keep: str, other: str) -> str:
     """The policy that keeps less, of two that keep some results that of neither."""
-    known = [own for own in (keep, other) if own in KEEPS]
+    known = [policy for policy in (keep, other) if policy in KEEPS]
     if not known:
         return keep if keep == other else KEEPS[-1]
     least = max(known, key=KEEPS.index)
@@ -186,32 +188,32 @@ def _less(keep: str, other: str) -> str:
 
 def other_averages(graph: Graph, samples: int) -> list[str]:
     """That batch norm in training sees another number of samples than in the model as it was captured."""
-    own = batch_size(graph)
+    batch = batch_size(graph)
     averaging = [op for op in graph.ops if op.target == "aten.batch_norm" and dict(op.attributes).get("training")]
-    if samples == own or not averaging:
+    if samples == batch or not averaging:
         return []
     norms = counted(len(averaging), "batch norm")
-    return [f"{norms} of {samples} samples together, where the model was captured with {own}: other averages"]
+    return [f"{norms} of {samples} samples together, where the model was captured with {batch}: other averages"]
 
 
 def kept_counts(graph: Graph, samples: int) -> list[str]:
     """Notes for a graph without its model's code: it does not show which numbers Python computed of the batch (`loss /
     len(x)`), and all stay as they are. With those that may be, which are the samples or elements of an input."""
-    own = batch_size(graph)
-    if samples == own:
+    batch = batch_size(graph)
+    if samples == batch:
         return []
-    counts = {float(count) for name in graph.inputs for count in _counts(graph.tensor(name).shape, own)}
+    counts = {float(count) for name in graph.inputs for count in _counts(graph.tensor(name).shape, batch)}
     numbers = counts | {1 / count for count in counts}
-    found: dict[str, None] = {}
+    suspects: dict[str, None] = {}
     for op in graph.ops:
         for name, value in op.attributes:
             if name in _NUMBERS and _number(value) in numbers:
-                found[f"{_number(value):g} of {op.target.partition('.')[2]} at {op.source or op.module}"] = None
+                suspects[f"{_number(value):g} of {op.target.partition('.')[2]} at {op.source or op.module}"] = None
     note = (
-        f"a saved graph of {own} samples, planned with {samples}, without the model's code: numbers that it computed "
+        f"a saved graph of {batch} samples, planned with {samples}, without the model's code: numbers that it computed "
     )
     note += "of its batch are not known, and stay; plan from the model itself"
-    return [f"{note}, since these may be such: {'; '.join(found)}" if found else note]
+    return [f"{note}, since these may be such: {'; '.join(suspects)}" if suspects else note]
 
 
 def _counts(shape: tuple[int, ...], batch: int) -> Iterator[int]:
@@ -219,7 +221,7 @@ def _counts(shape: tuple[int, ...], batch: int) -> Iterator[int]:
     if shape[:1] == (batch,) and batch:
         dims = [size for size in shape[1:] if size > 1]
         for length in range(len(dims) + 1):
-            yield from (batch * math.prod(own) for own in combinations(dims, length))
+            yield from (batch * math.prod(subset) for subset in combinations(dims, length))
 
 
 def _number(value: Attribute) -> float | None:

@@ -79,21 +79,21 @@ def joint_search(
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
     offered = [(again[kind],) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
-    keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
+    keeps = tuple(policies if kind in named else ("all",) for kind, policies in enumerate(offered))
 
     def problems_of(own_choices: list[ParallelConfig]) -> list[Problem]:
         splits = {choice: _kept_splits(store, choice, log) for choice in own_choices}
         for choice in sorted(own_choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
-            for own in splits[choice] if choice.zero else ():
-                store.sharded(own)
+            for costed in splits[choice] if choice.zero else ():
+                store.sharded(costed)
         problems: list[Problem] = []
         for choice in own_choices:
-            for own in splits[choice]:
+            for costed in splits[choice]:
                 allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
-                sharded = store.sharded(own) if choice.zero else ()
-                there = tuple(_keeps(*pair) for pair in zip(keeps, own.costs, strict=True))
-                problem = StepProblem(choice, kinds, own.costs, there, hardware, capacity_bytes, allowed, sharded)
-                problems.append((_of_kinds(problem, store, own, graph, space), own.split))
+                sharded = store.sharded(costed) if choice.zero else ()
+                there = tuple(_keeps(*pair) for pair in zip(keeps, costed.costs, strict=True))
+                problem = StepProblem(choice, kinds, costed.costs, there, hardware, capacity_bytes, allowed, sharded)
+                problems.append((_of_kinds(problem, store, costed, graph, space), costed.split))
         for message in _not_some(space, line, named, problems):
             if message not in log.reasons:
                 log.no(message)
@@ -106,14 +106,14 @@ def joint_search(
     later = _later(choices, store, problems_of) if level == SPEED else []
     problems = problems_of([choice for choice in choices if len(choice.inner) == 1] if later else choices)
     if not problems:  # of one axis pins leave none
-        problems, later = [problem for own in later for problem in own.problems()], []
+        problems, later = [problem for group in later for problem in group.problems()], []
         _check_pins(store, problems)
-    found = best_steps(OBJECTIVES[level], problems, line, log, count, tell, later, bounded)
-    return replace(found, fronts=len(store.made), pins=pins)
+    result = best_steps(OBJECTIVES[level], problems, line, log, count, tell, later, bounded)
+    return replace(result, fronts=len(store.made), pins=pins)
 
 
 def _of_kinds(
-    problem: StepProblem, store: FrontStore, own: SplitCosts, graph: Graph, space: ConfigSpace
+    problem: StepProblem, store: FrontStore, costed: SplitCosts, graph: Graph, space: ConfigSpace
 ) -> StepProblem:
     """With the problem on the kind of devices of each stage, or of one stage of each replica, where there are several
     kinds and replicas may take unequal shares: they wait for each other at the end of a step alone."""
@@ -125,17 +125,17 @@ def _of_kinds(
     each = [hardware.of_ranks(number * size, size) for number in range(count)]
     if len(set(each)) == 1 and each[0] == hardware:
         return problem
-    made: dict[Hardware, StepProblem] = {hardware: problem}
+    by_hardware: dict[Hardware, StepProblem] = {hardware: problem}
     for kind in dict.fromkeys(each):
-        if kind not in made:
+        if kind not in by_hardware:
             of = store.of_kind(kind)
-            same = of.same_split(own)
+            same = of.same_split(costed)
             sharded = of.sharded(same) if choice.zero else ()
             room = problem.capacity_bytes * kind.usable_memory_bytes / hardware.usable_memory_bytes
             changed = replace(problem, costs=same.costs, hardware=kind, capacity_bytes=room, sharded=sharded)
-            made[kind] = replace(changed, cluster=hardware)
-    found = tuple(made[kind] for kind in each)
-    return replace(problem, by_stage=found) if choice.stages > 1 else replace(problem, by_replica=found)
+            by_hardware[kind] = replace(changed, cluster=hardware)
+    problems = tuple(by_hardware[kind] for kind in each)
+    return replace(problem, by_stage=problems) if choice.stages > 1 else replace(problem, by_replica=problems)
 
 
 def _kept_splits(store: FrontStore, choice: ParallelConfig, log: RejectedConfigs) -> tuple[SplitCosts, ...]:
@@ -160,22 +160,22 @@ def _later(
     meshes = dict.fromkeys(choice.inner for choice in choices if len(choice.inner) > 1)
     if len({choice.inner for choice in choices} - meshes.keys()) == 0:
         return []
-    found = []
+    later = []
     for inner in meshes:
-        own = [choice for choice in choices if choice.inner == inner]
-        least = min(map(store.least_seconds, own))
-        found.append(Later(tuple(own), least, partial(problems_of, own)))
-    return found
+        of_mesh = [choice for choice in choices if choice.inner == inner]
+        least = min(map(store.least_seconds, of_mesh))
+        later.append(Later(tuple(of_mesh), least, partial(problems_of, of_mesh)))
+    return later
 
 
 def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
     """What blocks of a kind may keep; of the ways to keep some results those that there are. One that communicates
     nothing keeps nothing of that."""
-    kept = dict(costs.kept_bytes)
-    some = [keep for keep in kept if keep.startswith(KEEP_SOME)]
-    plain = {keep for keep in PLAIN if PLAIN[keep] in offered and kept[keep] == kept[PLAIN[keep]]}
+    kept_bytes = dict(costs.kept_bytes)
+    some = [keep for keep in kept_bytes if keep.startswith(KEEP_SOME)]
+    plain = {keep for keep in PLAIN if PLAIN[keep] in offered and kept_bytes[keep] == kept_bytes[PLAIN[keep]]}
     wanted = [keep for keep in offered if keep not in plain]
-    return tuple(own for keep in wanted for own in (some if keep == KEEP_SOME else [keep])) or ("all",)
+    return tuple(policy for keep in wanted for policy in (some if keep == KEEP_SOME else [keep])) or ("all",)
 
 
 def _not_some(
@@ -196,7 +196,7 @@ def _has_some(keeps: tuple[str, ...]) -> bool:
 def _is_again(graph: Graph, path: str) -> bool:
     """Can all of a block be computed again?"""
     called = called_modules(graph, path)
-    return bool(called) and not any(not_again(graph, own, 2) for own in called)
+    return bool(called) and not any(not_again(graph, module, 2) for module in called)
 
 
 def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray | None:

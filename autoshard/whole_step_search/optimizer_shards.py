@@ -55,25 +55,25 @@ def fastest_stored(
     plan: Plan,
     graph: Graph,
     hardware: Hardware,
-    asked: StepRequest,
+    request: StepRequest,
     completed: Callable[[Plan], Plan],
     limit_bytes: float,
 ) -> Plan:
     """`completed` of the plan with its weights stored in one of the ways that are asked for: the fastest that fits, or
     the one that needs least. Where all may be, as it was found, too."""
-    copies = any(asked.zero_levels) and _copied(plan, graph)
+    copies = any(request.zero_levels) and _copied(plan, graph)
     ways = [
-        ZeroRequest(level, asked.threshold_bytes, summed)
-        for level in asked.zero_levels
+        ZeroRequest(level, request.threshold_bytes, summed)
+        for level in request.zero_levels
         for summed in ((False, True) if level and copies else (False,))
     ]
-    made = [completed(with_shards(plan, graph, hardware, wanted)) for wanted in ways]
-    made += [completed(plan)] if asked.zero in (None, AUTO) and not asked.enable_parallel_optimizer else []
+    candidates = [completed(with_shards(plan, graph, hardware, wanted)) for wanted in ways]
+    candidates += [completed(plan)] if request.zero in (None, AUTO) and not request.enable_parallel_optimizer else []
     if plan.search.level == MEMORY:
-        return min(made, key=_leaner)
-    least = min(step_bytes(own) for own in made)
-    fitting = [own for own in made if step_bytes(own) <= max(limit_bytes, least)]
-    return min(fitting, key=lambda own: _leaner(own)[::-1])
+        return min(candidates, key=_leaner)
+    least = min(step_bytes(candidate) for candidate in candidates)
+    fitting = [candidate for candidate in candidates if step_bytes(candidate) <= max(limit_bytes, least)]
+    return min(fitting, key=lambda candidate: _leaner(candidate)[::-1])
 
 
 def step_bytes(plan: Plan) -> float:
@@ -101,15 +101,15 @@ def least_step(least: Plan, fastest: Plan) -> Plan:
 def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
     """`plan` with its weights stored as `wanted` says, on the axes on which every use has them whole: of places with
     meshes of their own, the axes of these."""
-    made = _stored_on(plan, graph, hardware, wanted)
+    sharded = _stored_on(plan, graph, hardware, wanted)
     placed = []
-    for own in plan.place_plans:
-        kind = hardware.of_ranks(plan.first_rank(own.place), own.mesh.size)
-        stored = _stored_on(plan.of_place(own), graph, kind, wanted)
-        placed.append(replace(own, **{name: getattr(stored, name) for name in PLACED_FIELDS}))
+    for place_plan in plan.place_plans:
+        kind = hardware.of_ranks(plan.first_rank(place_plan.place), place_plan.mesh.size)
+        stored = _stored_on(plan.of_place(place_plan), graph, kind, wanted)
+        placed.append(replace(place_plan, **{name: getattr(stored, name) for name in PLACED_FIELDS}))
     step = replace(plan.step, zero=wanted.level or 3)
-    made = replace(made, step=step, place_plans=tuple(placed))
-    return _noted(priced(made, graph, hardware), plan, wanted)
+    sharded = replace(sharded, step=step, place_plans=tuple(placed))
+    return _noted(priced(sharded, graph, hardware), plan, wanted)
 
 
 def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
@@ -126,20 +126,20 @@ def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest
     keep = {
         n: _stored(site, uses[site.name], graph, formulation, wanted) for n, site in weight_sites(formulation, uses)
     }
-    own = narrowed(_with_inputs(formulation, plan), keep)
-    solution = solvers.solve(own.problem, "auto", Options(rough=True))
+    restricted = narrowed(_with_inputs(formulation, plan), keep)
+    solution = solvers.solve(restricted.problem, "auto", Options(rough=True))
     origin = Origin(plan.model, plan.model_arguments, plan.fusion)
-    made = plan_of(own, solution, origin, plan.capacity_bytes, "search")
-    made = with_parts(made, own, parts(own, solution.choice))
-    stored = tuple(replace(p, decided_by=DECIDED) for p in made.parameters)
+    sharded = plan_of(restricted, solution, origin, plan.capacity_bytes, "search")
+    sharded = with_parts(sharded, restricted, parts(restricted, solution.choice))
+    stored = tuple(replace(p, decided_by=DECIDED) for p in sharded.parameters)
     deciders = {op.op: op.decided_by for op in plan.ops}
-    ops = tuple(replace(op, decided_by=deciders[op.op]) for op in made.ops)
-    return replace(made, parameters=stored, ops=ops)
+    ops = tuple(replace(op, decided_by=deciders[op.op]) for op in sharded.ops)
+    return replace(sharded, parameters=stored, ops=ops)
 
 
-def _noted(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
+def _noted(sharded: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
     """What was proved was proved of the plan before."""
-    certificate = without_proof(plan.certificate, made.predicted_seconds, made.certificate.objective_seconds)
+    certificate = without_proof(plan.certificate, sharded.predicted_seconds, sharded.certificate.objective_seconds)
     small = f", those of more than {wanted.threshold_bytes / 1024:g} KB," if wanted.threshold_bytes else ""
     over = "sum their gradients" if wanted.summed else "use them alike"
     what = f"weights{small} are stored in shards over the devices that {over}" if wanted.level else ""
@@ -147,15 +147,15 @@ def _noted(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
         f"{what or 'weights are stored as they are used'}, as ZeRO {wanted.level} asks: operators were chosen before"
     )
     search = replace(plan.search, notes=(*plan.search.notes, message))
-    return replace(made, certificate=certificate, search=search, versions=plan.versions)
+    return replace(sharded, certificate=certificate, search=search, versions=plan.versions)
 
 
 def _copied(plan: Plan, graph: Graph) -> bool:
     """Does some weight have an axis along which every device uses it whole, and makes the same gradient of it?"""
     uses = weight_uses(graph, chosen_strategies(plan, graph)).values()
     axes = [axis for axis, size in enumerate(plan.mesh.sizes) if size > 1]
-    here = any(is_whole(own, axis) and not is_summed(own, axis) for own in uses for axis in axes)
-    return here or any(_copied(plan.of_place(own), graph) for own in plan.place_plans)
+    here = any(is_whole(layouts, axis) and not is_summed(layouts, axis) for layouts in uses for axis in axes)
+    return here or any(_copied(plan.of_place(place_plan), graph) for place_plan in plan.place_plans)
 
 
 def _stored(site: Site, uses: list[Layout], graph: Graph, formulation: Formulation, wanted: ZeroRequest) -> list[int]:

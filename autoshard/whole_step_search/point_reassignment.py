@@ -30,23 +30,23 @@ def reassigned_points(problem: StepProblem, plan: StagePlan) -> StagePlan | None
     blocks = [[k for k in range(part.first, part.stop) if problem.kinds[k] == run] for part in plan.parts]
     front = problem.fronts[run].front
     choice = undominated(front.seconds, front.kept_bytes)  # the leanest first
-    apart = any(own and own[-1] - own[0] >= len(own) for own in blocks)
+    apart = any(indices and indices[-1] - indices[0] >= len(indices) for indices in blocks)
     if problem.choice.stages == 1 or len(choice) < 2 or apart:
         return plan
     points, costs = list(plan.points), problem.step_costs(plan)
     for stage in range(problem.choice.stages):
         numbers = [number for number, part in enumerate(plan.parts) if part.stage == stage]
-        own = [blocks[number] for number in numbers]
-        counts = _counts(sum(map(len, own)), len(choice))
+        chunks = [blocks[number] for number in numbers]
+        counts = _counts(sum(map(len, chunks)), len(choice))
         if counts is None:
             continue
-        ways = _placed(counts, np.array(list(map(len, own))))
-        fits = _peak(problem, plan, costs, stage, [plan.parts[number] for number in numbers], own, choice, ways)
+        ways = _placed(counts, np.array(list(map(len, chunks))))
+        fits = _peak(problem, plan, costs, stage, [plan.parts[number] for number in numbers], chunks, choice, ways)
         seconds = ways.sum(axis=1) @ problem.of_stage(stage).fronts[run].front.seconds[choice]
         seconds = np.where(fits <= problem.capacities[stage], seconds, np.inf)
         if not np.isfinite(seconds).any():
             return None
-        for run_blocks, taken in zip(own, ways[seconds.argmin()], strict=True):
+        for run_blocks, taken in zip(chunks, ways[seconds.argmin()], strict=True):
             for block, point in zip(run_blocks, np.repeat(choice, taken), strict=True):
                 points[block] = int(point)
     return StagePlan(plan.parts, tuple(points), closed_form(problem.stage_problem, plan.parts, points))
@@ -55,14 +55,14 @@ def reassigned_points(problem: StepProblem, plan: StagePlan) -> StagePlan | None
 @lru_cache(maxsize=256)
 def _counts(blocks: int, points: int) -> Integers | None:
     """[way, point]: blocks at each; None where these are too many."""
-    found = np.zeros((1, 0), np.int64)
+    table = np.zeros((1, 0), np.int64)
     for _ in range(points - 1):
-        left = blocks - found.sum(axis=1)
+        left = blocks - table.sum(axis=1)
         if int((left + 1).sum()) > _MOST:
             return None
-        found = np.concatenate([np.column_stack([np.repeat(own[None], n + 1, 0), np.arange(n + 1)])
-                                for own, n in zip(found, left, strict=True)])  # fmt: skip
-    every: Integers = np.column_stack([found, blocks - found.sum(axis=1)])
+        table = np.concatenate([np.column_stack([np.repeat(row[None], n + 1, 0), np.arange(n + 1)])
+                                for row, n in zip(table, left, strict=True)])  # fmt: skip
+    every: Integers = np.column_stack([table, blocks - table.sum(axis=1)])
     return every
 
 
@@ -70,8 +70,8 @@ def _placed(counts: Integers, sizes: Integers) -> Integers:
     """[way, chunk, point]: the blocks of `counts` on chunks of so many, what keeps most on the last chunks."""
     ends = np.column_stack([np.zeros(len(counts), np.int64), counts[:, ::-1].cumsum(axis=1)])
     filled = np.clip(ends[:, :, None] - (sizes.sum() - sizes.cumsum()), 0, sizes)
-    found: Integers = np.moveaxis(np.diff(filled, axis=1)[:, ::-1], 1, 2)
-    return found
+    placed: Integers = np.moveaxis(np.diff(filled, axis=1)[:, ::-1], 1, 2)
+    return placed
 
 
 def _peak(
@@ -86,19 +86,19 @@ def _peak(
 ) -> Floats:
     """[way]: bytes of the stage at its fullest moment. `costs` of the plan."""
     of = problem.of_stage(stage)
-    kept, working = np.zeros((2, *ways.shape[:2]))
+    kept_bytes, working = np.zeros((2, *ways.shape[:2]))
     for chunk, (part, run) in enumerate(zip(parts, blocks, strict=True)):
-        own, most = np.zeros(len(ways)), np.zeros(len(ways))
+        held_bytes, most = np.zeros(len(ways)), np.zeros(len(ways))
         for block, point, count in _in_row(plan, part, run, choice, ways[:, chunk]):
-            own = own + count * float(of.fronts[problem.kinds[block]].front.kept_bytes[point])
-            most = np.maximum(most, np.where(count > 0, own + of.working_bytes(block, point), 0.0))
+            held_bytes = held_bytes + count * float(of.fronts[problem.kinds[block]].front.kept_bytes[point])
+            most = np.maximum(most, np.where(count > 0, held_bytes + of.working_bytes(block, point), 0.0))
         fronts = ((of.fronts[problem.kinds[k]].front, plan.points[k]) for k in range(part.first, part.stop))
         handed = costs.part(stage, chunk).kept_bytes - sum(float(front.kept_bytes[point]) for front, point in fronts)
-        kept[:, chunk], working[:, chunk] = own + handed, np.maximum(most - own, 0.0)
+        kept_bytes[:, chunk], working[:, chunk] = held_bytes + handed, np.maximum(most - held_bytes, 0.0)
     moments = fullest_moments(costs.schedule, stage, len(costs.stages), costs.micro_batches, costs.chunks)
-    fullest = moments.fullest(kept, working, *costs.left_behind(stage))
-    found: Floats = costs.stages[stage].static_bytes + costs.buffer_bytes(stage) + fullest
-    return found
+    fullest = moments.fullest(kept_bytes, working, *costs.left_behind(stage))
+    peak: Floats = costs.stages[stage].static_bytes + costs.buffer_bytes(stage) + fullest
+    return peak
 
 
 def _in_row(

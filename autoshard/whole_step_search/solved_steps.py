@@ -80,5 +80,5 @@ class JointResult:
     @property
     def gap(self) -> float:
         """How far what the level minimises, by the costs of blocks, is above the bound, relative to it."""
-        own = self.best.value(self.level)
-        return own / self.bound - 1 if self.bound else 0.0 if own <= 0.0 else float("inf")
+        value = self.best.value(self.level)
+        return value / self.bound - 1 if self.bound else 0.0 if value <= 0.0 else float("inf")

@@ -74,8 +74,8 @@ class StepProblem(Derives):
     def fullest_bytes(self, peak_bytes: Sequence[float]) -> float:
         """Peak of the stage that is fullest for what its devices have, as of one that has `capacity_bytes`."""
         return max(
-            own if room == self.capacity_bytes else own * self.capacity_bytes / room
-            for own, room in zip(peak_bytes, self.capacities.tolist(), strict=True)
+            peak if room == self.capacity_bytes else peak * self.capacity_bytes / room
+            for peak, room in zip(peak_bytes, self.capacities.tolist(), strict=True)
         )
 
     @property
@@ -88,35 +88,36 @@ class StepProblem(Derives):
         kinds, zero = self.kinds, self.choice.zero
         first = self.kinds.count(kinds[0]) == 1
         if zero == 3:
-            found = [
-                sharded_front(own, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
-                for kind, own in enumerate(self.sharded)
+            fronts = [
+                sharded_front(costs, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
+                for kind, costs in enumerate(self.sharded)
             ]
         else:
-            found = [
-                block_front(own, zero, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
-                for kind, own in enumerate(self._each_micro_batch)
+            fronts = [
+                block_front(costs, zero, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
+                for kind, costs in enumerate(self._each_micro_batch)
             ]
         if first and self._surely_tied:
-            own = found[kinds[0]]
-            front = replace(own.front, tail_seconds=own.front.tail_seconds + self._surely_tied)
-            found[kinds[0]] = replace(own, front=front)
+            curve = fronts[kinds[0]]
+            front = replace(curve.front, tail_seconds=curve.front.tail_seconds + self._surely_tied)
+            fronts[kinds[0]] = replace(curve, front=front)
         if not self.by_replica:
-            return tuple(found)
+            return tuple(fronts)
         each = zip(*(problem.fronts for problem in self.by_replica), strict=True)
         return tuple(
-            replace(own, front=_mean(own.front, [f.front for f in of])) for own, of in zip(found, each, strict=True)
+            replace(curve, front=_mean(curve.front, [f.front for f in of]))
+            for curve, of in zip(fronts, each, strict=True)
         )
 
     def batch_shares(self, plan: StagePlan) -> tuple[int, ...]:
         """How many slices of a step each replica computes, where there are several kinds; the best of a plan."""
         pairs = [*zip(self.kinds, plan.points, strict=True)]
         each = {
-            own: sum(float(own.fronts[kind].front.seconds[point]) for kind, point in pairs)
-            for own in dict.fromkeys(self.by_replica)
+            problem: sum(float(problem.fronts[kind].front.seconds[point]) for kind, point in pairs)
+            for problem in dict.fromkeys(self.by_replica)
         }
         slices = self.choice.micro_batches * len(self.by_replica)
-        return dealt([each[own] for own in self.by_replica], slices) if each else ()
+        return dealt([each[problem] for problem in self.by_replica], slices) if each else ()
 
     @property
     def _surely_tied(self) -> float:
@@ -128,7 +129,7 @@ class StepProblem(Derives):
         """Seconds to exchange gradients of weights that blocks of these kinds read and another stage has."""
         replicas = self.choice.replicas
         copies = [self.costs[kind].shared for kind in kinds]
-        sizes = [own.gradient_share(replicas) if self.choice.zero else own.gradient_bytes for own in copies]
+        sizes = [held.gradient_share(replicas) if self.choice.zero else held.gradient_bytes for held in copies]
         return sum(map(self._sent_seconds, sizes))
 
     def _sent_seconds(self, size: float) -> float:
@@ -139,7 +140,7 @@ class StepProblem(Derives):
     def _each_micro_batch(self) -> tuple[BlockCosts, ...]:
         """Block costs with weights that are whole from the first forward of a step on."""
         zero = self.choice.zero
-        return tuple(own.once[zero - 1] for own in self.sharded) if zero else self.costs
+        return tuple(costs.once[zero - 1] for costs in self.sharded) if zero else self.costs
 
     def _ends(self, plan: StagePlan) -> tuple[float, float]:
         """Seconds of (forward, backward) that the blocks' own do not have."""
@@ -158,7 +159,7 @@ class StepProblem(Derives):
     def least_seconds(self) -> float:
         """Seconds of one micro-batch through all blocks, each at its fastest point."""
         every = zip(*(problem.fronts for problem in self.each_kind), strict=True)
-        fastest = [min(float(own.front.seconds.min()) for own in fronts) for fronts in every]
+        fastest = [min(float(curve.front.seconds.min()) for curve in fronts) for fronts in every]
         return sum(fastest[kind] for kind in self.kinds)
 
     @property
@@ -167,7 +168,9 @@ class StepProblem(Derives):
         once a micro-batch has passed those before it."""
         choice = self.choice
         if choice.virtual_stages > 1:
-            one = min(float(own.front.seconds.min()) for own in self.fronts)  # each chunk before has a block at least
+            one = min(
+                float(curve.front.seconds.min()) for curve in self.fronts
+            )  # each chunk before has a block at least
             return choice.micro_batches * self.least_seconds / choice.stages + (choice.stages - 1) / 2 * one
         return self.least_seconds / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
 
@@ -182,9 +185,9 @@ class StepProblem(Derives):
         choice = self.choice
         send = self._sent_seconds(self._entering) if choice.stages > 1 and len(self.kinds) > 1 else 0.0
         handed, of_order = self._handed
-        by_stage = tuple(own.stage_problem.fronts for own in self.by_stage)
+        by_stage = tuple(problem.stage_problem.fronts for problem in self.by_stage)
         return StageProblem(
-            _least_of(by_stage) if by_stage else tuple(own.front for own in self.fronts),
+            _least_of(by_stage) if by_stage else tuple(curve.front for curve in self.fronts),
             self.kinds,
             choice.stages,
             choice.micro_batches,
@@ -203,16 +206,16 @@ class StepProblem(Derives):
         """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
         several chunks keep as the mean of all, and what any block works with as beside all that is kept."""
         if self.by_stage:
-            each = tuple(own.bounding for own in self.by_stage)
-            fronts = tuple(own.fronts for own in each)
+            each = tuple(problem.bounding for problem in self.by_stage)
+            fronts = tuple(problem.fronts for problem in each)
             first = each[0].late_beside
             return replace(self.stage_problem, fronts=_least_of(fronts), stage_fronts=fronts, late_beside=first)
         counted = replace(self.stage_problem, fronts=self._surely_held, late_beside=self._late_beside)
         problem, works = counted, self._works
         if problem.chunks == 1:
             return replace(problem, fronts=self._with_working(problem.fronts))
-        kept = [front.kept_bytes for front in problem.fronts]
-        working = of_dealt(self.kinds, problem.run, problem.stages, works, kept)
+        kept_bytes = [front.kept_bytes for front in problem.fronts]
+        working = of_dealt(self.kinds, problem.run, problem.stages, works, kept_bytes)
         return least_held(problem, self._values, working)
 
     @property
@@ -222,14 +225,14 @@ class StepProblem(Derives):
         if self.choice.stages > 1:
             return 0.0
         zero = self.choice.zero == 1 and self._alone
-        static, kept, most = 0.0, 0.0, 0.0
+        static, kept_bytes, most = 0.0, 0.0, 0.0
         fresh = sum(self.fresh_bytes(block) for block in range(len(self.kinds)))
         for block, kind in enumerate(self.kinds):
-            own = self.fronts[kind]
-            works = [self.working_bytes(block, point) for point in range(own.front.points)]
-            most = max(most, kept + fresh + float((own.front.kept_bytes + np.array(works)).min()))
-            kept += float(own.front.kept_bytes.min())
-            static += float(own.front.static_bytes.min()) - own.costs.held.gradient_bytes * zero
+            curve = self.fronts[kind]
+            works = [self.working_bytes(block, point) for point in range(curve.front.points)]
+            most = max(most, kept_bytes + fresh + float((curve.front.kept_bytes + np.array(works)).min()))
+            kept_bytes += float(curve.front.kept_bytes.min())
+            static += float(curve.front.static_bytes.min()) - curve.costs.held.gradient_bytes * zero
             static -= self.fresh_bytes(block)
             fresh -= self.fresh_bytes(block)
         return static + most
@@ -245,15 +248,15 @@ class StepProblem(Derives):
     def _surely_held(self) -> tuple[Front, ...]:
         """By kind: a single micro-batch finds no gradients. Collectives after the last backward are counted by
         themselves, not with the first block's tail."""
-        found = []
-        for kind, own in enumerate(self.fronts):
-            made = self.fresh_bytes(self._block[kind]) if kind in self._block else 0.0
-            made += own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
+        fronts = []
+        for kind, curve in enumerate(self.fronts):
+            absent_bytes = self.fresh_bytes(self._block[kind]) if kind in self._block else 0.0
+            absent_bytes += curve.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
             sure = self._surely_tied if kind == self.kinds[0] and self.kinds.count(kind) == 1 else 0.0
-            tail = np.full(own.front.points, own.update_seconds + sure)
-            static = own.front.static_bytes - made
-            found.append(replace(own.front, static_bytes=static, tail_seconds=tail, late_seconds=own.late_seconds))
-        return tuple(found)
+            tail = np.full(curve.front.points, curve.update_seconds + sure)
+            static = curve.front.static_bytes - absent_bytes
+            fronts.append(replace(curve.front, static_bytes=static, tail_seconds=tail, late_seconds=curve.late_seconds))
+        return tuple(fronts)
 
     @cached_property
     def _block(self) -> dict[int, int]:
@@ -264,21 +267,21 @@ class StepProblem(Derives):
     def _works(self) -> list[Floats]:
         """By kind: bytes that a block works with at each point."""
         return [
-            np.array([self.working_bytes(self._block[kind], point) for point in range(own.front.points)])
+            np.array([self.working_bytes(self._block[kind], point) for point in range(curve.front.points)])
             if kind in self._block
-            else np.zeros(own.front.points)
-            for kind, own in enumerate(self.fronts)
+            else np.zeros(curve.front.points)
+            for kind, curve in enumerate(self.fronts)
         ]
 
     def _with_working(self, fronts: tuple[Front, ...]) -> tuple[Front, ...]:
         """The curves of one chunk plus the working bytes that a stage surely needs with a block of the kind on it. The
         line's last block is its stage's."""
         works, last = self._works, self.kinds[-1]
-        found = of_every_part(self.kinds, works, [front.kept_bytes for front in fronts])
-        own = [np.full(front.points, least) for front, least in zip(fronts, found, strict=True)]
+        needed = of_every_part(self.kinds, works, [front.kept_bytes for front in fronts])
+        working = [np.full(front.points, least) for front, least in zip(fronts, needed, strict=True)]
         if self.kinds.count(last) == 1:
-            own[last] = np.maximum(own[last], works[last])
-        return tuple(replace(front, working_bytes=each) for front, each in zip(fronts, own, strict=True))
+            working[last] = np.maximum(working[last], works[last])
+        return tuple(replace(front, working_bytes=each) for front, each in zip(fronts, working, strict=True))
 
     @cached_property
     def live(self) -> Floats:
@@ -300,7 +303,7 @@ class StepProblem(Derives):
         """Bytes of a stage: of the output of each micro-batch that it holds, and of sends that its own order alone has
         in flight."""
         gives = np.arange(self.choice.stages) < self.choice.stages - 1
-        sent = np.array([own.sent for own in self._values]) * (self.choice.stages > 1)
+        sent = np.array([stage.sent for stage in self._values]) * (self.choice.stages > 1)
         return np.array(gives * self._entering, float), np.array(sent * self._entering, float)
 
     @cached_property
@@ -311,7 +314,7 @@ class StepProblem(Derives):
         choice = self.choice
         room = self.capacities - self.withheld_bytes
         if choice.stages > 1:
-            room -= np.array([own.beside for own in self._values], float) * self._entering
+            room -= np.array([stage.beside for stage in self._values], float) * self._entering
             last = self.of_stage(choice.stages - 1).costs[self.kinds[-1]].shared
             room[-1] -= static_bytes(last, choice.zero, choice.replicas)
         return room
@@ -322,19 +325,24 @@ class StepProblem(Derives):
         choice = self.choice
         if self.by_replica:
             shares = zip(self.batch_shares(plan), self.by_replica, strict=True)
-            every = [replace(own.step_costs(plan), micro_batches=share) for share, own in dict.fromkeys(shares)]
-            each = [own.micro_batches * (own.parts[0].forward_seconds + own.parts[0].backward_seconds) for own in every]
+            every = [replace(problem.step_costs(plan), micro_batches=share) for share, problem in dict.fromkeys(shares)]
+            each = [
+                costs.micro_batches * (costs.parts[0].forward_seconds + costs.parts[0].backward_seconds)
+                for costs in every
+            ]
             return every[each.index(max(each))]
         parts = tuple(self._received(self.of_stage(part.stage)._part(part, plan), part) for part in plan.parts)
         stages = []
         for stage in range(choice.stages):
-            own, of = [part for part in plan.parts if part.stage == stage], self.of_stage(stage)
-            blocks = [k for part in own for k in range(part.first, part.stop)]
+            stage_parts, of = [part for part in plan.parts if part.stage == stage], self.of_stage(stage)
+            blocks = [k for part in stage_parts for k in range(part.first, part.stop)]
             fronts = [(of.fronts[self.kinds[k]], plan.points[k]) for k in blocks]
             static = sum(map(of.always_bytes, blocks))
             copies = [of.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
-            shared = sum(static_bytes(own, choice.zero, choice.replicas) for own in copies)
-            last = [of.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
+            shared = sum(static_bytes(held, choice.zero, choice.replicas) for held in copies)
+            last = [
+                of.fronts[self.kinds[k]] for k in blocks[: stage_parts[0].stop - stage_parts[0].first]
+            ]  # whose backward is last
             backward = [float(f.front.backward_seconds[p]) for f, (_, p) in zip(last, fronts, strict=False)]
             moving = [f.late_seconds for f in last]
             if choice.zero == 1:
@@ -342,7 +350,7 @@ class StepProblem(Derives):
             else:
                 late = exposed_seconds(backward, [f.copy_seconds for f in last], moving)
             share = choice.replicas if choice.zero else 1
-            update = sum(f.update_seconds for f, _ in fronts) + sum(own.update_seconds / share for own in copies)
+            update = sum(f.update_seconds for f, _ in fronts) + sum(held.update_seconds / share for held in copies)
             tied = self._tied_seconds(stage, plan)
             between = (("gradients between stages", tied),) if tied else ()
             tail = (("gradients and weights between replicas", late), *between, ("optimizer", update))
@@ -364,9 +372,9 @@ class StepProblem(Derives):
 
     def always_bytes(self, block: int) -> float:
         """Bytes of a block at any point that are held all through the step."""
-        own = self.fronts[self.kinds[block]]
-        whole = own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
-        return float(own.front.static_bytes[0]) - whole - self.fresh_bytes(block)
+        curve = self.fronts[self.kinds[block]]
+        whole = curve.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
+        return float(curve.front.static_bytes[0]) - whole - self.fresh_bytes(block)
 
     def fresh_bytes(self, block: int) -> float:
         """Bytes of the gradients that a block's backward makes in a single micro-batch."""
@@ -386,43 +394,43 @@ class StepProblem(Derives):
         if self.choice.zero != 2 or takes_turns(self.mesh, self.hardware):
             return 0.0
         number = min(1, part.stop - 1) if part.first == 0 else part.first
-        own = self._each_micro_batch[self.kinds[number]]
-        moving = moved(own.moves, self.mesh, self.hardware).scattered
+        costs = self._each_micro_batch[self.kinds[number]]
+        moving = moved(costs.moves, self.mesh, self.hardware).scattered
         before = sum(self._each_micro_batch[self.kinds[k]].backward_seconds for k in range(part.first, number))
         return max(0.0, moving - before) if number else 0.0
 
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
         """While a block runs, those after it keep nothing: either not yet or no more."""
         forward, backward = self._ends(plan)
-        kept = most = once = copies = gathered = 0.0
-        made = sum(map(self.fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
+        retained = most = once = copies = gathered = 0.0
+        fresh_bytes = sum(map(self.fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
         for block in range(part.first, part.stop):
-            own, point = self.fronts[self.kinds[block]], plan.points[block]
-            forward += float(own.front.forward_seconds[point])
-            backward += float(own.front.backward_seconds[point])
-            kept += float(own.front.kept_bytes[point])
-            once += own.first_seconds
-            copies += own.once_copy_seconds
-            gathered += own.gather_seconds
-            most = max(most, kept + self.working_bytes(block, point) + made)
-            made -= self.fresh_bytes(block)
-        working = max(0.0, most - kept)
+            curve, point = self.fronts[self.kinds[block]], plan.points[block]
+            forward += float(curve.front.forward_seconds[point])
+            backward += float(curve.front.backward_seconds[point])
+            retained += float(curve.front.kept_bytes[point])
+            once += curve.first_seconds
+            copies += curve.once_copy_seconds
+            gathered += curve.gather_seconds
+            most = max(most, retained + self.working_bytes(block, point) + fresh_bytes)
+            fresh_bytes -= self.fresh_bytes(block)
+        working = max(0.0, most - retained)
         backward += self._scattered_last(part)
         if self.choice.stages > 1 and part.stop < len(self.kinds):
-            kept += self.costs[self.kinds[part.stop]].following_bytes
+            retained += self.costs[self.kinds[part.stop]].following_bytes
         return PartCosts(
-            forward, backward, kept, working, first_seconds=once, once_copy_seconds=copies, gather_seconds=gathered
+            forward, backward, retained, working, first_seconds=once, once_copy_seconds=copies, gather_seconds=gathered
         )
 
-    def _received(self, found: PartCosts, part: Part) -> PartCosts:
+    def _received(self, costs: PartCosts, part: Part) -> PartCosts:
         """With what enters it from the stage before."""
         if part.first == 0 or self.choice.stages == 1:
-            return found
+            return costs
         entering = self.of_stage(part.stage).costs[self.kinds[part.first]]
         received = entering.received_bytes
-        kept = found.kept_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
+        kept_bytes = costs.kept_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
         return replace(
-            found, kept_bytes=kept, received_bytes=received, receive_seconds=self.received_seconds(part.first)
+            costs, kept_bytes=kept_bytes, received_bytes=received, receive_seconds=self.received_seconds(part.first)
         )
 
 
@@ -432,10 +440,10 @@ def _mean(front: Front, each: Sequence[Front]) -> Front:
 
     def mean(seconds: Sequence[Floats]) -> Floats:
         with np.errstate(divide="ignore"):
-            found: Floats = len(seconds) / np.sum([1 / own for own in seconds], axis=0)
-        return found
+            average: Floats = len(seconds) / np.sum([1 / values for values in seconds], axis=0)
+        return average
 
-    forward, backward = mean([own.forward_seconds for own in each]), mean([own.backward_seconds for own in each])
+    forward, backward = mean([item.forward_seconds for item in each]), mean([item.backward_seconds for item in each])
     return replace(front, forward_seconds=forward, backward_seconds=backward)
 
 
@@ -446,5 +454,5 @@ def _least_of(each: Sequence[tuple[Front, ...]]) -> tuple[Front, ...]:
 
 def _least(fronts: Sequence[Front]) -> Front:
     return Front(
-        **{field.name: np.minimum.reduce([getattr(own, field.name) for own in fronts]) for field in fields(Front)}
+        **{field.name: np.minimum.reduce([getattr(front, field.name) for front in fronts]) for field in fields(Front)}
     )

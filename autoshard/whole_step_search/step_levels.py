@@ -40,58 +40,58 @@ FAR = 0.9  # the closed form is at most this much above the simulated step
 # --- level 2 ---
 
 
-def _any_order(own: OuterChoice) -> float:
+def _any_order(choice: OuterChoice) -> float:
     """Below every step, whatever memory there is."""
-    return own.problem.any_order_least
+    return choice.problem.any_order_least
 
 
-def _room(own: OuterChoice) -> RoomBound:
+def _room(choice: OuterChoice) -> RoomBound:
     """Bound of every plan that fits as it is simulated."""
-    return RoomBound(own.problem.bounding)
+    return RoomBound(choice.problem.bounding)
 
 
-def _roomed(own: OuterChoice) -> float:
+def _roomed(choice: OuterChoice) -> float:
     """Below every step that fits."""
-    return own.once(_room).step_seconds
+    return choice.once(_room).step_seconds
 
 
-def _form(own: OuterChoice) -> float:
+def _form(choice: OuterChoice) -> float:
     """Below the step of every plan that fits as `best_stages` counts memory, as far as its closed form may be above."""
-    room = own.once(_room)
-    counted = room if own.problem.choice.stages == 1 else RoomBound(own.problem.stage_problem)
+    room = choice.once(_room)
+    counted = room if choice.problem.choice.stages == 1 else RoomBound(choice.problem.stage_problem)
     form = counted if np.isfinite(counted.slowest_seconds) else room
     return max(room.step_seconds, form.form_seconds * FAR)
 
 
-def _fastest(own: OuterChoice, best: float) -> SolvedStep | None:
+def _fastest(choice: OuterChoice, best: float) -> SolvedStep | None:
     def plans(problem: StepProblem) -> Iterator[StagePlan | None]:
-        found = best_stages(problem)
-        if found is not None and found.seconds * FAR < best:
-            yield from (found, reassigned_points(problem, found))
+        plan = best_stages(problem)
+        if plan is not None and plan.seconds * FAR < best:
+            yield from (plan, reassigned_points(problem, plan))
 
-    return fitting_step(own.problem, own.split, plans, SPEED)
+    return fitting_step(choice.problem, choice.split, plans, SPEED)
 
 
 def _in_any_order(best: float) -> Sequence[Bound]:
-    return _any_order, _roomed, lambda own: certificate(own.problem.bounding, best)
+    return _any_order, _roomed, lambda choice: certificate(choice.problem.bounding, best)
 
 
 # --- level 1 ---
 
 
-def _shared_bytes(own: OuterChoice) -> float:
+def _shared_bytes(choice: OuterChoice) -> float:
     """Below what the fullest stage holds: an equal share of the leanest."""
-    problem = own.problem.bounding
+    problem = choice.problem.bounding
     sizes = [[float(points.min()) for points in problem.point_bytes(stage)] for stage in range(problem.stages)]
     each: Floats = np.min(sizes, axis=0)
     share = sum(float(each[kind]) for kind in problem.line) / problem.stages
-    return _within(own.problem, share + float(_beside(own.problem, problem).min()))
+    return _within(choice.problem, share + float(_beside(choice.problem, problem).min()))
 
 
-def _held_bytes(own: OuterChoice) -> float:
+def _held_bytes(choice: OuterChoice) -> float:
     """The same, exactly by what each stage surely holds: with several chunks only blocks of the run that is dealt out
     count what they keep."""
-    problem = own.problem
+    problem = choice.problem
     held = least_bytes(problem.bounding, _beside(problem, problem.bounding))
     return _within(problem, max(held, problem.one_stage_least_bytes))
 
@@ -105,8 +105,8 @@ def _beside(problem: StepProblem, counted: StageProblem) -> Floats:
     return problem.capacity_bytes - counted.capacity_bytes
 
 
-def _leanest(own: OuterChoice, best: float) -> SolvedStep | None:
-    return fitting_step(own.problem, own.split, _leanest_plans, MEMORY)
+def _leanest(choice: OuterChoice, best: float) -> SolvedStep | None:
+    return fitting_step(choice.problem, choice.split, _leanest_plans, MEMORY)
 
 
 def _leanest_plans(problem: StepProblem) -> list[StagePlan | None]:
@@ -121,9 +121,9 @@ def _leanest_plans(problem: StepProblem) -> list[StagePlan | None]:
 # --- level 0 ---
 
 
-def _least_rest(own: OuterChoice) -> float:
+def _least_rest(choice: OuterChoice) -> float:
     """Below the rest of every plan, whatever memory there is."""
-    problem = own.problem
+    problem = choice.problem
     owns, count = problem.once(overhead_fronts), problem.choice.micro_batches
     least = [float((front.seconds + front.tail_seconds / count).min()) for front in owns]
     counted = problem.stage_problem
@@ -131,20 +131,20 @@ def _least_rest(own: OuterChoice) -> float:
     return mean_seconds(problem, sum(least[kind] for kind in problem.kinds) + sent) * (1 - ROUNDING)
 
 
-def _fitting_rest(own: OuterChoice) -> float:
+def _fitting_rest(choice: OuterChoice) -> float:
     """Below the rest of every plan that fits as it is simulated."""
-    problem = own.problem
+    problem = choice.problem
     roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + ROUNDING))
-    found = solve_sum(with_overhead(roomy, roomy.bounding), _entering(problem))
-    if found is None:
+    solution = solve_sum(with_overhead(roomy, roomy.bounding), _entering(problem))
+    if solution is None:
         return np.inf
     points = least_points(roomy, roomy.once(overhead_fronts))
     exact = overhead_of(roomy, one_stage(roomy, points)) if points else 0.0
-    return max(mean_seconds(problem, found[0]), exact) * (1 - ROUNDING)
+    return max(mean_seconds(problem, solution[0]), exact) * (1 - ROUNDING)
 
 
-def _least_overhead(own: OuterChoice, best: float) -> SolvedStep | None:
-    return fitting_step(own.problem, own.split, _least_plans, RATIO)
+def _least_overhead(choice: OuterChoice, best: float) -> SolvedStep | None:
+    return fitting_step(choice.problem, choice.split, _least_plans, RATIO)
 
 
 def _least_plans(problem: StepProblem) -> list[StagePlan | None]:
@@ -154,8 +154,8 @@ def _least_plans(problem: StepProblem) -> list[StagePlan | None]:
     if points is not None:
         return [one_stage(problem, points)]
     each = (problem.stage_problem, problem.bounding)
-    solved = (solve_sum(with_overhead(problem, own), _entering(problem)) for own in each)
-    return [_timed(problem, own[1]) for own in solved if own] or [best_stages(problem)]
+    solved = (solve_sum(with_overhead(problem, counted), _entering(problem)) for counted in each)
+    return [_timed(problem, solution[1]) for solution in solved if solution] or [best_stages(problem)]
 
 
 def _timed(problem: StepProblem, plan: StagePlan) -> StagePlan:

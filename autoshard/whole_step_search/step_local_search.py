@@ -56,22 +56,22 @@ class StepLocalSearch:
     def __init__(self, known: Known = lambda problem, plan, costs: 0.0) -> None:
         self.left, self.known = EFFORT, known
 
-    def best(self, found: SolvedStep) -> SolvedStep:
-        """A step that fits and is better than `found`, or fits where that does not; else `found`."""
-        problem, costs = found.problem, found.timeline.costs
-        value = StepRank(_over(problem, costs), self.known(problem, found.plan, costs), found.seconds)
+    def best(self, step: SolvedStep) -> SolvedStep:
+        """A step that fits and is better than `step`, or fits where that does not; else `step`."""
+        problem, costs = step.problem, step.timeline.costs
+        value = StepRank(_over(problem, costs), self.known(problem, step.plan, costs), step.seconds)
         better = True
         while better and self.left > 0:
             better = False
-            for plan in _neighbours(problem, found.plan):
-                made = self._better(problem, plan, value)
-                if made is not None:
-                    (value, timeline), better = made, True
-                    found = replace(found, plan=plan, timeline=timeline)
+            for plan in _neighbours(problem, step.plan):
+                improved = self._better(problem, plan, value)
+                if improved is not None:
+                    (value, timeline), better = improved, True
+                    step = replace(step, plan=plan, timeline=timeline)
                     break
                 if self.left <= 0:
                     break
-        return found
+        return step
 
     def _better(self, problem: StepProblem, plan: StagePlan, value: StepRank) -> tuple[StepRank, StepTimeline] | None:
         """Where it is better than `value`."""
@@ -82,8 +82,8 @@ class StepLocalSearch:
             return None
         self.left -= len(costs.sequence.slots)
         timeline = simulate_step(costs)
-        made = StepRank(over, min(known, value.known) if over == value.over else known, timeline.step_seconds)
-        return (made, timeline) if value.is_better(made) else None
+        rank = StepRank(over, min(known, value.known) if over == value.over else known, timeline.step_seconds)
+        return (rank, timeline) if value.is_better(rank) else None
 
 
 def _over(problem: StepProblem, costs: StepCosts) -> float:
@@ -98,10 +98,10 @@ def _neighbours(problem: StepProblem, plan: StagePlan) -> Iterator[StagePlan]:
         yield from _dealt(problem, replace(plan, parts=parts))
     run = problem.kinds[problem.stage_problem.run[0]]
     for block, points in _other_points(problem, plan):
-        made = _of(problem, plan.parts, points)
-        yield made
+        neighbour = _of(problem, plan.parts, points)
+        yield neighbour
         if problem.kinds[block] != run:
-            yield from _dealt(problem, made)
+            yield from _dealt(problem, neighbour)
 
 
 def _of(problem: StepProblem, parts: tuple[Part, ...], points: tuple[int, ...]) -> StagePlan:
@@ -110,21 +110,21 @@ def _of(problem: StepProblem, parts: tuple[Part, ...], points: tuple[int, ...]) 
 
 def _dealt(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
     """`plan` of other cuts as it is, and with points chosen for these cuts."""
-    own = _of(problem, plan.parts, plan.points)
-    other = reassigned_points(problem, own)
-    return [own, other] if other and other != own else [own]
+    recut = _of(problem, plan.parts, plan.points)
+    other = reassigned_points(problem, recut)
+    return [recut, other] if other and other != recut else [recut]
 
 
 def _by_bytes(problem: StepProblem) -> list[list[int]]:
     """By kind: the points of which none is worse than another, the leanest first."""
-    return [undominated(own.front.seconds, own.front.kept_bytes).tolist() for own in problem.fronts]
+    return [undominated(curve.front.seconds, curve.front.kept_bytes).tolist() for curve in problem.fronts]
 
 
 def _other_cuts(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[Part, ...]]:
     """A block of each chunk from one stage to another, and with it one of each stage between to the next; near stages
     first."""
-    own, stages = problem.stage_problem, problem.choice.stages
-    start, stop = own.run if own.chunks > 1 else (0, len(own.line))
+    counted, stages = problem.stage_problem, problem.choice.stages
+    start, stop = counted.run if counted.chunks > 1 else (0, len(counted.line))
     first = [part for part in plan.parts if part.chunk == 0]
     sizes = [min(part.stop, stop) - max(part.first, start) for part in first]
     for apart in range(1, stages):
@@ -134,9 +134,11 @@ def _other_cuts(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[Part, .
             other[taker] += 1
             if not other[giver]:
                 continue
-            cuts = [0, *(start + own.chunks * np.cumsum(other)[:-1]).tolist(), len(own.line)]
-            parts = parts_of(own, cuts)
-            if own.allowed is None or all(own.allowed[part.stage, part.first : part.stop].all() for part in parts):
+            cuts = [0, *(start + counted.chunks * np.cumsum(other)[:-1]).tolist(), len(counted.line)]
+            parts = parts_of(counted, cuts)
+            if counted.allowed is None or all(
+                counted.allowed[part.stage, part.first : part.stop].all() for part in parts
+            ):
                 yield tuple(parts)
 
 
@@ -158,14 +160,14 @@ def _other_points(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[int, 
                 points[block], points[other] = points[other], points[block]
 
 
-def nearby_steps(found: list[SolvedStep], level: int, known: Known) -> list[SolvedStep]:
-    """What fits of `found`, better ones near them in their place, and what fits near the others. The best are looked at
+def nearby_steps(steps: list[SolvedStep], level: int, known: Known) -> list[SolvedStep]:
+    """What fits of `steps`, better ones near them in their place, and what fits near the others. The best are looked at
     first."""
-    search, best = StepLocalSearch(known), min((own.value(level) for own in found if own.fits), default=np.inf)
-    made = []
-    for own in sorted(found, key=lambda own: own.value(level)):
-        looked = search.best(own) if own.value(level) * NEAR < best and search.left > 0 else own
+    search, best = StepLocalSearch(known), min((step.value(level) for step in steps if step.fits), default=np.inf)
+    nearby = []
+    for step in sorted(steps, key=lambda step: step.value(level)):
+        looked = search.best(step) if step.value(level) * NEAR < best and search.left > 0 else step
         if looked.fits:
-            made.append(looked)
+            nearby.append(looked)
             best = min(best, looked.value(level))
-    return made
+    return nearby

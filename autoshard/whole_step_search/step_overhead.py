@@ -19,7 +19,7 @@ from autoshard.whole_step_search.step_costs import StepProblem
 
 def overhead_fronts(problem: StepProblem) -> tuple[Front, ...]:
     """By kind: the points of its fronts with the memory that they have, and the rest in place of their seconds."""
-    return tuple(_rest(problem, kind, own) for kind, own in enumerate(problem.fronts))
+    return tuple(_rest(problem, kind, curve) for kind, curve in enumerate(problem.fronts))
 
 
 def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
@@ -27,13 +27,13 @@ def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
     pairs = zip(counted.fronts, problem.once(overhead_fronts), strict=True)
     fronts = (
         replace(
-            own,
-            forward_seconds=rest.forward_seconds,
-            backward_seconds=rest.backward_seconds,
-            tail_seconds=rest.tail_seconds,
+            front,
+            forward_seconds=overhead.forward_seconds,
+            backward_seconds=overhead.backward_seconds,
+            tail_seconds=overhead.tail_seconds,
             first_seconds=0.0,
         )
-        for own, rest in pairs
+        for front, overhead in pairs
     )
     return replace(counted, fronts=tuple(fronts))
 
@@ -52,18 +52,18 @@ def mean_seconds(problem: StepProblem, each: float) -> float:
     return problem.choice.micro_batches * each / problem.choice.stages
 
 
-def _rest(problem: StepProblem, kind: int, own: BlockFront) -> Front:
+def _rest(problem: StepProblem, kind: int, curve: BlockFront) -> Front:
     costs, zero, mesh, hardware = problem.costs[kind], problem.choice.zero, problem.mesh, problem.hardware
-    again = dict(costs.again_seconds)
-    each = [costs.rest_seconds + again[keep] + _between_replicas(problem, kind, keep) for keep in own.keeps]
-    held = own.costs.held
+    recompute = dict(costs.again_seconds)
+    each = [costs.rest_seconds + recompute[keep] + _between_replicas(problem, kind, keep) for keep in curve.keeps]
+    held = curve.costs.held
     moving = (late_seconds(held, zero, mesh, hardware), gathered_seconds(held, zero, mesh, hardware))
     replicas = problem.choice.replicas
     update = held.update_share(replicas) if zero else held.update_seconds
     repeated = update - held.own_update_seconds / replicas
     once = sum(map(sum, moving)) + max(0.0, repeated)
     return replace(
-        own.front,
+        curve.front,
         forward_seconds=np.array(each),
         backward_seconds=np.zeros(len(each)),
         tail_seconds=np.full(len(each), once),
@@ -77,9 +77,9 @@ def _between_replicas(problem: StepProblem, kind: int, keep: str) -> float:
     zero = problem.choice.zero
     if not zero:
         return 0.0
-    own = problem.sharded[kind]
+    sharded = problem.sharded[kind]
     together = zero == 3 and problem.choice.stages == 1 and keep == ALL
-    costs = own.once[zero - 1] if zero < 3 else own.together if together else own.alone
-    found = moved(costs.moves, problem.mesh, problem.hardware)
-    again = found.gathered if zero == 3 and keep != ALL else found.again
-    return found.gathered + again + found.scattered
+    costs = sharded.once[zero - 1] if zero < 3 else sharded.together if together else sharded.alone
+    exchange = moved(costs.moves, problem.mesh, problem.hardware)
+    regathered = exchange.gathered if zero == 3 and keep != ALL else exchange.again
+    return exchange.gathered + regathered + exchange.scattered

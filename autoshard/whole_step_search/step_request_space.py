@@ -85,8 +85,8 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
         "--parallel-optimizer-threshold": wanted.step.parallel_optimizer_threshold not in (None, 0),
         "--time-limit": wanted.time_limit_seconds is not None,
     }
-    for option, given in said.items():
-        if given:
+    for option, present in said.items():
+        if present:
             message = (
                 f"{option} is not offered where a whole step is searched for (--global-batch with --devices alone)"
             )
@@ -94,29 +94,29 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
 
 
 def _check_experts(graph: Graph, said: Count) -> None:
-    asked = read_choices("--expert-parallel", said)
-    if asked not in (None, (1,)) and not expert_count(graph):
+    sizes = read_choices("--expert-parallel", said)
+    if sizes not in (None, (1,)) and not expert_count(graph):
         raise UsageError(f"--expert-parallel {said}: the model has no layer of experts", "without it")
 
 
 def _check_batch(graph: Graph, wanted: SearchRequest) -> None:
     """UsageError where the model can't be planned at another batch than its own, with what can be typed instead."""
-    own = batch_size(graph)
+    batch = batch_size(graph)
     try:
-        rebatched(graph, 2 * own)
+        rebatched(graph, 2 * batch)
     except UsageError as error:
-        raise UsageError(error.message, error.hint if own == 1 else with_mesh(graph, wanted)) from None
+        raise UsageError(error.message, error.hint if batch == 1 else with_mesh(graph, wanted)) from None
 
 
 def with_mesh(graph: Graph, wanted: SearchRequest) -> str:
     """Options for a step of micro-batches of the captured batch, on a mesh that is not searched for."""
     assert wanted.devices is not None and wanted.step.global_batch is not None
-    own = batch_size(graph)
-    replicas = math.gcd(wanted.devices, own)
+    batch = batch_size(graph)
+    replicas = math.gcd(wanted.devices, batch)
     axes = (("dp", replicas), ("tp", wanted.devices // replicas))
     mesh = ",".join(f"{axis}={n}" for axis, n in axes if n > 1)
-    near = max(1, round(wanted.step.global_batch / own)) * own
-    return f"--mesh {mesh} --global-batch {near}, without --devices: micro-batches of the {own} samples captured"
+    near = max(1, round(wanted.step.global_batch / batch)) * batch
+    return f"--mesh {mesh} --global-batch {near}, without --devices: micro-batches of the {batch} samples captured"
 
 
 def space_of(line: BlockLine, wanted: SearchRequest) -> ConfigSpace:
@@ -150,14 +150,14 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> ConfigSpace:
 
 def _zero(wanted: SearchRequest) -> tuple[int, ...] | None:
     """Stages of ZeRO that are searched. UsageError where the style has another than those that are asked for."""
-    said, own = wanted.step.zero_levels, ZERO_OF_STYLE.get(wanted.strategy)
-    if own is None:
+    said, level = wanted.step.zero_levels, ZERO_OF_STYLE.get(wanted.strategy)
+    if level is None:
         return said or None
-    if said and own not in said:
-        stored = "whole" if own == 0 else "in shards"
+    if said and level not in said:
+        stored = "whole" if level == 0 else "in shards"
         message = f"--strategy {wanted.strategy} stores weights {stored} over replicas, which --zero {said[0]} does not"
-        raise UsageError(message, f"--zero {own}, or without it")
-    return (own,)
+        raise UsageError(message, f"--zero {level}, or without it")
+    return (level,)
 
 
 def _second(option: str, said: Count) -> tuple[int, ...] | None:
@@ -176,7 +176,7 @@ def _shared_by_all(line: BlockLine) -> str:
     cast = {op.results[0]: op.operands[0] for op in line.graph.ops if op.target == CAST}
     read = [{cast.get(name, name) for op in line.ops(line.blocks[k]) for name in op.operands if name} for k in run]
     trained = (p for p in line.graph.parameters if line.graph.tensor(p.tensor).requires_grad)
-    return next((p.path for p in trained if all(p.tensor in own for own in read)), "") if len(run) > 1 else ""
+    return next((p.path for p in trained if all(p.tensor in names for names in read)), "") if len(run) > 1 else ""
 
 
 def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, str]:
@@ -184,9 +184,11 @@ def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, st
     equal blocks."""
     if wanted.step.recompute is not None:
         return {}
-    asked = recomputed_blocks(graph, tuple(block.module for block in line.blocks if block.module))
-    kinds = {block.kind: asked[block.module] for block in line.blocks if block.module in asked}
-    left = [own.module for own in line.blocks if own.kind in kinds and asked.get(own.module) != kinds[own.kind]]
+    policies = recomputed_blocks(graph, tuple(block.module for block in line.blocks if block.module))
+    kinds = {block.kind: policies[block.module] for block in line.blocks if block.module in policies}
+    left = [
+        block.module for block in line.blocks if block.kind in kinds and policies.get(block.module) != kinds[block.kind]
+    ]
     if left:
         message = (
             f"recompute() of some blocks, and not so of {left[0]}, which is equal: a search decides for both alike"
@@ -197,18 +199,20 @@ def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, st
 
 def _pinned(line: BlockLine, pins: tuple[StagePin, ...]) -> dict[int, int]:
     """Block -> stage. UsageError for a pin of no whole block."""
-    found: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     for pin in pins:
-        own = [
+        blocks = [
             k
             for k, block in enumerate(line.blocks)
             if block.module and (block.module == pin.path or block.module.startswith(f"{pin.path}."))
         ]
-        if not own:
+        if not blocks:
             known = [block.module for block in line.blocks if block.module]
             message = f"pin stage:{pin.path}={pin.stage}: it is no block of the model, nor holds one"
             raise UsageError(message, f"one of {known[0]} to {known[-1]}" if known else "without it")
-        for k in own:
-            if found.setdefault(k, pin.stage) != pin.stage:
-                raise UsageError(f"pins put {line.blocks[k].module} on stage {found[k]} and {pin.stage}", "one of them")
-    return found
+        for k in blocks:
+            if stage_of.setdefault(k, pin.stage) != pin.stage:
+                raise UsageError(
+                    f"pins put {line.blocks[k].module} on stage {stage_of[k]} and {pin.stage}", "one of them"
+                )
+    return stage_of

@@ -34,9 +34,9 @@ def _slice(held: list[int]) -> slice:
     return slice(held[0], held[-1] + 1) if in_line else slice(None)
 
 
-def fits(got: tuple[int, ...], shape: tuple[int, ...], own: tuple[int, ...]) -> bool:
+def fits(got: tuple[int, ...], shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
     """Is each dim the global one, or this device's?"""
-    return all(size in (whole, part) for size, whole, part in zip(got, shape, own, strict=True))
+    return all(size in (whole, part) for size, whole, part in zip(got, shape, local, strict=True))
 
 
 def rest_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:

@@ -20,16 +20,16 @@ def call_sizes(graph: Graph, inputs: Mapping[str, Tensor], mesh: ParallelMesh) -
     if not graph.dynamic:
         return {}
     message = ""
-    found: dict[str, int] = {}
-    for own in graph.dynamic:
-        seen = {f"dim {dim} of {name}": _size(inputs[name], dim) for name, dim in own.dims}
-        found[own.name] = next(iter(seen.values()))
+    by_name: dict[str, int] = {}
+    for dynamic in graph.dynamic:
+        seen = {f"dim {dim} of {name}": _size(inputs[name], dim) for name, dim in dynamic.dims}
+        by_name[dynamic.name] = next(iter(seen.values()))
         if len({*seen.values()}) > 1:
-            message = message or f"{own.name}: " + ", ".join(f"{place} is {size}" for place, size in seen.items())
-        elif not own.allows(found[own.name]):
-            message = message or f"{own.name} of {found[own.name]}: expected {own.words()}"
+            message = message or f"{dynamic.name}: " + ", ".join(f"{place} is {size}" for place, size in seen.items())
+        elif not dynamic.allows(by_name[dynamic.name]):
+            message = message or f"{dynamic.name} of {by_name[dynamic.name]}: expected {dynamic.words()}"
     sizes = torch.tensor(
-        [float(bool(message)), *(s for size in found.values() for s in (size, -size))], dtype=torch.float64
+        [float(bool(message)), *(s for size in by_name.values() for s in (size, -size))], dtype=torch.float64
     )
     sizes = sizes.to(mesh.device)
     mesh.joint(tuple(mesh.axes)).transport.all_reduce(sizes, "max")()
@@ -38,10 +38,10 @@ def call_sizes(graph: Graph, inputs: Mapping[str, Tensor], mesh: ParallelMesh) -
         raise UsageError(message, _GLOBAL)
     if wrong:
         raise UsageError("another rank was called with sizes that the plan does not allow, and says which", _GLOBAL)
-    for name, most, least in zip(found, limits[::2], limits[1::2], strict=True):
+    for name, most, least in zip(by_name, limits[::2], limits[1::2], strict=True):
         if most != -least:
             raise UsageError(f"ranks were called with different sizes: {name} from {-least:.0f} to {most:.0f}", _GLOBAL)
-    return found
+    return by_name
 
 
 def _size(x: Tensor, dim: int) -> int:

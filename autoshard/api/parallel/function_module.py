@@ -28,16 +28,16 @@ class FunctionModule(nn.Module):
 
     def referred(self) -> dict[str, Tensor]:
         """The parameters and other tensors that `fn` uses without being given them, by name."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for prefix, module in self.modules_of:
             for name, buffer in module.named_buffers():
                 what = (
                     f"the function refers to {type(module).__name__} and its buffer {name} ({buffer.numel()} numbers)"
                 )
                 raise UsageError(what, "shard that module instead of a function")
-            found |= {f"{prefix}{name}": parameter for name, parameter in module.named_parameters()}
-        own = {name: value for name, value in _values_of(self.fn).items() if isinstance(value, Tensor)}
-        return found | own
+            tensors |= {f"{prefix}{name}": parameter for name, parameter in module.named_parameters()}
+        direct = {name: value for name, value in _values_of(self.fn).items() if isinstance(value, Tensor)}
+        return tensors | direct
 
     def constants(self) -> tuple[tuple[str, Any], ...]:
         """The numbers and texts that `fn` refers to: with others it computes something else."""
@@ -46,8 +46,8 @@ class FunctionModule(nn.Module):
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
         with contextlib.ExitStack() as stack:
             for prefix, module in self.modules_of:
-                own = {name: tensors[f"{prefix}{name}"] for name, _ in module.named_parameters()}
-                stack.enter_context(_reparametrize_module(module, own))
+                parameters = {name: tensors[f"{prefix}{name}"] for name, _ in module.named_parameters()}
+                stack.enter_context(_reparametrize_module(module, parameters))
             stack.enter_context(_referring(self.fn, tensors))
             return self.fn(*args, **kwargs)
 
@@ -56,8 +56,8 @@ def _modules_of(fn: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
     """(prefix of the names, module): what `fn` is bound to, closes over, or reads among the globals."""
     if isinstance(fn, functools.partial):
         yield from _modules_of(fn.func)
-        given = {**{f"argument{i}": x for i, x in enumerate(fn.args)}, **fn.keywords}
-        yield from ((f"{name}.", value) for name, value in given.items() if isinstance(value, nn.Module))
+        bound = {**{f"argument{i}": x for i, x in enumerate(fn.args)}, **fn.keywords}
+        yield from ((f"{name}.", value) for name, value in bound.items() if isinstance(value, nn.Module))
         return
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, nn.Module):
@@ -71,12 +71,12 @@ def _modules_of(fn: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
 
 def _values_of(fn: Callable[..., Any]) -> dict[str, Any]:
     """What a Python function closes over or reads among the globals, by name."""
-    own = _function(fn)
-    if own is None:
+    func = _function(fn)
+    if func is None:
         return {}
-    cells = zip(own.__code__.co_freevars, own.__closure__ or (), strict=True)
+    cells = zip(func.__code__.co_freevars, func.__closure__ or (), strict=True)
     named = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    return {name: own.__globals__[name] for name in own.__code__.co_names if name in own.__globals__} | named
+    return {name: func.__globals__[name] for name in func.__code__.co_names if name in func.__globals__} | named
 
 
 def _function(fn: Callable[..., Any]) -> FunctionType | None:
@@ -87,19 +87,19 @@ def _function(fn: Callable[..., Any]) -> FunctionType | None:
 @contextlib.contextmanager
 def _referring(fn: Callable[..., Any], tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """While `fn` refers to these tensors instead of its own."""
-    own = _function(fn)
+    func = _function(fn)
     before = {name: value for name, value in _values_of(fn).items() if isinstance(value, Tensor)}
-    if own is None or not before:
+    if func is None or not before:
         yield
         return
-    cells = dict(zip(own.__code__.co_freevars, own.__closure__ or (), strict=True))
+    cells = dict(zip(func.__code__.co_freevars, func.__closure__ or (), strict=True))
 
     def put(values: Mapping[str, Tensor]) -> None:
         for name in before:
             if name in cells:
                 cells[name].cell_contents = values[name]
             else:
-                own.__globals__[name] = values[name]
+                func.__globals__[name] = values[name]
 
     put(tensors)
     try:

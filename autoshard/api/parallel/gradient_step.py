@@ -24,13 +24,13 @@ _DRAWN: dict[int, int] = {}  # what torch's generator gave for a forward -> its 
 _LINES = count(1)
 
 
-def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> list[Tensor]:
+def run_on_ranks(model: RankModel, inputs: list[Tensor], step: GradientStep) -> list[Tensor]:
     """The local outputs in the original's order, from local inputs."""
-    program = made.program
-    made.mesh.random.step = _step_of_forward() if made.draws else next(_STEPS)
-    again = made.source.GATHERS_AGAIN and torch.is_grad_enabled()
-    with step.gathering(), regathering() if again else contextlib.nullcontext():
-        result = made.module(*inputs)
+    program = model.program
+    model.mesh.random.step = _step_of_forward() if model.draws else next(_STEPS)
+    regathers = model.source.GATHERS_AGAIN and torch.is_grad_enabled()
+    with step.gathering(), regathering() if regathers else contextlib.nullcontext():
+        result = model.module(*inputs)
     outputs = list(result) if isinstance(result, tuple) else [result]
     if program.loss is not None:
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
@@ -62,8 +62,8 @@ class GradientStep:
     Each forward has a line of weights that are gathered together; it lives as long as its graph.
     """
 
-    def __init__(self, made: RankModel) -> None:
-        self.made, self.open = made, contextlib.ExitStack()
+    def __init__(self, model: RankModel) -> None:
+        self.made, self.open = model, contextlib.ExitStack()
         self.lines: weakref.WeakSet[Line] = weakref.WeakSet()  # of forwards without a backward so far
         self.spent: weakref.WeakSet[Line] = weakref.WeakSet()
         self.running, self.backward = False, -1
@@ -134,37 +134,37 @@ class GradientStep:
 # --- a step of several micro-batches --------------------------------------------------------------------------------
 
 
-def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]], scaler: LossScaler | None = None) -> Tensor:
+def step_gradients(model: RankModel, batches: Sequence[Sequence[Tensor]], scaler: LossScaler | None = None) -> Tensor:
     """From the local inputs of each micro-batch, as a package's train.py does it. The mean loss, on every rank."""
-    source, mesh, parameters = made.source, made.mesh, made.parameters()
+    source, mesh, parameters = model.source, model.mesh, model.parameters()
     mesh.random.step = next(_STEPS)
     shares: Sequence[Sequence[Tensor]] = [()] * len(batches)
     if len(batches) > 1:
-        shares = _shares(made, batches)
+        shares = _shares(model, batches)
     losses = []
     after = len(batches) if source.ZERO == 1 else 1
     together = partial(gathered_together, mesh, parameters, source.WEIGHT_BUCKETS, after)
     nothing = contextlib.nullcontext
-    with reducing(mesh, parameters, made.buckets, len(batches)), together() if source.ZERO < 3 else nothing():
-        for number, (inputs, own) in enumerate(zip(batches, shares, strict=True)):
-            again = regathering() if source.GATHERS_AGAIN else nothing()
-            with mesh.micro_batch(number, own), together() if source.ZERO == 3 else nothing(), again:
-                result = made.module(*inputs)
+    with reducing(mesh, parameters, model.buckets, len(batches)), together() if source.ZERO < 3 else nothing():
+        for number, (inputs, labels) in enumerate(zip(batches, shares, strict=True)):
+            regather = regathering() if source.GATHERS_AGAIN else nothing()
+            with mesh.micro_batch(number, labels), together() if source.ZERO == 3 else nothing(), regather:
+                result = model.module(*inputs)
                 loss = result[0] if isinstance(result, tuple) else result
                 share = loss / len(batches)
                 (share if scaler is None else scaler.scale(share)).backward()
             losses.append(loss.detach())
-    name = made.program.loss
+    name = model.program.loss
     assert name is not None
-    return full_value(torch.stack(losses).mean(0), (), str(made.program.value(name).layout), mesh)
+    return full_value(torch.stack(losses).mean(0), (), str(model.program.value(name).layout), mesh)
 
 
-def _shares(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+def _shares(model: RankModel, batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """Of each micro-batch, for each mean over labels: its share of the labels of the step."""
-    labels = made.source.build_labels(made.mesh) if made.source.LABEL_COUNTS else None
-    given = [() if labels is None else labels(*inputs) for inputs in batches]
-    every = [(one,) if isinstance(one, Tensor) else one for one in given]
-    counts = made.source.LABEL_COUNTS
-    weights = whole_tensors(made.module, (name for *_, name in counts))
-    shares: list[list[Tensor]] = label_shares(made.mesh, every, counts, weights)
+    labels = model.source.build_labels(model.mesh) if model.source.LABEL_COUNTS else None
+    targets = [() if labels is None else labels(*inputs) for inputs in batches]
+    every = [(one,) if isinstance(one, Tensor) else one for one in targets]
+    counts = model.source.LABEL_COUNTS
+    weights = whole_tensors(model.module, (name for *_, name in counts))
+    shares: list[list[Tensor]] = label_shares(model.mesh, every, counts, weights)
     return shares

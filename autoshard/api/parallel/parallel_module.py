@@ -49,15 +49,15 @@ def parallelize(model: nn.Module, plan: PlannedModel, *, device: str | torch.dev
     the process group is for, else what there is.
     """
     check_one_stage(plan.plan)
-    own = same_tensors(model)
-    keep_tensors(own)
+    module = same_tensors(model)
+    keep_tensors(module)
     live = plan.live
-    planned, call = (live.module, live.call) if live is not None else (own, _call_of(plan))
+    planned, call = (live.module, live.call) if live is not None else (module, _call_of(plan))
     kind = ranks.device_type(device)
     mesh = ranks.parallel_mesh(plan.plan.mesh, kind, ranks.on_host(plan.plan))
-    made = rank_model(plan.plan, plan.graph, plan.simulated.program, mesh)
-    fill(made, dict([*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False)]))
-    return ParallelModule(model, made, call, planned, plan.plan.step.micro_batches)
+    part = rank_model(plan.plan, plan.graph, plan.simulated.program, mesh)
+    fill(part, dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]))
+    return ParallelModule(model, part, call, planned, plan.plan.step.micro_batches)
 
 
 def _call_of(plan: PlannedModel) -> ModelCall:
@@ -76,16 +76,16 @@ class ParallelModule(nn.Module):
     """This rank's part of a model, called as the original is."""
 
     def __init__(
-        self, original: nn.Module, made: RankModel, call: ModelCall, planned: nn.Module, micro_batches: int = 1
+        self, original: nn.Module, part: RankModel, call: ModelCall, planned: nn.Module, micro_batches: int = 1
     ) -> None:
         super().__init__()
         self.micro_batches = micro_batches
-        self._made: list[Any] = [made, call, planned]  # in a list: nn.Module would list the rank's module as a child
+        self._made: list[Any] = [part, call, planned]  # in a list: nn.Module would list the rank's module as a child
         self._complex = complex_buffers(original)
-        self._step = GradientStep(made)
+        self._step = GradientStep(part)
         self._sizes: Mapping[str, int] = {}  # dynamic ones, of the last call
-        register(self, made)
-        self.training = made.program.training
+        register(self, part)
+        self.training = part.program.training
         forward = own_forward(original)
 
         @functools.wraps(forward)
@@ -132,25 +132,25 @@ class ParallelModule(nn.Module):
         Gradients are summed over devices once; a mean over labels is one over those of all micro-batches. `scaler`: of
         `grad_scaler`, by whose scale the gradients are then larger.
         """
-        made, call, _ = self._made
-        if made.program.loss is None or call.summed:
+        part, call, _ = self._made
+        if part.program.loss is None or call.summed:
             raise UsageError(
                 "this plan has no loss to go backward from", "a loss in the model or loss=…; or loss.backward()"
             )
         if len(batches) != self.micro_batches:
             message = f"this plan's step has {self.micro_batches} micro-batches, got {len(batches)}"
             raise UsageError(message, "a list with a batch for each, or a plan with other micro_batches=…")
-        return step_gradients(made, [self._locals(*_arguments(batch)) for batch in batches], scaler)
+        return step_gradients(part, [self._locals(*_arguments(batch)) for batch in batches], scaler)
 
     def _locals(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """This rank's parts of the inputs of a call."""
-        made, call, planned = self._made
-        given, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
-        if given.form != call.form:
-            raise UsageError(difference(call, given), _AGAIN)
-        values = [made.program.value(name) for name in made.program.inputs]
+        part, call, planned = self._made
+        actual, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
+        if actual.form != call.form:
+            raise UsageError(difference(call, actual), _AGAIN)
+        values = [part.program.value(name) for name in part.program.inputs]
         ordered = [undistributed(x) for x in call.in_order(tensors)]
-        self._sizes = call_sizes(made.graph, {v.tensor: x for v, x in zip(values, ordered, strict=True)}, made.mesh)
+        self._sizes = call_sizes(part.graph, {v.tensor: x for v, x in zip(values, ordered, strict=True)}, part.mesh)
         return [self._local(value, x) for value, x in zip(values, ordered, strict=True)]
 
     def _shape(self, value: LocalValue) -> tuple[int, ...]:
@@ -158,16 +158,16 @@ class ParallelModule(nn.Module):
         return shape_at(self._made[0].graph, value.tensor, self._sizes) if self._sizes else value.shape
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        made, call, _ = self._made
-        outputs = run_on_ranks(made, self._locals(args, kwargs), self._step)
-        values = [made.program.value(name) for name in made.program.outputs]
+        part, call, _ = self._made
+        outputs = run_on_ranks(part, self._locals(args, kwargs), self._step)
+        values = [part.program.value(name) for name in part.program.outputs]
         wholes = [
-            full_value(x, self._shape(value), str(value.layout), made.mesh)
+            full_value(x, self._shape(value), str(value.layout), part.mesh)
             for value, x in zip(values, outputs, strict=True)
         ]
-        if made.program.loss is not None and not call.summed:  # only the loss was planned with gradients
+        if part.program.loss is not None and not call.summed:  # only the loss was planned with gradients
             wholes = [
-                x if value.name == made.program.loss else _without_gradient(x, value)
+                x if value.name == part.program.loss else _without_gradient(x, value)
                 for value, x in zip(values, wholes, strict=True)
             ]
         return rebuilt(call.returned, wholes[1:] if call.summed else wholes)
@@ -184,9 +184,9 @@ class ParallelModule(nn.Module):
         x = x.to(device=mesh.device, dtype=dtype)
         if tuple(x.shape) == shape:
             return part_of(x, layout, mesh)
-        own, got = local_shape(shape, layout, mesh), tuple(x.shape)
-        if got != own and (len(got) != len(own) or x.requires_grad or not fits(got, shape, own)):
-            message = f"input {name}: expected the global shape {shape} or this rank's {own}, got {got}"
+        local, got = local_shape(shape, layout, mesh), tuple(x.shape)
+        if got != local and (len(got) != len(local) or x.requires_grad or not fits(got, shape, local)):
+            message = f"input {name}: expected the global shape {shape} or this rank's {local}, got {got}"
             raise UsageError(message, _AGAIN)
         return rest_of(x, shape, layout, mesh)
 
@@ -216,15 +216,15 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
-def difference(planned: ModelCall, given: ModelCall) -> str:
+def difference(planned: ModelCall, actual: ModelCall) -> str:
     """What tells two calls apart, in words."""
-    constants = [dict(_constants(call.form)) for call in (planned, given)]
+    constants = [dict(_constants(call.form)) for call in (planned, actual)]
     for name in sorted({*constants[0], *constants[1]}):
-        own, other = (found.get(name, "its default") for found in constants)
-        if own != other and planned.names == given.names:
-            return f"this model was planned with {name}={own}, and is called with {name}={other}"
-    names = f"{', '.join(planned.names)}, and is called with {', '.join(given.names)}"
-    return f"this model was planned for {names}{'' if planned.names != given.names else ' in another form'}"
+        expected, other = (values.get(name, "its default") for values in constants)
+        if expected != other and planned.names == actual.names:
+            return f"this model was planned with {name}={expected}, and is called with {name}={other}"
+    names = f"{', '.join(planned.names)}, and is called with {', '.join(actual.names)}"
+    return f"this model was planned for {names}{'' if planned.names != actual.names else ' in another form'}"
 
 
 def _constants(form: Form) -> Iterator[tuple[str, Any]]:
@@ -264,9 +264,9 @@ def hold(holder: nn.Module, path: str, tensor: Tensor, persistent: bool = True) 
             owner._non_persistent_buffers_set.add(name)
 
 
-def register(holder: nn.Module, made: RankModel) -> None:
+def register(holder: nn.Module, part: RankModel) -> None:
     """Every parameter and buffer of the rank's model under each of its original names."""
-    held = {sharding(x).name: x for x in (*made.module.parameters(), *made.module.buffers())}
-    for one, _ in stored(made.program):
+    held = {sharding(x).name: x for x in (*part.module.parameters(), *part.module.buffers())}
+    for one, _ in stored(part.program):
         for path in (one.path, *one.ties):
             hold(holder, path, held[one.path], one.persistent)

@@ -101,29 +101,29 @@ def fill(model: RankModel, state: Mapping[str, Tensor]) -> None:
     if unknown:
         raise UsageError(f"the plan has no parameter or buffer {unknown[0]}, which the model has", _OTHER)
     for tensor in (*model.module.parameters(), *model.module.buffers()):
-        own = sharding(tensor)
-        name = next((name for name in (own.name, *own.ties) if name in state), None)
+        spec = sharding(tensor)
+        name = next((name for name in (spec.name, *spec.ties) if name in state), None)
         if name is None:
-            raise UsageError(f"the model has no parameter or buffer {own.name}", _OTHER)
+            raise UsageError(f"the model has no parameter or buffer {spec.name}", _OTHER)
         whole = state[name]
-        if tuple(whole.shape) != own.shape:
+        if tuple(whole.shape) != spec.shape:
             raise UsageError(
-                f"{name}: expected shape {own.shape}, got {tuple(whole.shape)}", "the model that was planned"
+                f"{name}: expected shape {spec.shape}, got {tuple(whole.shape)}", "the model that was planned"
             )
         assign(tensor, _from_rank_0(whole, model.mesh, local(tensor).dtype))
 
 
 def _from_rank_0(whole: Tensor, mesh: ParallelMesh, dtype: Any) -> Tensor:
-    made = torch.empty(whole.shape, dtype=dtype, device=mesh.device)
+    received = torch.empty(whole.shape, dtype=dtype, device=mesh.device)
     if mesh.rank == 0:
         if whole.is_meta:
             raise UsageError(
                 "the model of rank 0 is on the meta device: it has no values", "model.to_empty and its init"
             )
-        made.copy_(whole.detach())
+        received.copy_(whole.detach())
     if dist.get_world_size() > 1:
-        dist.broadcast(made, src=0)
-    return made
+        dist.broadcast(received, src=0)
+    return received
 
 
 def stored(program: Program) -> tuple[tuple[ProgramParameter, bool], ...]:

@@ -125,11 +125,11 @@ class Variant:
 
 def variant_of(kind: CallKind, module: nn.Module, request: ShardRequest, before: Variant | None) -> Variant:
     """Planned on rank 0; parameters stay as an earlier variant holds them."""
-    made = ranks.from_rank_0(lambda: _planned_on_rank_0(kind, module, request, before), request.device)
-    plan_text, graph_text, returned, summed = made
+    message = ranks.from_rank_0(lambda: _planned_on_rank_0(kind, module, request, before), request.device)
+    plan_text, graph_text, returned, summed = message
     plan, graph = plan_json.loads(plan_text), graph_json.loads(graph_text, "the graph of rank 0")
-    found = PlannedModel(plan, graph, request.hardware)
-    program = found.simulated.program
+    model = PlannedModel(plan, graph, request.hardware)
+    program = model.simulated.program
     rank = rank_model(plan, graph, program, ranks.parallel_mesh(plan.mesh, request.device, ranks.on_host(plan)))
     names = program.outputs[1:] if summed else program.outputs
     said = request.said
@@ -143,14 +143,14 @@ def variant_of(kind: CallKind, module: nn.Module, request: ShardRequest, before:
         for number, name in enumerate(names)
         for shape in [program.value(name).shape]
     ]
-    return Variant(kind, found, rank, GradientStep(rank), returned, tuple(ins), tuple(outs))
+    return Variant(kind, model, rank, GradientStep(rank), returned, tuple(ins), tuple(outs))
 
 
 def _outer(kind: CallKind, said: Strategies, graph: Graph, mesh: Mesh) -> list[Any]:
     full = replace(said, dataset="full_batch")
-    own = len(kind.specs) - kind.lifted
+    n_inputs = len(kind.specs) - kind.lifted
     return [
-        outside(full if number >= own or spec.is_distributed else said, number, len(spec.shape), mesh, name)
+        outside(full if number >= n_inputs or spec.is_distributed else said, number, len(spec.shape), mesh, name)
         for number, (name, spec) in enumerate(zip(graph.inputs, kind.specs, strict=True))
     ]
 
@@ -158,8 +158,8 @@ def _outer(kind: CallKind, said: Strategies, graph: Graph, mesh: Mesh) -> list[A
 def _planned_on_rank_0(
     kind: CallKind, module: nn.Module, request: ShardRequest, before: Variant | None
 ) -> tuple[str, str, Any, bool]:
-    own = len(kind.specs) - kind.lifted
-    shapes = [_global(kind, request.said, number, number >= own) for number in range(len(kind.specs))]
+    n_inputs = len(kind.specs) - kind.lifted
+    shapes = [_global(kind, request.said, number, number >= n_inputs) for number in range(len(kind.specs))]
     examples = tuple(
         torch.empty(shape, dtype=spec.dtype, device="meta", requires_grad=spec.requires_grad and kind.gradients)
         for shape, spec in zip(shapes, kind.specs, strict=True)
@@ -169,7 +169,7 @@ def _planned_on_rank_0(
     graph = workflow.checked(graph_of(live, "fp32", "adamw", kind.gradients, keep_modes=True))
     outputs = graph.outputs[1:] if call.summed else graph.outputs
     own_names = module.referred() if isinstance(module, FunctionModule) else ()
-    lifted = dict(zip(own_names, graph.inputs[own:], strict=True))
+    lifted = dict(zip(own_names, graph.inputs[n_inputs:], strict=True))
     if before is None:
         own_pins = pins(request.said, graph, outputs, lifted)
     else:
@@ -177,8 +177,8 @@ def _planned_on_rank_0(
             *pins(replace(request.said, parameters=()), graph, outputs, lifted),
             *held_pins(before.plan.plan, graph),
         )
-    found = _best(graph, request, (*own_pins, *request.pins), before)
-    return plan_json.dumps(found.plan), graph_json.dumps(found.graph), call.returned, call.summed
+    model = _best(graph, request, (*own_pins, *request.pins), before)
+    return plan_json.dumps(model.plan), graph_json.dumps(model.graph), call.returned, call.summed
 
 
 def _global(kind: CallKind, said: Strategies, number: int, is_lifted: bool) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ def _best(graph: Graph, request: ShardRequest, texts: Sequence[str], before: Var
     else:
         return planned(model, request.hardware, replace(wanted, devices=devices), request.cache)
     plans = [planned(model, request.hardware, replace(wanted, mesh=one), request.cache) for one in candidates]
-    return min(plans, key=lambda found: _figure(found.plan, request.level))
+    return min(plans, key=lambda candidate: _figure(candidate.plan, request.level))
 
 
 def _figure(plan: Plan, level: int) -> float:

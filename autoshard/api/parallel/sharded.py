@@ -83,16 +83,16 @@ class Sharded(nn.Module):
         self._original: list[Any] = [fn, FunctionModule(fn)]  # in a list: they are no children
         forward: Callable[..., Any] = fn
         if isinstance(fn, nn.Module):
-            self._original[1] = own = without_shards(same_tensors(fn))
+            self._original[1] = original = without_shards(same_tensors(fn))
             self.request = with_inner_parameters(request, fn)
-            self._complex = complex_buffers(own)
-            keep_tensors(own)
+            self._complex = complex_buffers(original)
+            keep_tensors(original)
             self.training, forward = fn.training, own_forward(fn)
-            for path, parameter in own.named_parameters(remove_duplicate=False):
+            for path, parameter in original.named_parameters(remove_duplicate=False):
                 hold(self, path, parameter)
-            for path, buffer in own.named_buffers(remove_duplicate=False):
-                hold(self, path, buffer, path in own.state_dict())
-            self._holders = [[self._holder(path, module.training) for path, module in own.named_modules()]]
+            for path, buffer in original.named_buffers(remove_duplicate=False):
+                hold(self, path, buffer, path in original.state_dict())
+            self._holders = [[self._holder(path, module.training) for path, module in original.named_modules()]]
 
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -142,8 +142,8 @@ class Sharded(nn.Module):
         mesh = variant.rank.mesh
         locals_ = [entered(x, border, mesh) for x, border in zip(tensors, variant.inputs, strict=True)]
         outputs = run_on_ranks(variant.rank, locals_, variant.step)
-        found = outputs[len(outputs) - len(variant.outputs) :]
-        return rebuilt(variant.returned, [left(x, b, mesh) for x, b in zip(found, variant.outputs, strict=True)])
+        returned = outputs[len(outputs) - len(variant.outputs) :]
+        return rebuilt(variant.returned, [left(x, b, mesh) for x, b in zip(returned, variant.outputs, strict=True)])
 
     def _alone(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         fn = self.original
@@ -240,7 +240,7 @@ def with_inner_parameters(request: ShardRequest, module: nn.Module) -> ShardRequ
 def warn_unused(request: ShardRequest, where: str) -> None:
     """The outer plan decides what flows into and out of an inner shard."""
     said = {"in_strategy": request.said.inputs, "out_strategy": request.said.outputs}
-    unused = " and ".join(name for name, given in said.items() if given and any(how is not None for how in given))
+    unused = " and ".join(name for name, entries in said.items() if entries and any(how is not None for how in entries))
     if unused:
         warnings.warn(f"{where}: its {unused} is not used, the outer shard plans it", UserWarning, stacklevel=2)
 
@@ -282,7 +282,7 @@ def share(first: RankModel, other: RankModel) -> None:
         for store in (one._parameters, one._buffers):
             for name, value in store.items():
                 if value is not None:
-                    own = held[sharding(value).name]
-                    assert sharding(own).split_shape == sharding(value).split_shape, name
-                    assert sharding(own).layout == sharding(value).layout, name
-                    store[name] = own
+                    shared = held[sharding(value).name]
+                    assert sharding(shared).split_shape == sharding(value).split_shape, name
+                    assert sharding(shared).layout == sharding(value).layout, name
+                    store[name] = shared

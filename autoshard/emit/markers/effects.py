@@ -32,17 +32,17 @@ def asked(writer: ClassWriter, item: Instruction, within: frozenset[str]) -> Ite
         yield _collective(item)
         return
     program = writer.package.program
-    given = tuple(None if value in within else value for value in item.operands)
+    operands = tuple(None if value in within else value for value in item.operands)
     if item.results[0] in program.once(careful_casts):
-        yield "cast_weight", given[0], f"torch.{program.value(item.results[0]).dtype}"
+        yield "cast_weight", operands[0], f"torch.{program.value(item.results[0]).dtype}"
         return
     sent = [i for i, value in enumerate(item.operands) if item.host and i != TABLE and value is not None]
-    yield from (("to_host", given[i]) for i in sent)
+    yield from (("to_host", operands[i]) for i in sent)
     if item.variant:
         moves = item.moves if isinstance(item, ColumnParallel) else None
-        kept = moves is not None and moves.kept
-        values = tuple(value for value in given if value is not None)
-        yield item.variant, values, frozenset(own for own in item.axes if own[1]), random_index(item), kept
+        keeps = moves is not None and moves.kept
+        values = tuple(value for value in operands if value is not None)
+        yield item.variant, values, frozenset(axis for axis in item.axes if axis[1]), random_index(item), keeps
     if item.host:
         yield "to_device", _spelled_head(writer, item)
     if any(item.op == count.op for count in program.label_counts):
@@ -89,14 +89,16 @@ class Written:
 
     def _moved(self, name: str, call: Any) -> Effect:
         options = {
-            own.arg: ast.literal_eval(own.value) for own in call.keywords if own.arg in ("grad", "kept", "again")
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if keyword.arg in ("grad", "kept", "again")
         }
         axes, grad = self.axes.get(ast.unparse(call.args[1])), options.get("grad", redistribute.CALLS[name])
         return name, self.value(call.args[0]), axes, grad, options.get("kept", False), options.get("again", False)
 
     def _varied(self, name: str, call: Any) -> Effect:
-        values = tuple(value for own in call.args if (value := self.value(_unwrapped(own))) is not None)
-        options = {own.arg: own.value for own in call.keywords}
+        values = tuple(value for argument in call.args if (value := self.value(_unwrapped(argument))) is not None)
+        options = {keyword.arg: keyword.value for keyword in call.keywords}
         roles = {(role, names) for role, node in options.items() if (names := self._axes(node))}
         if name in _COLUMN_PARALLEL:
             roles = {("axis", self.axes.get(ast.unparse(call.args[1]), ()))}
@@ -105,7 +107,7 @@ class Written:
 
     def _axes(self, node: Any) -> tuple[str, ...]:
         items = node.elts if isinstance(node, ast.Tuple) else []
-        return tuple(name for own in items for name in self.axes.get(ast.unparse(own), ()))
+        return tuple(name for item in items for name in self.axes.get(ast.unparse(item), ()))
 
     def _number(self, node: Any) -> int:
         """In the first of the modules of this class: `7`, `self.first_random`, `self.first_random + 2`."""
@@ -123,12 +125,12 @@ def axes_of(init: ast.FunctionDef | None) -> Iterator[tuple[str, tuple[str, ...]
         target: Any = node.targets[0]
         value: Any = node.value
         pairs = zip(target.elts, value.elts, strict=True) if isinstance(target, ast.Tuple) else [(target, value)]
-        for attribute, made in pairs:
-            text = ast.unparse(made)
+        for attribute, assigned in pairs:
+            text = ast.unparse(assigned)
             if text.startswith("mesh["):
-                yield ast.unparse(attribute), (ast.literal_eval(made.slice),)
+                yield ast.unparse(attribute), (ast.literal_eval(assigned.slice),)
             elif text.startswith("mesh.joint("):
-                yield ast.unparse(attribute), ast.literal_eval(made.args[0])
+                yield ast.unparse(attribute), ast.literal_eval(assigned.args[0])
 
 
 def _postorder(node: ast.AST) -> Iterator[Any]:

@@ -39,16 +39,16 @@ def check_markers(text: str, packages: Sequence[ClassContext | None]) -> None:
 def _check_calls(package: ClassContext) -> None:
     """The bodies of the classes, each as often as it is called, have what the program has."""
     times = Counter({package.tree.root.name: 1})
-    found: Counter[Effect] = Counter()
+    actual: Counter[Effect] = Counter()
     for definition in reversed(package.tree.definitions):  # callers first
         for item in definition.body:
             if isinstance(item, ModuleCall | Loop):
                 times[item.definition] += times[definition.name] * (len(item.paths) if isinstance(item, Loop) else 1)
                 continue
             for effect in _kinds(item):
-                found[effect] += times[definition.name]
+                actual[effect] += times[definition.name]
     wanted = Counter(effect for step in package.program.instructions for effect in _kinds(step))
-    assert found == wanted, f"the classes run {found - wanted} too much and {wanted - found} too little"
+    assert actual == wanted, f"the classes run {actual - wanted} too much and {wanted - actual} too little"
 
 
 def _kinds(item: Instruction) -> Iterator[Effect]:
@@ -118,9 +118,9 @@ class _ClassReader:
         """A statement that runs these; all but the last are nested."""
         node, last = self._next(ast.Assign), items[-1]
         within = frozenset(value for item in items[:-1] for value in results_of(item))
-        given = {value for item in items for value in reads_of(item)} - within
+        reads = {value for item in items for value in reads_of(item)} - within
         values = [self._value(inner) for inner in ast.walk(node.value)]
-        self._equal(node, {value for value in values if value is not None} - given, set())
+        self._equal(node, {value for value in values if value is not None} - reads, set())
         wanted = [effect for item in items for effect in asked(self.writer, item, within)]
         self._equal(node, list(self.written.effects(node.value)), wanted)
         self._hold(_targets(node), self._read_later(node, results_of(last)))
@@ -130,14 +130,14 @@ class _ClassReader:
     def _again(self, item: Compute) -> None:
         results = results_of(item)[-1:] if isinstance(item, ColumnParallel) else results_of(item)
         held = {value for name, value in self.held.items() if name != "_"}
-        made = [value for value in results if self.program.value(value).requires_grad and value in held]
-        if not made:
+        outputs = [value for value in results if self.program.value(value).requires_grad and value in held]
+        if not outputs:
             return
-        node = self._next(ast.Expr if len(made) == 1 else ast.Assign)
+        node = self._next(ast.Expr if len(outputs) == 1 else ast.Assign)
         first, *weights = node.value.args
         message = first.elts if isinstance(first, ast.Tuple) else [first]
-        found = _plain(node.value.func), [*map(self._value, message)], [*map(self._value, weights)]
-        self._equal(node, found, ("regather_before", made, [*item.again]))
+        actual = _plain(node.value.func), [*map(self._value, message)], [*map(self._value, weights)]
+        self._equal(node, actual, ("regather_before", outputs, [*item.again]))
 
     def _call(self, item: ModuleCall | Loop) -> None:
         node = self._next(ast.For if isinstance(item, Loop) else ast.Assign if item.results else ast.Expr)
@@ -150,9 +150,9 @@ class _ClassReader:
         called, arguments, keep = node.value.func, node.value.args, KEEP_ALL
         if _plain(called) == "recomputed":
             called, _, *arguments = arguments
-            keep = next((ast.literal_eval(own.value) for own in node.value.keywords), "input")
-        found = _plain(called), keep, tuple(map(self._value, arguments))
-        self._equal(node, found, (callee, _kept(item.keep), item.arguments))
+            keep = next((ast.literal_eval(keyword.value) for keyword in node.value.keywords), "input")
+        actual = _plain(called), keep, tuple(map(self._value, arguments))
+        self._equal(node, actual, (callee, _kept(item.keep), item.arguments))
         targets = _targets(node)
         if isinstance(item, Loop):  # a variable that a turn hands to the next is there, whoever reads the last
             self._equal(node, len(targets), len(item.results))
@@ -174,14 +174,14 @@ class _ClassReader:
         """Buffers are written, and what the caller needs is returned."""
         if self.definition.updates:
             node = self._next(ast.With)
-            calls = [own.value for own in node.body]
-            found = [(self._value(call.func.value), self._value(_viewed(call.args[0]))) for call in calls]
-            self._equal(node, found, list(self.definition.updates))
+            calls = [stmt.value for stmt in node.body]
+            actual = [(self._value(call.func.value), self._value(_viewed(call.args[0]))) for call in calls]
+            self._equal(node, actual, list(self.definition.updates))
         if outputs := self.writer.outputs():
             node = self._next(ast.Return)
             returned = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-            self._equal(node, [self._value(own) for own in returned], outputs)
-        self._equal(self.statements[:1], [own for own in self.statements if not isinstance(own, ast.Pass)], [])
+            self._equal(node, [self._value(element) for element in returned], outputs)
+        self._equal(self.statements[:1], [stmt for stmt in self.statements if not isinstance(stmt, ast.Pass)], [])
 
     # --- deletions ---
 
@@ -189,15 +189,15 @@ class _ClassReader:
         """Value -> where its storage is read last, of what is short-lived and stays within the class."""
         last: dict[str, int] = {}
         for i, item in enumerate(self.definition.body):
-            made = item.results if isinstance(item, ModuleCall | Loop) else results_of(item)
-            last |= dict.fromkeys((v for v in (*_reads(item), *made) if v), self.writer.nested.get(i, i))
+            results = item.results if isinstance(item, ModuleCall | Loop) else results_of(item)
+            last |= dict.fromkeys((v for v in (*_reads(item), *results) if v), self.writer.nested.get(i, i))
         stay = {*self.definition.outputs, *(new for _, new in self.definition.updates), *self.definition.inputs}
         ends: dict[str, int] = {}
         for storage in (*self.program.short_lived, *((value,) for value in gathered_weights(self.program))):
-            own = [value for value in storage if value in last]
-            if own and stay.isdisjoint(own):
-                end = max(last[value] for value in own)
-                ends |= {value: min(end, ends.get(value, end)) for value in own}
+            values = [value for value in storage if value in last]
+            if values and stay.isdisjoint(values):
+                end = max(last[value] for value in values)
+                ends |= {value: min(end, ends.get(value, end)) for value in values}
         return ends
 
     def _makes(self, item: Item) -> bool:
@@ -235,16 +235,16 @@ class _ClassReader:
         self._equal(self.statements[:1], [type(node) for node in self.statements[:1]], [kind])
         return self.statements.pop(0)
 
-    def _equal(self, node: ast.AST | list[Any], found: object, wanted: object) -> None:
-        if found != wanted:
+    def _equal(self, node: ast.AST | list[Any], actual: object, wanted: object) -> None:
+        if actual != wanted:
             nodes = node if isinstance(node, list) else [node]
             line = "".join(map(ast.unparse, nodes)) or "its end"
-            raise AssertionError(f"class {self.definition.name}, as written: `{line}` has {found}, expected {wanted}")
+            raise AssertionError(f"class {self.definition.name}, as written: `{line}` has {actual}, expected {wanted}")
 
 
 def _reads(item: Item) -> tuple[str, ...]:
-    given = item.arguments if isinstance(item, ModuleCall | Loop) else reads_of(item)
-    return tuple(value for value in given if value is not None)
+    reads = item.arguments if isinstance(item, ModuleCall | Loop) else reads_of(item)
+    return tuple(value for value in reads if value is not None)
 
 
 def _plain(code: Any) -> str:
@@ -257,7 +257,7 @@ def _targets(node: Any) -> list[str]:
     if not isinstance(node, ast.Assign):
         return []
     target: Any = node.targets[0]
-    return [_plain(own) for own in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [_plain(element) for element in (target.elts if isinstance(target, ast.Tuple) else [target])]
 
 
 def _kept(keep: str) -> object:

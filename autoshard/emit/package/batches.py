@@ -50,9 +50,9 @@ def set_size(name: str, size: int) -> None:
     if not least <= size <= most or size % unit:  # of others nobody has asked the model
         wanted = f"a multiple of {unit} " * (unit > 1) + f"from {least} to {most}"
         raise UserError(f"a {name} of {size}: expected {wanted} (planned: {planned}), over all devices")
-    for own, held in dims.items():
-        shape, *others = INPUTS[own]
-        INPUTS[own] = (tuple(size if dim in held else other for dim, other in enumerate(shape)), *others)
+    for input_name, held in dims.items():
+        shape, *others = INPUTS[input_name]
+        INPUTS[input_name] = (tuple(size if dim in held else other for dim, other in enumerate(shape)), *others)
 
 
 def local_shape(name: str, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
@@ -75,11 +75,11 @@ def local_part(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int
 def parts(mesh: ParallelMesh) -> dict[str, tuple[slice, ...]]:
     """Of each input, the slices that this rank needs: what a loader reads of an image cut by rows, say. A dim that is
     cut in blocks is whole."""
-    found = {}
+    slices = {}
     for name, (shape, *_) in INPUTS.items():
         every = [held_indices(size, dim, layout_of(name, mesh), mesh).tolist() for dim, size in enumerate(shape)]
-        found[name] = tuple(_slice(held) for held in every)
-    return found
+        slices[name] = tuple(_slice(held) for held in every)
+    return slices
 
 
 def _slice(held: list[int]) -> slice:
@@ -100,14 +100,14 @@ def of_samples() -> list[str]:
 def split(batch: Sequence[Tensor]) -> list[list[Tensor]]:
     """A batch of a whole step as its micro-batches; another as it is. What has no samples is whole in each."""
     owners = set(of_samples()) if len(batch) == len(INPUTS) else set()
-    pairs = [(own, x) for own, x in zip(INPUTS, batch, strict=True) if own in owners] if owners else []
+    pairs = [(name, x) for name, x in zip(INPUTS, batch, strict=True) if name in owners] if owners else []
     whole = {name for name, x in pairs if x.ndim and len(x) == INPUTS[name][0][0] * MICRO_BATCHES}
     if not whole:
         return [list(batch)]
     cut = [
-        x.chunk(MICRO_BATCHES) if own in whole else [x] * MICRO_BATCHES for own, x in zip(INPUTS, batch, strict=True)
+        x.chunk(MICRO_BATCHES) if name in whole else [x] * MICRO_BATCHES for name, x in zip(INPUTS, batch, strict=True)
     ]
-    return [list(own) for own in zip(*cut, strict=True)]
+    return [list(tensors) for tensors in zip(*cut, strict=True)]
 
 
 def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
@@ -186,14 +186,14 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def _checked_tensor(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int] | None) -> Tensor:
-    shape, own = shape_at(name, sizes), local_shape(name, mesh, sizes)
+    shape, part_dims = shape_at(name, sizes), local_shape(name, mesh, sizes)
     dtype: torch.dtype = getattr(torch, INPUTS[name][1])
     if x.dtype.is_floating_point != dtype.is_floating_point:
         raise BatchError(f"input {name!r}: expected {dtype}, got {x.dtype}")
-    fits = len(x.shape) == len(shape) and all(n in either for n, *either in zip(x.shape, shape, own, strict=True))
+    fits = len(x.shape) == len(shape) and all(n in either for n, *either in zip(x.shape, shape, part_dims, strict=True))
     if not fits:
         got = tuple(x.shape)
-        message = f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}"
+        message = f"input {name!r}: expected the global shape {tuple(shape)} or the local {part_dims}, got {got}"
         options = {"batch": "--batch-size N", "sequence": "--sequence-length N"}
         free = [f"for another {name} {option}" for name, option in options.items() if name in FREE_SIZES]
         other = ", ".join(free) or "for another batch or length a plan"
@@ -212,8 +212,8 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, ste
     often this rank's loader has ended.
     """
     names = list(INPUTS)
-    found = torch.zeros((2, len(names) + 1, math.prod(mesh.axes.values())))
-    found[0, -1, 0], found[1, -1, 0] = ends, MARKS - ends
+    marks = torch.zeros((2, len(names) + 1, math.prod(mesh.axes.values())))
+    marks[0, -1, 0], marks[1, -1, 0] = ends, MARKS - ends
     for row, name in enumerate(names):
         mark = 0
         for batch in batches:
@@ -221,17 +221,17 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, ste
             head = head[: max(1, MARKED_BYTES // head.element_size())].cpu().contiguous()
             mark = zlib.crc32(head.view(torch.uint8).numpy(), mark)
         place = part_number(layout_of(name, mesh), mesh)
-        found[0, row, place], found[1, row, place] = mark % MARKS, MARKS - mark % MARKS
-    found = found.to(mesh.device)
-    mesh.joint(tuple(mesh.axes)).transport.all_reduce(found, "max")()
+        marks[0, row, place], marks[1, row, place] = mark % MARKS, MARKS - mark % MARKS
+    marks = marks.to(mesh.device)
+    mesh.joint(tuple(mesh.axes)).transport.all_reduce(marks, "max")()
     if mesh.stages is not None:
-        alike = found if not PLACE_INPUTS else found[:, -1:, :1].contiguous()  # other meshes have other parts
+        alike = marks if not PLACE_INPUTS else marks[:, -1:, :1].contiguous()  # other meshes have other parts
         mesh.stages.transport.all_reduce(alike, "max")()
-        found[:, -alike.shape[1] :, : alike.shape[2]] = alike
-    largest, least = found[0], MARKS - found[1]
+        marks[:, -alike.shape[1] :, : alike.shape[2]] = alike
+    largest, least = marks[0], MARKS - marks[1]
     if largest[-1, 0] > least[-1, 0]:
         raise _ended(step, ends > least[-1, 0])
-    differ = ((largest != least) & (found[1] > 0)).any(1).tolist()[: len(names)]
+    differ = ((largest != least) & (marks[1] > 0)).any(1).tolist()[: len(names)]
     if any(differ):
         message = ", ".join(repr(name) for name, one in zip(names, differ, strict=True) if one)
         raise UserError(
@@ -241,11 +241,11 @@ def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, ste
         )
 
 
-def check_ends(mesh: ParallelMesh, step: int, own: int, of_all: float) -> None:
-    """Raises where loaders have ended in different steps. `own`: how often this rank's has, `of_all`: the sum."""
+def check_ends(mesh: ParallelMesh, step: int, ended: int, of_all: float) -> None:
+    """Raises where loaders have ended in different steps. `ended`: how often this rank's has, `of_all`: the sum."""
     ranks = mesh_devices()
-    if own * ranks != of_all:
-        raise _ended(step, own * ranks > of_all)
+    if ended * ranks != of_all:
+        raise _ended(step, ended * ranks > of_all)
 
 
 def _ended(step: int, here: bool) -> UserError:
@@ -324,8 +324,8 @@ def loader_batches(
     offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS, "parts": parts(mesh)}
     taken = inspect.signature(make_loader).parameters
     keywords = {name: value for name, value in offered.items() if name in taken}
-    asked = [p for p in taken.values() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    unknown = [p.name for p in asked if p.name not in offered]
+    needed = [p for p in taken.values() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [p.name for p in needed if p.name not in offered]
     if unknown:
         message = (
             f"{option} {spec}: the function asks for {', '.join(unknown)}, and is given any of {', '.join(offered)}"

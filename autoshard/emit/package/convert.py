@@ -89,8 +89,8 @@ def write_state_dict(path: str | Path, state: Mapping[str, Tensor], ties: Mappin
     partial = path.with_name(f"{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":
-        kept = {name: tensor.contiguous() for name, tensor in state.items() if name not in ties}
-        _safetensors().torch.save_file(kept, partial, metadata={"format": "pt", **ties})
+        untied = {name: tensor.contiguous() for name, tensor in state.items() if name not in ties}
+        _safetensors().torch.save_file(untied, partial, metadata={"format": "pt", **ties})
     elif path.suffix in (".pt", ".pth", ".bin"):
         torch.save(dict(state), partial)
     else:
@@ -129,10 +129,10 @@ def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
     state: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, (held, dtype, is_buffer) in shardings().items():
-        found = next((n for n in (name, *held.ties) if n in original), None)
-        if found is None and not (is_buffer and name in INITIAL):
+        key = next((n for n in (name, *held.ties) if n in original), None)
+        if key is None and not (is_buffer and name in INITIAL):
             raise ValueError(f"{source} lacks {name}")
-        value = INITIAL[name]() if found is None else original[found]
+        value = INITIAL[name]() if key is None else original[key]
         if tuple(value.shape) != held.shape:
             raise ValueError(f"{name}: expected shape {held.shape}, got {tuple(value.shape)}")
         used |= {name, *held.ties}
@@ -170,11 +170,11 @@ def _checkpoint(folder: Path) -> Path:
     """ValueError where there are checkpoints, and none of them is whole."""
     if (folder / ".metadata").exists() or not step_folders(folder):
         return folder
-    found = newest_whole(folder)
-    if found is None:
+    newest = newest_whole(folder)
+    if newest is None:
         raise ValueError(f"{folder} has no checkpoint that can be read")
-    print(f"taken from {found}", flush=True)
-    return found
+    print(f"taken from {newest}", flush=True)
+    return newest
 
 
 def main() -> int:

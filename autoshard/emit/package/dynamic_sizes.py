@@ -43,7 +43,7 @@ def check_sizes(sizes: Mapping[str, int], where: str = "") -> None:
         if size < least or (most and size > most) or size % divisor != remainder:
             kind = f"a multiple of {divisor} " * (divisor > 1) + f"plus {remainder} " * bool(remainder)
             allowed = f"{kind}from {least} " + (f"to {most}" if most else "on")
-            of = ", ".join(f"dim {dim} of {own}" for own, held in dims.items() for dim in held)
+            of = ", ".join(f"dim {dim} of {input_name}" for input_name, held in dims.items() for dim in held)
             pad = "--pad; or " if name in PADDING else ""
             raise BatchError(
                 f"{where}{name} of {size} ({of}): expected {allowed}, over all devices\n"
@@ -54,19 +54,19 @@ def check_sizes(sizes: Mapping[str, int], where: str = "") -> None:
 def padded(batch: Sequence[Tensor]) -> list[Tensor]:
     """A global batch, made up to the next allowed sizes by its first row or column with labels that do not count: the
     loss stays as it is, and nothing stands there that the model does not take."""
-    made = dict(zip(INPUTS, batch, strict=True))
+    tensors = dict(zip(INPUTS, batch, strict=True))
     for size in PADDING:
         least, _, divisor, remainder, dims = DYNAMIC_SIZES[size]
         for name, held in dims.items():
-            for dim in held if made[name].dim() > max(held) and made[name].numel() else ():
-                own = made[name].shape[dim]
-                more = max(least, -(-(own - remainder) // divisor) * divisor + remainder) - own
+            for dim in held if tensors[name].dim() > max(held) and tensors[name].numel() else ():
+                extent = tensors[name].shape[dim]
+                more = max(least, -(-(extent - remainder) // divisor) * divisor + remainder) - extent
                 if more > 0:
-                    shape = (*made[name].shape[:dim], more, *made[name].shape[dim + 1 :])
-                    rows = made[name].narrow(dim, 0, 1).expand(shape)
+                    shape = (*tensors[name].shape[:dim], more, *tensors[name].shape[dim + 1 :])
+                    rows = tensors[name].narrow(dim, 0, 1).expand(shape)
                     rows = torch.full_like(rows, IGNORED[name]) if name in IGNORED else rows
-                    made[name] = torch.cat([made[name], rows], dim)
-    return list(made.values())
+                    tensors[name] = torch.cat([tensors[name], rows], dim)
+    return list(tensors.values())
 
 
 def mesh_devices() -> int:
@@ -80,8 +80,8 @@ def layout_of(name: str, mesh: ParallelMesh) -> str:
     """How an input lies on this place."""
     if not PLACE_INPUTS:
         return INPUTS[name][2]
-    own = PLACE_INPUTS.get(mesh.stages.index, {}) if mesh.stages is not None else {}
-    return own.get(name, INPUTS[name][2])
+    layouts = PLACE_INPUTS.get(mesh.stages.index, {}) if mesh.stages is not None else {}
+    return layouts.get(name, INPUTS[name][2])
 
 
 def parts_of(name: str, dim: int, mesh: ParallelMesh) -> int:
@@ -94,12 +94,12 @@ def parts_of(name: str, dim: int, mesh: ParallelMesh) -> int:
 def sizes_of(batch: Sequence[Tensor], mesh: ParallelMesh, local: bool) -> dict[str, int]:
     """The dynamic sizes of a batch, whose tensors are global, or this rank's part. BatchError where its inputs differ
     in one, or where it is not allowed."""
-    found: dict[str, int] = {}
-    given = dict(zip(INPUTS, batch, strict=True))
+    by_name: dict[str, int] = {}
+    inputs = dict(zip(INPUTS, batch, strict=True))
     for size, (*_, dims) in DYNAMIC_SIZES.items():
         seen: dict[str, int] = {}
         for name, dim in ((name, dim) for name, held in dims.items() for dim in held):
-            x = given[name]
+            x = inputs[name]
             if x.dim() != len(INPUTS[name][0]):
                 raise BatchError(
                     f"input {name!r}: expected {len(INPUTS[name][0])} dims, got the shape {tuple(x.shape)}\n"
@@ -107,11 +107,11 @@ def sizes_of(batch: Sequence[Tensor], mesh: ParallelMesh, local: bool) -> dict[s
                 )
             seen[f"dim {dim} of {name}"] = x.shape[dim] * (parts_of(name, dim, mesh) if local else 1)
         if len({*seen.values()}) > 1:
-            message = ", ".join(f"{place} is {own}" for place, own in seen.items())
+            message = ", ".join(f"{place} is {extent}" for place, extent in seen.items())
             raise BatchError(f"{size}: the inputs of a batch disagree: {message}\n  try: one {size} for all of them")
-        found[size] = next(iter(seen.values()))
-    check_sizes(found)
-    return found
+        by_name[size] = next(iter(seen.values()))
+    check_sizes(by_name)
+    return by_name
 
 
 def drawn_sizes(generator: torch.Generator) -> dict[str, int]:
@@ -122,8 +122,8 @@ def drawn_sizes(generator: torch.Generator) -> dict[str, int]:
 
 def _drawn(name: str, generator: torch.Generator) -> int:
     least, most, divisor, remainder, dims = DYNAMIC_SIZES[name]
-    own, held = next(iter(dims.items()))
-    last = ((most or INPUTS[own][0][held[0]]) - remainder) // divisor
+    input_name, held = next(iter(dims.items()))
+    last = ((most or INPUTS[input_name][0][held[0]]) - remainder) // divisor
     first = (least - remainder) // divisor
     return int(torch.randint(first, max(first, last) + 1, (), generator=generator)) * divisor + remainder
 
@@ -134,12 +134,12 @@ def agree(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int) ->
     if not DYNAMIC_SIZES:
         return
     sizes = [sizes_of(batch, mesh, local=True) for batch in batches]
-    own = torch.tensor([[*one.values()] for one in sizes], dtype=torch.float64)
-    found = torch.stack([own, -own]).to(mesh.device)
-    mesh.joint(tuple(mesh.axes)).transport.all_reduce(found, "max")()
+    table = torch.tensor([[*one.values()] for one in sizes], dtype=torch.float64)
+    extremes = torch.stack([table, -table]).to(mesh.device)
+    mesh.joint(tuple(mesh.axes)).transport.all_reduce(extremes, "max")()
     if mesh.stages is not None:
-        mesh.stages.transport.all_reduce(found, "max")()
-    for row, (largest, least) in enumerate(zip(found[0].tolist(), (-found[1]).tolist(), strict=True)):
+        mesh.stages.transport.all_reduce(extremes, "max")()
+    for row, (largest, least) in enumerate(zip(extremes[0].tolist(), (-extremes[1]).tolist(), strict=True)):
         for name, most, few in zip(DYNAMIC_SIZES, largest, least, strict=True):
             if most != few:
                 which = f" in micro-batch {row}" if len(sizes) > 1 else ""
@@ -159,7 +159,7 @@ def module_of(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> Module
     """Whose forward the model now runs, and whose tables hold: those for a step of these local micro-batches."""
     sizes = step_sizes(batches, mesh)
     for number, (most, module) in enumerate(BUCKETS):
-        if all(own[name] <= size for own in sizes for name, size in most.items()):
+        if all(batch_sizes[name] <= size for batch_sizes in sizes for name, size in most.items()):
             mesh.bucket = number
             return module
     mesh.bucket = None
@@ -182,5 +182,5 @@ def parsed(text: str) -> Iterator[tuple[str, int]]:
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
         if name not in DYNAMIC_SIZES or not number.isdecimal():
-            raise UserError(f"--sizes {part}: expected {', '.join(f'{own}=N' for own in DYNAMIC_SIZES)}")
+            raise UserError(f"--sizes {part}: expected {', '.join(f'{size}=N' for size in DYNAMIC_SIZES)}")
         yield name, int(number)

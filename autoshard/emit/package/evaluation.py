@@ -84,11 +84,11 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
         return (staged_loss(model, mesh, inputs),)
     if BATCH_SHARES is not None:  # equal ones
         inputs = BATCH_SHARES.cut(inputs, mesh.coordinates[BATCH_SHARES.axis], mesh)
-    own = module_of([inputs], mesh) if BUCKETS else model_parallel
+    source = module_of([inputs], mesh) if BUCKETS else model_parallel
     weights = contextlib.nullcontext()
-    if own.WEIGHT_BUCKETS:
+    if source.WEIGHT_BUCKETS:
         parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
-        weights = gathered_together(mesh, parameters, own.WEIGHT_BUCKETS)
+        weights = gathered_together(mesh, parameters, source.WEIGHT_BUCKETS)
     mesh.random.training = False
     try:
         with weights:
@@ -104,7 +104,7 @@ def staged_loss(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) 
     buckets = [bucket for number in mesh.stages.parts for bucket in WEIGHT_BUCKETS[number]]
     mesh.random.training = False
     try:
-        with gathered_together(mesh, {sharding(own).name: own for own in model.parameters()}, buckets):
+        with gathered_together(mesh, {sharding(weight).name: weight for weight in model.parameters()}, buckets):
             losses = places.evaluate(inputs, next(iter(step_sizes([inputs], mesh)), None))
     finally:
         mesh.random.training = True

@@ -68,9 +68,9 @@ def _parts(document: Any, length: int) -> dict[str, Tensor]:
         raise BatchError(f"--pack: a document must hold a tensor of one dim for each of {', '.join(names)}")
     counts = {len(x) for x in values}
     if len(counts) > 1 or not 0 < min(counts) <= length:
-        found = " and ".join(map(str, sorted(counts)))
+        numbers = " and ".join(map(str, sorted(counts)))
         raise BatchError(
-            f"--pack: a document of {found} tokens: expected one length, from 1 to {length}\n"
+            f"--pack: a document of {numbers} tokens: expected one length, from 1 to {length}\n"
             "  try: longer documents in pieces, or --sequence-length N"
         )
     return dict(zip(names, values, strict=True))
@@ -91,18 +91,18 @@ def _row(name: str, row: Sequence[dict[str, Tensor]], length: int, dtype: torch.
         return torch.cat([torch.arange(count) for count in lengths]).to(dtype)
     if name in PACKED_BY:
         return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(dtype)
-    own = [parts[name].to(dtype).clone() for parts in row]
+    tokens = [parts[name].to(dtype).clone() for parts in row]
     if name in IGNORED and not first_counts:
-        for x in own:
+        for x in tokens:
             x[0] = IGNORED[name]
-    return torch.cat([*own, torch.full((lengths[-1],), IGNORED.get(name, 0), dtype=dtype)])
+    return torch.cat([*tokens, torch.full((lengths[-1],), IGNORED.get(name, 0), dtype=dtype)])
 
 
 def check_pack() -> None:
     """UserError where this package can't take packed documents."""
     if not IGNORED or not IGNORED.keys() < set(given()):
         why = "the model has no labels that can be left out of its loss"
-    elif len(_shapes()) > 1 or len(min(_shapes())) != 2 or any("int" not in own[1] for own in INPUTS.values()):
+    elif len(_shapes()) > 1 or len(min(_shapes())) != 2 or any("int" not in spec[1] for spec in INPUTS.values()):
         why = "the inputs are not all rows of tokens"
     elif min(_shapes())[1] < LEAST:
         why = f"rows of {min(_shapes())[1]} tokens hold no two documents"

@@ -106,8 +106,8 @@ def _add_state(parser: argparse._ArgumentGroup) -> None:
         "--save-every", type=int, default=0, metavar="N", help="also every N steps, not only at the end"
     )
     parser.add_argument("--save-async", action="store_true", help="write them while training goes on")
-    kept = "the last N of them; an older one is removed when a newer one is whole. Without it all are kept"
-    parser.add_argument("--keep", type=int, metavar="N", help=kept)
+    keep_help = "the last N of them; an older one is removed when a newer one is whole. Without it all are kept"
+    parser.add_argument("--keep", type=int, metavar="N", help=keep_help)
     resume = "continue from a checkpoint, or from the last one in DIR; auto: in the folder of --save, if it has one"
     parser.add_argument("--resume", metavar="DIR|auto", help=resume)
 
@@ -191,8 +191,8 @@ def most_left_out(options: argparse.Namespace) -> int:
 
 def after_nonfinite(options: argparse.Namespace) -> str:
     """What to try where a run has ended with a loss or gradients that are no numbers."""
-    kept = f"--resume {options.save}, whose last checkpoint is from before, with " if options.save else ""
-    return f"{kept}a lower --lr, a --warmup, or --nonfinite skip:3 where it is for single batches"
+    resume = f"--resume {options.save}, whose last checkpoint is from before, with " if options.save else ""
+    return f"{resume}a lower --lr, a --warmup, or --nonfinite skip:3 where it is for single batches"
 
 
 def hccl_buffers(options: argparse.Namespace) -> dict[str, int]:
@@ -201,15 +201,15 @@ def hccl_buffers(options: argparse.Namespace) -> dict[str, int]:
         return {}
     if options.backend != "hccl":
         raise UserError(f"--hccl-buffer: {options.backend} has no such buffers\n  try: without it")
-    found = {}
+    buffers = {}
     for part in options.hccl_buffer.split(","):
         names, _, size = part.partition("=")
         axes = names.split("+")
         if not size.isdecimal() or int(size) < 1 or len(set(axes)) < len(axes) or not {*axes} <= MESH.keys():
             message = f"--hccl-buffer {part}: expected axes of the mesh ({', '.join(MESH)}) and MB, 1 or more"
             raise UserError(f"{message}\n  try: --hccl-buffer {'+'.join(MESH)}=400")
-        found["+".join(name for name in MESH if name in axes)] = int(size)
-    return found
+        buffers["+".join(name for name in MESH if name in axes)] = int(size)
+    return buffers
 
 
 def tell_unused_buffers(options: argparse.Namespace, mesh: ParallelMesh) -> None:
@@ -222,7 +222,7 @@ def tell_unused_buffers(options: argparse.Namespace, mesh: ParallelMesh) -> None
 def check_writable(option: str, folder: str) -> None:
     """UserError where it can't be made, or nothing be written in it: an error before any step, not after the last."""
     path = Path(folder).absolute()
-    there = next(own for own in (path, *path.parents) if os.path.lexists(own))
+    there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     if not os.path.isdir(there):
         raise UserError(f"{option}: {there} is no folder\n  try: the name of a folder, or of a new one")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -257,10 +257,10 @@ def _check_devices(backend: str) -> None:
             "--backend hccl needs the package torch_npu, which is not installed\n  try: pip install torch_npu"
         )
     if kind == "CUDA":
-        wanted, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if found < wanted:
-            hint = "" if found else "\n  try: --backend gloo, on the CPU"
-            raise UserError(f"--backend nccl needs {wanted} CUDA devices on this node, torch finds {found}{hint}")
+        wanted, available = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if available < wanted:
+            hint = "" if available else "\n  try: --backend gloo, on the CPU"
+            raise UserError(f"--backend nccl needs {wanted} CUDA devices on this node, torch finds {available}{hint}")
 
 
 def check_launch(backend: str) -> None:
@@ -272,7 +272,7 @@ def check_launch(backend: str) -> None:
         line = f"torchrun --nproc-per-node {size} {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
         mesh += f" on each of {STAGES} {'places' if PLACED else 'stages'}" if STAGES > 1 else ""
         if PLACE_INPUTS:
-            mesh = f"of {STAGES} places, {'; '.join(', '.join(f'{n}={k}' for n, k in own.items()) for own in MESHES)},"
+            mesh = f"of {STAGES} places, {'; '.join(', '.join(f'{n}={k}' for n, k in row.items()) for row in MESHES)},"
         if OTHER_NUMBERS and (others := sorted(planned_numbers().keys() - {size})):
             mesh += f" (and there are plans for {', '.join(map(str, others))} devices)"
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")

@@ -100,8 +100,8 @@ def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int)
     """From the step after `done` on."""
     start = done * MICRO_BATCHES
     if not options.data:
-        made = ((batch, None, 0) for batch in synthetic_batches(mesh, mesh.random.seed, start))
-        return Prefetched(made, mesh.device, 0)
+        batches = ((batch, None, 0) for batch in synthetic_batches(mesh, mesh.random.seed, start))
+        return Prefetched(batches, mesh.device, 0)
     state = saved_loader(options.resume) if options.resume else None
 
     def saved_after(number: int) -> bool:  # a signal may end the run after any step

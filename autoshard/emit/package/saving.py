@@ -128,7 +128,7 @@ class Saving:
     def remove_older(self) -> None:
         """Those that --keep does not keep. What is still written in the background does not count."""
         if self.first and self.options.keep is not None and self.last:
-            there = [own for own in step_folders(self.options.save) if int(own.name[5:]) <= self.last]
+            there = [folder for folder in step_folders(self.options.save) if int(folder.name[5:]) <= self.last]
             for path in there[: -self.options.keep]:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -169,9 +169,9 @@ def resumed_from(options: argparse.Namespace, rank: int) -> str | None:
     store = dist.distributed_c10d._get_default_store() if several else None
     if rank and store is not None:
         return store.get("train/resume").decode() or None
-    found = newest_whole(options.save, "--resume auto: ")
-    if found is None:
+    newest = newest_whole(options.save, "--resume auto: ")
+    if newest is None:
         print(f"--resume auto: no checkpoint in {options.save}: a fresh start", flush=True)
     if store is not None:
-        store.set("train/resume", str(found or ""))
-    return found and str(found)
+        store.set("train/resume", str(newest or ""))
+    return newest and str(newest)

@@ -67,17 +67,17 @@ def fill_unsaved(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
     saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     unknown = []
     for buffer in model.buffers():
-        own = sharding(buffer)
+        spec = sharding(buffer)
         if id(buffer) in saved:
             continue
-        if own.name in weights:
-            assign(buffer, weights[own.name])
-        elif own.name in INITIAL:
-            init_computed(buffer, INITIAL[own.name], seed)
-        elif own.init:
-            init_parameter(buffer, own.init)
+        if spec.name in weights:
+            assign(buffer, weights[spec.name])
+        elif spec.name in INITIAL:
+            init_computed(buffer, INITIAL[spec.name], seed)
+        elif spec.init:
+            init_parameter(buffer, spec.init)
         else:
-            unknown.append(own.name)
+            unknown.append(spec.name)
     if unknown:
         raise UserError(
             f"the original model computes {', '.join(unknown)} in its constructor and does not save it\n"
@@ -88,9 +88,13 @@ def fill_unsaved(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
 def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> None:
     """Computed buffers of the state dict that a weights file may lack; parameters are read, not drawn."""
     for tensor in model.state_dict(keep_vars=True).values():
-        own = sharding(tensor)
-        if own.name in INITIAL and not isinstance(tensor, nn.Parameter) and not {own.name, *own.ties} & weights.keys():
-            init_computed(tensor, INITIAL[own.name], seed)
+        spec = sharding(tensor)
+        if (
+            spec.name in INITIAL
+            and not isinstance(tensor, nn.Parameter)
+            and not {spec.name, *spec.ties} & weights.keys()
+        ):
+            init_computed(tensor, INITIAL[spec.name], seed)
 
 
 def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> Mapping[str, Any]:
@@ -109,11 +113,11 @@ def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> Mapping[st
 def note_ignored(model: nn.Module, weights: Mapping[str, Any], weights_path: str) -> None:
     """Names in the file that the model does not have: a head that is not in the plan, or weights of another model."""
     held = [sharding(tensor) for tensor in (*model.parameters(), *model.buffers())]
-    ignored = weights.keys() - INITIAL.keys() - {name for own in held for name in (own.name, *own.ties)}
+    ignored = weights.keys() - INITIAL.keys() - {name for spec in held for name in (spec.name, *spec.ties)}
     if ignored and STAGES > 1:
         from convert import shardings  # those of other stages; imported where it is needed: it builds every stage
 
-        ignored -= {name for own, *_ in shardings().values() for name in (own.name, *own.ties)}
+        ignored -= {name for spec, *_ in shardings().values() for name in (spec.name, *spec.ties)}
     if ignored:
         shown = ", ".join(sorted(ignored)[:3]) + (", ..." if len(ignored) > 3 else "")
         what = f"ignored {len(ignored)} that the model does not have: {shown}"

@@ -123,7 +123,7 @@ def make_optimizer(
         matrices = [parameter for parameter in parameters if len(sharding(parameter).shape) > 1]
         vectors = [parameter for parameter in parameters if len(sharding(parameter).shape) <= 1]
         decays = ((matrices, weight_decay), (vectors, 0.0))
-        trained = [{"params": own, "weight_decay": decay} for own, decay in decays if own or STAGES > 1]
+        trained = [{"params": group, "weight_decay": decay} for group, decay in decays if group or STAGES > 1]
     if OPTIMIZER == "sgd":
         return SGD(trained, lr=lr)  # without momentum, as the plan's memory is counted
     # One kernel a parameter, where torch has it; else a dozen, and the roots of all second moments exist at once.
@@ -163,14 +163,14 @@ def compute_gradients(
     are those of the loss by its scale.
     """
     parameters = parameters_of(model)
-    own = module_of([inputs], mesh) if BUCKETS else model_parallel
-    buckets = own.GRADIENT_BUCKETS
+    source = module_of([inputs], mesh) if BUCKETS else model_parallel
+    buckets = source.GRADIENT_BUCKETS
     sums = reducing(mesh, parameters, buckets) if last else accumulating(parameters, buckets)
-    again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
+    regathered = regathering() if source.GATHERS_AGAIN else contextlib.nullcontext()
     weights = contextlib.nullcontext()
-    if own.WEIGHT_BUCKETS:
-        weights = gathered_together(mesh, parameters, own.WEIGHT_BUCKETS)
-    with sums, weights, again:
+    if source.WEIGHT_BUCKETS:
+        weights = gathered_together(mesh, parameters, source.WEIGHT_BUCKETS)
+    with sums, weights, regathered:
         result = model(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
         scaled(outputs[0], scaler).backward()
@@ -192,24 +192,24 @@ def accumulate_gradients(
         return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches, scaler)]
     parameters = parameters_of(model)
     slices = slices_of(BATCH_SHARES, micro_batches, mesh)
-    shares = shares_of_labels(model, mesh, [own.inputs for own in slices])
-    own, made, count = module_of(micro_batches, mesh) if BUCKETS else model_parallel, [], len(slices)
-    summed = reducing(mesh, parameters, own.GRADIENT_BUCKETS, count)
+    shares = shares_of_labels(model, mesh, [entry.inputs for entry in slices])
+    source, results, count = module_of(micro_batches, mesh) if BUCKETS else model_parallel, [], len(slices)
+    summed = reducing(mesh, parameters, source.GRADIENT_BUCKETS, count)
     weights_of_all = contextlib.nullcontext()
     if ZERO < 3:
-        weights_of_all = weights_of_step(mesh, parameters, [own.WEIGHT_BUCKETS], count)
+        weights_of_all = weights_of_step(mesh, parameters, [source.WEIGHT_BUCKETS], count)
     with summed, weights_of_all:
         for (number, inputs, at), labels in zip(slices, shares, strict=True):
-            again = regathering() if own.GATHERS_AGAIN else contextlib.nullcontext()
+            regathered = regathering() if source.GATHERS_AGAIN else contextlib.nullcontext()
             weights = contextlib.nullcontext()
-            if ZERO == 3 and own.WEIGHT_BUCKETS:  # gathered for each micro-batch
-                weights = gathered_together(mesh, parameters, own.WEIGHT_BUCKETS)
-            with mesh.micro_batch(number, labels, at), weights, again:
+            if ZERO == 3 and source.WEIGHT_BUCKETS:  # gathered for each micro-batch
+                weights = gathered_together(mesh, parameters, source.WEIGHT_BUCKETS)
+            with mesh.micro_batch(number, labels, at), weights, regathered:
                 result = model(*inputs)
                 outputs = result if isinstance(result, tuple) else (result,)
                 scaled(outputs[0] / MICRO_BATCHES, scaler).backward()
-            made.append(outputs)
-    return made if BATCH_SHARES is None else [(loss,) for loss in losses_of(made, slices, MICRO_BATCHES)]
+            results.append(outputs)
+    return results if BATCH_SHARES is None else [(loss,) for loss in losses_of(results, slices, MICRO_BATCHES)]
 
 
 @contextlib.contextmanager
@@ -220,7 +220,7 @@ def weights_of_step(
     `count`: how many run here."""
     with contextlib.ExitStack() as stack:
         after = count if ZERO == 1 else 1
-        lines = [stack.enter_context(gathered_together(mesh, parameters, own, after)) for own in parts]
+        lines = [stack.enter_context(gathered_together(mesh, parameters, buckets, after)) for buckets in parts]
         gathered_ahead(lines, waits=STAGES > 1 and mesh.stages.index > 0)
         yield
 
@@ -236,11 +236,11 @@ def pipeline_gradients(
     parameters = parameters_of(model)
     shares = shares_of_labels(model, mesh, micro_batches) if pipeline.counts_labels else []
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
-    again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
+    regathered = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
     weights_of_all = contextlib.nullcontext()
     if ZERO < 3:
         weights_of_all = weights_of_step(mesh, parameters, [WEIGHT_BUCKETS[part] for part in mesh.stages.parts])
-    with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_all, again:
+    with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_all, regathered:
         losses = pipeline.run(micro_batches, shares, scaler, step_sizes(micro_batches, mesh))
     mesh.stages.sum_shared(parameters, SHARED)
     return losses
@@ -251,8 +251,8 @@ def shares_of_labels(
 ) -> list[list[Tensor]]:
     """Of each micro-batch, for each loss that is a mean over labels: its share of the labels of the step."""
     labels = build_labels(mesh)
-    given = [() if labels is None else labels(*inputs) for inputs in micro_batches]
-    every = [(one,) if isinstance(one, Tensor) else one for one in given]
+    targets = [() if labels is None else labels(*inputs) for inputs in micro_batches]
+    every = [(one,) if isinstance(one, Tensor) else one for one in targets]
     weights = whole_tensors(model, (name for *_, name in LABEL_COUNTS))
     sliced = (BATCH_SHARES.axis, MICRO_BATCHES) if BATCH_SHARES is not None else ()
     return label_shares(mesh, every, LABEL_COUNTS, weights, *sliced)
@@ -319,7 +319,7 @@ def run(options: argparse.Namespace, mesh: ParallelMesh, stop: StopSignals | Non
         return 0
     if options.compile is not None:
         every = (model, *model.smaller) if BUCKETS else (model,)
-        count = sum(compile_blocks(own, options.compile, bool(DYNAMIC_SIZES)) for own in every)
+        count = sum(compile_blocks(module, options.compile, bool(DYNAMIC_SIZES)) for module in every)
         if first:
             print(f"compiled at its first call, by {options.compile}: each of {count} blocks", flush=True)
     with locked(options.save if first else None):

@@ -64,24 +64,24 @@ GONE, NEW = "servers gone", "worker new"  # as of server_actors.py, which needs 
 
 def fixed_tensors(stored: dict, served: dict, weights: Any, seed: int) -> dict[str, torch.Tensor]:
     """Frozen parameters and buffers, whole, by original name: of the weights, else as the original model makes them."""
-    found = {}
-    for name, own in stored.items():
+    tensors = {}
+    for name, tensor in stored.items():
         if name in served:
             continue
-        held = sharding(own)
-        made = torch.empty(own.shape, dtype=own.dtype)
-        made.sharding = held
+        held = sharding(tensor)
+        filled = torch.empty(tensor.shape, dtype=tensor.dtype)
+        filled.sharding = held
         key = next((key for key in (name, *held.ties) if key in weights), None)
         if key is not None:
-            assign(made, weights[key])
+            assign(filled, weights[key])
         elif name in INITIAL:
-            init_computed(made, INITIAL[name], seed)
-        elif held.init and not (weights and isinstance(own, torch.nn.Parameter)):
-            init_parameter(made, held.init, seed)
+            init_computed(filled, INITIAL[name], seed)
+        elif held.init and not (weights and isinstance(tensor, torch.nn.Parameter)):
+            init_parameter(filled, held.init, seed)
         else:
             raise UserError(f"{name} is not trained, and how the model makes it is unknown\n  try: --weights FILE")
-        found[name] = local(made).reshape(held.shape)
-    return found
+        tensors[name] = local(filled).reshape(held.shape)
+    return tensors
 
 
 # --- snapshots ---
@@ -92,30 +92,30 @@ def last_snapshot(folder: str) -> Path | None:
     path = Path(folder)
     if (path / "training.json").exists():
         return path
-    steps = [own for own in path.glob("step-*") if own.name[5:].isdecimal() and (own / "training.json").exists()]
-    return max(steps, key=lambda own: int(own.name[5:]), default=None)
+    steps = [item for item in path.glob("step-*") if item.name[5:].isdecimal() and (item / "training.json").exists()]
+    return max(steps, key=lambda item: int(item.name[5:]), default=None)
 
 
 def to_original(folder: str, target: str) -> None:
     from convert import write_state_dict
 
-    found = last_snapshot(folder)
-    if found is None:
+    latest = last_snapshot(folder)
+    if latest is None:
         raise UserError(f"--to-original {folder}: there is no checkpoint here")
-    state = dict(torch.load(found / "fixed.pt", weights_only=True))
+    state = dict(torch.load(latest / "fixed.pt", weights_only=True))
     parts: dict[str, list] = {}
-    for path in sorted(found.glob("server-*.pt")):
+    for path in sorted(latest.glob("server-*.pt")):
         for name, part in torch.load(path, weights_only=True, mmap=True)["parts"].items():
             parts.setdefault(name, []).append((part["start"], part["value"]))
-    for name, own in parts.items():
-        values = [value for _, value in sorted(own, key=lambda part: part[0])]
+    for name, entry in parts.items():
+        values = [value for _, value in sorted(entry, key=lambda part: part[0])]
         state[name] = values[0] if len(values) == 1 else torch.cat(values)
     ties = {}
-    for name, own in stored_tensors(build_model, MESH).items():
-        state[name] = state[name].reshape(sharding(own).shape)
-        ties |= dict.fromkeys(sharding(own).ties, name)
+    for name, entry in stored_tensors(build_model, MESH).items():
+        state[name] = state[name].reshape(sharding(entry).shape)
+        ties |= dict.fromkeys(sharding(entry).ties, name)
     write_state_dict(target, state | {tie: state[name] for tie, name in ties.items()}, ties)
-    print(f"{target}: the weights of {found}", flush=True)
+    print(f"{target}: the weights of {latest}", flush=True)
 
 
 # --- the run ---
@@ -150,12 +150,12 @@ class Run:
         needed = {"cuda": "GPU", "npu": "NPU"}.get(options.device)
         if needed and not options.address and not ray.cluster_resources().get(needed):
             raise UserError(f"--device {options.device}: this machine has none\n  try: --device cpu, or --address auto")
-        again = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 1}
+        retry = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 1}
         server, worker = ray.remote(ServerActor), ray.remote(WorkerActor)
-        self.servers = [server.options(**again).remote(number, options.weight_decay) for number in range(SERVERS)]
+        self.servers = [server.options(**retry).remote(number, options.weight_decay) for number in range(SERVERS)]
         device = {"cuda": {"num_gpus": 1}, "npu": {"resources": {"NPU": 1}}}.get(options.device, {})
         self.fixed_put = ray.put(self.fixed)
-        self.workers = [worker.options(**again, **device, max_concurrency=DEPTH).remote() for _ in range(options.most)]
+        self.workers = [worker.options(**retry, **device, max_concurrency=DEPTH).remote() for _ in range(options.most)]
         self.client = ServerClient(self.served, SERVERS, self.send, ray.get)
         self.dealer = Dealer(STALENESS)
         self.generation, self.done = 0, 0
@@ -170,15 +170,15 @@ class Run:
         self.log = TrainingLog(0, options.log_json)
 
     def first_source(self) -> Path | None:
-        asked = self.options.save if self.options.resume == AUTO else self.options.resume
-        found = last_snapshot(asked) if asked else None
-        if asked and found is None and self.options.resume != AUTO:
-            raise UserError(f"--resume {asked}: there is no checkpoint here\n  try: a folder that --save wrote")
-        if found is None and self.options.resume == AUTO:
-            print(f"--resume auto: no checkpoint in {asked}: a fresh start", flush=True)
-        if found is None and self.options.save and last_snapshot(self.options.save):
+        folder = self.options.save if self.options.resume == AUTO else self.options.resume
+        latest = last_snapshot(folder) if folder else None
+        if folder and latest is None and self.options.resume != AUTO:
+            raise UserError(f"--resume {folder}: there is no checkpoint here\n  try: a folder that --save wrote")
+        if latest is None and self.options.resume == AUTO:
+            print(f"--resume auto: no checkpoint in {folder}: a fresh start", flush=True)
+        if latest is None and self.options.save and last_snapshot(self.options.save):
             raise UserError(f"--save {self.options.save}: it has checkpoints of another run\n  try: --resume auto")
-        return found
+        return latest
 
     def send(self, number: int, method: str, *arguments: Any) -> Any:
         return getattr(self.servers[number], method).remote(*arguments)
@@ -235,9 +235,9 @@ class Run:
         put_in_place(folder)
         self.source = Path(folder)
         self.works = {share: work for share, work in self.works.items() if share[0] > self.done}
-        kept = self.options.keep if self.options.save else 1
+        count = self.options.keep if self.options.save else 1
         there = sorted(Path(self.folder).glob("step-*[0-9]"), key=lambda path: int(path.name[5:]))
-        for path in there[: -kept if kept else 0]:
+        for path in there[: -count if count else 0]:
             shutil.rmtree(path, ignore_errors=True)
 
     def due(self, step: int) -> bool:
@@ -249,8 +249,8 @@ class Run:
     # --- workers ---
 
     def call_worker(self, number: int) -> None:
-        given = (self.servers, self.fixed_put, self.options.device, self.options.seed)
-        self.calls[self.workers[number].prepare.remote(*given)] = number, None
+        arguments = (self.servers, self.fixed_put, self.options.device, self.options.seed)
+        self.calls[self.workers[number].prepare.remote(*arguments)] = number, None
 
     def deal(self) -> None:
         for number in sorted(self.present):
@@ -269,9 +269,9 @@ class Run:
         if result == NEW:
             if number in self.present:
                 self.present.discard(number)
-                given = len(self.dealer.lose(number))
+                count = len(self.dealer.lose(number))
                 print(
-                    f"worker {number} was lost in step {self.done + 1}; {given} of its shares go to others", flush=True
+                    f"worker {number} was lost in step {self.done + 1}; {count} of its shares go to others", flush=True
                 )
                 self.call_worker(number)
             elif share is None:
@@ -292,17 +292,17 @@ class Run:
     # --- steps ---
 
     def rates(self, step: int) -> tuple[float, float]:
-        own = self.options
-        shape = {"shape": own.schedule, "warmup": own.warmup, "steps": own.steps, "least": own.lr_least}
+        options = self.options
+        shape = {"shape": options.schedule, "warmup": options.warmup, "steps": options.steps, "least": options.lr_least}
         share = share_of_rate(step - 1, **shape)
-        return own.lr * share, own.table_lr * share
+        return options.lr * share, options.table_lr * share
 
     def fill(self) -> None:
         """Shares of the next step, where none wait: asynchronously of those up to the next snapshot or evaluation."""
         if self.evaluated or (self.stopped and self.started > self.done):
             return
         every = (1,) if STALENESS is None else (self.every, self.options.save_every, self.options.eval_every)
-        last = min(self.options.steps, *(self.done - self.done % own + own for own in every if own))
+        last = min(self.options.steps, *(self.done - self.done % period + period for period in every if period))
         if self.started < last and len(self.dealer.waiting) < len(self.workers):
             self.started += 1
             if (self.started, 0) not in self.works:
@@ -383,8 +383,8 @@ class Run:
     def batches_from(self, step: int) -> Prefetched:
         start = step * MICRO_BATCHES
         if not self.options.data:
-            made = ((batch, None, 0) for batch in synthetic_batches(self.mesh, self.options.seed, start))
-            return Prefetched(made, self.mesh.device, 0)
+            batches = ((batch, None, 0) for batch in synthetic_batches(self.mesh, self.options.seed, start))
+            return Prefetched(batches, self.mesh.device, 0)
         reading = loader_batches(self.options.data, self.mesh, self.options.seed, start)
         return Prefetched(reading, self.mesh.device, self.options.prefetch)
 
@@ -421,7 +421,7 @@ class Run:
         if self.options.save and self.source != Path(f"{self.folder}/step-{self.done}") and self.done:
             self.snapshot()
         if STALENESS is not None:
-            oldest = max(own["oldest"] for own in self.client.all("report"))
+            oldest = max(status["oldest"] for status in self.client.all("report"))
             print(f"the oldest gradient was {oldest} updates old, at most {STALENESS} may be", flush=True)
         if self.stopped and self.done < self.options.steps:
             saved = f", which is saved in {self.options.save}: --resume auto goes on" if self.options.save else ""

@@ -28,35 +28,35 @@ class Function:
     @cached_property
     def changed(self) -> frozenset[str]:
         """Names that it assigns, or that are parameters of a function within it."""
-        found = set()
-        for own in walk(self.node):
-            if isinstance(own, ast.Name) and not isinstance(own.ctx, ast.Load):
-                found.add(own.id)
-            elif isinstance(own, ast.FunctionDef | ast.Lambda) and own is not self.node:
-                args = own.args
-                found.update(arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs))
-        return frozenset(found)
+        names = set()
+        for node in walk(self.node):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                names.add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.Lambda) and node is not self.node:
+                args = node.args
+                names.update(arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs))
+        return frozenset(names)
 
     @cached_property
     def shown(self) -> frozenset[str]:
         """Names in formatted texts, whose places in the source are not known."""
-        texts = [own for own in walk(self.node) if isinstance(own, ast.JoinedStr)]
-        return frozenset(own.id for text in texts for own in walk(text) if isinstance(own, ast.Name))
+        texts = [node for node in walk(self.node) if isinstance(node, ast.JoinedStr)]
+        return frozenset(node.id for text in texts for node in walk(text) if isinstance(node, ast.Name))
 
     @cached_property
     def positional(self) -> list[ast.arg]:
-        own = self.node.args
-        return [*own.posonlyargs, *own.args][self.bound :]
+        args = self.node.args
+        return [*args.posonlyargs, *args.args][self.bound :]
 
     @cached_property
     def defaults(self) -> dict[str, ast.expr | None]:
         """Of each parameter."""
-        own = self.node.args
-        every = [*own.posonlyargs, *own.args]
-        values: list[ast.expr | None] = [None] * (len(every) - len(own.defaults)) + [*own.defaults]
-        found = {arg.arg: value for arg, value in zip(every, values, strict=True)}
-        found |= {arg.arg: value for arg, value in zip(own.kwonlyargs, own.kw_defaults, strict=True)}
-        return {name: value for name, value in found.items() if name not in ("self", "cls")}
+        args = self.node.args
+        every = [*args.posonlyargs, *args.args]
+        values: list[ast.expr | None] = [None] * (len(every) - len(args.defaults)) + [*args.defaults]
+        defaults = {arg.arg: value for arg, value in zip(every, values, strict=True)}
+        defaults |= {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
+        return {name: value for name, value in defaults.items() if name not in ("self", "cls")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +79,9 @@ class CallSites:
 def annotated_class(function: Function, name: str) -> str:
     """The class of a parameter, as its annotation has it; "" where that is no simple name."""
     args = function.node.args
-    for own in (*args.posonlyargs, *args.args, *args.kwonlyargs):
-        match own.annotation:
-            case ast.Name(kind) | ast.BinOp(ast.Name(kind), ast.BitOr(), ast.Constant(None)) if own.arg == name:
+    for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
+        match arg.annotation:
+            case ast.Name(kind) | ast.BinOp(ast.Name(kind), ast.BitOr(), ast.Constant(None)) if arg.arg == name:
                 return kind
     return ""
 
@@ -92,9 +92,9 @@ def call_sites(text: str) -> CallSites:
     tree = source.tree
     functions = [*_functions(tree)]
     inside = {}
-    for own in functions:
-        for node in walk(own.node):
-            inside[node] = own.name
+    for function in functions:
+        for node in walk(function.node):
+            inside[node] = function.name
     calls, called, every = [], _types(tree), []
     for node in walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -106,15 +106,15 @@ def call_sites(text: str) -> CallSites:
             continue  # of the command line
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             every.append(node)
-    passed = [own for own in every if own not in called]
+    passed = [ref for ref in every if ref not in called]
     return CallSites(
-        tuple(functions), tuple(calls), frozenset(own.id if isinstance(own, ast.Name) else own.attr for own in passed)
+        tuple(functions), tuple(calls), frozenset(ref.id if isinstance(ref, ast.Name) else ref.attr for ref in passed)
     )
 
 
 def _types(tree: ast.Module) -> set[ast.AST]:
     """What stands in annotations, and in the second place of `isinstance`: it calls nothing."""
-    found: set[ast.AST] = set()
+    nodes: set[ast.AST] = set()
     for node in walk(tree):
         match node:
             case ast.arg(_, annotation) | ast.AnnAssign(_, annotation) | ast.FunctionDef(returns=annotation):
@@ -125,8 +125,8 @@ def _types(tree: ast.Module) -> set[ast.AST]:
                 roots = [kind]
             case _:
                 continue
-        found.update(inner for own in roots if own is not None for inner in walk(own))
-    return found
+        nodes.update(inner for root in roots if root is not None for inner in walk(root))
+    return nodes
 
 
 def _functions(tree: ast.Module) -> Iterator[Function]:
@@ -134,11 +134,11 @@ def _functions(tree: ast.Module) -> Iterator[Function]:
         if isinstance(node, ast.FunctionDef):
             yield Function(node, node.name, False, _plain(node))
         if isinstance(node, ast.ClassDef):
-            for own in node.body:
-                if isinstance(own, ast.FunctionDef):
-                    bound = not any(ast.unparse(mark) == "staticmethod" for mark in own.decorator_list)
-                    plain = _plain(own) and not node.bases and not node.keywords
-                    yield Function(own, f"{node.name}.{own.name}", bound, plain)
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    bound = not any(ast.unparse(mark) == "staticmethod" for mark in method.decorator_list)
+                    plain = _plain(method) and not node.bases and not node.keywords
+                    yield Function(method, f"{node.name}.{method.name}", bound, plain)
 
 
 def _plain(node: ast.FunctionDef) -> bool:
@@ -149,24 +149,24 @@ def _plain(node: ast.FunctionDef) -> bool:
 def bound_arguments(function: Function, call: ast.Call) -> dict[str, Argument] | None:
     """Parameter -> what is passed; those that are not have their default. Those that may be passed by `*` or `**` are
     left out. None where the call does not fit."""
-    found = dict(function.defaults)
-    names = [own.arg for own in function.positional]
-    for place, given in enumerate(call.args):
-        if isinstance(given, ast.Starred):
+    arguments = dict(function.defaults)
+    names = [arg.arg for arg in function.positional]
+    for place, argument in enumerate(call.args):
+        if isinstance(argument, ast.Starred):
             for name in names[place:]:
-                found.pop(name, None)
+                arguments.pop(name, None)
             break
         if place < len(names):
-            found[names[place]] = given
+            arguments[names[place]] = argument
         elif function.node.args.vararg is None:
             return None
     for keyword in call.keywords:
         if keyword.arg is None:
-            passed = {own.arg for own in call.keywords} | {*names[: len(call.args)]}
-            for name in {*found} - passed:
-                found.pop(name)
+            passed = {named.arg for named in call.keywords} | {*names[: len(call.args)]}
+            for name in {*arguments} - passed:
+                arguments.pop(name)
         elif keyword.arg in function.defaults:
-            found[keyword.arg] = keyword.value
+            arguments[keyword.arg] = keyword.value
         elif function.node.args.kwarg is None:
             return None
-    return found
+    return arguments

@@ -35,8 +35,8 @@ def constant_edits(
     """Module -> edits that take constant parameters away. `models`: the model's files, which stay as they are."""
     world = _World(tables, known, models)
     values = _propagated(world, outside)
-    gone = {own: value for own, value in values.items() if value is not UNKNOWN and _is_replaceable(world, own)}
-    gone = {own: value for own, value in gone.items() if not _is_passed_by_models(world, own)}
+    gone = {key: value for key, value in values.items() if value is not UNKNOWN and _is_replaceable(world, key)}
+    gone = {key: value for key, value in gone.items() if not _is_passed_by_models(world, key)}
     edits: dict[str, list[Edit]] = {}
     removed: dict[tuple[str, str], set[str]] = {}
     for (module, name, parameter), value in gone.items():
@@ -48,9 +48,9 @@ def constant_edits(
     for module, call, targets in world.calls:
         for target in targets if module in tables else ():
             if target in removed:
-                own = _without_arguments(tables[module].source, call.node, world.functions[target], removed[target])
-                edits.setdefault(module, []).extend(own)
-    return {module: own for module, own in edits.items() if own}
+                removal = _without_arguments(tables[module].source, call.node, world.functions[target], removed[target])
+                edits.setdefault(module, []).extend(removal)
+    return {module: changes for module, changes in edits.items() if changes}
 
 
 class _World:
@@ -61,15 +61,15 @@ class _World:
     ) -> None:
         self.tables, self.known, self.models = {**models, **tables}, known, models
         self.sites: dict[str, CallSites] = {m: call_sites(t.source.text) for m, t in self.tables.items()}
-        self.functions = {(m, own.name): own for m in tables for own in self.sites[m].functions}
+        self.functions = {(m, function.name): function for m in tables for function in self.sites[m].functions}
         self.methods: dict[str, list[tuple[str, str]]] = {}
         for module, name in self.functions:
             if "." in name:
                 self.methods.setdefault(name.partition(".")[2], []).append((module, name))
-        self.passed_on = frozenset().union(*(own.passed_on for own in self.sites.values()))
+        self.passed_on = frozenset().union(*(sites.passed_on for sites in self.sites.values()))
         dynamic = any(_calls_by_name(call.node, t) for m, t in self.tables.items() for call in self.sites[m].calls)
         self.strings = frozenset().union(*(r for t in self.tables.values() for r in _strings(t) if dynamic))
-        self.calls = [(m, call, [*self._targets(m, call)]) for m, own in self.sites.items() for call in own.calls]
+        self.calls = [(m, call, [*self._targets(m, call)]) for m, sites in self.sites.items() for call in sites.calls]
 
     def _targets(self, module: str, call: Call) -> Iterator[tuple[str, str]]:
         match call.node.func:
@@ -134,8 +134,8 @@ def _calls_by_name(node: ast.Call, table: ModuleTable) -> bool:
 
 
 def _strings(table: ModuleTable) -> Iterator[frozenset[str]]:
-    for own in (*(d.references for d in table.definitions), *table.effects):
-        yield own.strings
+    for references in (*(d.references for d in table.definitions), *table.effects):
+        yield references.strings
 
 
 def _propagated(world: _World, outside: Outside) -> dict[Parameter, Any]:
@@ -167,8 +167,8 @@ def _propagated(world: _World, outside: Outside) -> dict[Parameter, Any]:
                     key = (*target, parameter)
                     if values.get(key) is UNKNOWN and key in values:
                         continue
-                    given = bound.get(parameter)
-                    value = UNKNOWN if given is None else _argument(world, module, call, given, values)
+                    argument = bound.get(parameter)
+                    value = UNKNOWN if argument is None else _argument(world, module, call, argument, values)
                     changed |= value is not _LATER and join(key, value)
     return values
 
@@ -184,16 +184,16 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | Empty)
 
 
-def _argument(world: _World, module: str, call: Call, given: ast.expr, values: Mapping[Parameter, Any]) -> Any:
+def _argument(world: _World, module: str, call: Call, argument: ast.expr, values: Mapping[Parameter, Any]) -> Any:
     """The value of an argument; _LATER where it is a parameter of which no call is seen yet."""
-    if isinstance(given, ast.Name) and call.inside:
-        key = (module, call.inside, given.id)
+    if isinstance(argument, ast.Name) and call.inside:
+        key = (module, call.inside, argument.id)
         function = world.functions.get((module, call.inside))
-        if function is not None and given.id in function.defaults:
-            return values.get(key, _LATER) if given.id not in function.changed else UNKNOWN
-    if isinstance(given, ast.List | ast.Dict):
+        if function is not None and argument.id in function.defaults:
+            return values.get(key, _LATER) if argument.id not in function.changed else UNKNOWN
+    if isinstance(argument, ast.List | ast.Dict):
         return UNKNOWN  # a new one in each call, to which the function may add
-    return value_of(given, world.known.get(module, Known()))
+    return value_of(argument, world.known.get(module, Known()))
 
 
 def _unknown_from_outside(world: _World, outside: Outside, module: str, name: str, function: Function) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _unknown_from_outside(world: _World, outside: Outside, module: str, name: st
         hidden = not function.plain or class_name in world.passed_on
     elif "." in name:
         hidden |= len(world.methods[simple]) > 1 or simple.startswith("__")
-    names = [own.arg for own in function.positional]
+    names = [arg.arg for arg in function.positional]
     if hidden or outside.passed.get((module, name), 0) is None:
         yield from function.defaults
     else:
@@ -212,22 +212,22 @@ def _unknown_from_outside(world: _World, outside: Outside, module: str, name: st
 
 
 def _is_replaceable(world: _World, parameter: Parameter) -> bool:
-    module, name, own = parameter
+    module, name, param_name = parameter
     function = world.functions[module, name]
-    return own not in function.shown | function.changed and module not in world.models
+    return param_name not in function.shown | function.changed and module not in world.models
 
 
 def _is_passed_by_models(world: _World, parameter: Parameter) -> bool:
     """The model's files stay as they are, so what they pass must stay a parameter; so must what formatted texts pass,
     and calls of a method that may be another's of its name."""
-    module, name, own = parameter
+    module, name, param_name = parameter
     function = world.functions[module, name]
     for caller, call, targets in world.calls:
         if (module, name) in targets and (
             caller in world.models or not world.is_certain(caller, call) or len(targets) > 1
         ):
             bound = bound_arguments(function, call.node)
-            if bound is None or own not in bound or bound[own] is not function.defaults[own]:
+            if bound is None or param_name not in bound or bound[param_name] is not function.defaults[param_name]:
                 return True
     return False
 
@@ -259,15 +259,15 @@ def _without_parameters(source: Source, function: ast.FunctionDef, names: set[st
 
 
 def _without_arguments(source: Source, call: ast.Call, function: Function, names: set[str]) -> Iterator[Edit]:
-    positional = [own.arg for own in function.positional]
+    positional = [arg.arg for arg in function.positional]
     every: list[Any] = [*call.args, *call.keywords]
     passed = [
         *positional[: len(call.args)],
         *[""] * (len(call.args) - len(positional)),
-        *(own.arg for own in call.keywords),
+        *(keyword.arg for keyword in call.keywords),
     ]
-    gone = [name in names and not isinstance(own, ast.Starred) for name, own in zip(passed, every, strict=True)]
-    yield from _removed(source, [(source.start(own), source.end(own)) for own in every], gone)
+    gone = [name in names and not isinstance(node, ast.Starred) for name, node in zip(passed, every, strict=True)]
+    yield from _removed(source, [(source.start(node), source.end(node)) for node in every], gone)
 
 
 def _removed(source: Source, spans: Sequence[tuple[int, int]], gone: Sequence[bool], star: int = 0) -> Iterator[Edit]:

@@ -14,8 +14,8 @@ from autoshard.emit.pruning.source_edits import parsed, walk
 @lru_cache(maxsize=1024)
 def constant_functions(text: str) -> tuple[tuple[str, Any], ...]:
     """Functions of a module that return one constant, or their argument, and do nothing else."""
-    functions = [own for own in parsed(text).tree.body if isinstance(own, ast.FunctionDef)]
-    return tuple((own.name, value) for own in functions if (value := _constant_function(own)) is not UNKNOWN)
+    functions = [node for node in parsed(text).tree.body if isinstance(node, ast.FunctionDef)]
+    return tuple((node.name, value) for node in functions if (value := _constant_function(node)) is not UNKNOWN)
 
 
 def _constant_function(node: ast.FunctionDef) -> Any:
@@ -25,13 +25,13 @@ def _constant_function(node: ast.FunctionDef) -> Any:
         if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
         else node.body
     )
-    if node.decorator_list or len(body) > 1 or any(isinstance(own, ast.Yield | ast.YieldFrom) for own in walk(node)):
+    if node.decorator_list or len(body) > 1 or any(isinstance(part, ast.Yield | ast.YieldFrom) for part in walk(node)):
         return UNKNOWN
     if not body or isinstance(body[0], ast.Pass):
         return None
     if isinstance(body[0], ast.Return):
         value = None if body[0].value is None else value_of(body[0].value, Known())
-        if isinstance(body[0].value, ast.Name) and [own.arg for own in node.args.args] == [body[0].value.id]:
+        if isinstance(body[0].value, ast.Name) and [arg.arg for arg in node.args.args] == [body[0].value.id]:
             return GIVEN
         return value if value is None or isinstance(value, bool | Empty) else UNKNOWN
     return UNKNOWN
@@ -46,9 +46,9 @@ def constant_attributes(texts: Iterable[str]) -> dict[str, Any]:
             values.setdefault(name, set()).add(value)
         owned |= of_classes
     return {
-        name: next(iter(found))
-        for name, found in values.items()
-        if name in owned and UNKNOWN not in found and len(found) == 1
+        name: next(iter(constants))
+        for name, constants in values.items()
+        if name in owned and UNKNOWN not in constants and len(constants) == 1
     }
 
 
@@ -81,8 +81,8 @@ def _stored(nodes: list[ast.AST]) -> Iterator[tuple[str, Any]]:
                 for part, value in _pairs(target, node.value):
                     if isinstance(part, ast.Attribute):
                         known.add(part)
-                        found = value_of(value, Known())
-                        yield part.attr, found if found is None or isinstance(found, bool) else UNKNOWN
+                        constant = value_of(value, Known())
+                        yield part.attr, constant if constant is None or isinstance(constant, bool) else UNKNOWN
     for node in nodes:
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and node not in known:
             yield node.attr, UNKNOWN

@@ -72,7 +72,7 @@ def value_of(node: ast.expr | None, known: Known) -> Any:
         case ast.UnaryOp(ast.USub(), ast.Constant(value)) if isinstance(value, int | float):
             return -value
         case ast.BoolOp(kind, values):
-            return _joined(isinstance(kind, ast.And), [value_of(own, known) for own in values])
+            return _joined(isinstance(kind, ast.And), [value_of(part, known) for part in values])
         case ast.IfExp(test, body, other):
             value = value_of(test, known)
             return value if value is UNKNOWN else value_of(body if value else other, known)
@@ -80,20 +80,20 @@ def value_of(node: ast.expr | None, known: Known) -> Any:
             pair = value_of(left, known), value_of(right, known)
             return UNKNOWN if UNKNOWN in pair else _COMPARISONS[type(kind)](*pair)
         case ast.Tuple(items) | ast.List(items):
-            values = [value_of(own, known) for own in items]
+            values = [value_of(item, known) for item in items]
             empty = Empty("()" if isinstance(node, ast.Tuple) else "[]")
             return UNKNOWN if UNKNOWN in values else tuple(values) if values else empty
         case ast.Dict([], []):
             return Empty("{}")
         case ast.Call(ast.Name("getattr"), [ast.Name(name), ast.Constant(str(attribute)), default], []):
             if name in known.modules:
-                own = known.modules[name]
-                return own[attribute] if attribute in own else value_of(default, known)
+                constants = known.modules[name]
+                return constants[attribute] if attribute in constants else value_of(default, known)
         case ast.Call(ast.Name(name), [operand], []) if name in _CALLS:
             value = value_of(operand, known)
             return UNKNOWN if value is UNKNOWN or isinstance(value, int) else _CALLS[name](value)
         case ast.Call(ast.Name(name), operands, keywords) if name in known.calls:
-            harmless = all(map(_is_harmless, [*operands, *(own.value for own in keywords)]))
+            harmless = all(map(_is_harmless, [*operands, *(keyword.value for keyword in keywords)]))
             if known.calls[name] in (GIVEN, NO_CONTEXT):
                 return UNKNOWN
             return known.calls[name] if harmless else UNKNOWN
@@ -141,32 +141,32 @@ def _edits(source: Source, known: Known) -> Iterator[Edit]:
             yield from _of_statement(source, node, holder, block, known)
     for function, nodes in source.functions:
         yield from _settled_locals(source, function, nodes)
-    for own in source.nodes:
-        if own in source.in_texts:
+    for expr in source.nodes:
+        if expr in source.in_texts:
             continue
-        if isinstance(own, ast.Call) and isinstance(own.func, ast.Name) and own.func.id in known.calls:
-            value = value_of(own, known)
+        if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id in known.calls:
+            value = value_of(expr, known)
             if (
-                known.calls[own.func.id] is GIVEN
-                and own.args
-                and not own.keywords
-                and all(map(_is_harmless, own.args[1:]))
+                known.calls[expr.func.id] is GIVEN
+                and expr.args
+                and not expr.keywords
+                and all(map(_is_harmless, expr.args[1:]))
             ):
-                text = source.segment(own.args[0])
-                yield source.replaced(own, text if isinstance(own.args[0], _CLOSED) else f"({text})")
+                text = source.segment(expr.args[0])
+                yield source.replaced(expr, text if isinstance(expr.args[0], _CLOSED) else f"({text})")
             elif value is not UNKNOWN and (value is None or isinstance(value, bool | Empty)):
-                yield source.replaced(own, value.text if isinstance(value, Empty) else repr(value))
-        if isinstance(own, ast.Call) and source.segment(own) == "tuple(())":
-            yield source.replaced(own, "()")
-        if isinstance(own, _COMPREHENSIONS) and _is_empty(own.generators[0].iter, known):
-            yield source.replaced(own, {ast.ListComp: "[]", ast.DictComp: "{}", ast.SetComp: "set()"}[type(own)])
-        if isinstance(own, ast.IfExp) and (value := value_of(own.test, known)) is not UNKNOWN:
-            yield _instead(source, own, own.body if value else own.orelse)
-        if isinstance(own, ast.UnaryOp) and isinstance(value := value_of(own, known), bool):
-            yield source.replaced(own, repr(value))
-        if isinstance(own, ast.BoolOp):
-            yield from _of_operands(source, own, known)
-        for test in _tests(own):
+                yield source.replaced(expr, value.text if isinstance(value, Empty) else repr(value))
+        if isinstance(expr, ast.Call) and source.segment(expr) == "tuple(())":
+            yield source.replaced(expr, "()")
+        if isinstance(expr, _COMPREHENSIONS) and _is_empty(expr.generators[0].iter, known):
+            yield source.replaced(expr, {ast.ListComp: "[]", ast.DictComp: "{}", ast.SetComp: "set()"}[type(expr)])
+        if isinstance(expr, ast.IfExp) and (value := value_of(expr.test, known)) is not UNKNOWN:
+            yield _instead(source, expr, expr.body if value else expr.orelse)
+        if isinstance(expr, ast.UnaryOp) and isinstance(value := value_of(expr, known), bool):
+            yield source.replaced(expr, repr(value))
+        if isinstance(expr, ast.BoolOp):
+            yield from _of_operands(source, expr, known)
+        for test in _tests(expr):
             for part in _joined_parts(test):
                 yield from _of_test(source, part, known)
 
@@ -236,18 +236,18 @@ def _contexts(
 ) -> Iterator[Edit]:
     """`with` without the contexts that do nothing."""
     idle = {NO_CONTEXT, *(f"{name}()" for name, value in known.calls.items() if value is NO_CONTEXT)}
-    empty = [own for own in items if own.optional_vars is None and source.segment(own.context_expr) in idle]
+    empty = [item for item in items if item.optional_vars is None and source.segment(item.context_expr) in idle]
     if not empty:
         return
     if len(empty) == len(items):
         assert node.end_lineno is not None
         yield source.without(node, body, source.lines[node.lineno - 1], source.lines[node.end_lineno])
         return
-    left = [own for own in items if own not in empty]
+    left = [item for item in items if item not in empty]
     texts = [
-        source.segment(own.context_expr)
-        + (f" as {source.segment(own.optional_vars)}" if own.optional_vars is not None else "")
-        for own in left
+        source.segment(item.context_expr)
+        + (f" as {source.segment(item.optional_vars)}" if item.optional_vars is not None else "")
+        for item in left
     ]
     last = items[-1].optional_vars or items[-1].context_expr
     yield Edit(source.start(items[0].context_expr), source.end(last), ", ".join(texts))
@@ -269,14 +269,14 @@ def _joined_parts(node: ast.expr) -> Iterator[ast.BoolOp]:
     """`a and (b or c)` and what is joined within it."""
     if isinstance(node, ast.BoolOp):
         yield node
-        for own in node.values:
-            yield from _joined_parts(own)
+        for operand in node.values:
+            yield from _joined_parts(operand)
 
 
 def _of_operands(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:
     """`True and x` is x, and `False or x`; `False and x` is False wherever it stands."""
     both = isinstance(node.op, ast.And)
-    values = [value_of(own, known) for own in node.values]
+    values = [value_of(operand, known) for operand in node.values]
     if values[0] is not UNKNOWN:
         if bool(values[0]) == both:
             yield _kept(source, node, node.values[1:])
@@ -285,7 +285,7 @@ def _of_operands(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edi
         return
     for place, value in enumerate(values[1:-1], 1):
         if value is not UNKNOWN and bool(value) == both:
-            yield _kept(source, node, [own for at, own in enumerate(node.values) if at != place])
+            yield _kept(source, node, [operand for at, operand in enumerate(node.values) if at != place])
             return
 
 
@@ -302,10 +302,10 @@ def _of_test(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:
 
 def _kept(source: Source, node: ast.BoolOp, values: list[ast.expr]) -> Edit:
     word = " and " if isinstance(node.op, ast.And) else " or "
-    texts = [source.segment(own) for own in values]
+    texts = [source.segment(operand) for operand in values]
     wrapped = [
-        f"({text})" if isinstance(own, ast.IfExp | ast.BoolOp) else text
-        for own, text in zip(values, texts, strict=True)
+        f"({text})" if isinstance(operand, ast.IfExp | ast.BoolOp) else text
+        for operand, text in zip(values, texts, strict=True)
     ]
     return source.replaced(node, texts[0] if len(values) == 1 else word.join(wrapped))
 
@@ -323,25 +323,25 @@ def _settled_locals(source: Source, function: ast.FunctionDef, nodes: list[ast.A
     counts: dict[str, int] = {}
     loads: dict[str, list[ast.Name]] = {}
     fixed: set[str] = set()
-    for own in nodes:
-        if isinstance(own, ast.Name) and isinstance(own.ctx, ast.Load):
-            loads.setdefault(own.id, []).append(own)
-        elif isinstance(own, ast.Name):
-            counts[own.id] = counts.get(own.id, 0) + 1
-        elif isinstance(own, ast.arg):
-            fixed.add(own.arg)
-        elif isinstance(own, ast.Nonlocal | ast.Global):
-            fixed.update(own.names)
-        elif isinstance(own, ast.JoinedStr):
-            fixed.update(inner.id for inner in walk(own) if isinstance(inner, ast.Name))
-    for name, found in stores.items():
-        node = found[0]
-        if len(found) != 1 or counts[name] != 1 or name in fixed:
+    for element in nodes:
+        if isinstance(element, ast.Name) and isinstance(element.ctx, ast.Load):
+            loads.setdefault(element.id, []).append(element)
+        elif isinstance(element, ast.Name):
+            counts[element.id] = counts.get(element.id, 0) + 1
+        elif isinstance(element, ast.arg):
+            fixed.add(element.arg)
+        elif isinstance(element, ast.Nonlocal | ast.Global):
+            fixed.update(element.names)
+        elif isinstance(element, ast.JoinedStr):
+            fixed.update(inner.id for inner in walk(element) if isinstance(inner, ast.Name))
+    for name, assigns in stores.items():
+        node = assigns[0]
+        if len(assigns) != 1 or counts[name] != 1 or name in fixed:
             continue
         text = source.segment(node.value)
         if text in ("None", "True", "False", NO_CONTEXT):
             yield source.removed(node)
-            yield from (source.replaced(own, text) for own in loads.get(name, []))
+            yield from (source.replaced(load, text) for load in loads.get(name, []))
         elif name not in loads and _does_nothing(node.value):
             yield source.removed(node)
         elif name not in loads and isinstance(node.value, ast.Call):
@@ -356,6 +356,6 @@ def _has_more(block: list[ast.stmt]) -> bool:
 def _does_nothing(node: ast.expr) -> bool:
     """It only makes a value."""
     return all(
-        isinstance(own.func, ast.Name) and own.func.id in _MAKERS
-        for own in walk(node) if isinstance(own, ast.Call)
-    ) and not any(isinstance(own, ast.NamedExpr | ast.Await | ast.Yield) for own in walk(node))  # fmt: skip
+        isinstance(call.func, ast.Name) and call.func.id in _MAKERS
+        for call in walk(node) if isinstance(call, ast.Call)
+    ) and not any(isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield) for inner in walk(node))  # fmt: skip

@@ -41,7 +41,7 @@ _Value = bool | int | str | None | tuple[Any, ...]
 @lru_cache(maxsize=256)
 def _constants(text: str) -> tuple[tuple[str, _Value], ...]:
     """Module-level constants: short ones with their value, others as UNKNOWN."""
-    found: list[tuple[str, Any]] = []
+    constants: list[tuple[str, Any]] = []
     for node in parsed(text).tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             names = [name for name in defined(node) if name.isupper() and name not in VARIED]
@@ -49,8 +49,8 @@ def _constants(text: str) -> tuple[tuple[str, _Value], ...]:
             pairs = zip(
                 names, value if len(names) > 1 and isinstance(value, tuple) else [value] * len(names), strict=True
             )
-            found += pairs
-    return tuple(found)
+            constants += pairs
+    return tuple(constants)
 
 
 @lru_cache(maxsize=256)
@@ -58,9 +58,9 @@ def _imported(name: str, text: str) -> tuple[Name, ...]:
     """What a file of the model needs of others."""
     table = module_table(name, text)
     inner = {
-        own
+        imported
         for references in (*(d.references for d in table.definitions), *table.effects)
-        for own in references.imported
+        for imported in references.imported
     }
     return tuple(sorted({*table.imports.values(), *inner}))
 
@@ -75,19 +75,19 @@ def _calls(text: str, methods: frozenset[str]) -> str:
     called = {node.func for node in walk(source.tree) if isinstance(node, ast.Call)}
     for node in walk(source.tree):
         if isinstance(node, ast.Call) and (name := _called(node.func, table, methods)):
-            given = ["*_" if isinstance(own, ast.Starred) else _word(own) for own in node.args]
-            given += [f"{own.arg}={_word(own.value)}" for own in node.keywords]
-            lines.add(f"{name}({', '.join(given)})")
+            arguments = ["*_" if isinstance(argument, ast.Starred) else _word(argument) for argument in node.args]
+            arguments += [f"{keyword.arg}={_word(keyword.value)}" for keyword in node.keywords]
+            lines.add(f"{name}({', '.join(arguments)})")
         elif isinstance(node, ast.Attribute) and node.attr in methods and node not in called:
             lines.add(f"_.{node.attr}")
-    imports = [source.segment(own) for own in source.tree.body if isinstance(own, ast.ImportFrom)]
+    imports = [source.segment(stmt) for stmt in source.tree.body if isinstance(stmt, ast.ImportFrom)]
     return "\n".join([*imports, *sorted(lines)]) + "\n"
 
 
 @lru_cache(maxsize=4)
 def _method_names(texts: tuple[str, ...]) -> frozenset[str]:
     """The names of all methods."""
-    return frozenset(own.name.partition(".")[2] for text in texts for own in call_sites(text).functions)
+    return frozenset(function.name.partition(".")[2] for text in texts for function in call_sites(text).functions)
 
 
 def _called(node: ast.expr, table: ModuleTable, methods: frozenset[str]) -> str:
@@ -103,7 +103,7 @@ def _word(node: ast.expr) -> str:
 @lru_cache(maxsize=256)
 def read_of_model(text: str) -> frozenset[str]:
     """Names and attributes that a file of the model reads, its own or another's."""
-    nodes = [own for own in walk(parsed(text).tree) if isinstance(own, ast.Name | ast.Attribute)]
+    nodes = [node for node in walk(parsed(text).tree) if isinstance(node, ast.Name | ast.Attribute)]
     return frozenset(
-        own.id if isinstance(own, ast.Name) else own.attr for own in nodes if isinstance(own.ctx, ast.Load)
+        node.id if isinstance(node, ast.Name) else node.attr for node in nodes if isinstance(node.ctx, ast.Load)
     )

@@ -44,7 +44,7 @@ class ModuleTable:
 
     @cached_property
     def defined(self) -> frozenset[str]:
-        return frozenset(name for own in self.definitions for name in own.names)
+        return frozenset(name for definition in self.definitions for name in definition.names)
 
 
 def module_name(file: str) -> str:
@@ -85,8 +85,8 @@ def defined(node: ast.stmt) -> tuple[str, ...]:
         case ast.FunctionDef(name) | ast.ClassDef(name):
             return (name,)
         case ast.Assign(targets):
-            names = tuple(own.id for target in targets for own in walk(target) if isinstance(own, ast.Name))
-            return names if all(isinstance(own, ast.Name | ast.Tuple) for own in targets) else ()
+            names = tuple(part.id for target in targets for part in walk(target) if isinstance(part, ast.Name))
+            return names if all(isinstance(target, ast.Name | ast.Tuple) for target in targets) else ()
         case ast.AnnAssign(ast.Name(name)):
             return (name,)
     return ()
@@ -99,10 +99,10 @@ def _is_docstring(node: ast.stmt) -> bool:
 def bindings(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Name]]:
     """Name here -> the module and the name in it; of a whole module ""."""
     if isinstance(node, ast.Import):
-        yield from ((own.asname or own.name, (own.name, "")) for own in node.names)
+        yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names)
         return
     module = imported_module(file, node)
-    yield from ((own.asname or own.name, (module, own.name)) for own in node.names)
+    yield from ((alias.asname or alias.name, (module, alias.name)) for alias in node.names)
 
 
 def imported_module(file: str, node: ast.ImportFrom) -> str:
@@ -116,7 +116,7 @@ def imported_module(file: str, node: ast.ImportFrom) -> str:
 def references(file: str, nodes: Sequence[ast.AST]) -> References:
     names, attributes, strings = set[str](), set[str](), set[str]()
     pairs, imported = set[tuple[str, str]](), set[Name]()
-    for node in [own for root in nodes for own in walk(root)]:
+    for node in [part for root in nodes for part in walk(root)]:
         match node:
             case ast.Name(name):
                 names.add(name)
@@ -127,17 +127,21 @@ def references(file: str, nodes: Sequence[ast.AST]) -> References:
             case ast.Constant(str(text)):
                 strings.add(text)
             case ast.ImportFrom() | ast.Import():
-                imported.update(own for _, own in bindings(file, node))
+                imported.update(origin for _, origin in bindings(file, node))
             case ast.Call(ast.Name("cast"), [ast.Constant(str(text)), *_]):
-                names.update(own.id for own in ast.walk(ast.parse(text, mode="eval")) if isinstance(own, ast.Name))
+                names.update(part.id for part in ast.walk(ast.parse(text, mode="eval")) if isinstance(part, ast.Name))
     simple = frozenset(names), frozenset(attributes), frozenset(strings)
     return References(*simple, frozenset(pairs), frozenset(imported))
 
 
 def _definition(file: str, node: ast.stmt, names: tuple[str, ...]) -> ModuleDefinition:
-    if not isinstance(node, ast.ClassDef) or node.keywords or any(ast.unparse(own) != "Protocol" for own in node.bases):
+    if (
+        not isinstance(node, ast.ClassDef)
+        or node.keywords
+        or any(ast.unparse(base) != "Protocol" for base in node.bases)
+    ):
         return ModuleDefinition(node, names, references(file, [node]))
-    methods = [own for own in node.body if isinstance(own, ast.FunctionDef) and not own.name.startswith("__")]
-    rest = [own for own in node.body if own not in methods]
-    found = tuple((own.name, own, references(file, [own])) for own in methods)
-    return ModuleDefinition(node, names, references(file, [*node.decorator_list, *node.bases, *rest]), found)
+    methods = [func for func in node.body if isinstance(func, ast.FunctionDef) and not func.name.startswith("__")]
+    others = [statement for statement in node.body if statement not in methods]
+    entries = tuple((method.name, method, references(file, [method])) for method in methods)
+    return ModuleDefinition(node, names, references(file, [*node.decorator_list, *node.bases, *others]), entries)

@@ -28,9 +28,9 @@ def pruned(files: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str
     """`files`: those that are equal in every package, by name, `models` those of this model."""
     with _without_collection():
         interface = model_interfaces(files, models)
-        kept, read = _pruned(tuple(sorted(files.items())), interface)
+        remaining, read = _pruned(tuple(sorted(files.items())), interface)
         read = read.union(*map(read_of_model, models.values()))
-        return dict(kept) | {name: _without_constants(text, read) for name, text in models.items()}
+        return dict(remaining) | {name: _without_constants(text, read) for name, text in models.items()}
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def _pruned(
         before = texts
         texts, known = _folded(texts, interface, whole, reached)
         texts, tables, reached = _reachable(texts, interface)
-        models = {module_name(own.name): module_table(own.name, own.calls) for own in interface}
+        models = {module_name(model.name): module_table(model.name, model.calls) for model in interface}
         edits = constant_edits(tables, known, _outside(tables), models)
         texts = {
             name: tables[module_name(name)].source.applied(edits.get(module_name(name), []))
@@ -68,14 +68,14 @@ def _pruned(
     texts = {
         name: with_needed_imports(name, text, requested.get(module_name(name), set())) for name, text in texts.items()
     }
-    kept = {name: text for name, text in files if not name.endswith(".py")}
-    read = {own for module in reached.modules for own in _read(tables[module], reached, module)}
-    return tuple((kept | {name: tidied(text) for name, text in texts.items()}).items()), frozenset(read | READ)
+    others = {name: text for name, text in files if not name.endswith(".py")}
+    read = {word for module in reached.modules for word in _read(tables[module], reached, module)}
+    return tuple((others | {name: tidied(text) for name, text in texts.items()}).items()), frozenset(read | READ)
 
 
 def _outside(tables: Mapping[str, ModuleTable]) -> Outside:
     """`ROOTS` where they are defined."""
-    passed = {own: count for root, count in ROOTS.items() if (own := resolved(tables, *root)) is not None}
+    passed = {target: count for root, count in ROOTS.items() if (target := resolved(tables, *root)) is not None}
     return Outside(passed | OUTSIDE)
 
 
@@ -84,25 +84,25 @@ def _reachable(
 ) -> tuple[dict[str, str], dict[str, ModuleTable], Reached]:
     """What can be reached, as texts and as tables."""
     tables = {module_name(name): module_table(name, text) for name, text in texts.items()}
-    roots = dict.fromkeys([own for model in interface for own in model.imported], 0) | ROOTS
+    roots = dict.fromkeys([root for model in interface for root in model.imported], 0) | ROOTS
     read = {line.partition("(")[0].removeprefix("_.") for model in interface for line in model.calls.splitlines()}
-    reached = reached_from(tables, roots, [own for own in PROGRAMS if own in tables], read | USED)
+    reached = reached_from(tables, roots, [program for program in PROGRAMS if program in tables], read | USED)
     idle = constant_attributes(texts.values()).keys() - reached.attributes - SET
-    kept = {}
+    remaining = {}
     for name in texts:
         if module_name(name) in reached.modules or name == "runtime/__init__.py":
-            kept[name] = _without(name, tables[module_name(name)], reached, idle)
-    return kept, {module_name(name): module_table(name, text) for name, text in kept.items()}, reached
+            remaining[name] = _without(name, tables[module_name(name)], reached, idle)
+    return remaining, {module_name(name): module_table(name, text) for name, text in remaining.items()}, reached
 
 
 def _read(table: ModuleTable, reached: Reached, module: str) -> Iterator[str]:
     """Every name, attribute and string of what stays: more than the constants that it reads."""
-    for own in table.effects:
-        yield from own.names | own.attributes | own.strings
+    for references in table.effects:
+        yield from references.names | references.attributes | references.strings
     for definition in table.definitions:
         if any((module, name) in reached.names for name in definition.names):
-            own = definition.references
-            yield from own.names | own.attributes | own.strings
+            references = definition.references
+            yield from references.names | references.attributes | references.strings
             for method, _, of_method in definition.methods:
                 if any((module, name, method) in reached.methods for name in definition.names):
                     yield from of_method.names | of_method.attributes | of_method.strings
@@ -112,8 +112,8 @@ def _folded(
     texts: Mapping[str, str], interface: tuple[ModelInterface, ...], whole: Mapping[str, str], reached: Reached | None
 ) -> tuple[dict[str, str], dict[str, Known]]:
     """All conditions on the plan decided. A constant that is made of others counts where it is imported, too."""
-    models = {module_name(own.name): dict(own.constants) for own in interface}
-    every = [own for constants in models.values() for own in constants.items() if own[1] is not UNKNOWN]
+    models = {module_name(model.name): dict(model.constants) for model in interface}
+    every = [constant for constants in models.values() for constant in constants.items() if constant[1] is not UNKNOWN]
     values: dict[str, set[Any]] = {}
     for constants in models.values():
         for name, value in constants.items():
@@ -138,15 +138,15 @@ def _folded(
     calls = _constant_functions(texts)
     if reached is not None:
         calls |= {name: value for name, (value, makers) in MADE_BY.items() if reached.names.isdisjoint(makers)}
-    own = constant_attributes(texts.values())
-    attributes |= {name: value for name, value in own.items() if name not in SET}
+    vals = constant_attributes(texts.values())
+    attributes |= {name: value for name, value in vals.items() if name not in SET}
     tables = {module_name(name): module_table(name, text) for name, text in texts.items()}
     facts = {}
     for name in texts:
         module = module_name(name)
         known = _known(tables[module], models, derived, attributes, module)
-        own = {here: calls[key] for here in _names(tables[module]) if (key := resolved(tables, module, here)) in calls}
-        facts[module] = replace(known, calls=own)
+        vals = {here: calls[key] for here in _names(tables[module]) if (key := resolved(tables, module, here)) in calls}
+        facts[module] = replace(known, calls=vals)
         relevant = _relevant(facts[module], tables[module])
         if texts[name] is not whole[name] or any(relevant):
             result[name] = _folded_text(result[name], relevant)
@@ -158,42 +158,42 @@ _Facts = tuple[tuple[tuple[str, Any], ...], ...]
 
 def _relevant(known: Known, table: ModuleTable) -> _Facts:
     """What is known of what the module reads: names, attributes, modules and functions."""
-    every = [*(own.references for own in table.definitions), *table.effects]
-    every += [own for definition in table.definitions for *_, own in definition.methods]
-    read = frozenset().union(*(own.attributes for own in every))
-    strings = frozenset().union(*(own.strings for own in every))
+    every = [*(definition.references for definition in table.definitions), *table.effects]
+    every += [references for definition in table.definitions for *_, references in definition.methods]
+    read = frozenset().union(*(references.attributes for references in every))
+    strings = frozenset().union(*(references.strings for references in every))
     modules = {
         here: tuple((name, value) for name, value in constants.items() if name in read | strings or value is UNKNOWN)
         for here, constants in known.modules.items()
     }
     attributes = {name: value for name, value in known.attributes.items() if name in read}
-    return tuple(tuple(own.items()) for own in (known.names, attributes, modules, known.calls))
+    return tuple(tuple(mapping.items()) for mapping in (known.names, attributes, modules, known.calls))
 
 
 @lru_cache(maxsize=4096)
 def _folded_text(text: str, facts: _Facts) -> str:
     names, attributes, modules, calls = map(dict, facts)
-    return folded(text, Known(names, attributes, {here: dict(own) for here, own in modules.items()}, calls))
+    return folded(text, Known(names, attributes, {here: dict(constants) for here, constants in modules.items()}, calls))
 
 
 def _names(table: ModuleTable) -> Iterator[str]:
     yield from table.imports
-    for own in table.definitions:
-        yield from own.names
+    for definition in table.definitions:
+        yield from definition.names
 
 
 def _constant_functions(texts: Mapping[str, str]) -> dict[Name | None, Any]:
     """Those that return one constant and do nothing else."""
-    found: dict[Name | None, Any] = {}
+    constants: dict[Name | None, Any] = {}
     for name, text in texts.items():
-        found |= {(module_name(name), own): value for own, value in constant_functions(text)}
-    return found
+        constants |= {(module_name(name), function): value for function, value in constant_functions(text)}
+    return constants
 
 
 def _depends(node: ast.expr | None, known: Known) -> bool:
     """On a constant of the model: other literals may be changed by the program."""
     return node is not None and any(
-        isinstance(own, ast.Name) and (own.id in known.names or own.id in known.modules) for own in walk(node)
+        isinstance(child, ast.Name) and (child.id in known.names or child.id in known.modules) for child in walk(node)
     )
 
 
@@ -211,7 +211,7 @@ def _known(
         value = models[source].get(name, UNKNOWN) if source in models else derived.get((source, name), UNKNOWN)
         if value is not UNKNOWN:
             names[here] = value
-    names |= {name: value for (own, name), value in derived.items() if own == module}
+    names |= {name: value for (owner, name), value in derived.items() if owner == module}
     return Known(names, attributes, modules)
 
 
@@ -221,18 +221,18 @@ def _requested(
     interface: tuple[ModelInterface, ...],
 ) -> dict[str, set[str]]:
     """Module -> names that others import of it though they are defined elsewhere: what `runtime` passes on."""
-    found: dict[str, set[str]] = {}
-    for module, name in [own for model in interface for own in model.imported] + list(ROOTS):
-        found.setdefault(module, set()).add(name)
+    requested: dict[str, set[str]] = {}
+    for module, name in [root for model in interface for root in model.imported] + list(ROOTS):
+        requested.setdefault(module, set()).add(name)
     for module, name in PASSED_ON:
         if resolved(tables, module, name) in reached.names:
-            found.setdefault(module, set()).add(name)
+            requested.setdefault(module, set()).add(name)
     for module in reached.modules:
         used = {*_read(tables[module], reached, module)}
         for here, (source, name) in tables[module].imports.items():
             if here in used:
-                found.setdefault(source, set()).add(name)
-    return found
+                requested.setdefault(source, set()).add(name)
+    return requested
 
 
 def _without(name: str, table: ModuleTable, reached: Reached, idle: Set[str]) -> str:
@@ -246,11 +246,11 @@ def _without(name: str, table: ModuleTable, reached: Reached, idle: Set[str]) ->
         if _is_idle(node, idle)
     ]
     for definition in table.definitions:
-        if not any((module, own) in reached.names for own in definition.names):
+        if not any((module, entry) in reached.names for entry in definition.names):
             edits.append(source.removed(definition.node))
             continue
         for method, node, _ in definition.methods:
-            if not any((module, own, method) in reached.methods for own in definition.names):
+            if not any((module, entry, method) in reached.methods for entry in definition.names):
                 edits.append(source.removed(node))
     return source.applied(edits)
 

@@ -29,8 +29,8 @@ def resolved(tables: Mapping[str, ModuleTable], module: str, name: str) -> Name 
         module, name = table.imports[name]
         if not name:
             return (module, "") if module in tables else None
-        own = tables.get(module)
-        if own is None or (name not in own.defined and name not in own.imports):  # a function may have its file's name
+        src = tables.get(module)
+        if src is None or (name not in src.defined and name not in src.imports):  # a function may have its file's name
             return (f"{module}.{name}", "") if f"{module}.{name}" in tables else None
     return None
 
@@ -56,12 +56,12 @@ class _ReachSearch:
     def __init__(self, tables: Mapping[str, ModuleTable]) -> None:
         self.tables, self.found, self.todo = tables, Reached(), list[tuple[str, References]]()
         self.waiting: dict[str, list[tuple[str, str, References]]] = {}  # method -> of which classes
-        self.by_name = {(m, n): own for m, table in tables.items() for own in table.definitions for n in own.names}
+        self.by_name = {(m, n): item for m, table in tables.items() for item in table.definitions for n in item.names}
 
     def enter(self, module: str) -> None:
         if module not in self.found.modules:
             self.found.modules.add(module)
-            self.todo += [(module, own) for own in self.tables[module].effects]
+            self.todo += [(module, references) for references in self.tables[module].effects]
 
     def add(self, name: Name | None) -> None:
         if name is None or name in self.found.names or name[0] not in self.tables:
@@ -106,5 +106,5 @@ class _ReachSearch:
                     self.add(resolved(self.tables, imported, name) if name else None)
             for attribute in (references.attributes | references.strings) - self.found.attributes:
                 self.found.attributes.add(attribute)
-                for owner, class_name, own in self.waiting.pop(attribute, []):
-                    self._method((owner, class_name), attribute, own)
+                for owner, class_name, method_refs in self.waiting.pop(attribute, []):
+                    self._method((owner, class_name), attribute, method_refs)

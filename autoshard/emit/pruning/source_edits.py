@@ -41,9 +41,9 @@ def _numbered(root: ast.AST) -> list[ast.AST]:
         held = vars(node)
         for value in [*held.values()]:
             if type(value) is list:
-                for own in value:
-                    if isinstance(own, ast.AST):
-                        visit(own)
+                for child in value:
+                    if isinstance(child, ast.AST):
+                        visit(child)
             elif isinstance(value, ast.AST) and value._fields:
                 visit(value)
         held[_WITHIN] = nodes, start, len(nodes)
@@ -67,12 +67,12 @@ class Source:
     @cached_property
     def in_texts(self) -> set[ast.AST]:
         """What stands in formatted texts, where Python 3.11 does not know its place."""
-        return {own for text in self.nodes if isinstance(text, ast.JoinedStr) for own in walk(text)}
+        return {node for text in self.nodes if isinstance(text, ast.JoinedStr) for node in walk(text)}
 
     @cached_property
     def functions(self) -> list[tuple[ast.FunctionDef, list[ast.AST]]]:
         """Each with all that is in it."""
-        return [(own, walk(own)) for own in self.nodes if isinstance(own, ast.FunctionDef)]
+        return [(function, walk(function)) for function in self.nodes if isinstance(function, ast.FunctionDef)]
 
     @cached_property
     def data(self) -> bytes:
@@ -103,7 +103,7 @@ class Source:
     def first_line(self, node: ast.stmt) -> int:
         """Of a statement, from 0: that of its first decorator, or of the comment above it."""
         decorators = getattr(node, "decorator_list", [])
-        line: int = min([node.lineno, *(own.lineno for own in decorators)]) - 1
+        line: int = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
         while line and self.line(line - 1).strip().startswith("#") and not self._is_heading(line - 1):
             line -= 1
         return line
@@ -137,13 +137,13 @@ class Source:
     @cached_property
     def _inside_strings(self) -> set[int]:
         """Lines, from 0, that begin within a string of several lines."""
-        found: set[int] = set()
+        lines: set[int] = set()
         for node in self.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:
                 assert node.end_lineno is not None
                 if re.search("\"{3}|'{3}", self.line(node.lineno - 1)):
-                    found.update(range(node.lineno, node.end_lineno))
-        return found
+                    lines.update(range(node.lineno, node.end_lineno))
+        return lines
 
     def applied(self, edits: Sequence[Edit]) -> str:
         """The text with all edits. One within another is left for the next round."""
@@ -157,8 +157,8 @@ class Source:
 
 def blocks(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, Block]]:
     """Every list of statements, with the node that holds it."""
-    for own in nodes:
-        for name in _BLOCKS if isinstance(own, _HOLDERS) else ():
-            block = getattr(own, name, None)
+    for node in nodes:
+        for name in _BLOCKS if isinstance(node, _HOLDERS) else ():
+            block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
-                yield own, block
+                yield node, block

@@ -15,15 +15,15 @@ def with_needed_imports(name: str, text: str, requested: set[str]) -> str:
     source, edits = parsed(text), []
     table = module_table(name, text)
     used = {*requested, "TYPE_CHECKING"}
-    for own in (*(d.references for d in table.definitions), *table.effects):
-        used |= own.names
+    for effect in (*(d.references for d in table.definitions), *table.effects):
+        used |= effect.names
     for definition in table.definitions:
         for *_, references in definition.methods:
             used |= references.names
     for holder in source.tree.body:
         if is_type_checking(holder):
-            inner = [own for own in flat([holder]) if isinstance(own, ast.ImportFrom)]
-            if not any((own.asname or own.name) in used for node in inner for own in node.names):
+            inner = [node for node in flat([holder]) if isinstance(node, ast.ImportFrom)]
+            if not any((alias.asname or alias.name) in used for node in inner for alias in node.names):
                 edits.append(source.removed(holder))
                 used.discard("TYPE_CHECKING")
     for node in flat(source.tree.body):
@@ -35,13 +35,13 @@ def with_needed_imports(name: str, text: str, requested: set[str]) -> str:
 def _import_edit(source: Source, node: ast.Import | ast.ImportFrom, used: set[str]) -> list[Edit]:
     if isinstance(node, ast.ImportFrom) and node.module == "__future__":
         return []
-    kept = [own for own in node.names if (own.asname or own.name).partition(".")[0] in used]
-    if kept == node.names:
+    remaining = [alias for alias in node.names if (alias.asname or alias.name).partition(".")[0] in used]
+    if remaining == node.names:
         return []
-    if not kept:
+    if not remaining:
         return [source.removed(node)]
     pad = " " * node.col_offset
-    words = [own.name + (f" as {own.asname}" if own.asname else "") for own in kept]
+    words = [alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in remaining]
     head = f"from {'.' * node.level}{node.module or ''} import " if isinstance(node, ast.ImportFrom) else "import "
     one = head + ", ".join(words)
     if len(pad + one) > WIDTH:
@@ -60,10 +60,10 @@ def tidied(text: str) -> str:
     return _HUGGED.sub(_joined_lines, text).rstrip("\n") + "\n"
 
 
-def _joined_lines(found: re.Match[str]) -> str:
-    pad, head, inner, end = found.groups()
+def _joined_lines(match: re.Match[str]) -> str:
+    pad, head, inner, end = match.groups()
     if end == ")" and head.endswith(("= (", "return (")):
         tuple_ = isinstance(ast.parse(f"({inner})", mode="eval").body, ast.Tuple)
         head, end = (head, end) if tuple_ else (head[:-1], "")
     line = "".join((pad, head, inner, end))
-    return line if len(line) <= WIDTH else found.group()
+    return line if len(line) <= WIDTH else match.group()

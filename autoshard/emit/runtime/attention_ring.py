@@ -147,8 +147,8 @@ class _RingAttention(torch.autograd.Function):
             part, length = ring.part(owner), ring.length(owner)
             arriving = _pass_on(moving, ring, owner, step, _row(k, v)) if step < ring.steps else None
             if part is not None:
-                own, sums = kernels.forward(*_keys(_unpacked(moving, k, v, length), part), part)
-                _join(out[..., part.first_row :, :], logsumexp[..., part.first_row :, :], own, sums)
+                block_out, sums = kernels.forward(*_keys(_unpacked(moving, k, v, length), part), part)
+                _join(out[..., part.first_row :, :], logsumexp[..., part.first_row :, :], block_out, sums)
             moving = arriving() if arriving else moving
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, mask, out, logsumexp)
@@ -169,14 +169,14 @@ class _RingAttention(torch.autograd.Function):
         for step in range(1, ring.steps + 1):
             here, part, length = list(owner), ring.part(owner), ring.length(owner)
             arriving = _pass_on(moving, ring, owner, step, _row(k, v)) if step < ring.steps else None
-            own = None
+            block_grads = None
             if part is not None:
                 late = (x[..., part.first_row :, :] for x in (grad, out, logsumexp))
-                own = kernels.backward(*_keys(_unpacked(moving, k, v, length), part), part, *late)
+                block_grads = kernels.backward(*_keys(_unpacked(moving, k, v, length), part), part, *late)
             sums = arriving_sums() if arriving_sums else sums
-            if part is not None and own is not None:
-                grad_q[..., part.first_row :, :] += own[0]
-                for total, added in zip(_keys(_unpacked(sums, k, v, length), part), own[1:], strict=True):
+            if part is not None and block_grads is not None:
+                grad_q[..., part.first_row :, :] += block_grads[0]
+                for total, added in zip(_keys(_unpacked(sums, k, v, length), part), block_grads[1:], strict=True):
                     total += added
             if arriving:
                 arriving_sums = _pass_on(sums, ring, here, step, _row(k, v))
@@ -187,11 +187,11 @@ class _RingAttention(torch.autograd.Function):
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), mask_grad, None
 
 
-def _join(out: Tensor, logsumexp: Tensor, own: Tensor, sums: Tensor) -> None:
+def _join(out: Tensor, logsumexp: Tensor, block_out: Tensor, sums: Tensor) -> None:
     """Adds what one block gives, in place: both outputs by what their exponentials sum to."""
     both = torch.logaddexp(logsumexp, sums)
     finite = both.masked_fill(both == -torch.inf, 0)  # a row that has seen nothing yet
-    out.mul_((logsumexp - finite).exp()).add_(own * (sums - finite).exp())
+    out.mul_((logsumexp - finite).exp()).add_(block_out * (sums - finite).exp())
     logsumexp.copy_(both)
 
 

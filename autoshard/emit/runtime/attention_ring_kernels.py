@@ -46,8 +46,8 @@ class Plain:
             seen = causal_mask(part.shift, part.shift + q.shape[-2], 0, part.columns, k.device)
             scores = scores.masked_fill(~seen, -torch.inf)
         if self.mask is not None:
-            own = self.mask[..., part.start : part.start + part.columns]
-            scores = scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
+            mask = self.mask[..., part.start : part.start + part.columns]
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         return scores
 
     def forward(self, k: Tensor, v: Tensor, part: Part) -> tuple[Tensor, Tensor]:
@@ -108,9 +108,9 @@ class Flash:
         if q.is_cuda:  # no sequences of their own, and a state of the generator that without dropout nobody reads
             state = torch.empty(2, dtype=torch.uint64, device=k.device).unbind()
             lengths = None, None, q.shape[-2], k.shape[-2]
-        given = (self._heads(grad), q, self._heads(k), self._heads(v), self._heads(out))
+        inputs = (self._heads(grad), q, self._heads(k), self._heads(v), self._heads(out))
         sums = logsumexp.reshape(1, -1, q.shape[-2]).contiguous()
-        grads = self.back(*given, sums, *lengths, 0.0, causal, *state, scale=self.scale)
+        grads = self.back(*inputs, sums, *lengths, 0.0, causal, *state, scale=self.scale)
         return grads[0].reshape(*before, *q.shape[-2:]), *(
             g.reshape(*before, *x.shape[-2:]).sum_to_size(x.shape) for g, x in zip(grads[1:], (k, v), strict=True)
         )

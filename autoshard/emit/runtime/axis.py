@@ -162,8 +162,8 @@ class Axis:
         """The coordinate that is computed for: of a slice of a micro-batch that which it was cut for."""
         if self.mesh.slice_at is None or self.mesh.slice_at[0] not in self.names:
             return self.index
-        own = self.mesh.slice_at
-        at, place = self.mesh.coordinates | {own[0]: own[1]}, 0
+        slice_at = self.mesh.slice_at
+        at, place = self.mesh.coordinates | {slice_at[0]: slice_at[1]}, 0
         for name in self.names:
             place = place * self.mesh.axes[name] + at[name]
         return place

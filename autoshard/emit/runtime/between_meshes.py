@@ -62,14 +62,14 @@ def pieces(shape: tuple[int, ...], first: MeshLayout, second: MeshLayout) -> tup
         every = [(rank, rank, held, held) for rank, held in enumerate(_held(first, len(shape)))]
     else:
         every = _assigned(shape, first, second)
-    found = []
+    transfers = []
     for sender, receiver, has, needs in every:
         common = [_common(size, *cuts) for size, *cuts in zip(shape, has, needs, strict=True)]
         lengths = tuple(len(put) for _, put in common)
         if 0 not in lengths:
-            get, put = tuple(own for own, _ in common), tuple(own for _, own in common)
-            found.append(Piece(sender, receiver, get, put, lengths))
-    return tuple(found)
+            get, put = tuple(index for index, _ in common), tuple(index for _, index in common)
+            transfers.append(Piece(sender, receiver, get, put, lengths))
+    return tuple(transfers)
 
 
 def _assigned(
@@ -78,21 +78,21 @@ def _assigned(
     holders: dict[Held, list[int]] = {}
     for rank, held in enumerate(_held(first, len(shape))):
         holders.setdefault(held, []).append(rank)
-    sent, found = dict.fromkeys(range(math.prod(n for _, n in first.axes)), 0), []
+    sent, transfers = dict.fromkeys(range(math.prod(n for _, n in first.axes)), 0), []
     for receiver, (needs, counts) in enumerate(zip(_held(second, len(shape)), _first_of_sum(second), strict=True)):
         for has, ranks in holders.items() if counts else ():
             common = [_common(size, *cuts) for size, *cuts in zip(shape, has, needs, strict=True)]
             if size := math.prod(len(put) for _, put in common):
                 sender = min(ranks, key=lambda rank: (sent[rank], rank != receiver, rank))
                 sent[sender] += size
-                found.append((sender, receiver, has, needs))
-    return found
+                transfers.append((sender, receiver, has, needs))
+    return transfers
 
 
 def _coordinates(axes: Axes) -> list[dict[str, int]]:
     """Of each rank."""
     every = itertools.product(*(range(size) for _, size in axes))
-    return [dict(zip((name for name, _ in axes), own, strict=True)) for own in every]
+    return [dict(zip((name for name, _ in axes), indices, strict=True)) for indices in every]
 
 
 def _first_of_sum(where: MeshLayout) -> list[bool]:
@@ -123,8 +123,8 @@ def taken(x: Tensor, piece: Piece) -> Tensor:
     """What a piece has of the sender's tensor."""
     if piece.lengths == x.shape:
         return x.contiguous()
-    for dim, own in enumerate(piece.get):
-        x = x.index_select(dim, own.to(x.device))
+    for dim, index in enumerate(piece.get):
+        x = x.index_select(dim, index.to(x.device))
     return x.contiguous()
 
 
@@ -136,8 +136,8 @@ def put(
         return received[0][1]
     result = torch.zeros(shape, device=device, dtype=dtype)
     for piece, x in received:
-        own = piece.put
-        where = tuple(index.view(-1, *[1] * (len(own) - 1 - dim)).to(x.device) for dim, index in enumerate(own))
+        indices = piece.put
+        where = tuple(index.view(-1, *[1] * (len(indices) - 1 - dim)).to(x.device) for dim, index in enumerate(indices))
         result[where] = x
     return result
 

@@ -59,15 +59,15 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], computed
 
     Buffers named in `computed` may be missing: they stay as they are.
     """
-    found = {names: next((name for name in names if name in state), None) for names, _ in _named(model)}
+    keys = {names: next((name for name in names if name in state), None) for names, _ in _named(model)}
     optional = {names for names, x in _named(model) if names[0] in computed and not isinstance(x, nn.Parameter)}
-    missing = [names[0] for names, name in found.items() if name is None and names not in optional]
+    missing = [names[0] for names, name in keys.items() if name is None and names not in optional]
     if missing:
         raise KeyError(f"the state dict lacks {_few(missing)}{_prefixed(missing, state)}")
     for names, tensor in _named(model):
-        if found[names] is None:
+        if keys[names] is None:
             continue
-        full = state[str(found[names])]
+        full = state[str(keys[names])]
         if tuple(full.shape) != sharding(tensor).shape:
             raise ValueError(f"{names[0]}: expected shape {sharding(tensor).shape}, got {tuple(full.shape)}")
         assign(tensor, full)
@@ -81,11 +81,11 @@ def _few(names: Sequence[str]) -> str:
 def _prefixed(missing: Sequence[str], state: Mapping[str, Any]) -> str:
     """What to do where all that is missing is there under longer names, as wrappers save it (DDP: module.)."""
     prefixes = [key.removesuffix(missing[0]) for key in state if key.endswith(f".{missing[0]}")]
-    found = [prefix for prefix in prefixes if all(prefix + name in state for name in missing)]
-    if not found:
+    matching = [prefix for prefix in prefixes if all(prefix + name in state for name in missing)]
+    if not matching:
         return ""
-    stripped = f"{{name.removeprefix({found[0]!r}): x for name, x in state.items()}}"
-    return f"; it has them with {found[0]!r} before their names\n  try: save {stripped}"
+    stripped = f"{{name.removeprefix({matching[0]!r}): x for name, x in state.items()}}"
+    return f"; it has them with {matching[0]!r} before their names\n  try: save {stripped}"
 
 
 def save_checkpoint(
@@ -127,8 +127,8 @@ def save_checkpoint(
     if scaler is not None:
         training["scaler"] = scaler.state_dict()
     _together(partial, _fault(lambda: _begin(partial, training)) if dist.get_rank() == 0 else "")
-    kept = {"ranks": dist.get_world_size(), "state": loader}
-    fault = _fault(lambda: torch.save(kept, partial / f"loader-{dist.get_rank()}.pt")) if loader is not None else ""
+    record = {"ranks": dist.get_world_size(), "state": loader}
+    fault = _fault(lambda: torch.save(record, partial / f"loader-{dist.get_rank()}.pt")) if loader is not None else ""
     if uneven and background and _anywhere(any(sharding(tensor).uneven for tensor in named.values())):
         background = False  # a copy of a table in unequal parts would not know where its rows are
         if dist.get_rank() == 0:
@@ -168,16 +168,16 @@ def _held_earlier(named: Mapping[str, Tensor]) -> set[str]:
     if mesh is not None and mesh.stages is None:
         return set()  # there are no stages
     place = 0 if mesh is None or mesh.stages is None else mesh.stages.index
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (place, [*named] if mesh is not None and mesh.rank == 0 else []))
-    return {name for other, names in found if other < place for name in names}
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (place, [*named] if mesh is not None and mesh.rank == 0 else []))
+    return {name for other, names in gathered if other < place for name in names}
 
 
 def _anywhere(here: bool) -> bool:
     """On any rank: other stages hold other tensors."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, here)
-    return any(found)
+    flags: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(flags, here)
+    return any(flags)
 
 
 def _together(partial: Path, fault: str) -> None:
@@ -265,23 +265,23 @@ def load_checkpoint(
     if missing:
         raise KeyError(f"the checkpoint {folder} lacks {_few(missing)}")
     shapes = {key: tuple(cast(TensorStorageMetadata, saved[key]).size) for key in wanted}
-    for key, (x, own) in wanted.items():
-        if tuple(x.shape) != shapes[key] and math.prod(own.shape) != math.prod(shapes[key]):
-            raise ValueError(f"{key} has shape {shapes[key]} in the checkpoint {folder}, here {own.shape}")
+    for key, (x, spec) in wanted.items():
+        if tuple(x.shape) != shapes[key] and math.prod(spec.shape) != math.prod(shapes[key]):
+            raise ValueError(f"{key} has shape {shapes[key]} in the checkpoint {folder}, here {spec.shape}")
     _fill(wanted, shapes, folder, staged)
     if staged:
         for names, tensor in _named(model):  # buffers that several parts of a place hold, each its own
-            key, own = f"model.{names[0]}", sharding(tensor)
-            if wanted[key][1] is not own:
-                _fill({key: (tensor.detach(), own)}, shapes, folder, staged)
+            key, spec = f"model.{names[0]}", sharding(tensor)
+            if wanted[key][1] is not spec:
+                _fill({key: (tensor.detach(), spec)}, shapes, folder, staged)
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
         raise ValueError(f"{len(training['groups'])} groups of parameters: --weight-decay was given, and is not now")
-    kept = _KERNELS if len(training["groups"]) == len(optimizer.param_groups) else {*_KERNELS, "weight_decay"}
+    skipped = _KERNELS if len(training["groups"]) == len(optimizer.param_groups) else {*_KERNELS, "weight_decay"}
     saved_groups = training["groups"] * (len(optimizer.param_groups) // len(training["groups"]))
     for group, values in zip(optimizer.param_groups, saved_groups, strict=True):
-        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k not in kept})
-    for _, own in wanted.values():
-        own.mesh.random.seed = training.get("seed", own.mesh.random.seed)
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k not in skipped})
+    for _, spec in wanted.values():
+        spec.mesh.random.seed = training.get("seed", spec.mesh.random.seed)
     if scaler is not None and "scaler" in training:
         scaler.load_state_dict(training["scaler"])
     return int(training["step"])
@@ -295,15 +295,15 @@ def saved_seed(folder: str | Path) -> int:
 def _training(folder: Path) -> dict[str, Any]:
     """What is saved beside the tensors. ValueError where it is damaged."""
     path = folder / "training.json"
-    found: Any = None
+    fields: Any = None
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    groups: Any = found.get("groups") if isinstance(found, dict) else None
+        fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    groups: Any = fields.get("groups") if isinstance(fields, dict) else None
     named = isinstance(groups, list) and groups and all(isinstance(group, dict) for group in groups)
-    counts = named and type(found.get("step")) is int and found["step"] >= 0 and type(found.get("seed", 0)) is int
-    if not counts or not all(_is_setting(*own) for group in groups for own in group.items()):
+    counts = named and type(fields.get("step")) is int and fields["step"] >= 0 and type(fields.get("seed", 0)) is int
+    if not counts or not all(_is_setting(*setting) for group in groups for setting in group.items()):
         raise ValueError(f"{path} is missing or damaged")
-    return cast(dict[str, Any], found)
+    return cast(dict[str, Any], fields)
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -315,14 +315,14 @@ def _is_setting(name: str, value: Any) -> bool:
 _KERNELS = {"fused", "foreach", "capturable", "differentiable"}  # how this device steps, not the one before
 
 
-def _as_held(x: Any, own: Sharding) -> Any:
+def _as_held(x: Any, spec: Sharding) -> Any:
     """A tensor as a checkpoint takes it: one in parts of given lengths says itself which rows it has."""
-    if not own.uneven or not isinstance(x, DTensor):
+    if not spec.uneven or not isinstance(x, DTensor):
         return x
-    starts = [int(held[0]) if len(held) else 0 for held in own.held]
+    starts = [int(held[0]) if len(held) else 0 for held in spec.held]
     here, offsets, sizes = local(x), torch.Size(starts), torch.Size(local(x).shape)
     chunk = ChunkStorageMetadata(offsets=offsets, sizes=sizes)
-    data = TensorWriteData(chunk, TensorProperties.create_from_tensor(here), torch.Size(own.shape))
+    data = TensorWriteData(chunk, TensorProperties.create_from_tensor(here), torch.Size(spec.shape))
 
     def items(name: str, _: Any) -> list[WriteItem]:
         return [WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)]
@@ -349,8 +349,8 @@ def _fill(
     """Reads all of `wanted`, which have these `shapes` in the checkpoint. `alone`: as of `load_tensors`."""
     same = {key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}
     load_tensors(same, folder, alone)
-    for key, (x, own) in wanted.items():
+    for key, (x, spec) in wanted.items():
         if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
             whole = torch.empty(shapes[key], dtype=x.dtype)
             load_tensors({key: whole}, folder, alone)
-            local(x).copy_(own.part(whole))
+            local(x).copy_(spec.part(whole))

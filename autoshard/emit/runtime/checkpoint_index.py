@@ -79,17 +79,17 @@ def read_index(folder: str | Path) -> Metadata:
         raise ValueError(f"{folder} is no checkpoint: it has no file .metadata")
     try:
         with path.open("rb") as file:
-            made = _metadata(_IndexReader(file).load(), folder)
+            metadata = _metadata(_IndexReader(file).load(), folder)
     except _UNREADABLE as error:
         message = f"its .metadata is damaged: {str(error).partition(chr(10))[0] or type(error).__name__}"
         raise ValueError(f"the checkpoint {folder} can't be read: {message}") from None
-    return made
+    return metadata
 
 
 def step_folders(folder: str | Path) -> list[Path]:
     """The checkpoints in a folder of --save, by step."""
-    found = [path for path in Path(folder).glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    folders = [path for path in Path(folder).glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name[5:]))
 
 
 def newest_whole(folder: str | Path, prefix: str = "") -> Path | None:
@@ -141,16 +141,16 @@ def _metadata(read: Any, folder: Path) -> Metadata:
         if type(entry).__name__ != "BytesStorageMetadata":
             tensors[_of(name, str)] = _tensor(_state(entry, "TensorStorageMetadata"))
     held = _of(state["storage_data"], dict)
-    places = dict(_place(_state(own, "MetadataIndex"), _state(info, "_StorageInfo")) for own, info in held.items())
+    places = dict(_place(_state(key, "MetadataIndex"), _state(info, "_StorageInfo")) for key, info in held.items())
     places = {index: info for index, info in places.items() if index.fqn in tensors}
     for name in sorted({info.relative_path for info in places.values()}):
         if not (folder / name).is_file():
             raise ValueError(f"there is no file {name}")
-    made = Metadata(state_dict_metadata=cast(Any, tensors))
-    made.storage_data, made.storage_meta = places, StorageMeta()
+    metadata = Metadata(state_dict_metadata=cast(Any, tensors))
+    metadata.storage_data, metadata.storage_meta = places, StorageMeta()
     if isinstance(state.get("version"), str):
-        cast(Any, made).version = state["version"]
-    return made
+        cast(Any, metadata).version = state["version"]
+    return metadata
 
 
 def _tensor(state: dict[str, Any]) -> TensorStorageMetadata:
@@ -172,12 +172,12 @@ def _place(index: dict[str, Any], info: dict[str, Any]) -> tuple[MetadataIndex, 
     start, length = (_of(info[key], int) for key in ("offset", "length"))
     if min(start, length) < 0:
         raise ValueError(f"a tensor lies at {start}, {length} bytes long")
-    own = MetadataIndex(
+    location = MetadataIndex(
         _of(index["fqn"], str),
         None if offset is None else _size(offset),
         None if number is None else _of(number, int),
     )
-    return own, _StorageInfo(path, start, length)
+    return location, _StorageInfo(path, start, length)
 
 
 def _record(value: Any, name: str) -> _Record:

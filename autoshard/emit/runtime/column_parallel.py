@@ -48,8 +48,8 @@ def shared_column_parallel(
         return whole, linear(whole, weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
     gather = _kept_whole if kept else gather_whole
-    made = _kind(float8).apply(x, weight, bias, axis, cut, True, linear, products, gather)
-    return cast("tuple[Tensor, Tensor]", made)
+    results = _kind(float8).apply(x, weight, bias, axis, cut, True, linear, products, gather)
+    return cast("tuple[Tensor, Tensor]", results)
 
 
 def _decided_elsewhere(x: Tensor) -> bool:

@@ -101,7 +101,7 @@ def halo_transposed_convolution(
     depth: Axes = (), height: Axes = (), width: Axes = (),
 ) -> Tensor:  # fmt: skip
     """Transposed convolution of (batch, channels, *spatial), some of whose spatial dims are cut."""
-    count, native, extra, kept = len(sizes), list(padding), list(output_padding), []
+    count, native, extra, ranges = len(sizes), list(padding), list(output_padding), []
     for i, axes in enumerate(_by_dim(count, depth, height, width)):
         if not axes:
             continue
@@ -110,10 +110,10 @@ def halo_transposed_convolution(
         length = (size - 1) * s - 2 * p + span + output_padding[i]
         parts = [axis.size for axis in axes]
 
-        def rows(made: Bounds, size: int = size, s: int = s, p: int = p, span: int = span) -> Bounds:
+        def rows(bounds: Bounds, size: int = size, s: int = s, p: int = p, span: int = span) -> Bounds:
             """What adds to the results [start, stop)."""
-            low = min(max((made[0] + p - span + 1) // s, 0), size - 1)
-            return low, max(low + 1, min((made[1] - 1 + p) // s + 1, size))
+            low = min(max((bounds[0] + p - span + 1) // s, 0), size - 1)
+            return low, max(low + 1, min((bounds[1] - 1 + p) // s + 1, size))
 
         def wanted(place: Coordinates, rows: Any = rows, n: int = length, parts: list[int] = parts) -> Bounds:
             return cast(Bounds, rows(chunk(n, parts, place)))
@@ -122,13 +122,13 @@ def halo_transposed_convolution(
         start, stop = _positions(length, axes)
         low, high = rows((start, stop))
         native[i], extra[i] = 0, max(0, stop - ((high - 1) * s - p + span))
-        kept.append((2 + i, start - (low * s - p), stop - start))
-    made = _named("conv_transpose", count)(
+        ranges.append((2 + i, start - (low * s - p), stop - start))
+    result = _named("conv_transpose", count)(
         x, weight, bias, tuple(stride), tuple(native), tuple(extra), groups, tuple(dilation)
     )
-    for dim, first, many in kept:
-        made = made.narrow(dim, first, many)
-    return cast(Tensor, made)
+    for dim, first, many in ranges:
+        result = result.narrow(dim, first, many)
+    return cast(Tensor, result)
 
 
 def halo_max_pool(

@@ -28,10 +28,10 @@ def parallel_embedding_bag(
         if bags:
             ids, offsets, weights = _own(ids, offsets, weights, bags)
     if not vocabulary:
-        own = _local(padding_idx, 0, size)
+        padding = _local(padding_idx, 0, size)
         return F.embedding_bag(
             ids, weight, offsets, mode=mode, per_sample_weights=weights,
-            include_last_offset=offsets is not None, padding_idx=own,
+            include_last_offset=offsets is not None, padding_idx=padding,
         )  # fmt: skip
     start, stop = vocabulary_range(vocabulary, size, parts)
     counts = _counts(ids, offsets, padding_idx) if mode == "mean" else None

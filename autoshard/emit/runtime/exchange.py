@@ -95,7 +95,7 @@ def _route(axis: Axis, shape: tuple[int, ...], before: str, after: str, device: 
     return _Route(
         tuple(piece(here, other) for other in range(axis.size)),
         tuple(piece(other, here) for other in range(axis.size)),
-        tuple(tuple(map(_length, own)) for own in have),
+        tuple(tuple(map(_length, held)) for held in have),
         tuple(map(_length, need[here])),
         not any(_lacks(axis, before, after, have[i], need[i]) for i in range(axis.size)),
     )
@@ -103,10 +103,10 @@ def _route(axis: Axis, shape: tuple[int, ...], before: str, after: str, device: 
 
 def _coordinates(axis: Axis, index: int) -> dict[str, int]:
     """The mesh coordinates of a member of the group."""
-    found = dict(axis.mesh.coordinates)
+    coordinates = dict(axis.mesh.coordinates)
     for name in reversed(axis.names):
-        index, found[name] = divmod(index, axis.mesh.axes[name])
-    return found
+        index, coordinates[name] = divmod(index, axis.mesh.axes[name])
+    return coordinates
 
 
 _Held = tuple[int, tuple[Cut, ...]]  # the positions of a dim that a device holds: its length, and what cuts it
@@ -137,7 +137,7 @@ def _gives(axis: Axis, before: str, after: str, giver: dict[str, int], taker: di
 def _lacks(axis: Axis, before: str, after: str, have: list[_Held], need: list[_Held]) -> bool:
     if _summed(axis, before, after):
         return True
-    if any(_length(own) == 0 for own in need):
+    if any(_length(needed) == 0 for needed in need):
         return False
     return any(_common(held, needed)[1].length < _length(needed) for held, needed in zip(have, need, strict=True))
 
@@ -166,15 +166,15 @@ def _set(indices: Tensor) -> _Set:
 
 def _where(sets: list[_Set], device: torch.device) -> Where:
     """Slices where all are runs, else index tensors that broadcast to their product."""
-    runs = tuple(own.where for own in sets if isinstance(own.where, slice))
+    runs = tuple(subset.where for subset in sets if isinstance(subset.where, slice))
     if len(runs) == len(sets):
         return runs
     last = len(sets) - 1
-    return tuple(_tensor(own).view(-1, *[1] * (last - dim)).to(device) for dim, own in enumerate(sets))
+    return tuple(_tensor(subset).view(-1, *[1] * (last - dim)).to(device) for dim, subset in enumerate(sets))
 
 
-def _tensor(own: _Set) -> Tensor:
-    return torch.arange(own.where.start, own.where.stop) if isinstance(own.where, slice) else own.where
+def _tensor(subset: _Set) -> Tensor:
+    return torch.arange(subset.where.start, subset.where.stop) if isinstance(subset.where, slice) else subset.where
 
 
 # --- moving ---
@@ -189,9 +189,9 @@ def _forward(x: Tensor, axis: Axis, route: _Route, by: str) -> Tensor:
             if piece is not None:
                 result[piece.put] += flat.view(shape)[piece.get]
         return result
-    own = route.receives[axis.index]
-    if own is not None:
-        result[own.put] = x[own.get]
+    local_piece = route.receives[axis.index]
+    if local_piece is not None:
+        result[local_piece.put] = x[local_piece.get]
     if not route.is_local:
         _send(x, result, axis, route.sends, route.receives)
     return result
@@ -201,9 +201,9 @@ def _transposed(x: Tensor, axis: Axis, route: _Route) -> Tensor:
     """What came is sent back, and added up where it came from."""
     sends, receives = (tuple(map(_turned, pieces)) for pieces in (route.receives, route.sends))
     result = x.new_zeros(route.before[axis.index])
-    own = receives[axis.index]
-    if own is not None:
-        result[own.put] = x[own.get]
+    local_piece = receives[axis.index]
+    if local_piece is not None:
+        result[local_piece.put] = x[local_piece.get]
     if not route.is_local:
         _send(x, result, axis, sends, receives)
     return result
@@ -219,9 +219,9 @@ def _send(
     """Adds to the result what the others have for this device."""
     sent = [None if index == axis.index else piece for index, piece in enumerate(sends)]
     received = [None if index == axis.index else piece for index, piece in enumerate(receives)]
-    leaving, counts = ([math.prod(piece.lengths) if piece else 0 for piece in own] for own in (sent, received))
-    given = axis.transport.all_to_all(_packed(x, sent, leaving), leaving, counts)
-    for piece, part in zip(received, given.split(counts), strict=True):
+    leaving, counts = ([math.prod(piece.lengths) if piece else 0 for piece in pieces] for pieces in (sent, received))
+    arrived = axis.transport.all_to_all(_packed(x, sent, leaving), leaving, counts)
+    for piece, part in zip(received, arrived.split(counts), strict=True):
         if piece is not None:
             result[piece.put] += part.view(piece.lengths)
 

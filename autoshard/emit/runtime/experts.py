@@ -125,8 +125,10 @@ def _each(rows: Tensor, ids: Tensor, weights: Sequence[Tensor], apply: Apply) ->
         biases = [bias.repeat_interleave(counts, 0, output_size=len(rows)) for bias in weights[2:]]
         return apply(product, rows, *weights[:2], *biases)[order.argsort()]
     parts = rows.split(counts.tolist())
-    made = [apply(torch.matmul, part, *own) for part, *own in zip(parts, *(w.unbind() for w in weights), strict=True)]
-    return torch.cat(made)[order.argsort()]
+    outputs = [
+        apply(torch.matmul, part, *params) for part, *params in zip(parts, *(w.unbind() for w in weights), strict=True)
+    ]
+    return torch.cat(outputs)[order.argsort()]
 
 
 def parallel_experts(
@@ -138,7 +140,7 @@ def parallel_experts(
 
     With biases (e, 2f) and (e, n): up (e, m, 2f), down (e, f, n), and a clipped gate between.
     """
-    own = [up, down] if up_bias is None or down_bias is None else [up, down, up_bias, down_bias]
+    params = [up, down] if up_bias is None or down_bias is None else [up, down, up_bias, down_bias]
     apply = _clipped(limit, alpha) if activation == "clipped" else _plain(activation, gated)
     count = chosen.shape[1]
     rows, ids = x.repeat_interleave(count, 0), chosen.reshape(-1)
@@ -150,7 +152,7 @@ def parallel_experts(
         back.append(undo)
         low, high = shard_bounds(stop - start, axis)
         start, stop = start + low, start + high
-    y = _each(rows, ids - start, own, apply)
+    y = _each(rows, ids - start, params, apply)
     for undo in reversed(back):
         y = undo(y)
     return (y * weights.reshape(-1, 1)).unflatten(0, (-1, count)).sum(1).to(x.dtype)

@@ -94,7 +94,7 @@ class Failures:
 def described(error: BaseException) -> str:
     """A line: what was raised, and where, outside of torch."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename[:1] != "<"] or frames
+    stack = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename[:1] != "<"] or frames
     said = str(error).strip().partition("\n")[0]
-    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+    place = f" ({Path(stack[-1].filename).name}:{stack[-1].lineno}, in {stack[-1].name})" if stack else ""
     return f"{type(error).__name__}{f': {said}' * bool(said)}{place}"

@@ -71,11 +71,11 @@ class Line:
         self.buckets: list[_Bucket] = []
         self.scattering: list[_Bucket] = []  # of one block
         self.next: Line | None = None  # the next part's, which starts as the last block here comes into use
-        for axes, names, block, kept in buckets:
-            bucket = _Bucket(self, block, mesh.joint(axes), kept)
-            for dtype, own in names.items():
-                made = torch.empty(0, dtype=dtype).dtype  # a mode may make all tensors wider
-                bucket.weights += [Weight(bucket, name, parameters[name], made) for name in own]
+        for axes, names, block, keep in buckets:
+            bucket = _Bucket(self, block, mesh.joint(axes), keep)
+            for dtype, group in names.items():
+                actual = torch.empty(0, dtype=dtype).dtype  # a mode may make all tensors wider
+                bucket.weights += [Weight(bucket, name, parameters[name], actual) for name in group]
             bucket.even = all(weight.counts[0] and len({*weight.counts}) == 1 for weight in bucket.weights)
             self.buckets.append(bucket)
 
@@ -144,8 +144,8 @@ class Line:
 class _Bucket:
     """What is gathered together. `backward`: its second gather, or the one gather of a bucket that stays whole."""
 
-    def __init__(self, line: Line, block: int, axis: Axis, kept: bool) -> None:
-        self.line, self.block, self.axis, self.kept = line, block, axis, kept
+    def __init__(self, line: Line, block: int, axis: Axis, keep: bool) -> None:
+        self.line, self.block, self.axis, self.kept = line, block, axis, keep
         self.weights: list[Weight] = []
         self.even = False  # does every device hold as much of each?
         self.backward, self.started = False, 0  # gathers
@@ -248,9 +248,9 @@ class _Bucket:
         """Once; they are there no more after that."""
         if self.scattered is None:
             return
-        own = self.scattered().split([weight.counts[self.axis.index] for weight in self.weights])
+        parts = self.scattered().split([weight.counts[self.axis.index] for weight in self.weights])
         self.scattered = None
-        for weight, part in zip(self.weights, own, strict=True):
+        for weight, part in zip(self.weights, parts, strict=True):
             if weight.backwards:
                 hand_over(weight.parameter, part.view_as(weight.leaf))
 
@@ -327,9 +327,9 @@ def _places_of(counts: tuple[tuple[int, ...], ...], item_bytes: tuple[int, ...])
     lengths = []
     for device in range(len(counts[0])):
         begin = end
-        for own, size, places in zip(counts, item_bytes, starts, strict=True):
+        for held, size, places in zip(counts, item_bytes, starts, strict=True):
             places.append(-(-end // size))
-            end = (places[-1] + own[device]) * size
+            end = (places[-1] + held[device]) * size
         end = -(-end // largest) * largest
         lengths.append((end - begin) // largest)
     return starts, lengths
@@ -344,11 +344,11 @@ def _counts(leaf: Tensor, parameter: nn.Parameter, axis: Axis) -> tuple[int, ...
     """Noted with the leaf, for it stays as it is."""
     known: dict[str, tuple[int, ...]] = cast(Any, leaf).__dict__.setdefault("counts", {})
     if axis.name not in known:
-        own: Sharding = cast(Any, parameter).sharding
+        spec: Sharding = cast(Any, parameter).sharding
         known[axis.name] = tuple(
             math.prod(
-                len(held_indices(size, dim, own.layout, own.mesh, _coordinates(axis, device)))
-                for dim, size in enumerate(own.split_shape)
+                len(held_indices(size, dim, spec.layout, spec.mesh, _coordinates(axis, device)))
+                for dim, size in enumerate(spec.split_shape)
             )
             for device in range(axis.size)
         )

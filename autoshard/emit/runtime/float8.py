@@ -74,8 +74,8 @@ class Float8Products:
         self.gradient, self.x, self.weight = scaled(gradient, gradient=True), x, weight
 
     def of_input(self, others: Tensor | None = None) -> Tensor:
-        made = product(self.gradient, scaled(self.weight))
-        return made if others is None else made.add_(others)
+        grad = product(self.gradient, scaled(self.weight))
+        return grad if others is None else grad.add_(others)
 
     def of_weight(self) -> Tensor:
         x = scaled(self.x)
@@ -89,8 +89,8 @@ class _Float8Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         rows = scaled(x.reshape(-1, x.shape[-1]))
-        made = product(rows, scaled(weight).t(), bias, fast=True)
-        return made.view(*x.shape[:-1], weight.shape[0])
+        output = product(rows, scaled(weight).t(), bias, fast=True)
+        return output.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

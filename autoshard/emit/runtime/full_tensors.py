@@ -18,8 +18,8 @@ def full_value(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMes
     if plain(layout, mesh):
         for i, (axis, dim, _, unit) in reversed(list(enumerate(cuts))):  # inner axes first
             size = shape[dim]
-            for outer, d, _, own in cuts[:i]:
-                size = shard_size(size, outer, 1, own) if d == dim else size
+            for outer, d, _, outer_unit in cuts[:i]:
+                size = shard_size(size, outer, 1, outer_unit) if d == dim else size
             x = all_gather(x, axis, dim, size=size, unit=unit)
         return x
     for dim in sorted({dim for _, dim, *_ in cuts}):

@@ -16,10 +16,10 @@ class FunctionalCollectives:
     """Of one process group, along dim 0 of contiguous tensors; see `GroupTransport`, which uses them in a graph."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        own = dist.group.WORLD if group is None else group
-        self.name: str = getattr(own, "group_name", "")
-        self.index: int = 0 if own is None else dist.get_rank(own)
-        self.size: int = 1 if own is None else dist.get_world_size(own)
+        pg = dist.group.WORLD if group is None else group
+        self.name: str = getattr(pg, "group_name", "")
+        self.index: int = 0 if pg is None else dist.get_rank(pg)
+        self.size: int = 1 if pg is None else dist.get_world_size(pg)
 
     def all_reduce(self, x: Tensor, op: str) -> Callable[[], object]:
         started = torch.ops._c10d_functional.all_reduce(x, op, self.name)
@@ -43,8 +43,8 @@ class FunctionalCollectives:
         started = torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.name)
 
         def wait() -> Tensor:
-            own: Tensor = torch.ops._c10d_functional.wait_tensor(started)
-            return own[: lengths[self.index]]
+            padded: Tensor = torch.ops._c10d_functional.wait_tensor(started)
+            return padded[: lengths[self.index]]
 
         return wait
 

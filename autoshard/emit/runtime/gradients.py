@@ -50,9 +50,9 @@ def reducing(
         raise
     with torch.no_grad():
         for name, gradient in before.items():
-            made, parameters[name].grad = parameters[name].grad, gradient
-            if made is not None:
-                local(cast(Tensor, gradient)).add_(local(made))
+            summed, parameters[name].grad = parameters[name].grad, gradient
+            if summed is not None:
+                local(cast(Tensor, gradient)).add_(local(summed))
     for name in before:  # after all additions: a bucket's gradients share memory, and its version
         _mark_reduced(parameters[name])
 
@@ -223,7 +223,7 @@ def clip_gradients(
             group += [] if parameter.grad is None else [local(parameter.grad)]
     total = torch.zeros((), device=mesh.device)
     for axes, group in sorted(gradients.items()):
-        squares = sum((_squares(own).to(mesh.device) for own in _by_device(group)), torch.zeros_like(total))
+        squares = sum((_squares(grads).to(mesh.device) for grads in _by_device(group)), torch.zeros_like(total))
         if axes:
             mesh.joint(axes).transport.all_reduce(squares)()
         total = total + squares
@@ -233,17 +233,17 @@ def clip_gradients(
     norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in (*gradients.values(), elsewhere):
-        for own in _by_device(group):
-            torch._foreach_mul_(own, scale.to(own[0].device))
+        for grads in _by_device(group):
+            torch._foreach_mul_(grads, scale.to(grads[0].device))
     return norm
 
 
 def _by_device(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
     """Those on the device, and those on the host."""
-    found: dict[torch.device, list[Tensor]] = {}
+    by_device: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
-        found.setdefault(gradient.device, []).append(gradient)
-    return list(found.values())
+        by_device.setdefault(gradient.device, []).append(gradient)
+    return list(by_device.values())
 
 
 def _squares(gradients: list[Tensor]) -> Tensor:

@@ -42,7 +42,7 @@ class _Hop(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def plan(size: int, parts: tuple[int, ...], wanted: tuple[Bounds, ...], own: Coordinates) -> tuple[_Hop, ...]:
+def plan(size: int, parts: tuple[int, ...], wanted: tuple[Bounds, ...], coords: Coordinates) -> tuple[_Hop, ...]:
     """One hop for each axis, the innermost first. `wanted`: what each device needs, row-major."""
     places = list(itertools.product(*map(range, parts)))
     needs = dict(zip(places, wanted, strict=True))
@@ -57,16 +57,16 @@ def plan(size: int, parts: tuple[int, ...], wanted: tuple[Bounds, ...], own: Coo
 
     hops = []
     for axis in reversed(range(len(parts))):
-        line = [(*own[:axis], index, *own[axis + 1 :]) for index in range(parts[axis])]
+        line = [(*coords[:axis], index, *coords[axis + 1 :]) for index in range(parts[axis])]
         first = axis == len(parts) - 1
         before = {p: list(range(*chunk(size, parts, p))) if first else held(p, axis + 1) for p in line}
         after = {p: held(p, axis) for p in line}
         moved = {(a, b): [row for row in after[b] if row in set(before[a])] for a in line for b in line}
-        position = {row: index for index, row in enumerate(before[own])}
+        position = {row: index for index, row in enumerate(before[coords])}
         hops.append(
             _Hop(
-                tuple(tuple(position[row] for row in moved[own, peer]) for peer in line),
-                tuple(len(moved[peer, own]) for peer in line),
+                tuple(tuple(position[row] for row in moved[coords, peer]) for peer in line),
+                tuple(len(moved[peer, coords]) for peer in line),
                 not any(rows for (a, b), rows in moved.items() if a != b),
             )
         )
@@ -94,9 +94,9 @@ def _swap(axis: Axis, dim: int, pieces: Sequence[Tensor], counts: Sequence[int])
     send = [0 if i == here else len(piece) for i, piece in enumerate(sent)]
     receive = [0 if i == here else count for i, count in enumerate(counts)]
     packed = torch.cat([piece for i, piece in enumerate(sent) if i != here]).contiguous()
-    found = [piece.movedim(0, dim) for piece in axis.transport.all_to_all(packed, send, receive).split(receive)]
-    found[here] = pieces[here]
-    return found
+    received = [piece.movedim(0, dim) for piece in axis.transport.all_to_all(packed, send, receive).split(receive)]
+    received[here] = pieces[here]
+    return received
 
 
 class _Exchange(torch.autograd.Function):
@@ -124,10 +124,10 @@ class _Exchange(torch.autograd.Function):
 
 def fetch_rows(x: Tensor, dim: int, size: int, axes: Sequence[Axis], wanted: Wanted) -> Tensor:
     """The rows `wanted(own coordinates)` of a dim of `size` that `axes` cut; every device must call it."""
-    parts, own = tuple(axis.size for axis in axes), tuple(axis.index for axis in axes)
+    parts, coords = tuple(axis.size for axis in axes), tuple(axis.index for axis in axes)
     needs = tuple(wanted(place) for place in itertools.product(*map(range, parts)))
     dim = dim % x.dim()
-    for axis, hop in zip(reversed(axes), plan(size, parts, needs, own), strict=True):
+    for axis, hop in zip(reversed(axes), plan(size, parts, needs, coords), strict=True):
         if hop.silent and hop.sent[axis.index] == tuple(range(x.shape[dim])):
             continue
         x = cast(Tensor, _Exchange.apply(x, axis, dim, hop))

@@ -36,24 +36,24 @@ def init_parameter(tensor: Tensor, recipe: Sequence[str | float], seed: int = 0)
     local(tensor).copy_(_part(sharding(tensor), str(kind), numbers, seed, local(tensor).device))
 
 
-def _part(own: Sharding, kind: str, numbers: Sequence[str | float], seed: int, device: torch.device) -> Tensor:
+def _part(spec: Sharding, kind: str, numbers: Sequence[str | float], seed: int, device: torch.device) -> Tensor:
     """This device's part of a random tensor, from the tiles that have some of it."""
-    rows, columns, *rest = (*own.shape, 1, 1)[: max(2, len(own.shape))]
-    held = [*own.held, *[torch.arange(1)] * (2 - len(own.held))]
+    rows, columns, *tail = (*spec.shape, 1, 1)[: max(2, len(spec.shape))]
+    held = [*spec.held, *[torch.arange(1)] * (2 - len(spec.held))]
     wide = max(1, min(columns, math.isqrt(TILE)))
-    high = max(1, TILE // (wide * max(1, math.prod(rest))))
+    high = max(1, TILE // (wide * max(1, math.prod(tail))))
     result = torch.empty([len(index) for index in held], device=device)
     for top in _starts(held[0], high):
         for left in _starts(held[1], wide):
-            tile = torch.empty((min(high, rows - top), min(wide, columns - left), *rest), device=device)
-            generator = torch.Generator(device).manual_seed(hash_of(seed, own.name, top, left))
+            tile = torch.empty((min(high, rows - top), min(wide, columns - left), *tail), device=device)
+            generator = torch.Generator(device).manual_seed(hash_of(seed, spec.name, top, left))
             _DRAWN[kind](tile, *numbers, generator=generator)
             spans = [_span(held[0], top, high), _span(held[1], left, wide)]
             for dim, index in enumerate(held):
                 inside = index[spans[dim]] - (top, left)[dim] if dim < 2 else index
                 tile = tile if len(inside) == tile.shape[dim] else tile.index_select(dim, inside.to(device))
             result[spans[0], spans[1]] = tile
-    return result.reshape(own.local_shape)
+    return result.reshape(spec.local_shape)
 
 
 def _starts(held: Tensor, size: int) -> list[int]:
@@ -83,13 +83,13 @@ def init_parameters(
     """
     guessed = []
     for tensor in (*model.parameters(), *model.buffers()):
-        own = sharding(tensor)
-        guess = ("normal", 0.0, 0.02) if len(own.shape) > 1 else ("constant", 0.0)
-        if computed and own.name in computed:
-            init_computed(tensor, computed[own.name], seed)
+        spec = sharding(tensor)
+        guess = ("normal", 0.0, 0.02) if len(spec.shape) > 1 else ("constant", 0.0)
+        if computed and spec.name in computed:
+            init_computed(tensor, computed[spec.name], seed)
             continue
-        init_parameter(tensor, own.init or guess, seed)
-        guessed += [] if own.init else [own.name]
+        init_parameter(tensor, spec.init or guess, seed)
+        guessed += [] if spec.init else [spec.name]
     return guessed
 
 

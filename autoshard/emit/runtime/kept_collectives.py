@@ -37,14 +37,14 @@ class KeptResults:
 
     def of(self, make: Map, x: Tensor) -> Tensor:
         if self.forwards == 1:
-            made = make(x)
-            self.given.append((made.detach(), made._version))  # of the result itself, autograd's graph would hang on it
-            return made
+            out = make(x)
+            self.given.append((out.detach(), out._version))  # of the result itself, autograd's graph would hang on it
+            return out
         place, self.next = self.next, self.next + 1
-        found, self.given[place] = self.given[place], None
-        if found is None:
+        saved, self.given[place] = self.given[place], None
+        if saved is None:
             return make(x)
-        return unchanged(*found)
+        return unchanged(*saved)
 
 
 def kept_result(make: Map, x: Tensor) -> Tensor:

@@ -36,16 +36,16 @@ class KeepingProducts(_OnOperators):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         for written in _written(func, args, kwargs):
             target, place = self.places.pop(written.untyped_storage().data_ptr(), (None, 0))
             if target is not None:
                 self.found[target][place] = None
-        kept, calls = self.keeps(func), self.found.setdefault(func, [])
-        calls.append(tree_map_only(Tensor, _Noted, made) if kept else None)
-        own = [x for x in tree_leaves(made) if isinstance(x, Tensor)] if kept else ()
-        self.places |= {x.untyped_storage().data_ptr(): (func, len(calls) - 1) for x in own}
-        return made
+        keep, calls = self.keeps(func), self.found.setdefault(func, [])
+        calls.append(tree_map_only(Tensor, _Noted, result) if keep else None)
+        tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)] if keep else ()
+        self.places |= {x.untyped_storage().data_ptr(): (func, len(calls) - 1) for x in tensors}
+        return result
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -53,31 +53,31 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    arguments = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     names = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
-    return [x for x in tree_leaves([given.get(name) for name in names]) if isinstance(x, Tensor)]
+    return [x for x in tree_leaves([arguments.get(name) for name in names]) if isinstance(x, Tensor)]
 
 
 class FindingProducts(_OnOperators):
     """Around the second forward: what was kept, each once."""
 
-    def __init__(self, kept: KeepingProducts) -> None:
+    def __init__(self, keeper: KeepingProducts) -> None:
         super().__init__()
-        self.kept, self.met = kept, dict[Any, int]()
+        self.kept, self.met = keeper, dict[Any, int]()
 
     def __enter__(self) -> Any:
         self.met.clear()
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found, calls = None, self.kept.found.get(func)
+        saved, calls = None, self.kept.found.get(func)
         if calls is not None:
             place = self.met[func] = self.met.get(func, -1) + 1
             if place < len(calls):  # views, say, of what a collective gave are made in the second forward alone
-                found, calls[place] = calls[place], None
-        if found is None:
+                saved, calls[place] = calls[place], None
+        if saved is None:
             return func(*args, **(kwargs or {}))
-        return tree_map_only(_Noted, lambda one: unchanged(one.x, one.version), found)
+        return tree_map_only(_Noted, lambda one: unchanged(one.x, one.version), saved)
 
 
 class _Noted:

@@ -51,21 +51,21 @@ class LossScaler(GradScaler):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    own = local(parameter.grad)
-                    gradients.setdefault((own.device, own.dtype), []).append(own)
-        for (device, dtype), own in gradients.items():
+                    grads = local(parameter.grad)
+                    gradients.setdefault((grads.device, grads.dtype), []).append(grads)
+        for (device, dtype), grads in gradients.items():
             if dtype == torch.float16 and not allow_fp16:
                 raise ValueError("Attempting to unscale FP16 gradients.")
-            found = torch.zeros_like(found_inf, device=device)  # tables may lie in host memory
-            torch._amp_foreach_non_finite_check_and_unscale_(own, found, inv_scale.to(device))
-            found_inf += found.to(found_inf.device)
+            overflow = torch.zeros_like(found_inf, device=device)  # tables may lie in host memory
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, overflow, inv_scale.to(device))
+            found_inf += overflow.to(found_inf.device)
         self._agree(found_inf.clamp_(max=1))
         self._found = found_inf.view(()).clone()
         self.skipped += self._found
         return {found_inf.device: found_inf}
 
-    def _agree(self, found: Tensor) -> None:
-        self.mesh.joint(tuple(self.mesh.axes)).transport.all_reduce(found, "max")()
+    def _agree(self, overflow: Tensor) -> None:
+        self.mesh.joint(tuple(self.mesh.axes)).transport.all_reduce(overflow, "max")()
         stages: Any = self.mesh.stages
         if stages is not None:
-            stages.transport.all_reduce(found, "max")()
+            stages.transport.all_reduce(overflow, "max")()

@@ -56,16 +56,16 @@ class _CrossEntropy(torch.autograd.Function):
         softmax /= sums[0].unsqueeze(-1)
         log = sums[0].log()
         valid = target != options.ignore_index
-        own = torch.ones_like(log) if w is None else sums[2 + bool(options.smoothing)]
+        w_row = torch.ones_like(log) if w is None else sums[2 + bool(options.smoothing)]
         total = sums[-1] if w is not None else torch.full_like(log, float(options.size))
-        losses = (1 - options.smoothing) * own * (log - sums[1])
+        losses = (1 - options.smoothing) * w_row * (log - sums[1])
         if options.smoothing:
             losses = losses + options.smoothing / options.size * (total * log - sums[2])
         losses = losses.masked_fill(~valid, 0)
-        count = own.masked_fill(~valid, 0).sum()
+        count = w_row.masked_fill(~valid, 0).sum()
         count = counted_over(count, options.rows if options.reduction == "mean" else ())
-        scale = (1 - options.smoothing) * own + (options.smoothing / options.size * total if options.smoothing else 0)
-        ctx.save_for_backward(softmax.to(logits.dtype), column, here, valid, count, own, scale, w)
+        scale = (1 - options.smoothing) * w_row + (options.smoothing / options.size * total if options.smoothing else 0)
+        ctx.save_for_backward(softmax.to(logits.dtype), column, here, valid, count, w_row, scale, w)
         ctx.options = options
         if options.reduction == "none":
             return losses.to(logits.dtype)
@@ -73,13 +73,13 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        softmax, column, here, valid, count, own, scale, w = ctx.saved_tensors
+        softmax, column, here, valid, count, w_row, scale, w = ctx.saved_tensors
         smoothing, size = ctx.options.smoothing, ctx.options.size
         grad = softmax.to(accumulation(softmax.dtype)) * scale.unsqueeze(-1)
         if smoothing:
             grad = grad - smoothing / size * (1 if w is None else w)
         if softmax.shape[-1]:
-            grad.scatter_add_(-1, column.unsqueeze(-1), (here.to(own.dtype) * (smoothing - 1) * own).unsqueeze(-1))
+            grad.scatter_add_(-1, column.unsqueeze(-1), (here.to(w_row.dtype) * (smoothing - 1) * w_row).unsqueeze(-1))
         incoming = grads[0] / count if ctx.options.reduction == "mean" else grads[0]
         incoming = torch.where(valid, incoming, 0).to(grad.dtype)
         return (grad * incoming.unsqueeze(-1)).to(softmax.dtype), None, None, None
@@ -133,11 +133,11 @@ def parallel_nll_loss(
     here = (target >= start) & (target < stop) & (target != ignore_index)
     column = (target - start).clamp(0, max(stop - start - 1, 0))
     x = _classes_last(x)
-    own = _chosen((x.new_ones(stop - start) if weight is None else weight).expand_as(x), column, here)
-    losses = -own * _chosen(x, column, here)
+    w_row = _chosen((x.new_ones(stop - start) if weight is None else weight).expand_as(x), column, here)
+    losses = -w_row * _chosen(x, column, here)
     if reduction == "none":
         return losses
-    count = own.detach().sum(dtype=accumulation(x.dtype))
+    count = w_row.detach().sum(dtype=accumulation(x.dtype))
     count = counted_over(count, (*rows, *vocabulary) if reduction == "mean" else ())
     total = losses.sum(dtype=accumulation(x.dtype))
     return (total / count if reduction == "mean" else total).to(x.dtype)

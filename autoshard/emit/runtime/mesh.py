@@ -99,8 +99,8 @@ class ParallelMesh:
                 options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
             if backend == "nccl" and not part_stages:
                 options["device_id"] = device  # communicators are made at once, and no rank guesses its device
-            own = f"cpu:gloo,{device.type}:{backend}" if host and device != HOST else backend
-            dist.init_process_group(own, **options)
+            backends = f"cpu:gloo,{device.type}:{backend}" if host and device != HOST else backend
+            dist.init_process_group(backends, **options)
         if host and device != HOST and "cpu" not in str(dist.get_backend_config()):
             raise RuntimeError(
                 "tables in host memory: the process group that is there joins devices alone\n"
@@ -131,10 +131,10 @@ class ParallelMesh:
             for first, axes in zip(firsts, places, strict=False)
         ]
         index = next(number for number, grid in enumerate(grids) if rank in grid)
-        made = [
+        meshes = [
             DeviceMesh(device.type, grid, mesh_dim_names=tuple(axes)) for grid, axes in zip(grids, places, strict=True)
         ]
-        hosts: list[DeviceMesh | None] = [None] * len(made)
+        hosts: list[DeviceMesh | None] = [None] * len(meshes)
         if host and device != HOST:
             hosts = [
                 DeviceMesh(HOST.type, grid, mesh_dim_names=tuple(axes))
@@ -142,7 +142,7 @@ class ParallelMesh:
             ]
         shared = _place_groups(firsts, timeout)
         held = Stages(index, part_stages, shared, GroupTransport(dist.group.WORLD), places)
-        return cls(places[index], rank - firsts[index], connect, device, made[index], held, hosts[index])
+        return cls(places[index], rank - firsts[index], connect, device, meshes[index], held, hosts[index])
 
     @cached_property
     def labels(self) -> LabelShares:
@@ -197,10 +197,10 @@ class ParallelMesh:
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
         """The ranks of every group along the axes `names`."""
-        kept = [i for i, name in enumerate(self.axes) if name in names]
+        dims = [i for i, name in enumerate(self.axes) if name in names]
         ranks = torch.arange(math.prod(self.axes.values())).reshape(tuple(self.axes.values()))
-        moved = ranks.movedim(kept, list(range(ranks.dim() - len(kept), ranks.dim())))
-        return cast(list[list[int]], moved.reshape(-1, math.prod(ranks.shape[i] for i in kept)).tolist())
+        moved = ranks.movedim(dims, list(range(ranks.dim() - len(dims), ranks.dim())))
+        return cast(list[list[int]], moved.reshape(-1, math.prod(ranks.shape[i] for i in dims)).tolist())
 
 
 def leave() -> None:
@@ -259,8 +259,8 @@ def _connect_group(
         return GroupTransport(_timed(mesh.device_mesh.get_group(names[0]), timeout))
     if mesh.stages is not None:  # other stages make other groups, or none
         first = mesh.global_rank - mesh.rank
-        own = next(group for group in mesh.groups(names) if mesh.rank in group)
-        ranks = [first + rank for rank in own]
+        members = next(group for group in mesh.groups(names) if mesh.rank in group)
+        ranks = [first + rank for rank in members]
         return GroupTransport(dist.new_group(ranks, timeout, pg_options=options, use_local_synchronization=True))
     if len(names) == len(mesh.axes) and options is None:
         return GroupTransport(dist.group.WORLD)
@@ -292,8 +292,8 @@ def _place_groups(firsts: Sequence[int], timeout: Timeout) -> Callable[[tuple[in
     def connect(places: tuple[int, ...]) -> Transport:
         size = firsts[places[0] + 1] - firsts[places[0]]
         groups = [[firsts[place] + rank for place in places] for rank in range(size)]
-        made = [dist.new_group(ranks, timeout) for ranks in groups]
-        own = next((group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks), None)
-        return GroupTransport(own)
+        handles = [dist.new_group(ranks, timeout) for ranks in groups]
+        handle = next((group for group, ranks in zip(handles, groups, strict=True) if dist.get_rank() in ranks), None)
+        return GroupTransport(handle)
 
     return connect

@@ -67,11 +67,11 @@ def slices_of(shares: BatchShares | None, micro_batches: Sequence[Sequence[Tenso
     return [Slice(number, inputs) for number, inputs in enumerate(micro_batches)]
 
 
-def losses_of(made: Sequence[tuple[Tensor, ...]], slices: Sequence[Slice], micro_batches: int) -> list[Tensor]:
+def losses_of(results: Sequence[tuple[Tensor, ...]], slices: Sequence[Slice], micro_batches: int) -> list[Tensor]:
     """The local loss of each micro-batch: the sum of those of its slices here, zero without any."""
-    losses = [torch.zeros((), device=made[0][0].device, dtype=made[0][0].dtype) for _ in range(micro_batches)]
-    for outputs, own in zip(made, slices, strict=True):
-        losses[own.number] = losses[own.number] + outputs[0].detach()
+    losses = [torch.zeros((), device=results[0][0].device, dtype=results[0][0].dtype) for _ in range(micro_batches)]
+    for outputs, piece in zip(results, slices, strict=True):
+        losses[piece.number] = losses[piece.number] + outputs[0].detach()
     return losses
 
 
@@ -111,8 +111,8 @@ def counted(loss: Tensor, labels: LabelShares) -> Tensor:
 
 def _amount(labels: Tensor, ignored: int, weights: Tensor | None) -> Tensor:
     """How many labels count, or the weights of their classes."""
-    kept = labels != ignored
-    return kept.sum() if weights is None else (weights[torch.where(kept, labels, 0)] * kept).sum()
+    valid = labels != ignored
+    return valid.sum() if weights is None else (weights[torch.where(valid, labels, 0)] * valid).sum()
 
 
 @torch.no_grad()
@@ -128,14 +128,14 @@ def label_shares(
     shares: list[list[Tensor]] = [[] for _ in labels]
     for loss, (axes, ignored, name) in enumerate(counts):
         own_weights = weights[name] if name else None
-        counts_here = torch.stack([_amount(given[loss], ignored, own_weights) for given in labels])
+        counts_here = torch.stack([_amount(batch[loss], ignored, own_weights) for batch in labels])
         others = [axis for axis in axes if axis != sliced]
         if others:  # as integers: HCCL adds up no float64
             mesh.joint(others).transport.all_reduce(counts_here)()
-        own, total = counts_here.to(torch.float64), counts_here.sum()
+        amounts, total = counts_here.to(torch.float64), counts_here.sum()
         if sliced:
             mesh[sliced].transport.all_reduce(total)()
-        mean = total.to(torch.float64) / micro_batches if sliced else own.mean()
-        for given, share in zip(shares, own / mean, strict=True):
-            given.append(share)
+        mean = total.to(torch.float64) / micro_batches if sliced else amounts.mean()
+        for row, share in zip(shares, amounts / mean, strict=True):
+            row.append(share)
     return shares

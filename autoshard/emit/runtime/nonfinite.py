@@ -38,8 +38,8 @@ def start_loss_sum(
     axes = [name for name in axes if name in mesh.axes]  # another place, which makes no loss, may lack some
     total = loss.detach().to(torch.float32).clone()
     if counts:
-        own = total.new_tensor(counts) if any(counts) else total.new_zeros(len(counts))
-        total = torch.cat([total.reshape(1), own])
+        tail = total.new_tensor(counts) if any(counts) else total.new_zeros(len(counts))
+        total = torch.cat([total.reshape(1), tail])
     first = mesh[axes[0]].transport.all_reduce(total) if axes else None
 
     def whole() -> Tensor:
@@ -110,13 +110,13 @@ class FiniteSteps:
 
     def check_saved(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """NonFinite where what would be saved holds what is no number, on any device. All must call it."""
-        found = next((name for name, x in _saved(model, optimizer) if not _is_finite(x)), "")
-        bad = torch.tensor(float(bool(found)), device=self.mesh.device)
+        bad_name = next((name for name, x in _saved(model, optimizer) if not _is_finite(x)), "")
+        bad = torch.tensor(float(bool(bad_name)), device=self.mesh.device)
         self.mesh.joint(tuple(self.mesh.axes)).transport.all_reduce(bad, "max")()
         if self.mesh.stages is not None:
             self.mesh.stages.transport.all_reduce(bad, "max")()
         if bool(bad):
-            where = f"{found} holds" if found else "parameters or the optimizer's state hold"
+            where = f"{bad_name} holds" if bad_name else "parameters or the optimizer's state hold"
             raise NonFinite(f"{where} NaN or inf after the update: nothing is saved")
 
 

@@ -23,8 +23,8 @@ def _wide(x: Tensor) -> Tensor:
 def _moments(x: Tensor, dims: Sequence[int], axes: Sequence[Axis], count: int) -> tuple[Tensor, Tensor]:
     """Mean and variance (of the population) over `dims`, kept as 1, of the `count` numbers on all devices."""
     variance, mean = torch.var_mean(x, tuple(dims), correction=0, keepdim=True)
-    own = x.numel() // mean.numel()
-    flat = torch.cat([mean.new_tensor([own]), mean.reshape(-1), variance.reshape(-1) * own])
+    local_count = x.numel() // mean.numel()
+    flat = torch.cat([mean.new_tensor([local_count]), mean.reshape(-1), variance.reshape(-1) * local_count])
     for axis in axes:
         parts = axis.transport.all_gather(flat, [len(flat)] * axis.size).view(axis.size, -1)
         counts, (means, squares) = parts[:, :1], parts[:, 1:].chunk(2, 1)
@@ -63,8 +63,8 @@ class _Standardise(torch.autograd.Function):
         y, scale = map(_wide, ctx.saved_tensors)
         grad = _wide(grads[0])
         mean, along = _means([grad, grad * y], *ctx.options)
-        found = (grad - mean).sub_(y * along).mul_(scale)
-        return found.to(grads[0].dtype), None, None, None, None
+        grad_x = (grad - mean).sub_(y * along).mul_(scale)
+        return grad_x.to(grads[0].dtype), None, None, None, None
 
 
 class _Rms(torch.autograd.Function):
@@ -85,8 +85,8 @@ class _Rms(torch.autograd.Function):
         y, scale = map(_wide, ctx.saved_tensors)
         grad = _wide(grads[0])
         (along,) = _means([grad * y], *ctx.options)
-        found = (y * along).neg_().add_(grad).mul_(scale)
-        return found.to(grads[0].dtype), None, None, None, None
+        grad_x = (y * along).neg_().add_(grad).mul_(scale)
+        return grad_x.to(grads[0].dtype), None, None, None, None
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -172,8 +172,8 @@ class _Softmax(torch.autograd.Function):
         total = (grad if log else grad * y).sum(dim, keepdim=True)
         for axis in axes:
             total = reduced(total, axis)
-        found = grad - y.exp() * total if log else y * (grad - total)
-        return found.to(grads[0].dtype), None, None, None
+        grad_x = grad - y.exp() * total if log else y * (grad - total)
+        return grad_x.to(grads[0].dtype), None, None, None
 
 
 def parallel_softmax(x: Tensor, *, dim: int, classes: Sequence[Axis], dtype: torch.dtype | None = None) -> Tensor:

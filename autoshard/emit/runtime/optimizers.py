@@ -26,7 +26,7 @@ class _OnLocalTensors:
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
         result = super()._init_group(group, *lists)  # type: ignore[misc]
         if not group.get("momentum"):  # whose buffers SGD puts back into its state, by what is in the list
-            for filled in (own for own in lists if isinstance(own, list)):
+            for filled in (entries for entries in lists if isinstance(entries, list)):
                 filled[:] = map(_held, filled)
         return result
 

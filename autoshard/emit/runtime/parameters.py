@@ -45,21 +45,21 @@ class Sharding:
     @cached_property
     def local_shape(self) -> tuple[int, ...]:
         """Of what this device holds, in dims of `split_shape`."""
-        return tuple(len(own) for own in self._split_held)
+        return tuple(len(index) for index in self._split_held)
 
     @cached_property
     def held(self) -> list[Tensor]:
         """Along each dim of `shape`, the indices that this device holds, rising."""
         if 0 in self.shape:  # its length does not tell one dim from another
             return self._split_held if self.split_shape == self.shape else [torch.arange(size) for size in self.shape]
-        found, split = [], list(zip(self.split_shape, self._split_held, strict=True))
+        held, split = [], list(zip(self.split_shape, self._split_held, strict=True))
         for size in self.shape:
             index, length = torch.arange(1), 1
             while length < size:
-                part, own = split.pop(0)
-                index, length = (index[:, None] * part + own).flatten(), length * part
-            found.append(index)
-        return found
+                part, inner = split.pop(0)
+                index, length = (index[:, None] * part + inner).flatten(), length * part
+            held.append(index)
+        return held
 
     @cached_property
     def _split_held(self) -> list[Tensor]:
@@ -79,10 +79,10 @@ class Sharding:
         """What this device holds of the whole tensor, of which no more is read than there must be."""
         if not isinstance(full, Tensor):
             held = self.held
-            spans = [(int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0) for own in held]
+            spans = [(int(index[0]), int(index[-1]) + 1) if len(index) else (0, 0) for index in held]
             near = full[tuple(slice(*span) for span in spans)]
-            for dim, (own, (first, _)) in enumerate(zip(held, spans, strict=True)):
-                near = near if len(own) == near.shape[dim] else near.index_select(dim, own - first)
+            for dim, (index, (first, _)) in enumerate(zip(held, spans, strict=True)):
+                near = near if len(index) == near.shape[dim] else near.index_select(dim, index - first)
             return near.reshape(self.local_shape)
         part = full.reshape(self.split_shape)
         for dim in sorted({dim for _, dim, *_ in shard_cuts(self.layout, self.mesh)}):
@@ -165,11 +165,11 @@ def assign(tensor: Tensor, full: Whole) -> None:
 def whole_tensors(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Parameters and buffers of these original names, whole; every rank must ask for the same."""
     stored, wanted = [*model.parameters(), *model.buffers()], {*names}
-    return {sharding(own).name: full_tensor(own) for own in stored if sharding(own).name in wanted}
+    return {sharding(tensor).name: full_tensor(tensor) for tensor in stored if sharding(tensor).name in wanted}
 
 
 @torch.no_grad()
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a sharded parameter or buffer in its original shape; every rank must call it."""
-    own = sharding(tensor)
-    return full_value(local(tensor), own.split_shape, own.layout, own.mesh).reshape(own.shape)
+    spec = sharding(tensor)
+    return full_value(local(tensor), spec.split_shape, spec.layout, spec.mesh).reshape(spec.shape)

@@ -100,8 +100,8 @@ class Routes:
         # (part, position) -> the places that read it; those that give a gradient back
         self.readers: dict[tuple[int, int], dict[int, None]] = {}
         self.returns: dict[tuple[int, int], dict[int, None]] = {}
-        for part, own in enumerate(sources):
-            for value, source in zip(handed[part], own, strict=True):
+        for part, pairs in enumerate(sources):
+            for value, source in zip(handed[part], pairs, strict=True):
                 self.readers.setdefault(source, {})[part_places[part]] = None
                 if value.has_gradient:
                     self.returns.setdefault(source, {})[part_places[part]] = None
@@ -118,15 +118,15 @@ class Routes:
                     last[message] = slot
         for message, slot in last.items():
             self.sends[slot].append(message)
-        kept: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (kind, part) -> (position, another place)
+        links: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (kind, part) -> (position, another place)
         for kind, every in (("F", self.readers), ("B", self.returns)):
             for (part, position), places in every.items():
-                own = [(position, place) for place in places if place != part_places[part]]
-                kept.setdefault((kind, part), []).extend(own)
+                pairs = [(position, place) for place in places if place != part_places[part]]
+                links.setdefault((kind, part), []).extend(pairs)
         for slot in slots:
-            to = [PlaceMessage(slot.kind, slot.micro_batch, slot.part, *own) for own in kept.get(slot[::2], ())]
+            to = [PlaceMessage(slot.kind, slot.micro_batch, slot.part, *link) for link in links.get(slot[::2], ())]
             (self.sends if slot.kind == "F" else self.needs)[slot] += to
-        self.made = {own: turn for turn, messages in enumerate(self.sends.values()) for own in messages}
+        self.made = {message: turn for turn, messages in enumerate(self.sends.values()) for message in messages}
         self.read: dict[PlaceMessage, int] = {}
         for turn, messages in enumerate(self.needs.values()):
             for message in messages:
@@ -140,30 +140,30 @@ class Routes:
 
     def uses(self, place: int) -> Counter[PlaceMessage]:
         """How many parts of a place read what it receives."""
-        own = (needs for slot, needs in self.needs.items() if self.part_places[slot.part] == place)
-        return Counter(message for needs in own for message in needs)
+        received = (needs for slot, needs in self.needs.items() if self.part_places[slot.part] == place)
+        return Counter(message for needs in received for message in needs)
 
 
 class Places:
-    """The parts of the model on this place. `given[n]`: the layouts of what part n gives; `inputs[n]`: the positions of
+    """The parts of the model on this place. `specs[n]`: the layouts of what part n gives; `inputs[n]`: the positions of
     the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels; `loss_part`
     makes the loss. `ahead`: a receive is posted once its maker stands before in the order, and not as it is needed."""
 
     def __init__(
         self, parts: nn.ModuleList, mesh: ParallelMesh, slots: str, part_places: Sequence[int], loss_part: int,
         handed: Sequence[Sequence[Handed]], sources: Sources, inputs: Sequence[Sequence[int]],
-        labels: Sequence[Sequence[int]], given: Sequence[Sequence[str]], ahead: bool = False,
+        labels: Sequence[Sequence[int]], specs: Sequence[Sequence[str]], ahead: bool = False,
     ) -> None:  # fmt: skip
         assert mesh.stages is not None
         self.parts = dict(zip(mesh.stages.parts, parts, strict=True))
         self.mesh, self.place, self.part_places, self.loss_part = mesh, mesh.stages.index, part_places, loss_part
         self.transport, self.stages = mesh.stages.transport, mesh.stages
         self.handed, self.sources, self.inputs, self.labels = handed, sources, inputs, labels
-        self.given, self.ahead = given, ahead
+        self.given, self.ahead = specs, ahead
         self.read_as = {  # (what is read, the place that reads it) -> as what
             (source, part_places[number]): value
-            for number, own in enumerate(sources)
-            for value, source in zip(handed[number], own, strict=True)
+            for number, pairs in enumerate(sources)
+            for value, source in zip(handed[number], pairs, strict=True)
         }
         order = read_slots(slots)
         self.training = Routes(order, part_places, handed, sources)
@@ -177,7 +177,7 @@ class Places:
     def _connect(self) -> None:
         """Opens the connections, pair after pair in one order on all devices. NCCL opens one as both ends come to its
         first message, and waits for the other: at that time a third device may wait for this one."""
-        own, firsts = self.mesh.rank + self.stages.firsts[self.place], self.stages.firsts
+        rank, firsts = self.mesh.rank + self.stages.firsts[self.place], self.stages.firsts
         pairs: set[tuple[int, int]] = set()
         for message in self.training.made:
             maker = firsts[self.part_places[message.part]]
@@ -187,9 +187,9 @@ class Places:
                 ends = sorted((first + piece.sender, second + piece.receiver))
                 pairs.add((ends[0], ends[1]))
         for pair in sorted(pairs):
-            if own in pair:
+            if rank in pair:
                 x = torch.zeros(1, device=self.mesh.device)
-                self.transport.send(x, pair[1]).wait() if own == pair[0] else self.transport.receive(x, pair[0])()
+                self.transport.send(x, pair[1]).wait() if rank == pair[0] else self.transport.receive(x, pair[0])()
 
     def way(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
         """Of a message."""
@@ -257,7 +257,7 @@ class _PlacedStep:
                 self._forward(slot) if slot.kind == "F" else self._backward(slot)
                 for message in self.routes.sends[slot]:
                     self._send(message)
-                self.sent = [own for own in self.sent if not own[2].is_completed()]
+                self.sent = [send for send in self.sent if not send[2].is_completed()]
         for *_, sent, _ in self.sent:
             sent.wait()
         return self.losses
@@ -265,21 +265,21 @@ class _PlacedStep:
     def _forward(self, slot: PlaceSlot) -> None:
         _, m, part = slot
         places = self.places
-        given = []
+        leaves = []
         for value, (maker, position) in zip(places.handed[part], places.sources[part], strict=True):
             local = maker in places.parts
             message = PlaceMessage("F", m, maker, position, places.place)
-            made = self.made[m, maker][position] if local else self._taken(message)
-            given.append(made.detach().requires_grad_(value.has_gradient and torch.is_grad_enabled()))
-        own = [self.micro_batches[m][position] for position in places.inputs[part]]
+            output = self.made[m, maker][position] if local else self._taken(message)
+            leaves.append(output.detach().requires_grad_(value.has_gradient and torch.is_grad_enabled()))
+        inputs = [self.micro_batches[m][position] for position in places.inputs[part]]
         shares = [self.shares[m][loss] for loss in places.labels[part]] if self.shares else []
         with places.mesh.micro_batch(m, shares):
-            result = places.parts[part](*given, *own)
-        made = result if isinstance(result, tuple) else (result,)
+            result = places.parts[part](*leaves, *inputs)
+        output = result if isinstance(result, tuple) else (result,)
         if part == places.loss_part:
-            self.losses.append(made[0].detach())
-            made = (made[0] / len(self.micro_batches), *made[1:])
-        self.made[m, part], self.given[m, part] = made, given
+            self.losses.append(output[0].detach())
+            output = (output[0] / len(self.micro_batches), *output[1:])
+        self.made[m, part], self.given[m, part] = output, leaves
 
     def _backward(self, slot: PlaceSlot) -> None:
         _, m, part = slot
@@ -300,13 +300,13 @@ class _PlacedStep:
                 gradients.append(gradient)
         if ends:
             torch.autograd.backward(ends, gradients)
-        for value, given, source in zip(
+        for value, leaf, source in zip(
             places.handed[part], self.given.pop((m, part)), places.sources[part], strict=True
         ):
             if value.has_gradient:
-                own = torch.zeros_like(given) if given.grad is None else given.grad
+                leaf_grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 known = self.gradients.get((m, *source))
-                self.gradients[(m, *source)] = own if known is None else known + own
+                self.gradients[(m, *source)] = leaf_grad if known is None else known + leaf_grad
 
     def _taken(self, message: PlaceMessage) -> Tensor:
         """What has arrived, let go where no other part here reads it."""
@@ -339,13 +339,13 @@ class _PlacedStep:
 
     def _let_go(self, peer: int, turn: int) -> None:
         """Of what `peer` read up to `turn`, after which it has sent something that is here."""
-        kept = []
-        for own in self.sent:
-            if own[0] == peer and own[1] <= turn:
-                own[2].wait()
+        pending = []
+        for send in self.sent:
+            if send[0] == peer and send[1] <= turn:
+                send[2].wait()
             else:
-                kept.append(own)
-        self.sent = kept
+                pending.append(send)
+        self.sent = pending
 
     def _send(self, message: PlaceMessage) -> None:
         if message.kind == "F":
@@ -359,23 +359,23 @@ class _PlacedStep:
         places = self.places
         transport, first, here = places.transport, places.stages.firsts[peer], places.mesh.rank
         while waiting := self.waiting[peer]:
-            own = waiting.popleft()
-            layout, every, sums = places.way(own, self.sizes[own.micro_batch] if self.sizes else None)
-            if own == message and value is not None:
+            current = waiting.popleft()
+            layout, every, sums = places.way(current, self.sizes[current.micro_batch] if self.sizes else None)
+            if current == message and value is not None:
                 value = whole_sum(value, layout, places.mesh) if sums else value.contiguous()
                 for piece in every:
                     if piece.sender == here:
                         sent = taken(value, piece)
                         work = transport.send(sent, first + piece.receiver)
-                        self.sent.append((peer, self.routes.read[own], work, sent))
+                        self.sent.append((peer, self.routes.read[current], work, sent))
                 return
-            assert (own.kind == "F") == (own.place == places.place), "what is to be sent before is not made yet"
-            self.arriving[own] = arriving = []
+            assert (current.kind == "F") == (current.place == places.place), "what is to be sent before is not made yet"
+            self.arriving[current] = arriving = []
             for piece in every:
                 if piece.receiver == here:
-                    buffer = torch.empty(piece.lengths, dtype=self._dtype(own), device=places.mesh.device)
+                    buffer = torch.empty(piece.lengths, dtype=self._dtype(current), device=places.mesh.device)
                     arriving.append((piece, transport.receive(buffer, first + piece.sender), buffer))
-            if own == message:
+            if current == message:
                 return
         raise AssertionError(f"{message} is not a message between these places, or was sent before")
 

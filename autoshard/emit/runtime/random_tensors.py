@@ -46,8 +46,8 @@ def _values(
 
 def _unit(bits: Tensor, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
     """Numbers between 0 and 1 of 53 random bits, or of the 24 of them that a float32 holds."""
-    kept = 53 if dtype == torch.float64 else 24
-    return ((bits >> 53 - kept).to(dtype) + offset) / 2**kept
+    mantissa = 53 if dtype == torch.float64 else 24
+    return ((bits >> 53 - mantissa).to(dtype) + offset) / 2**mantissa
 
 
 def _drawn(
@@ -59,17 +59,17 @@ def _drawn(
     sizes = random.sizes(tuple(shape), layout)
     if torch.compiler.is_compiling():
         return _values(lambda of: random.bits(of, layout, sizes), index, kind, first, second, torch.float32)
-    made = torch.empty(sizes, device=random.mesh.device)
+    tensor = torch.empty(sizes, device=random.mesh.device)
     with random.fork(index, layout) as generator:
         if kind == "integers":
-            return torch.randint(int(first), int(second), made.shape, generator=generator, device=made.device)
+            return torch.randint(int(first), int(second), tensor.shape, generator=generator, device=tensor.device)
         if kind == "normal":
-            return made.normal_(first, second, generator=generator)
+            return tensor.normal_(first, second, generator=generator)
         if kind == "exponential":
-            return made.exponential_(first, generator=generator)
+            return tensor.exponential_(first, generator=generator)
         if kind == "bernoulli":
-            return made.bernoulli_(first, generator=generator)
-        return made.uniform_(first, second, generator=generator)
+            return tensor.bernoulli_(first, generator=generator)
+        return tensor.uniform_(first, second, generator=generator)
 
 
 def random_tensor(

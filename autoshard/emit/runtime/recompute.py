@@ -41,9 +41,9 @@ def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: Keep = "
     collectives gave that are called with `kept=True`."""
     moment, results = random.moment, KeptResults()
 
-    def run(*given: Tensor) -> Any:
+    def run(*args: Tensor) -> Any:
         with _at(random, moment), results:
-            return block(*given)
+            return block(*args)
 
     contexts: dict[str, Callable[[], Any]] = {} if keep == "input" else {"context_fn": partial(_contexts, keep)}
     if keep == "expensive" and torch.compiler.is_compiling():  # which knows torch's own alone
@@ -56,8 +56,8 @@ def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
 
 
 def _contexts(keep: Keep) -> tuple[KeepingProducts, FindingProducts]:
-    kept = KeepingProducts(_Chosen(keep))
-    return kept, FindingProducts(kept)
+    keeper = KeepingProducts(_Chosen(keep))
+    return keeper, FindingProducts(keeper)
 
 
 class _Chosen:

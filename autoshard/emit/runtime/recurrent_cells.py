@@ -33,9 +33,9 @@ def parallel_gru_cell(
     new. `units`: the axes that cut them, each what the one before left."""
     reset, update, new = F.linear(x, w_x, b_x).chunk(3, 1)
     last_reset, last_update, last_new = F.linear(h, w_h, b_h).chunk(3, 1)
-    made = (new + (reset + last_reset).sigmoid() * last_new).tanh()
+    candidate = (new + (reset + last_reset).sigmoid() * last_new).tanh()
     start, stop = vocabulary_range(units, size)
-    return made + (update + last_update).sigmoid() * (h[:, start:stop] - made)
+    return candidate + (update + last_update).sigmoid() * (h[:, start:stop] - candidate)
 
 
 def parallel_rnn_cell(
@@ -43,5 +43,5 @@ def parallel_rnn_cell(
     activation: str,
 ) -> Tensor:  # fmt: skip
     """x (batch, inputs), h (batch, all units), weights (own units, ...) -> h of own units. `activation`: tanh, relu."""
-    made = F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h)
-    return made.tanh() if activation == "tanh" else made.relu()
+    preact = F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h)
+    return preact.tanh() if activation == "tanh" else preact.relu()

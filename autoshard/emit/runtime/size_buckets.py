@@ -18,10 +18,10 @@ def by_size(model: nn.Module, mesh: ParallelMesh, smaller: Sequence[Callable[[Pa
         others = [build(mesh) for build in smaller]
     finally:
         mesh.reused = None
-    own = model.forward
+    original = model.forward
 
     def forward(*inputs: Any) -> Any:
-        return own(*inputs) if mesh.bucket is None else others[mesh.bucket](*inputs)
+        return original(*inputs) if mesh.bucket is None else others[mesh.bucket](*inputs)
 
     model.forward = forward
     object.__setattr__(model, "smaller", others)  # no submodules: their parameters are those of `model`

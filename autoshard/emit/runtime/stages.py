@@ -53,9 +53,9 @@ class Stages:
     @torch.no_grad()
     def sum_shared(self, parameters: Mapping[str, nn.Parameter], shared: Shared) -> None:
         """Adds up the gradients of weights that several stages hold, in one order on all: so they stay equal."""
-        for own in dict.fromkeys(map(tuple, shared.values())):
-            if own not in self._transports:  # on all ranks, whether they are on these stages or not
-                self._transports[own] = self._connect(own)
+        for holders in dict.fromkeys(map(tuple, shared.values())):
+            if holders not in self._transports:  # on all ranks, whether they are on these stages or not
+                self._transports[holders] = self._connect(holders)
         for name, stages in shared.items():
             if self.index not in stages:
                 continue

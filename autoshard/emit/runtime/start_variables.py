@@ -48,8 +48,8 @@ def take_start() -> bool:
     else:
         for names in _NAMES:
             if all(name in environment for name in names):
-                found = [environment[name].partition("(")[0].partition(",")[0] for name in names]  # "4(x2)" is Slurm's
-                environment.update(zip(_TORCHRUN, found, strict=True))
+                values = [environment[name].partition("(")[0].partition(",")[0] for name in names]  # "4(x2)" is Slurm's
+                environment.update(zip(_TORCHRUN, values, strict=True))
                 break
     if "RANK" in environment:
         environment.setdefault("MASTER_PORT", PORT)
@@ -88,8 +88,8 @@ def _of_table(environment: Mapping[str, str]) -> dict[str, str]:
         first, (_, device, here) = places["0"], places[rank]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StartError(f"RANK_TABLE_FILE {path}: no rank table with ranks 0 and {rank}: {error!r}") from None
-    found = (rank, str(len(places)), environment.get("DEVICE_ID", device), str(here))
-    return dict(zip(_TORCHRUN, found, strict=True)) | {"MASTER_ADDR": environment.get("MASTER_ADDR", first[0])}
+    values = (rank, str(len(places)), environment.get("DEVICE_ID", device), str(here))
+    return dict(zip(_TORCHRUN, values, strict=True)) | {"MASTER_ADDR": environment.get("MASTER_ADDR", first[0])}
 
 
 def _join(environment: MutableMapping[str, str]) -> bool:
@@ -97,8 +97,8 @@ def _join(environment: MutableMapping[str, str]) -> bool:
     workers, role = environment["MS_WORKER_NUM"], environment.get("MS_ROLE", "MS_WORKER")
     host, port = environment.get("MS_SCHED_HOST", "127.0.0.1"), environment.get("MS_SCHED_PORT", PORT)
     if not workers.isdecimal() or not int(workers) or not port.isdecimal() or role not in ("MS_WORKER", "MS_SCHED"):
-        given = f"MS_ROLE={role}, MS_WORKER_NUM={workers}, MS_SCHED_PORT={port}"
-        raise StartError(f"{given}: expected MS_WORKER or MS_SCHED, a number of workers and a port")
+        settings = f"MS_ROLE={role}, MS_WORKER_NUM={workers}, MS_SCHED_PORT={port}"
+        raise StartError(f"{settings}: expected MS_WORKER or MS_SCHED, a number of workers and a port")
     store, has_it = _store(host, int(port))
     if role == "MS_SCHED":
         store.add("ms/others", 1)

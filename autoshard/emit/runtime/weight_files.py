@@ -53,10 +53,10 @@ def files_of(path: Path) -> list[Path]:
     """The safetensors files that `path` stands for."""
     if path.is_dir():
         if not (path / INDEX).exists():
-            found = sorted(path.glob("*.safetensors"))
-            if not found:
+            files = sorted(path.glob("*.safetensors"))
+            if not files:
                 raise ValueError(f"{path} holds no .safetensors file")
-            return found
+            return files
         path = path / INDEX
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no file")

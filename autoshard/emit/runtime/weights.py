@@ -159,8 +159,8 @@ def note_gathered(x: Tensor, source: Tensor, step: Map) -> Gathered:
     return gathered
 
 
-def note_cast(x: Tensor, made: Cast) -> None:
-    cast(Any, x).cast = made
+def note_cast(x: Tensor, steps: Cast) -> None:
+    cast(Any, x).cast = steps
 
 
 class _Together(torch.autograd.Function):
@@ -183,15 +183,15 @@ def regather_before(results: _Results, *weights: Tensor) -> _Results:
     """
     if torch.compiler.is_compiling():  # a compiler decides what is kept, and what is made again
         return results
-    made = (results,) if isinstance(results, Tensor) else results
-    differentiable = [i for i, x in enumerate(made) if x.grad_fn is not None]
+    outputs = (results,) if isinstance(results, Tensor) else results
+    differentiable = [i for i, x in enumerate(outputs) if x.grad_fn is not None]
     uses = [_Use(gathered) for gathered in map(gathered_of, weights) if gathered is not None]
     if not differentiable or not uses:
         return results
     if len(differentiable) > 1:
-        found = dict(zip(differentiable, _Together.apply(*(made[i] for i in differentiable)), strict=True))
-        made = tuple(found.get(i, x) for i, x in enumerate(made))
-    node = made[differentiable[0]].grad_fn
+        joined = dict(zip(differentiable, _Together.apply(*(outputs[i] for i in differentiable)), strict=True))
+        outputs = tuple(joined.get(i, x) for i, x in enumerate(outputs))
+    node = outputs[differentiable[0]].grad_fn
     assert node is not None
 
     def gather(_: Sequence[Tensor]) -> None:
@@ -199,7 +199,7 @@ def regather_before(results: _Results, *weights: Tensor) -> _Results:
             use.gather()
 
     node.register_prehook(gather)
-    return results if len(differentiable) == 1 else made
+    return results if len(differentiable) == 1 else outputs
 
 
 @contextlib.contextmanager

@@ -34,11 +34,11 @@ class Zigzag:
         return number
 
     def _coordinates(self, number: int) -> list[int]:
-        found = []
+        indices = []
         for axis in reversed(self.axes):
             number, index = divmod(number, axis.size)
-            found.append(index)
-        return found[::-1]
+            indices.append(index)
+        return indices[::-1]
 
     def lengths(self, device: int) -> tuple[int, int]:
         """Of its early and its late chunk."""
@@ -50,8 +50,8 @@ class Zigzag:
         if ordered:
             first = 2 * self.here
             return Pieces(self.chunks[first : first + 2], [min(c, 2 * self.count - 1 - c) for c in (first, first + 1)])
-        own = self.here, 2 * self.count - 1 - self.here
-        return Pieces([self.chunks[chunk] for chunk in own], [chunk // 2 for chunk in own])
+        chunks = self.here, 2 * self.count - 1 - self.here
+        return Pieces([self.chunks[chunk] for chunk in chunks], [chunk // 2 for chunk in chunks])
 
 
 class Pieces(NamedTuple):
@@ -85,14 +85,14 @@ class _Exchange(torch.autograd.Function):
 
 
 def _moved(places: Zigzag, there: bool, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    given, taken = places.pieces(ordered=there), places.pieces(ordered=not there)
-    cut = [x.split(given.lengths, -2) for x in tensors]
+    source, taken = places.pieces(ordered=there), places.pieces(ordered=not there)
+    cut = [x.split(source.lengths, -2) for x in tensors]
     row = sum(math.prod(x.shape[:-2]) * x.shape[-1] for x in tensors)
-    sent = torch.cat([own[piece].reshape(-1) for piece in given.by_device() for own in cut])
-    counts = ([row * n for n in pieces.counts(places.count)] for pieces in (given, taken))
-    found = places.joint.transport.all_to_all(sent, *counts)
+    sent = torch.cat([split[piece].reshape(-1) for piece in source.by_device() for split in cut])
+    counts = ([row * n for n in pieces.counts(places.count)] for pieces in (source, taken))
+    received = places.joint.transport.all_to_all(sent, *counts)
     shapes = [[(*x.shape[:-2], n, x.shape[-1]) for n in taken.lengths] for x in tensors]
     order = [(piece, x) for piece in taken.by_device() for x in range(len(tensors))]
-    parts = found.split([math.prod(shapes[x][piece]) for piece, x in order])
+    parts = received.split([math.prod(shapes[x][piece]) for piece, x in order])
     laid = {(piece, x): part.view(shapes[x][piece]) for (piece, x), part in zip(order, parts, strict=True)}
     return tuple(torch.cat([laid[0, x], laid[1, x]], -2) for x in range(len(tensors)))

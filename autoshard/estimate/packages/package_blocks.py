@@ -46,12 +46,12 @@ class MegatronStore(FrontStore):
         short, mesh = self._of(micro_batch), Mesh(inner)
         plan, name = self._plan(mesh.size, micro_batch), MEGATRON_SP if self.sequence_parallel else MEGATRON
         split = BlockSplit(name, plan, lower(plan, short.graph), short.graph, mesh)
-        own = block_costs(short, split, self.hardware)
-        return (SplitCosts(micro_batch, split, own, by_kind(short, own)),)
+        costs = block_costs(short, split, self.hardware)
+        return (SplitCosts(micro_batch, split, costs, by_kind(short, costs)),)
 
-    def _shards_key(self, own: SplitCosts) -> tuple[object, ...]:
+    def _shards_key(self, costed: SplitCosts) -> tuple[object, ...]:
         """The strategies are said: weights are cut alike of one sample and of several."""
-        return str(own.split.mesh), own.split.name
+        return str(costed.split.mesh), costed.split.name
 
     def _plan(self, tensor: int, micro_batch: int) -> Plan:
         """The plan of one micro-batch, with the given strategies. Rules leave out dims of one sample."""
@@ -97,7 +97,7 @@ def line_of(model: Transformer) -> tuple[int, ...]:
 
 def keeps_of(offered: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """What blocks may keep, by kind: layers alone are computed again."""
-    return ("all",), tuple(RECOMPUTE[own] for own in offered), ("all",)
+    return ("all",), tuple(RECOMPUTE[word] for word in offered), ("all",)
 
 
 def problem_of(
@@ -109,7 +109,7 @@ def problem_of(
     capacity_bytes: float,
 ) -> tuple[StepProblem, BlockSplit]:
     """The steps of an outer choice whose layers are computed again in one of the ways that are `offered`."""
-    own = store.costs(choice.inner, choice.micro_batch)[0]
-    sharded = store.sharded(own) if choice.zero else ()
+    costed = store.costs(choice.inner, choice.micro_batch)[0]
+    sharded = store.sharded(costed) if choice.zero else ()
     kinds, keeps = line_of(model), keeps_of(offered)
-    return StepProblem(choice, kinds, own.costs, keeps, hardware, capacity_bytes, None, sharded), own.split
+    return StepProblem(choice, kinds, costed.costs, keeps, hardware, capacity_bytes, None, sharded), costed.split

@@ -35,15 +35,15 @@ def estimate_any(model: Transformer, run: TrainingRun, hardware: Hardware, host:
 
 def package_estimate(model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware) -> Estimate:
     """`parts`: what their layers keep, whatever `run` says of that; `hardware` as `priced`."""
-    made = simulate_step(package_costs(model, run, parts, hardware))
-    seconds = step_parts(made)
+    timeline = simulate_step(package_costs(model, run, parts, hardware))
+    seconds = step_parts(timeline)
     return Estimate(
         model=model,
         run=run,
-        step_seconds=made.step_seconds,
+        step_seconds=timeline.step_seconds,
         parts=seconds,
-        placed=made.placed,
-        memory=step_memory(model, run, parts, made, hardware),
+        placed=timeline.placed,
+        memory=step_memory(model, run, parts, timeline, hardware),
         parameters=parameter_count(model),
         flops=model_flops(model, run),
         band=step_band(model, run, seconds[-2:], hardware),
@@ -53,5 +53,5 @@ def package_estimate(model: Transformer, run: TrainingRun, parts: Sequence[Layer
 
 def _mixed(parts: Sequence[Layers]) -> tuple[tuple[str, int], ...]:
     counts = layers_by_keep(parts)
-    own = tuple((word, counts[keep]) for word, keep in RECOMPUTE.items() if counts.get(keep))
-    return own if len(own) > 1 else ()
+    pairs = tuple((word, counts[keep]) for word, keep in RECOMPUTE.items() if counts.get(keep))
+    return pairs if len(pairs) > 1 else ()

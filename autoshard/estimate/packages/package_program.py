@@ -39,7 +39,7 @@ def package_costs(model: Transformer, run: TrainingRun, parts: Sequence[Layers],
         measured.append(_mixed(model, run, layers, built, role, hardware))
     stages = tuple(stage_costs(measured[stage :: run.pp]) for stage in range(run.pp))
     schedule = run.schedule if run.pp > 1 else "1f1b"
-    return StepCosts(schedule, run.micro_batches, tuple(own.costs for own in measured), stages)
+    return StepCosts(schedule, run.micro_batches, tuple(measure.costs for measure in measured), stages)
 
 
 def _mixed(
@@ -53,9 +53,9 @@ def _mixed(
     if len(keeps) == 1:
         return alike[keeps[0]]
     shares = {keep: layers[keep] / total for keep in keeps}
-    found = _sum([(shares[keep], alike[keep]) for keep in keeps])
-    working = max(own.costs.working_bytes for own in alike.values())
-    return replace(found, costs=replace(found.costs, working_bytes=working))
+    mixed = _sum([(shares[keep], alike[keep]) for keep in keeps])
+    working = max(measure.costs.working_bytes for measure in alike.values())
+    return replace(mixed, costs=replace(mixed.costs, working_bytes=working))
 
 
 def _of_layers(
@@ -94,29 +94,29 @@ def _asked(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: 
 
 
 @lru_cache(maxsize=256)
-def _measured(asked: _Asked, hardware: Hardware) -> tuple[PartMeasure, ...]:
+def _measured(request: _Asked, hardware: Hardware) -> tuple[PartMeasure, ...]:
     """Where no weight is gathered for each use, one program is that of layers that keep whatever they keep."""
-    kept = replace(asked, keep="all")
-    policies = tuple(BlockPolicy(layer(n), asked.keep) for n in range(asked.model.layers) if asked.keep != "all")
-    program, measured = _measured_program(kept, hardware)
+    keep_all = replace(request, keep="all")
+    policies = tuple(BlockPolicy(layer(n), request.keep) for n in range(request.model.layers) if request.keep != "all")
+    program, measured = _measured_program(keep_all, hardware)
     if policies and any(isinstance(step, Collective) and step.again for step in program.instructions):
-        plan, graph = _plan(kept, hardware)
+        plan, graph = _plan(keep_all, hardware)
         plan = replace(plan, step=replace(plan.step, recompute=policies))
-        return measured_parts(plan, lower(plan, graph), graph, hardware, asked.run.pp)
+        return measured_parts(plan, lower(plan, graph), graph, hardware, request.run.pp)
     return measured.keeping(policies)
 
 
 @lru_cache(maxsize=16)
-def _measured_program(asked: _Asked, hardware: Hardware) -> tuple[Program, MeasuredProgram]:
-    plan, graph = _plan(asked, hardware)
+def _measured_program(request: _Asked, hardware: Hardware) -> tuple[Program, MeasuredProgram]:
+    plan, graph = _plan(request, hardware)
     program = lower(plan, graph)
-    return program, MeasuredProgram(plan, program, graph, hardware, asked.run.pp)
+    return program, MeasuredProgram(plan, program, graph, hardware, request.run.pp)
 
 
 @lru_cache(maxsize=64)
-def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
+def _plan(request: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
     """The plan with the splits that a search by blocks has."""
-    model, run = asked.model, asked.run
+    model, run = request.model, request.run
     store = store_of(model, run, hardware)
     split = store.costs(((TENSOR, run.tp),), run.micro_batch)[0].split
     captured = transformer_graph(model, BATCH, run.precision, run.optimizer).graph
@@ -124,9 +124,9 @@ def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
     line = block_line(graph)
     stored, solution = replicated_split(line, captured, store.short, split, run.dp, run.zero > 0, hardware)
     plan = plan_of(stored, solution, Origin(graph.source), float("inf"), "search")
-    first = [0] + [line.blocks[1 + asked.layers * part].first for part in range(1, asked.parts)]
+    first = [0] + [line.blocks[1 + request.layers * part].first for part in range(1, request.parts)]
     parts = tuple(StagePart(number, 0, graph.ops[start].name) for number, start in enumerate(first))
-    step = StepPlan(run.micro_batches, "1f1b", 1, parts if asked.parts > 1 else (), zero=run.zero or 3)
+    step = StepPlan(run.micro_batches, "1f1b", 1, parts if request.parts > 1 else (), zero=run.zero or 3)
     return replace(plan, step=step), graph
 
 
@@ -134,8 +134,8 @@ def _sum(parts: Sequence[tuple[float, PartMeasure]]) -> PartMeasure:
     """The weighted sum of the parts; nothing is below 0."""
 
     def added(owns: Sequence[tuple[float, Any]], names: Sequence[str]) -> dict[str, float]:
-        return {name: max(0.0, sum(times * float(getattr(own, name)) for times, own in owns)) for name in names}
+        return {name: max(0.0, sum(times * float(getattr(part, name)) for times, part in owns)) for name in names}
 
-    costs = added([(times, own.costs) for times, own in parts], [f.name for f in fields(PartCosts)])
-    rest = added(parts, [f.name for f in fields(PartMeasure) if f.name != "costs"])
-    return PartMeasure(PartCosts(**costs), **rest)
+    costs = added([(times, measure.costs) for times, measure in parts], [f.name for f in fields(PartCosts)])
+    others = added(parts, [f.name for f in fields(PartMeasure) if f.name != "costs"])
+    return PartMeasure(PartCosts(**costs), **others)

@@ -58,9 +58,9 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
     """The `count` fastest that were found. InfeasibleError where none fits, UsageError where something suits none."""
     if space.run.stage_layers:
         raise UsageError("--search finds the layers of stages, got --stage-layers", "leave them out")
-    own, log = priced(hardware, space.model, host), RejectedConfigs()
+    adjusted, log = priced(hardware, space.model, host), RejectedConfigs()
     replicas = space.fixed.get("dp")
-    divided = [c for c in parallel_configs(_outer(space), own, log) if replicas in (None, c.replicas)]
+    divided = [c for c in parallel_configs(_outer(space), adjusted, log) if replicas in (None, c.replicas)]
     choices = [choice for choice in divided if is_possible(space.model, _run(space, choice))]
     if not choices:
         check_none(space, (_run(space, choice) for choice in divided))
@@ -69,13 +69,13 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
             f"{message} and the batch of {space.run.batch}", "more devices, or another batch or model"
         )
     offered = _offered(space)
-    problems = list(_problems(space, choices, offered, own))
-    store = _store(space, _sequences(space, choices[0].tensor)[0], measured_replicas(choices), own)
-    found = best_steps(OBJECTIVES[SPEED], problems, store.line, log, count)
-    steps = (found.best, *found.others)[:count]
-    made = [_estimate(space, step, own) for step in steps]
-    made.sort(key=lambda row: (not row.memory.fits(hardware), row.step_seconds, row.memory.peak))
-    return BestRuns(tuple(made), found.considered, None, found.solved, found.bound)
+    problems = list(_problems(space, choices, offered, adjusted))
+    store = _store(space, _sequences(space, choices[0].tensor)[0], measured_replicas(choices), adjusted)
+    outcome = best_steps(OBJECTIVES[SPEED], problems, store.line, log, count)
+    steps = (outcome.best, *outcome.others)[:count]
+    estimates = [_estimate(space, step, adjusted) for step in steps]
+    estimates.sort(key=lambda row: (not row.memory.fits(hardware), row.step_seconds, row.memory.peak))
+    return BestRuns(tuple(estimates), outcome.considered, None, outcome.solved, outcome.bound)
 
 
 def _outer(space: RunSpace) -> ConfigSpace:
@@ -93,8 +93,8 @@ def _outer(space: RunSpace) -> ConfigSpace:
 
 def _offered(space: RunSpace) -> tuple[Recompute, ...]:
     """Ways to compute again that a layer may take."""
-    own = space.fixed.get("recompute")
-    return tuple(word for word in WORDS if own in (None, word))
+    pinned = space.fixed.get("recompute")
+    return tuple(word for word in WORDS if pinned in (None, word))
 
 
 def _run(space: RunSpace, choice: ParallelConfig) -> TrainingRun:
@@ -158,8 +158,8 @@ def _estimate(space: RunSpace, step: SolvedStep, hardware: Hardware) -> Estimate
 
 def _uneven(model: Transformer, parts: Sequence[Layers]) -> tuple[int, ...]:
     """Layers of the parts, where they are not as even as they go."""
-    own = tuple(sum(layers.values()) for layers in parts)
-    return () if own == balanced(model.layers, len(own)) else own
+    counts = tuple(sum(layers.values()) for layers in parts)
+    return () if counts == balanced(model.layers, len(counts)) else counts
 
 
 def _most(parts: Sequence[Layers]) -> Recompute:

@@ -25,11 +25,11 @@ from autoshard.whole_step_search.blocks.context_expert_axes import TENSOR
 
 def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardware:
     """With the attention and the loss of `model`, and what `host` takes for an operator."""
-    own = with_software(hardware, KERNELS, model.fused_attention, model.fused_loss)
+    adjusted = with_software(hardware, KERNELS, model.fused_attention, model.fused_loss)
     if host is None:
-        return own
-    constants = dict(own.constants) | {"host.dispatch": host.dispatch_seconds}
-    return replace(own, constants=tuple(constants.items()))
+        return adjusted
+    constants = dict(adjusted.constants) | {"host.dispatch": host.dispatch_seconds}
+    return replace(adjusted, constants=tuple(constants.items()))
 
 
 def layers_of_parts(model: Transformer, run: TrainingRun) -> tuple[Layers, ...]:
@@ -39,25 +39,25 @@ def layers_of_parts(model: Transformer, run: TrainingRun) -> tuple[Layers, ...]:
 
 def layers_by_keep(parts: Sequence[Layers]) -> dict[str, int]:
     """What a layer keeps -> how many do."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for keep, count in (pair for layers in parts for pair in layers.items()):
-        found[keep] = found.get(keep, 0) + count
-    return found
+        counts[keep] = counts.get(keep, 0) + count
+    return counts
 
 
-def step_parts(made: StepTimeline) -> tuple[Part, ...]:
+def step_parts(timeline: StepTimeline) -> tuple[Part, ...]:
     """Seconds of the stage that ends last, by name; they add up to the step."""
-    stage = max(range(made.stages), key=made.stage_seconds.__getitem__)
-    slots, tail = made.by_stage[stage], made.costs.stages[stage].tail
+    stage = max(range(timeline.stages), key=timeline.stage_seconds.__getitem__)
+    slots, tail = timeline.by_stage[stage], timeline.costs.stages[stage].tail
     forward = backward = 0.0
     for placed in slots:
-        number = placed.slot.chunk * made.stages + stage
+        number = placed.slot.chunk * timeline.stages + stage
         if placed.slot.kind == "F":
-            forward += placed.duration_seconds - made.costs.sent_seconds(number)
+            forward += placed.duration_seconds - timeline.costs.sent_seconds(number)
         else:
-            backward += made.costs.parts[number].backward_seconds
+            backward += timeline.costs.parts[number].backward_seconds
     busy = sum(placed.duration_seconds for placed in slots)
-    waits = made.stage_seconds[stage] - busy - sum(seconds for _, seconds in tail)
+    waits = timeline.stage_seconds[stage] - busy - sum(seconds for _, seconds in tail)
     return (
         ("forward", forward),
         ("backward, with recompute", backward),
@@ -68,16 +68,16 @@ def step_parts(made: StepTimeline) -> tuple[Part, ...]:
 
 
 def step_memory(
-    model: Transformer, run: TrainingRun, parts: Sequence[Layers], made: StepTimeline, hardware: Hardware
+    model: Transformer, run: TrainingRun, parts: Sequence[Layers], timeline: StepTimeline, hardware: Hardware
 ) -> StageMemory:
     """Memory of the fullest device."""
-    stage = max(range(made.stages), key=made.peak_bytes.__getitem__)
-    static, peak = made.costs.stages[stage].static_bytes, made.peak_bytes[stage]
-    own = _held(model, run, parts, stage, hardware)
+    stage = max(range(timeline.stages), key=timeline.peak_bytes.__getitem__)
+    static, peak = timeline.costs.stages[stage].static_bytes, timeline.peak_bytes[stage]
+    held = _held(model, run, parts, stage, hardware)
     shares = run.dp if run.zero else 1
-    gradients = (own.gradient_bytes / shares + own.gradient_bytes * (run.zero == 1)) * (run.micro_batches > 1)
-    optimizer = own.optimizer_bytes / shares
-    working = max(made.costs.part(stage, chunk).working_bytes for chunk in range(made.costs.chunks))
+    gradients = (held.gradient_bytes / shares + held.gradient_bytes * (run.zero == 1)) * (run.micro_batches > 1)
+    optimizer = held.optimizer_bytes / shares
+    working = max(timeline.costs.part(stage, chunk).working_bytes for chunk in range(timeline.costs.chunks))
     weights, working = max(0.0, static - gradients - optimizer), min(working, peak - static)
     return StageMemory(weights, static - weights - optimizer, optimizer, peak - static - working, working)
 
@@ -86,22 +86,22 @@ def _held(
     model: Transformer, run: TrainingRun, parts: Sequence[Layers], stage: int, hardware: Hardware
 ) -> HeldParameters:
     """Bytes of the parameters of a stage, with its copies of what another one holds too."""
-    costs, found = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].costs, HeldParameters()
+    costs, held = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].costs, HeldParameters()
     for number in range(stage, len(parts), run.pp):
         kinds = [FIRST] * (number == 0) + [LAYER] * sum(parts[number].values()) + [LAST] * (number == len(parts) - 1)
-        for own in (costs[kind] for kind in kinds):
-            found = held_together(found, own.held)
-            found = held_together(found, own.shared) if run.pp > 1 else found
-    return found
+        for cost in (costs[kind] for kind in kinds):
+            held = held_together(held, cost.held)
+            held = held_together(held, cost.shared) if run.pp > 1 else held
+    return held
 
 
 def step_band(model: Transformer, run: TrainingRun, tail: Sequence[Part], hardware: Hardware) -> Band:
     """As a plan has it: such a step nobody measured."""
     split = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].split
     seconds = families(BuiltTransformer(split.program, split.graph, split.mesh), hardware, model.layers)
-    seconds = {name: own * run.micro_batches / run.pp for name, own in seconds.items()}
-    for name, own in tail:
+    seconds = {name: duration * run.micro_batches / run.pp for name, duration in seconds.items()}
+    for name, duration in tail:
         family = "memory" if name == "optimizer" else "collective"
-        seconds[family] = seconds.get(family, 0.0) + own
+        seconds[family] = seconds.get(family, 0.0) + duration
     kind = step_kind(hardware, PACKAGES, KERNELS, run.devices)
     return whole_step_band(hardware, seconds, PRECISIONS[run.precision], kind)

@@ -20,20 +20,20 @@ _WIDTHS = {
 }  # fmt: skip
 
 
-def text(found: BestRuns, hardware: Hardware) -> str:
+def text(runs: BestRuns, hardware: Hardware) -> str:
     """A row a configuration, fastest first, and how sure it is that none is missing."""
-    first = found.best[0]
+    first = runs.best[0]
     return "\n".join(
         [
             f"transformer of {first.parameters / 1e9:.4g} billion parameters, {first.run.batch} sequences a step on "
             f"{first.run.devices} devices of {hardware.name}",
             "",
-            *_table(found.best, hardware),
+            *_table(runs.best, hardware),
             "",
             *_first(first),
             f"error band of the first {first.band}",
-            *_certainty(found),
-            *_front(found.front, hardware),
+            *_certainty(runs),
+            *_front(runs.front, hardware),
         ]
     )
 
@@ -43,60 +43,60 @@ def _front(front: Sequence[Estimate], hardware: Hardware) -> list[str]:
     return ["", message, *_table(front, hardware)] if front else []
 
 
-def front_picture(found: BestRuns, hardware: Hardware) -> str:
+def front_picture(runs: BestRuns, hardware: Hardware) -> str:
     """The front and the fastest as an SVG."""
-    made = dict.fromkeys((*found.front, *found.best))
-    points = [Point(own.step_seconds, own.memory.peak, own.step_seconds, True, own in found.front) for own in made]
-    first = found.best[0]
+    shown = dict.fromkeys((*runs.front, *runs.best))
+    points = [Point(item.step_seconds, item.memory.peak, item.step_seconds, True, item in runs.front) for item in shown]
+    first = runs.best[0]
     title = f"{first.parameters / 1e9:.4g} billion parameters, {first.run.devices} x {hardware.name}"
     return plot(tuple(sorted(points, key=lambda point: point.predicted_seconds)), title)
 
 
-def _table(made: Sequence[Estimate], hardware: Hardware) -> list[str]:
+def _table(estimates: Sequence[Estimate], hardware: Hardware) -> list[str]:
     """How experts are shared is shown where there are some, and how sequences are where they are."""
-    rows = [_cells(own, hardware) for own in made]
-    shown = {"ep": made[0].model.experts > 0, "cp": any(own.run.cp > 1 for own in made)}
+    rows = [_cells(item, hardware) for item in estimates]
+    shown = {"ep": estimates[0].model.experts > 0, "cp": any(item.run.cp > 1 for item in estimates)}
     columns = [name for name in _WIDTHS if shown.get(name, True)]
     header = {name: name for name in columns}
     return ["".join(f"{row[name]:>{_WIDTHS[name]}}" for name in columns) for row in (header, *rows)]
 
 
-def _cells(made: Estimate, hardware: Hardware) -> dict[str, str]:
-    run = made.run
-    share = made.flops_per_device / hardware.peak_flops(PRECISIONS[run.precision])
+def _cells(estimate: Estimate, hardware: Hardware) -> dict[str, str]:
+    run = estimate.run
+    share = estimate.flops_per_device / hardware.peak_flops(PRECISIONS[run.precision])
     sizes = (run.dp, run.cp, run.ep, run.pp, run.interleave, run.micro_batch)
     shown = (
-        str(run.tp), "yes" if run.sequence_parallel else "no", *map(str, sizes), _again(made), str(run.zero),
-        format_seconds(made.step_seconds), f"{share:.1%}", format_bytes(made.memory.peak),
+        str(run.tp), "yes" if run.sequence_parallel else "no", *map(str, sizes), _again(estimate), str(run.zero),
+        format_seconds(estimate.step_seconds), f"{share:.1%}", format_bytes(estimate.memory.peak),
     )  # fmt: skip
     return dict(zip(_WIDTHS, shown, strict=True))
 
 
-def _again(made: Estimate) -> str:
-    return "mixed" if made.again else made.run.recompute
+def _again(estimate: Estimate) -> str:
+    return "mixed" if estimate.again else estimate.run.recompute
 
 
-def _first(made: Estimate) -> list[str]:
+def _first(estimate: Estimate) -> list[str]:
     """How many layers of the first row compute what again, where they differ, and how many are where."""
-    counts = ", ".join(f"{word} of {count}" for word, count in made.again)
-    recomputed = [f"layers of the first recomputed: {counts}"] if made.again else []
-    uneven = ", ".join(map(str, made.run.stage_layers))
+    counts = ", ".join(f"{word} of {count}" for word, count in estimate.again)
+    recomputed = [f"layers of the first recomputed: {counts}"] if estimate.again else []
+    uneven = ", ".join(map(str, estimate.run.stage_layers))
     return [*recomputed, *([f"layers of its parts: {uneven}"] if uneven else [])]
 
 
-def _certainty(found: BestRuns) -> list[str]:
-    fitting = "" if found.fitting is None else f" {found.fitting:,} fit the memory,"
-    lines = [f"{found.possible:,} configurations,{fitting} {found.simulated} were simulated."]
-    if math.isfinite(found.others_seconds):
+def _certainty(runs: BestRuns) -> list[str]:
+    fitting = "" if runs.fitting is None else f" {runs.fitting:,} fit the memory,"
+    lines = [f"{runs.possible:,} configurations,{fitting} {runs.simulated} were simulated."]
+    if math.isfinite(runs.others_seconds):
         lines.append(
-            f"Each of the others takes at least {format_seconds(found.others_seconds)}: a bound, not simulated."
+            f"Each of the others takes at least {format_seconds(runs.others_seconds)}: a bound, not simulated."
         )
     return lines
 
 
-def as_dict(found: BestRuns, hardware: Hardware) -> dict[str, Any]:
+def as_dict(runs: BestRuns, hardware: Hardware) -> dict[str, Any]:
     """In SI units; `others_seconds` is null where all were simulated."""
-    bound = found.others_seconds if math.isfinite(found.others_seconds) else None
-    counts = {"possible": found.possible, "fitting": found.fitting, "simulated": found.simulated}
-    best, front = ([estimate_dict(own, hardware) for own in made] for made in (found.best, found.front))
+    bound = runs.others_seconds if math.isfinite(runs.others_seconds) else None
+    counts = {"possible": runs.possible, "fitting": runs.fitting, "simulated": runs.simulated}
+    best, front = ([estimate_dict(item, hardware) for item in items] for items in (runs.best, runs.front))
     return {"best": best, **counts, "others_seconds": bound, **({"front": front} if front else {})}

@@ -58,9 +58,9 @@ class CachingAllocator:
         free = self._free[small]
         at = bisect_left(free, (size, -1))
         block = self._known[free.pop(at)[1]] if at < len(free) else self._segment(size, small)
-        rest = block.bytes - size
-        if rest >= ROUND_BYTES if small else rest > SMALL_BYTES:
-            left = self._block(rest, small, block, block.after)
+        remainder = block.bytes - size
+        if remainder >= ROUND_BYTES if small else remainder > SMALL_BYTES:
+            left = self._block(remainder, small, block, block.after)
             block.bytes = size
             self._put(left)
         block.used = True

@@ -15,54 +15,54 @@ from autoshard.step_corrections.software import PACKAGES
 from autoshard.units import MICROSECONDS, format_bytes, format_flop_rate, format_seconds
 
 
-def text(made: Estimate, hardware: Hardware) -> str:
+def text(step: Estimate, hardware: Hardware) -> str:
     """What is estimated, where a step's time goes, and what fills the memory."""
-    model, run = made.model, made.run
+    model, run = step.model, step.run
     shared = f"cp={run.cp}," if run.cp > 1 else ""
     shared += f"ep={run.ep} of dp," if run.ep > 1 else ""
     compiled = ", layers compiled" if run.compiled else ""
     where = f"dp={run.dp},{shared}tp={run.tp},pp={run.pp} ({run.devices} devices) of {hardware.name}"
     lines = [
-        f"transformer of {made.parameters / 1e9:.4g} billion parameters: {model.layers} layers, hidden {model.hidden}, "
+        f"transformer of {step.parameters / 1e9:.4g} billion parameters: {model.layers} layers, hidden {model.hidden}, "
         f"{model.heads} heads, sequence {model.sequence}",
         f"{run.batch} sequences a step on {where}, {run.precision}, {run.optimizer}: {run.micro_batches} micro-batches "
         f"of {run.micro_batch} a replica, {run.schedule}, recompute {run.recompute}, ZeRO {run.zero}{compiled}",
-        *_experts(made),
-        *_uneven(made),
+        *_experts(step),
+        *_uneven(step),
         "",
-        f"step {format_seconds(made.step_seconds)}: {made.tokens_per_second:,.0f} tokens/s, "
-        f"{format_flop_rate(made.flops_per_device)} a device{_utilisation(made, hardware)}",
+        f"step {format_seconds(step.step_seconds)}: {step.tokens_per_second:,.0f} tokens/s, "
+        f"{format_flop_rate(step.flops_per_device)} a device{_utilisation(step, hardware)}",
         *(
-            f"  {name:<40} {format_seconds(seconds):>10}  {seconds / made.step_seconds:6.1%}"
-            for name, seconds in _shown(made)
+            f"  {name:<40} {format_seconds(seconds):>10}  {seconds / step.step_seconds:6.1%}"
+            for name, seconds in _shown(step)
         ),
-        f"  error band {made.band}",
-        *_ignored(made),
+        f"  error band {step.band}",
+        *_ignored(step),
         "",
-        f"memory of the fullest device {format_bytes(made.memory.peak)}: {_fits(made, hardware)}",
+        f"memory of the fullest device {format_bytes(step.memory.peak)}: {_fits(step, hardware)}",
         *(
             f"  {name:<40} {format_bytes(size):>10}"
-            for name, size in asdict(made.memory).items()
+            for name, size in asdict(step.memory).items()
             if size and name != "host"
         ),
-        *_reserved(made, hardware),
+        *_reserved(step, hardware),
     ]
     return "\n".join(lines)
 
 
-def _reserved(made: Estimate, hardware: Hardware) -> list[str]:
-    size = _reserved_bytes(made, hardware)
+def _reserved(step: Estimate, hardware: Hardware) -> list[str]:
+    size = _reserved_bytes(step, hardware)
     return [] if size is None else [f"  {'reserved by the caching allocator':<40} {format_bytes(size):>10}"]
 
 
-def _reserved_bytes(made: Estimate, hardware: Hardware) -> float | None:
+def _reserved_bytes(step: Estimate, hardware: Hardware) -> float | None:
     """Reserved bytes; None for packages, whose simulation has none."""
-    return None if made.run.software == PACKAGES else reserved_memory(made.model, made.run, hardware)
+    return None if step.run.software == PACKAGES else reserved_memory(step.model, step.run, hardware)
 
 
-def _experts(made: Estimate) -> list[str]:
+def _experts(step: Estimate) -> list[str]:
     """What the layers have in place of a feed-forward layer."""
-    model = made.model
+    model = step.model
     if not model.experts:
         return []
     shared = f", {model.shared_experts} more for every token" if model.shared_experts else ""
@@ -73,44 +73,44 @@ def _experts(made: Estimate) -> list[str]:
     ]
 
 
-def _uneven(made: Estimate) -> list[str]:
+def _uneven(step: Estimate) -> list[str]:
     """Layers of each part of the pipeline, where they differ."""
-    own = part_layers(made.model, made.run)
-    if len(set(own)) == 1:
+    layers = part_layers(step.model, step.run)
+    if len(set(layers)) == 1:
         return []
-    runs = [(count, len(list(same))) for count, same in groupby(own)]
-    parts = "chunks" if made.run.interleave > 1 else "stages"
+    runs = [(count, len(list(same))) for count, same in groupby(layers)]
+    parts = "chunks" if step.run.interleave > 1 else "stages"
     return [f"layers of its {parts}: {', '.join(f'{count} x {n}' if n > 1 else f'{count}' for count, n in runs)}"]
 
 
-def _ignored(made: Estimate) -> list[str]:
+def _ignored(step: Estimate) -> list[str]:
     """Settings that say nothing at these sizes."""
-    run = made.run
+    run = step.run
     idle = {
         "--sequence-parallel": run.sequence_parallel and run.tp == 1,
         f"--zero {run.zero}": run.zero > 0 and run.replicas == 1,
-        f"--imbalance {made.model.imbalance:g}": made.model.imbalance != 1 and run.ep == 1,
+        f"--imbalance {step.model.imbalance:g}": step.model.imbalance != 1 and run.ep == 1,
         f"--schedule {run.schedule}": run.schedule != "1f1b" and run.pp == 1,
     }
     names = [name for name, holds in idle.items() if holds]
     return [f"ignored: {', '.join(names)}, there is nothing to share it with"] if names else []
 
 
-def _shown(made: Estimate) -> list[tuple[str, float]]:
+def _shown(step: Estimate) -> list[tuple[str, float]]:
     """But what is left of a soft maximum where one side decides: nanoseconds of waiting in a step of seconds."""
-    return [(name, seconds) for name, seconds in made.parts if seconds > 1e-6 * made.step_seconds]
+    return [(name, seconds) for name, seconds in step.parts if seconds > 1e-6 * step.step_seconds]
 
 
-def _utilisation(made: Estimate, hardware: Hardware) -> str:
-    return f", {made.flops_per_device / hardware.peak_flops(PRECISIONS[made.run.precision]):.1%} of peak"
+def _utilisation(step: Estimate, hardware: Hardware) -> str:
+    return f", {step.flops_per_device / hardware.peak_flops(PRECISIONS[step.run.precision]):.1%} of peak"
 
 
-def _fits(made: Estimate, hardware: Hardware) -> str:
-    own = made.memory
-    verdict = _verdict(own.peak, hardware.usable_memory_bytes)
-    if not own.host:
+def _fits(step: Estimate, hardware: Hardware) -> str:
+    memory = step.memory
+    verdict = _verdict(memory.peak, hardware.usable_memory_bytes)
+    if not memory.host:
         return verdict
-    return f"{verdict}; {format_bytes(own.host)} of its host: {_verdict(own.host, hardware.host_memory_bytes)}"
+    return f"{verdict}; {format_bytes(memory.host)} of its host: {_verdict(memory.host, hardware.host_memory_bytes)}"
 
 
 def _verdict(size: float, room: float) -> str:
@@ -118,44 +118,44 @@ def _verdict(size: float, room: float) -> str:
     return f"{verdict} the {format_bytes(room)} that may be used"
 
 
-def as_dict(made: Estimate, hardware: Hardware) -> dict[str, Any]:
+def as_dict(step: Estimate, hardware: Hardware) -> dict[str, Any]:
     """The same, in SI units."""
     return {
-        "model": asdict(made.model),
-        "run": asdict(made.run),
+        "model": asdict(step.model),
+        "run": asdict(step.run),
         "hardware": hardware.name,
-        "devices": made.run.devices,
-        "parameters": made.parameters,
-        "step_seconds": made.step_seconds,
-        "error_band": asdict(made.band),
-        "parts_seconds": dict(made.parts),
-        "tokens_per_second": made.tokens_per_second,
-        "flops_per_device": made.flops_per_device,
-        "memory_bytes": asdict(made.memory) | {"peak": made.memory.peak},
-        "reserved_bytes": _reserved_bytes(made, hardware),
-        "layers_computed_again": dict(made.again) or {made.run.recompute: made.model.layers},
-        "fits": made.memory.fits(hardware),
+        "devices": step.run.devices,
+        "parameters": step.parameters,
+        "step_seconds": step.step_seconds,
+        "error_band": asdict(step.band),
+        "parts_seconds": dict(step.parts),
+        "tokens_per_second": step.tokens_per_second,
+        "flops_per_device": step.flops_per_device,
+        "memory_bytes": asdict(step.memory) | {"peak": step.memory.peak},
+        "reserved_bytes": _reserved_bytes(step, hardware),
+        "layers_computed_again": dict(step.again) or {step.run.recompute: step.model.layers},
+        "fits": step.memory.fits(hardware),
     }
 
 
-def pipeline_trace(made: Estimate) -> dict[str, Any]:
+def pipeline_trace(step: Estimate) -> dict[str, Any]:
     """Chrome trace JSON: a thread per stage, an event per forward and backward of a micro-batch."""
     names = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": stage, "args": {"name": f"stage {stage}"}}
-        for stage in range(made.run.pp)
+        for stage in range(step.run.pp)
     ]
     kinds = {"F": "forward", "B": "backward"}
     events = [
         {
             "ph": "X",
             "name": f"{kinds[p.slot.kind]} {p.slot.micro_batch}"
-            + (f".{p.slot.chunk}" if made.run.interleave > 1 else ""),
+            + (f".{p.slot.chunk}" if step.run.interleave > 1 else ""),
             "cat": kinds[p.slot.kind],
             "pid": 0,
             "tid": p.stage,
             "ts": p.start_seconds * MICROSECONDS,
             "dur": p.duration_seconds * MICROSECONDS,
         }
-        for p in made.placed
+        for p in step.placed
     ]
-    return {"displayTimeUnit": "ms", "traceEvents": names + events, "otherData": {"step_seconds": made.step_seconds}}
+    return {"displayTimeUnit": "ms", "traceEvents": names + events, "otherData": {"step_seconds": step.step_seconds}}

@@ -84,8 +84,8 @@ class _UnrolledStep:
 
     def part(self, step: int) -> int:
         """Which part a step of the program's forward or backward is in."""
-        own = min(step, 2 * self.count - 1 - step) if step < 2 * self.count else 0
-        return max(part for part, start in enumerate(self.starts) if own >= start)
+        position = min(step, 2 * self.count - 1 - step) if step < 2 * self.count else 0
+        return max(part for part, start in enumerate(self.starts) if position >= start)
 
     def resident(self) -> tuple[float, ...]:
         """Weights and states; gradients where a micro-batch finds those of another."""
@@ -103,16 +103,16 @@ class _UnrolledStep:
             yield from self._cached({span.held.name for span in alive})
         for span in spans:
             if self._is_made(span):
-                for made, gone in self._copies(span):
-                    yield from self._lives_of(span, made, gone)
+                for origin, gone in self._copies(span):
+                    yield from self._lives_of(span, origin, gone)
 
-    def _cached(self, kept: set[str]) -> Iterator[Life]:
+    def _cached(self, alive: set[str]) -> Iterator[Life]:
         """Results that recomputation by operators keeps though no backward reads them, of every layer."""
         for step in kept_operators(self.built):
             sizes = {name: self.program.largest[name].bytes for name in results_of(self.program.instructions[step])}
             for copy in range(self.model.layers):
                 at = self.at(step, copy)
-                yield from ((at, 2 * self.forward - 1 - at, float(sizes[name])) for name in sizes if name not in kept)
+                yield from ((at, 2 * self.forward - 1 - at, float(sizes[name])) for name in sizes if name not in alive)
 
     def _is_made(self, span: Span) -> bool:
         """Whether it comes and goes with a micro-batch; gradients of parameters are `_weights`."""
@@ -122,39 +122,39 @@ class _UnrolledStep:
 
     def _copies(self, span: Span) -> Iterator[tuple[int, int]]:
         """Which copy of a layer a span is made in, and which it ends in."""
-        made, gone, top = self.part(span.start), self.part(span.last), self.model.layers - 1
-        if made == _FIRST and span.start < self.count:
+        origin, gone, top = self.part(span.start), self.part(span.last), self.model.layers - 1
+        if origin == _FIRST and span.start < self.count:
             ends = 1 if gone == _LAST else 0
             yield from ((copy, copy + ends) for copy in range(top))
-        elif made == _LAST and span.start >= self.count and gone in (_FIRST, _LAST):
+        elif origin == _LAST and span.start >= self.count and gone in (_FIRST, _LAST):
             ends = 1 if gone == _FIRST else 0
             yield from ((copy, copy - ends) for copy in range(top, 0, -1))
         else:
-            yield (top if made == _LAST else 0, 0 if gone == _FIRST else top)
+            yield (top if origin == _LAST else 0, 0 if gone == _FIRST else top)
 
-    def _lives_of(self, span: Span, made: int, gone: int) -> Iterator[Life]:
-        first, last, size = self.at(span.start, made), self.at(span.last, gone), span.held.bytes
+    def _lives_of(self, span: Span, origin: int, gone: int) -> Iterator[Life]:
+        first, last, size = self.at(span.start, origin), self.at(span.last, gone), span.held.bytes
         if span.held.kind == WORKING:
             pieces = self._pieces(span)
             yield from [(first, last, size / pieces)] * pieces
         elif span.start < self.count <= span.last:
-            yield from self._kept(span, made, (first, last, size))
+            yield from self._kept(span, origin, (first, last, size))
         else:
             yield first, last, size
 
-    def _kept(self, span: Span, made: int, whole: Life) -> Iterator[Life]:
+    def _kept(self, span: Span, origin: int, whole: Life) -> Iterator[Life]:
         """For backward: all the time, made again there, or as a shard in between."""
         first, last, size = whole
         end = self._recomputed(span.start)
         read = self.read_last.get(span.held.name, span.start)
         shard = span_bytes(span, self.built, self.gathered)
         if end is not None and self.part(read) == self.part(span.start):  # no layer hands it on
-            yield first, self.at(read, made), size
-            yield self.at(2 * self.count - 1 - end, made), last, size
+            yield first, self.at(read, origin), size
+            yield self.at(2 * self.count - 1 - end, origin), last, size
         elif shard < size:
-            yield first, self.at(read, made), size
+            yield first, self.at(read, origin), size
             yield first, last, shard
-            yield self.at(2 * self.count - 1 - read, made), last, size
+            yield self.at(2 * self.count - 1 - read, origin), last, size
         else:
             yield first, last, size
 
@@ -166,8 +166,8 @@ class _UnrolledStep:
         if self.run.recompute == "full":
             return (*self.starts, self.count)[part + 1] - 1
         if self.run.recompute == "operators":
-            kept = kept_operators(self.built, part - _FIRST)
-            return None if step in kept else (*self.starts, self.count)[part + 1] - 1
+            saved = kept_operators(self.built, part - _FIRST)
+            return None if step in saved else (*self.starts, self.count)[part + 1] - 1
         path = core(part - _FIRST)
         inside = [i for i, module in enumerate(self.modules) if module == path or module.startswith(f"{path}.")]
         return inside[-1] if step in inside else None

@@ -61,11 +61,11 @@ def floors(formulation: Formulation) -> Iterator[MemoryLowerBound]:
         if site.kind == "op"
     }
     before = 0.0
-    for own in OperatorBytes(formulation.graph, formulation.mesh, strategies, parts.parameters).moments():
-        for phase, beside in ((FORWARD, own.forward), (BACKWARD, own.backward)):
-            size = parts.lasting + before + float((own.kept + beside).min())
-            yield MemoryLowerBound(size, phase, own.op, parts.lasting, before)
-        before += float(own.kept.min())
+    for moment in OperatorBytes(formulation.graph, formulation.mesh, strategies, parts.parameters).moments():
+        for phase, beside in ((FORWARD, moment.forward), (BACKWARD, moment.backward)):
+            size = parts.lasting + before + float((moment.kept + beside).min())
+            yield MemoryLowerBound(size, phase, moment.op, parts.lasting, before)
+        before += float(moment.kept.min())
     everything = parts.lasting + parts.gradients
     yield MemoryLowerBound(everything, OPTIMIZER, "", everything)
 
@@ -90,13 +90,13 @@ class _LeastStored:
     def _add(self, name: str, layouts: list[Layout]) -> None:
         parameter = self.known[name]
         parts = [parameter_parts(self.graph, parameter, layout, self.mesh) for layout in layouts]
-        self.lasting += min(own + moments for own, _, moments in parts)
+        self.lasting += min(weight + moments for weight, _, moments in parts)
         self.gradients += min(gradient for _, gradient, _ in parts) if is_trained(self.graph, parameter) else 0.0
         if not any(layout.host for layout in layouts):
-            self.parameters[name] = min(own for own, _, _ in parts)
+            self.parameters[name] = min(weight for weight, _, _ in parts)
 
 
 def allowed(formulation: Formulation, n: int) -> list[int]:
     """The choices of a node that are not forbidden by themselves."""
-    found: list[int] = np.flatnonzero(np.isfinite(formulation.problem.nodes[n].seconds)).tolist()
-    return found
+    choices: list[int] = np.flatnonzero(np.isfinite(formulation.problem.nodes[n].seconds)).tolist()
+    return choices

@@ -66,9 +66,9 @@ class OperatorBytes:
     def moments(self) -> Iterator[OperatorMoments]:
         """Of each operator, in order."""
         for index, op in enumerate(self.graph.ops):
-            own = list(self._kept(op, index))
+            places = list(self._kept(op, index))
             beside, gradients = list(self._beside(op, index)), list(self._gradients(op))
-            rows = [self._bytes(op, strategy, own, beside, gradients) for strategy in self.strategies[op.name]]
+            rows = [self._bytes(op, strategy, places, beside, gradients) for strategy in self.strategies[op.name]]
             kept_, forward, backward = np.array(rows, dtype=float).T
             yield OperatorMoments(op.name, kept_, forward, backward)
 
@@ -82,17 +82,17 @@ class OperatorBytes:
         for index, op in enumerate(self.graph.ops if self.graph.loss else ()):
             without = self._without(op)
             for place in _places(op, op.saved.operands, op.saved.results):
-                found = perhaps if not place.made and place.position in without else sure
-                found.setdefault(self.storage.root[place.tensor], (index, place))
+                keepers = perhaps if not place.made and place.position in without else sure
+                keepers.setdefault(self.storage.root[place.tensor], (index, place))
         fixed = self.storage.lasting | self.made_again
         return {root: where for root, where in (perhaps | sure).items() if root not in fixed}
 
     def _without(self, op: Op) -> frozenset[int]:
         """The operands that it does not keep under some strategy."""
-        found: set[int] = set()
+        operands: set[int] = set()
         for strategy in self.strategies[op.name]:
-            found.update(self._kept_otherwise(op, strategy)[0])
-        return frozenset(found)
+            operands.update(self._kept_otherwise(op, strategy)[0])
+        return frozenset(operands)
 
     def _kept(self, op: Op, index: int) -> Iterator[_TensorPlace]:
         """What counts as kept by this operator."""
@@ -125,7 +125,7 @@ class OperatorBytes:
         self,
         op: Op,
         strategy: Strategy,
-        own: Sequence[_TensorPlace],
+        places: Sequence[_TensorPlace],
         beside: Sequence[_TensorPlace],
         gradients: Sequence[_TensorPlace],
     ) -> tuple[float, float, float]:
@@ -136,7 +136,7 @@ class OperatorBytes:
         locals_ = local_tensors(self.graph, op, strategy, self.mesh)
         without, extra = self._kept_otherwise(op, strategy)
         held = temporary(self.mesh, op, strategy.variant, locals_[0], strategy.operands, locals_[1])
-        sizes = [place.least(self.storage, strategy) for place in own if place.made or place.position not in without]
+        sizes = [place.least(self.storage, strategy) for place in places if place.made or place.position not in without]
         read = [place.least(self.storage, strategy) - self.stored.get(place.tensor, 0.0) for place in beside]
         own_gradients = [place.least(self.storage, strategy) for place in gradients]
         forward, backward = held.forward + sum(max(0.0, size) for size in read), held.backward + sum(own_gradients)
@@ -149,6 +149,6 @@ class OperatorBytes:
         operands, results = local_tensors(self.graph, op, strategy, self.mesh)
         if not keeps_otherwise(op, strategy.variant):
             return (), extra_bytes(self.graph, op, operands, results)
-        own = kept(self.mesh, op, strategy.variant, operands, strategy.operands, results)
-        extra = extra_bytes(self.graph, op, operands, results) if own.extra_bytes is None else own.extra_bytes
-        return own.without, extra + own.more_bytes
+        held = kept(self.mesh, op, strategy.variant, operands, strategy.operands, results)
+        extra = extra_bytes(self.graph, op, operands, results) if held.extra_bytes is None else held.extra_bytes
+        return held.without, extra + held.more_bytes

@@ -42,19 +42,19 @@ class ViewStorage:
         under the strategy of the view that takes least."""
         key = tensor, layout
         if key not in self._sizes:
-            own = activation_bytes(self.graph.tensor(tensor), layout, self.mesh)
-            viewed = self._views(tensor).get(as_stored(layout), own) if tensor in self.viewed else own
-            self._sizes[key] = min(own, viewed)
+            size_bytes = activation_bytes(self.graph.tensor(tensor), layout, self.mesh)
+            viewed = self._views(tensor).get(as_stored(layout), size_bytes) if tensor in self.viewed else size_bytes
+            self._sizes[key] = min(size_bytes, viewed)
         return self._sizes[key]
 
     def _views(self, tensor: str) -> dict[Layout, float]:
         """Layout of a view, as its operator makes it -> the least of what it is a view of."""
         if tensor not in self._under:
             source, name = self.viewed[tensor]
-            op, found = self.graph.by_op[name], self._under.setdefault(tensor, {})
+            op, sizes = self.graph.by_op[name], self._under.setdefault(tensor, {})
             result, operand = op.results.index(tensor), op.operands.index(source)
             for strategy in self.strategies[name]:
-                given, made = strategy.operands[operand], as_stored(strategy.results[result])
-                assert given is not None, f"{name}: a view of nothing"
-                found[made] = min(found.get(made, float("inf")), self.least(source, given))
+                before, after = strategy.operands[operand], as_stored(strategy.results[result])
+                assert before is not None, f"{name}: a view of nothing"
+                sizes[after] = min(sizes.get(after, float("inf")), self.least(source, before))
         return self._under[tensor]

@@ -62,11 +62,11 @@ class CallRecorder:
             return  # another name of what is known: detach, alias
         needs: list[int] = []
         arguments = tuple(self._argument(value, needs) for value in args)
-        given = {name: value for name, value in kwargs.items() if name not in _PLACES}
-        if not inputs and outputs and _takes_dtype(func) and given.get("dtype") is None:
-            given["dtype"] = outputs[0].dtype  # not what the default happens to be elsewhere
-        keywords = tuple((name, self._argument(value, needs)) for name, value in given.items())
-        odd = func.namespace != "aten" or any(map(keyword.iskeyword, given))
+        options = {name: value for name, value in kwargs.items() if name not in _PLACES}
+        if not inputs and outputs and _takes_dtype(func) and options.get("dtype") is None:
+            options["dtype"] = outputs[0].dtype  # not what the default happens to be elsewhere
+        keywords = tuple((name, self._argument(value, needs)) for name, value in options.items())
+        odd = func.namespace != "aten" or any(map(keyword.iskeyword, options))
         known = not odd and _UNKNOWN not in _flat((arguments, keywords))
         target = f"aten.{func.overloadpacket.__name__}.{_without_generator(func)}"
         step = self._step(func, inputs, outputs, written)
@@ -113,11 +113,11 @@ class CallRecorder:
     def _storage(self, tensor: torch.Tensor) -> int:
         """A number of its own for each storage, though an address may be used again."""
         storage = tensor.untyped_storage()
-        found = self.alive.get(storage._cdata)
-        if found is None or found[0].expired():
+        entry = self.alive.get(storage._cdata)
+        if entry is None or entry[0].expired():
             self.storages += 1
-            found = self.alive[storage._cdata] = StorageWeakRef(storage), self.storages
-        return found[1]
+            entry = self.alive[storage._cdata] = StorageWeakRef(storage), self.storages
+        return entry[1]
 
     def _place(self, tensor: torch.Tensor) -> Place:
         return self._storage(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
@@ -165,22 +165,22 @@ class CallRecorder:
         if storage not in self.writers and self._place(tensor) not in self.named:
             return ()
         reference = self._reference(tensor)
-        kept = self._kept(reference, storage)
-        while kept and (source := self.steps[kept[-1]].source) and self._target(kept[-1]) == reference:
+        numbers = self._kept(reference, storage)
+        while numbers and (source := self.steps[numbers[-1]].source) and self._target(numbers[-1]) == reference:
             reference, storage = source
-            kept = self._kept(reference, storage)
-        if not kept:
+            numbers = self._kept(reference, storage)
+        if not numbers:
             return ()
-        order = {step: position for position, step in enumerate(kept)}
-        calls = [_renumbered(self._written_down(self.steps[number]), order) for number in kept]
+        order = {step: position for position, step in enumerate(numbers)}
+        calls = [_renumbered(self._written_down(self.steps[number]), order) for number in numbers]
         last = _moved(reference, order)
         return tuple(calls) if last == f"%{len(calls) - 1}" else (*calls, RecipeCall("result", (last,), ()))
 
     def _kept(self, reference: str, storage: int) -> list[int]:
         """The steps of the recipe; [] where there is none."""
         wanted = self._needed(_step_of(reference), storage) if reference != _UNKNOWN else None
-        kept = self._used(self._uncovered(wanted), _step_of(reference)) if wanted else []
-        return kept if self._all_filled(kept) else []
+        numbers = self._used(self._uncovered(wanted), _step_of(reference)) if wanted else []
+        return numbers if self._all_filled(numbers) else []
 
     def _target(self, number: int) -> Attribute:
         call = self.steps[number].call
@@ -222,20 +222,20 @@ class CallRecorder:
                 pending[storage].append(number)
         return [number for number in wanted if number not in dropped]
 
-    def _all_filled(self, kept: Sequence[int]) -> bool:
+    def _all_filled(self, numbers: Sequence[int]) -> bool:
         """False where a storage begins as whatever memory holds, and no call covers all of it."""
-        steps = [self.steps[number] for number in kept]
+        steps = [self.steps[number] for number in numbers]
         covered = {storage for step in steps if step.kind == "cover" for storage in step.writes}
         return all(step.writes <= covered for step in steps if _is_empty(step.call))
 
     def _used(self, wanted: Sequence[int], last: int) -> list[int]:
-        used, kept = {last}, []
+        used, numbers = {last}, []
         for number in reversed(wanted):
             step = self.steps[number]
             if number in used or step.kind in ("change", "fill", "cover"):
-                kept.append(number)
+                numbers.append(number)
                 used.update(step.needs)
-        return kept[::-1]
+        return numbers[::-1]
 
 
 _UNKNOWN = "%?"
@@ -271,9 +271,9 @@ def _flat(value: Any) -> Iterator[Any]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors that the call changes."""
-    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    by_name = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
     changed = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [tensor for name in changed if name in given for tensor in _tensors(given[name])]
+    return [tensor for name in changed if name in by_name for tensor in _tensors(by_name[name])]
 
 
 def _is_empty(call: RecipeCall | None) -> bool:
@@ -300,8 +300,8 @@ def _step_of(reference: str) -> int:
 
 
 def _moved(reference: str, order: Mapping[int, int]) -> str:
-    number, dot, rest = reference[1:].partition(".")
-    return f"%{order[int(number)]}{dot}{rest}"
+    number, dot, position = reference[1:].partition(".")
+    return f"%{order[int(number)]}{dot}{position}"
 
 
 def _renumbered(call: RecipeCall, order: Mapping[int, int]) -> RecipeCall:

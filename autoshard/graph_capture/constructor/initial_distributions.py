@@ -74,12 +74,12 @@ class InitWatcher(TorchDispatchMode):
             self.known[_storage(tensor)] = (tensor.untyped_storage(), ("constant", float(values)))
 
     def _trunc_normal(self, tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
-        made = self.original(tensor, mean, std, a, b, generator)
+        filled = self.original(tensor, mean, std, a, b, generator)
         init = ("trunc_normal", float(mean), float(std), float(a), float(b))
         self.recorder.forget(tensor)
         self.partly.discard(_storage(tensor))
         self.known[_storage(tensor)] = (tensor.untyped_storage(), init)
-        return made
+        return filled
 
     def init_of(self, tensor: torch.Tensor) -> Init:
         """How `tensor` starts, () where that is not known."""

@@ -55,17 +55,17 @@ class _LargeOnMeta(TorchFunctionMode):
     """Small tensors have values; those that are computed of a large one have none."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if func in _device_constructors() and given.get("device") is None:
-            large = func(*args, **{**given, "device": "meta"})
-            return large if large.numel() > LARGE_ELEMENTS else func(*args, **given)
+        keywords = kwargs or {}
+        if func in _device_constructors() and keywords.get("device") is None:
+            large = func(*args, **{**keywords, "device": "meta"})
+            return large if large.numel() > LARGE_ELEMENTS else func(*args, **keywords)
         try:
-            return func(*args, **given)
+            return func(*args, **keywords)
         except (RuntimeError, NotImplementedError) as error:
-            if not needs_values(error) or _writes(func, given) or not _is_mixed((args, given)):
+            if not needs_values(error) or _writes(func, keywords) or not _is_mixed((args, keywords)):
                 raise
-            args, given = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, given))
-            return func(*args, **given)
+            args, keywords = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, keywords))
+            return func(*args, **keywords)
 
 
 def _writes(func: Any, kwargs: Any) -> bool:

@@ -20,12 +20,12 @@ def recipes_of(
     values: Mapping[str, Any], parameters: Iterable[Parameter], buffers: Iterable[Parameter], calls_of: CallsOf
 ) -> tuple[Recipe, ...]:
     """One recipe for all that are made alike. `calls_of` is () where `init` says all, or nothing is known."""
-    made: dict[tuple[RecipeCall, ...], list[str]] = {}
+    by_calls: dict[tuple[RecipeCall, ...], list[str]] = {}
     for stored, is_buffer in [*((p, False) for p in parameters), *((b, True) for b in buffers)]:
         value = values.get(stored.path)
         if isinstance(value, torch.Tensor) and (calls := _calls(stored, value, is_buffer, calls_of)):
-            made.setdefault(calls, []).append(stored.path)
-    return tuple(Recipe(tuple(paths), calls) for calls, paths in made.items())
+            by_calls.setdefault(calls, []).append(stored.path)
+    return tuple(Recipe(tuple(paths), calls) for calls, paths in by_calls.items())
 
 
 def flag_values(model: torch.nn.Module, calls_of: CallsOf) -> dict[str, torch.Tensor]:
@@ -75,8 +75,8 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def is_random(calls: Sequence[RecipeCall]) -> bool:
     """True where any call draws numbers."""
-    own = [_function(call.target) for call in calls if call.target.startswith("aten.")]
-    return any(torch.Tag.nondeterministic_seeded in function.tags for function in own)
+    functions = [_function(call.target) for call in calls if call.target.startswith("aten.")]
+    return any(torch.Tag.nondeterministic_seeded in function.tags for function in functions)
 
 
 def replay(calls: Sequence[RecipeCall]) -> torch.Tensor:
@@ -114,11 +114,11 @@ def _taken(value: Attribute, results: list[Any]) -> Any:
 
 def numbers(call: RecipeCall) -> torch.Tensor:
     """The tensor of a call `values` or `packed`."""
-    name, shape, given = call.arguments
+    name, shape, payload = call.arguments
     assert isinstance(name, str) and isinstance(shape, tuple)
     dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    if isinstance(given, tuple):
-        return torch.tensor(given, dtype=dtype).reshape(shape)
-    assert isinstance(given, str)
-    raw = bytearray(zlib.decompress(base64.b64decode(given)))
+    if isinstance(payload, tuple):
+        return torch.tensor(payload, dtype=dtype).reshape(shape)
+    assert isinstance(payload, str)
+    raw = bytearray(zlib.decompress(base64.b64decode(payload)))
     return torch.frombuffer(raw, dtype=dtype).reshape(shape) if raw else torch.empty(shape, dtype=dtype)

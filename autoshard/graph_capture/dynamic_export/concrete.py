@@ -34,12 +34,12 @@ def concrete(program: Any, dims: Mapping[str, tuple[tuple[str, int], int]]) -> A
 
 def places_at(sizes: Sequence[DynamicSize], point: Sequence[int]) -> dict[str, tuple[tuple[str, int], int]]:
     """Of each size its first dim, and the size at this point."""
-    return {own.name: (own.dims[0], size) for own, size in zip(sizes, point, strict=True)}
+    return {dynamic.name: (dynamic.dims[0], size) for dynamic, size in zip(sizes, point, strict=True)}
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:
     """With graphs of its own, submodules of regions too; tensors are shared."""
-    made = fx.GraphModule(module, fx.Graph())
+    copied = fx.GraphModule(module, fx.Graph())
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(module.graph, copies, return_output_node=True)
@@ -49,17 +49,17 @@ def _copied(module: fx.GraphModule) -> fx.GraphModule:
         node.meta = dict(old.meta)
     for node in graph.nodes:
         node.meta = dict(node.meta)
-    made.graph = graph
+    copied.graph = graph
     for name, child in module.named_children():
         if isinstance(child, fx.GraphModule):
-            setattr(made, name, _copied(child))
-    return made
+            setattr(copied, name, _copied(child))
+    return copied
 
 
 def _values(graph: fx.Graph, dims: Mapping[str, tuple[tuple[str, int], int]]) -> _Values:
     """What each of torch's symbols is."""
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
-    found: _Values = {}
+    values: _Values = {}
     for name, ((placeholder, dim), size) in dims.items():
         shown = nodes[placeholder].meta["val"].shape[dim]
         symbols = list(shown.node.expr.free_symbols) if isinstance(shown, torch.SymInt) else []
@@ -67,9 +67,9 @@ def _values(graph: fx.Graph, dims: Mapping[str, tuple[tuple[str, int], int]]) ->
             message = f"{name} can't be dynamic: the model fixes dim {dim} of {placeholder} to {shown}"
             raise CaptureError(message, "leave this size out of the dynamic ones")
         (symbol,), expression = symbols, shown.node.expr
-        slope, rest = expression.expand().coeff(symbol, 1), expression.subs(symbol, 0)
-        found[symbol] = (size - int(rest)) // int(slope)
-    return found
+        slope, offset = expression.expand().coeff(symbol, 1), expression.subs(symbol, 0)
+        values[symbol] = (size - int(offset)) // int(slope)
+    return values
 
 
 def _fold(module: fx.GraphModule, values: _Values, known: dict[Any, int]) -> None:
@@ -78,13 +78,13 @@ def _fold(module: fx.GraphModule, values: _Values, known: dict[Any, int]) -> Non
     for node in list(module.graph.nodes):
         value = node.meta.get("val")
         if numbers:
-            node.args = fx.map_arg(node.args, lambda own: numbers.get(own, own))
-            node.kwargs = fx.map_arg(node.kwargs, lambda own: numbers.get(own, own))
+            node.args = fx.map_arg(node.args, lambda arg: numbers.get(arg, arg))
+            node.kwargs = fx.map_arg(node.kwargs, lambda arg: numbers.get(arg, arg))
         if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat):
             numbers[node] = _number(value, values, known)
         elif value is not None:
             node.meta["val"] = torch.utils._pytree.tree_map_only(
-                (torch.Tensor, torch.SymInt), lambda own: _concrete_value(own, values, known), value
+                (torch.Tensor, torch.SymInt), lambda leaf: _concrete_value(leaf, values, known), value
             )
     for node in reversed(list(module.graph.nodes)):
         dead = node in numbers or str(node.target).startswith(("aten._assert_scalar", "aten.sym_constrain_range"))
@@ -105,8 +105,8 @@ def _concrete_value(value: Any, values: _Values, known: dict[Any, int]) -> Any:
     if all(isinstance(size, int) and not isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
         return value
     with value.fake_mode, torch.no_grad():
-        made = torch.empty_strided(shape, strides or [], dtype=value.dtype, device=value.device)
-    return made.requires_grad_(value.requires_grad and value.is_leaf and value.dtype.is_floating_point)
+        tensor = torch.empty_strided(shape, strides or [], dtype=value.dtype, device=value.device)
+    return tensor.requires_grad_(value.requires_grad and value.is_leaf and value.dtype.is_floating_point)
 
 
 def _number(value: Any, values: _Values, known: dict[Any, int]) -> Any:
@@ -116,43 +116,43 @@ def _number(value: Any, values: _Values, known: dict[Any, int]) -> Any:
     expression = value.node.expr
     if expression not in known:
         known[expression] = expression.subs(values)
-    made = known[expression]
-    if getattr(made, "free_symbols", None):
+    number = known[expression]
+    if getattr(number, "free_symbols", None):
         raise CaptureError(f"a size of the trace, {expression}, does not follow from the inputs' sizes", "other sizes")
     if isinstance(value, torch.SymBool):
-        return bool(made)
-    return float(made) if isinstance(value, torch.SymFloat) else int(made)
+        return bool(number)
+    return float(number) if isinstance(value, torch.SymFloat) else int(number)
 
 
 def with_sizes(examples: Sequence[Tensor], samples: int, length: int) -> tuple[Tensor, ...]:
     """With `samples` in place of their own, and sequences of `length`; of none where they have none."""
     heads = [x.shape[0] for x in examples if x.dim()]
-    made = with_samples(examples, max(heads, key=heads.count, default=0), samples)
-    return with_length(made, length) if length else made
+    batched = with_samples(examples, max(heads, key=heads.count, default=0), samples)
+    return with_length(batched, length) if length else batched
 
 
-def with_samples(examples: Sequence[Tensor], own: int, count: int) -> tuple[Tensor, ...]:
-    """Those whose dim 0 has `own` samples get `count`, the same ones over and over, in the same order in memory."""
-    return tuple(resized(x, 0, count) if x.shape[:1] == (own,) else x for x in examples)
+def with_samples(examples: Sequence[Tensor], batch: int, count: int) -> tuple[Tensor, ...]:
+    """Those whose dim 0 has `batch` samples get `count`, the same ones over and over, in the same order in memory."""
+    return tuple(resized(x, 0, count) if x.shape[:1] == (batch,) else x for x in examples)
 
 
 def with_length(examples: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
     """Those with sequences get some of `count`, their own over and over."""
     _, dims = sequence_dims([tuple(x.shape) for x in examples], [x.dtype.is_floating_point for x in examples])
-    made = []
-    for x, own in zip(examples, dims, strict=True):
-        for dim in own:
+    lengthened = []
+    for x, x_dims in zip(examples, dims, strict=True):
+        for dim in x_dims:
             x = resized(x, dim, count)
-        made.append(x)
-    return tuple(made)
+        lengthened.append(x)
+    return tuple(lengthened)
 
 
 def resized(example: Tensor, dim: int, count: int) -> Tensor:
     if example.stride(dim) == 0:
-        sizes = [count if own == dim else size for own, size in enumerate(example.shape)]
+        sizes = [count if axis == dim else size for axis, size in enumerate(example.shape)]
         return example.narrow(dim, 0, 1).expand(sizes)
-    order = sorted(range(example.dim()), key=lambda own: -example.stride(own))
-    back = [order.index(own) for own in range(example.dim())]
+    order = sorted(range(example.dim()), key=lambda axis: -example.stride(axis))
+    back = [order.index(axis) for axis in range(example.dim())]
     picked = torch.arange(count, device=example.device) % example.shape[dim]
-    made = example.detach().permute(order).index_select(order.index(dim), picked).permute(back)
-    return made.requires_grad_(example.requires_grad)
+    tiled = example.detach().permute(order).index_select(order.index(dim), picked).permute(back)
+    return tiled.requires_grad_(example.requires_grad)

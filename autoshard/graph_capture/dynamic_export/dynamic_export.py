@@ -36,61 +36,61 @@ class DynamicDims:
     @property
     def planned(self) -> tuple[int, ...]:
         """The largest of each; of those without a limit the example's, or the first above."""
-        made = []
+        largest = []
         for (declared, _), example in zip(self.sizes, self.examples, strict=True):
-            own = declared.symbol
-            units = max(1, -(-(example - own.remainder) // own.divisor))
-            made.append(own.most or max(own.least, units * own.divisor + own.remainder))
-        return tuple(made)
+            symbol = declared.symbol
+            units = max(1, -(-(example - symbol.remainder) // symbol.divisor))
+            largest.append(symbol.most or max(symbol.least, units * symbol.divisor + symbol.remainder))
+        return tuple(largest)
 
     def sizes_of(self, inputs: Sequence[str]) -> tuple[DynamicSize, ...]:
         """As a graph has them, with inputs of these names."""
         return tuple(
             DynamicSize(
-                own.name,
-                own.symbol.least,
-                own.symbol.most,
-                own.symbol.divisor,
-                own.symbol.remainder,
+                size.name,
+                size.symbol.least,
+                size.symbol.most,
+                size.symbol.divisor,
+                size.symbol.remainder,
                 tuple((inputs[number], dim) for number, dim in dims),
             )
-            for own, dims in self.sizes
+            for size, dims in self.sizes
         )
 
     def traced_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The example inputs with sizes to trace with: at least 2 units (torch fixes 0 and 1), and no other dim's."""
-        made, taken = list(inputs), {*self.others}
+        traced, taken = list(inputs), {*self.others}
         for declared, dims in self.sizes:
-            own = declared.symbol
-            first = max(2, (own.least - own.remainder) // own.divisor)
-            last = (own.most - own.remainder) // own.divisor if own.most else first + 200
-            options = [k * own.divisor + own.remainder for k in range(first, min(last, first + 200) + 1)]
+            symbol = declared.symbol
+            first = max(2, (symbol.least - symbol.remainder) // symbol.divisor)
+            last = (symbol.most - symbol.remainder) // symbol.divisor if symbol.most else first + 200
+            options = [k * symbol.divisor + symbol.remainder for k in range(first, min(last, first + 200) + 1)]
             size = next((size for size in options if size not in taken), options[0])
             taken.add(size)
             for number, dim in dims:
-                made[number] = resized(made[number], dim, size)
-        return tuple(made)
+                traced[number] = resized(traced[number], dim, size)
+        return tuple(traced)
 
     def shapes(self, count: int) -> tuple[dict[int, Any], ...]:
         """As `torch.export.export` takes them, for `count` inputs."""
-        made: list[dict[int, Any]] = [{} for _ in range(count)]
+        shapes: list[dict[int, Any]] = [{} for _ in range(count)]
         for declared, dims in self.sizes:
             dim_of = _dim(declared)
             for number, dim in dims:
-                made[number][dim] = dim_of
-        return tuple(made)
+                shapes[number][dim] = dim_of
+        return tuple(shapes)
 
 
 def _dim(declared: Declared) -> Any:
     """torch's Dim: `divisor * _n + remainder`. Its least is 2 in a trace, whatever is said."""
-    own = declared.symbol
-    limits = {"min": max(1, (own.least - own.remainder) // own.divisor)}
-    if own.most:
-        limits["max"] = (own.most - own.remainder) // own.divisor
-    if own.divisor == 1:
+    symbol = declared.symbol
+    limits = {"min": max(1, (symbol.least - symbol.remainder) // symbol.divisor)}
+    if symbol.most:
+        limits["max"] = (symbol.most - symbol.remainder) // symbol.divisor
+    if symbol.divisor == 1:
         return torch.export.Dim(declared.name, **limits)
-    made = own.divisor * torch.export.Dim(f"_{declared.name}", **limits)
-    return made + own.remainder if own.remainder else made
+    dim = symbol.divisor * torch.export.Dim(f"_{declared.name}", **limits)
+    return dim + symbol.remainder if symbol.remainder else dim
 
 
 def dynamic_dims(model: torch.nn.Module, inputs: Sequence[torch.Tensor], texts: Sequence[str]) -> DynamicDims | None:
@@ -103,23 +103,23 @@ def dynamic_dims(model: torch.nn.Module, inputs: Sequence[torch.Tensor], texts: 
     declared = parse(texts) or of_model(model, shapes)
     if not declared:
         return None
-    sizes = tuple((own, dims_of(own, shapes)) for own in declared)
+    sizes = tuple((size, dims_of(size, shapes)) for size in declared)
     seen: dict[tuple[int, int], str] = {}
     examples: list[int] = []
-    for own, dims in sizes:
+    for size, dims in sizes:
         for place in dims:
             if place in seen:
-                message = f"dim {place[1]} of {shapes[place[0]].name} is both {seen[place]} and {own.name}"
+                message = f"dim {place[1]} of {shapes[place[0]].name} is both {seen[place]} and {size.name}"
                 raise UsageError(message, "one size for a dim: NAME=…@INPUT.DIM")
-            seen[place] = own.name
-        found = {shapes[number].sizes[dim] for number, dim in dims}
-        if len(found) > 1:
+            seen[place] = size.name
+        lengths = {shapes[number].sizes[dim] for number, dim in dims}
+        if len(lengths) > 1:
             listed = ", ".join(f"{shapes[n].name}.{dim} ({shapes[n].sizes[dim]})" for n, dim in dims)
             raise UsageError(
-                f"the dims of {own.name} differ in the example inputs: {listed}", "a size for each of them"
+                f"the dims of {size.name} differ in the example inputs: {listed}", "a size for each of them"
             )
-        examples.extend(found)
-    others = (size for n, own in enumerate(shapes) for dim, size in enumerate(own.sizes) if (n, dim) not in seen)
+        examples.extend(lengths)
+    others = (size for n, shape in enumerate(shapes) for dim, size in enumerate(shape.sizes) if (n, dim) not in seen)
     return DynamicDims(sizes, tuple(examples), tuple(others))
 
 
@@ -137,24 +137,24 @@ class Guards:
 @contextmanager
 def noting_guards(names: Sequence[str]) -> Iterator[Guards]:
     """Of what is traced within. `names`: of the forward's inputs."""
-    usual, found = ShapeEnv.produce_guards_verbose, Guards()
+    usual, guards = ShapeEnv.produce_guards_verbose, Guards()
     created = ShapeEnv.create_symbol
 
     def produce(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found.asked = [(guard.expr, _line(guard.sloc)) for guard in self.guards]
+        guards.asked = [(guard.expr, _line(guard.sloc)) for guard in self.guards]
         return usual(self, *args, **kwargs)
 
     def create(self: Any, val: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        made = created(self, val, source, *args, **kwargs)
+        symbol = created(self, val, source, *args, **kwargs)
         place = _SIZE.search(source.name if isinstance(source.name, str) else source.name())
         if place:
             number = int(place[2]) if place[2] else names.index(place[1]) if place[1] in names else -1
-            found.sources[str(made)] = number, int(place[3])
-        return made
+            guards.sources[str(symbol)] = number, int(place[3])
+        return symbol
 
     ShapeEnv.produce_guards_verbose, ShapeEnv.create_symbol = produce, create
     try:
-        yield found
+        yield guards
     finally:
         ShapeEnv.produce_guards_verbose, ShapeEnv.create_symbol = usual, created
 
@@ -170,14 +170,14 @@ def _line(sloc: Any) -> str:
 def fixed_size(error: BaseException, dims: DynamicDims, guards: Guards) -> CaptureError | None:
     """The refusal where `error` says that the model fixes a declared size; else None."""
     text = str(error)
-    by_place = {place: own.name for own, places in dims.sizes for place in places}
+    by_place = {place: size.name for size, places in dims.sizes for place in places}
     names = {symbol: by_place[place] for symbol, place in guards.sources.items() if place in by_place}
     used = [symbol for symbol in names if re.search(rf"\b{symbol}\b", text)]
     if "specialized it to be a constant" in text or "Constraints violated" in text:
-        named = [own.name for own, _ in dims.sizes if re.search(rf"\b_?{own.name}\b", text)]
+        named = [size.name for size, _ in dims.sizes if re.search(rf"\b_?{size.name}\b", text)]
         name = named[0] if named else dims.sizes[0][0].name
-        own = [symbol for symbol, other in names.items() if other == name]
-        lines = [line for guard, line in guards.asked if line and {str(s) for s in guard.free_symbols} & {*own}]
+        symbols = [symbol for symbol, other in names.items() if other == name]
+        lines = [line for guard, line in guards.asked if line and {str(s) for s in guard.free_symbols} & {*symbols}]
         at = f" at {lines[-1]}" if lines else ""
         constant = re.search(rf"_?{name} as dynamic but your code specialized it to be a constant \((\d+)\)", text)
         bullets = [line.strip(" -") for line in text.splitlines() if line.strip().startswith("-")]
@@ -199,7 +199,7 @@ def fixed_size(error: BaseException, dims: DynamicDims, guards: Guards) -> Captu
 
 def check_guards(dims: DynamicDims, guards: Guards) -> None:
     """CaptureError where a condition that the trace met does not hold for all declared sizes."""
-    by_place = {place: own for own, places in dims.sizes for place in places}
+    by_place = {place: size for size, places in dims.sizes for place in places}
     declared = {symbol: by_place[place] for symbol, place in guards.sources.items() if place in by_place}
     for guard, line in guards.asked:
         symbols = sorted(guard.free_symbols, key=str)
@@ -207,8 +207,8 @@ def check_guards(dims: DynamicDims, guards: Guards) -> None:
         if not symbols or any(str(symbol) not in declared for symbol in symbols):
             continue
         # Torch's own conditions, without a line, are of dims of 1: the least sizes may make one, and are verified.
-        ranges = [[*_sizes(own)][0 if line else 1 :] for own in known.values()]
-        each = ranges if len(ranges) == 1 else [_spread(own) for own in ranges]
+        ranges = [[*_sizes(size)][0 if line else 1 :] for size in known.values()]
+        each = ranges if len(ranges) == 1 else [_spread(span) for span in ranges]
         for sizes in product(*each):
             at = dict(zip(known, sizes, strict=True))
             if not _holds(guard, {symbol: at[declared[str(symbol)].name] for symbol in symbols}):
@@ -226,10 +226,10 @@ def _spread(sizes: list[int]) -> list[int]:
 _SIDES = "ranges that stay on one side; or a plan for each side"
 
 
-def _sizes(own: Declared) -> Iterator[int]:
+def _sizes(declared: Declared) -> Iterator[int]:
     """Allowed ones, from 2 on: of 0 and 1 torch asks nothing in a trace. Of a long range some, evenly spread, with both
     ends."""
-    symbol = own.symbol
+    symbol = declared.symbol
     first = (symbol.least - symbol.remainder) // symbol.divisor
     last = (symbol.most - symbol.remainder) // symbol.divisor if symbol.most else first + 10 * MOST_UNITS
     step = max(1, (last - first) // MOST_UNITS)
@@ -240,35 +240,35 @@ def _sizes(own: Declared) -> Iterator[int]:
 
 
 def _holds(guard: Any, values: dict[Any, int]) -> bool:
-    made = guard.subs(values)
-    return bool(made.free_symbols) or bool(made)
+    condition = guard.subs(values)
+    return bool(condition.free_symbols) or bool(condition)
 
 
-def export_with(dims: DynamicDims, module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
+def export_with(dims: DynamicDims, module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     """torch.export with these dims as symbols. CaptureError, with the model's line, where it fixes one of them."""
     try:
-        return _exported(dims, module, given)
+        return _exported(dims, module, inputs)
     except CaptureError as error:
         try:
             begin_trace()
             with as_if_traced():
-                return _exported(dims, module, given)
+                return _exported(dims, module, inputs)
         except Exception:
             raise error from error.__cause__
 
 
-def _exported(dims: DynamicDims, module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
-    shapes = dims.shapes(len(given))
+def _exported(dims: DynamicDims, module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
+    shapes = dims.shapes(len(inputs))
     with noting_guards(list(inspect.signature(module.forward).parameters)) as guards, keeping_symbols():
         try:
-            made = torch.export.export(module, given, strict=False, dynamic_shapes=_by_argument(module, shapes))
+            exported = torch.export.export(module, inputs, strict=False, dynamic_shapes=_by_argument(module, shapes))
         except Exception as error:
             fixed = fixed_size(error, dims, guards)
             if fixed is None:
                 raise
             raise fixed from error
     check_guards(dims, guards)
-    return made
+    return exported
 
 
 def _by_argument(module: torch.nn.Module, shapes: tuple[dict[int, Any], ...]) -> Any:

@@ -33,9 +33,9 @@ def as_if_traced() -> AbstractContextManager[Any]:
 _USUAL = len
 
 
-def _length(own: Any, /) -> Any:
+def _length(value: Any, /) -> Any:
     """Python's own takes no symbol."""
-    return own.shape[0] if isinstance(own, torch.Tensor) and own.dim() else _USUAL(own)
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else _USUAL(value)
 
 
 def _one_step(layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,20 +41,20 @@ class Shape:
 
 def parse(texts: Iterable[str]) -> tuple[Declared, ...]:
     """Of options such as `batch=8..512/8,sequence=128..4096/64` or `width=32..256/32@pixels.3`. UsageError."""
-    found: dict[str, Declared] = {}
+    by_name: dict[str, Declared] = {}
     for text in (part.strip() for option in texts for part in option.split(",")):
         match = _ONE.fullmatch(text)
         if match is None:
             message = f"--dynamic {text!r}: expected NAME=MIN..MAX/DIVISOR+REMAINDER, and @INPUT.DIM for other dims"
             raise UsageError(message, _EXAMPLE)
         name = match["name"]
-        if name in found or not name.isidentifier():
+        if name in by_name or not name.isidentifier():
             raise UsageError(
-                f"--dynamic {text!r}: {name} is " + ("named twice" if name in found else "no name"), _EXAMPLE
+                f"--dynamic {text!r}: {name} is " + ("named twice" if name in by_name else "no name"), _EXAMPLE
             )
-        divisor, rest = int(match["divisor"] or 1), int(match["rest"] or 0)
+        divisor, remainder = int(match["divisor"] or 1), int(match["rest"] or 0)
         try:
-            symbol = Symbol(int(match["most"] or 0), int(match["least"] or 1), divisor, rest, name=name)
+            symbol = Symbol(int(match["most"] or 0), int(match["least"] or 1), divisor, remainder, name=name)
         except UsageError as error:
             raise UsageError(f"--dynamic {text}: {error.message.partition(': ')[2]}", _EXAMPLE) from None
         dims = tuple(
@@ -63,8 +63,8 @@ def parse(texts: Iterable[str]) -> tuple[Declared, ...]:
         if not dims and name not in (BATCH, SEQUENCE):
             message = f"--dynamic {text}: no dims are named, and {name} is neither {BATCH} nor {SEQUENCE}"
             raise UsageError(message, f"--dynamic {text}@INPUT.DIM, such as {name}=32..256/32@0.2")
-        found[name] = Declared(name, symbol, dims)
-    return tuple(found.values())
+        by_name[name] = Declared(name, symbol, dims)
+    return tuple(by_name.values())
 
 
 def set_inputs(model: Any, *inputs: Any) -> Any:
@@ -88,19 +88,21 @@ def set_inputs(model: Any, *inputs: Any) -> Any:
 
 def of_model(model: Any, shapes: Sequence[Shape]) -> tuple[Declared, ...]:
     """What `set_inputs` declared. UsageError where it does not fit the example inputs."""
-    given = getattr(model, _INPUTS, None)
-    if given is None:
+    declared = getattr(model, _INPUTS, None)
+    if declared is None:
         return ()
-    if len(given) != len(shapes):
-        message = f"set_inputs was given {len(given)} inputs, and the model is called with {len(shapes)}"
-        raise UsageError(message, f"one shape for each of {', '.join(own.name for own in shapes)}")
+    if len(declared) != len(shapes):
+        message = f"set_inputs was given {len(declared)} inputs, and the model is called with {len(shapes)}"
+        raise UsageError(message, f"one shape for each of {', '.join(shape.name for shape in shapes)}")
     symbols: dict[int, tuple[Symbol, list[tuple[str, int]]]] = {}
-    for number, (sizes, own) in enumerate(zip(given, shapes, strict=True)):
-        if len(sizes) != len(own.sizes):
-            raise UsageError(f"set_inputs: {own.name} has {len(own.sizes)} dims, got {len(sizes)}", f"{own.sizes}")
-        for dim, (size, example) in enumerate(zip(sizes, own.sizes, strict=True)):
+    for number, (sizes, shape) in enumerate(zip(declared, shapes, strict=True)):
+        if len(sizes) != len(shape.sizes):
+            raise UsageError(
+                f"set_inputs: {shape.name} has {len(shape.sizes)} dims, got {len(sizes)}", f"{shape.sizes}"
+            )
+        for dim, (size, example) in enumerate(zip(sizes, shape.sizes, strict=True)):
             if type(size) is int and size != example:
-                message = f"set_inputs: dim {dim} of {own.name} is {example} in the example input, got {size}"
+                message = f"set_inputs: dim {dim} of {shape.name} is {example} in the example input, got {size}"
                 raise UsageError(message, "a Symbol for a size that changes")
             symbol = Symbol() if size is None else size
             if isinstance(symbol, Symbol):
@@ -113,30 +115,30 @@ def _named(symbols: Sequence[tuple[Symbol, list[tuple[str, int]]]]) -> Iterator[
     for symbol, dims in symbols:
         usual = {0: BATCH, 1: SEQUENCE}.get(dims[0][1], "")
         spare = (f"size_{n}" for n in range(1, len(symbols) + 1))
-        name = symbol.name or next(own for own in (usual, *spare) if own and own not in taken)
+        name = symbol.name or next(candidate for candidate in (usual, *spare) if candidate and candidate not in taken)
         taken.add(name)
         yield Declared(name, symbol, tuple(dims))
 
 
 def dims_of(declared: Declared, shapes: Sequence[Shape]) -> tuple[tuple[int, int], ...]:
     """The (input, dim) pairs, by position. UsageError where there are none, or one is not there."""
-    names = [own.name for own in shapes]
+    names = [shape.name for shape in shapes]
     if declared.dims:
-        found = []
+        pairs = []
         for name, dim in declared.dims:
             number = int(name) if name.isdecimal() else names.index(name) if name in names else -1
             if not 0 <= number < len(shapes) or dim >= len(shapes[number].sizes):
-                there = ", ".join(f"{own.name} ({'x'.join(map(str, own.sizes)) or 'no dims'})" for own in shapes)
+                there = ", ".join(f"{shape.name} ({'x'.join(map(str, shape.sizes)) or 'no dims'})" for shape in shapes)
                 raise UsageError(f"{declared.name}: there is no dim {name}.{dim}; the inputs are {there}", _EXAMPLE)
-            found.append((number, dim))
-        return tuple(dict.fromkeys(found))
+            pairs.append((number, dim))
+        return tuple(dict.fromkeys(pairs))
     if declared.name == BATCH:
-        counts = [own.sizes[0] for own in shapes if own.sizes]
+        counts = [shape.sizes[0] for shape in shapes if shape.sizes]
         batch = max(counts, key=counts.count, default=0)
-        dims = tuple((n, 0) for n, own in enumerate(shapes) if own.sizes[:1] == (batch,))
+        dims = tuple((n, 0) for n, shape in enumerate(shapes) if shape.sizes[:1] == (batch,))
     else:
-        _, every = sequence_dims([own.sizes for own in shapes], [own.floats for own in shapes])
-        dims = tuple((n, dim) for n, own in enumerate(every) for dim in own)
+        _, every = sequence_dims([shape.sizes for shape in shapes], [shape.floats for shape in shapes])
+        dims = tuple((n, dim) for n, axes in enumerate(every) for dim in axes)
     if not dims:
         message = f"--dynamic {declared.name}: no input has a dim that is known to be its {declared.name}"
         raise UsageError(message, f"name the dims: --dynamic {declared.name}=…@INPUT.DIM")

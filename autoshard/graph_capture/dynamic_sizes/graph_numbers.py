@@ -13,15 +13,17 @@ from autoshard.ir.graph import Attribute, Graph, Op
 
 def numbers_of(graph: Graph) -> dict[str, int]:
     """Each whole number of the graph, by its place: "tensor dim", or "op argument" and where in it."""
-    found = {f"{t.name} {dim}": size for t in graph.tensors for dim, size in enumerate(t.shape)}
+    numbers = {f"{t.name} {dim}": size for t in graph.tensors for dim, size in enumerate(t.shape)}
     for op in graph.ops:
-        found.update(numbers_of_op(op))
-    return found
+        numbers.update(numbers_of_op(op))
+    return numbers
 
 
 def numbers_of_op(op: Op) -> dict[str, int]:
     """Those of its arguments."""
-    return {place: own for name, value in op.attributes for place, own in _of_attribute(f"{op.name} {name}", value)}
+    return {
+        place: number for name, value in op.attributes for place, number in _of_attribute(f"{op.name} {name}", value)
+    }
 
 
 def _of_attribute(place: str, value: Attribute) -> Iterator[tuple[str, int]]:
@@ -36,7 +38,7 @@ def with_numbers(graph: Graph, numbers: Mapping[str, int]) -> Graph:
     """`graph` with other whole numbers at these places."""
     tensors = tuple(replace(t, shape=_placed(t.name, t.shape, numbers)) for t in graph.tensors)
     ops = tuple(
-        replace(op, attributes=tuple((name, _placed(f"{op.name} {name}", own, numbers)) for name, own in op.attributes))
+        replace(op, attributes=tuple((name, _placed(f"{op.name} {name}", arg, numbers)) for name, arg in op.attributes))
         for op in graph.ops
     )
     return replace(graph, tensors=tensors, ops=ops)
@@ -50,19 +52,19 @@ def _placed(place: str, value: Any, numbers: Mapping[str, int]) -> Any:
 
 def sizes_of(graph: Graph) -> dict[str, int]:
     """The dynamic sizes of `graph` as it is."""
-    return {own.name: graph.tensor(own.dims[0][0]).shape[own.dims[0][1]] for own in graph.dynamic}
+    return {size.name: graph.tensor(size.dims[0][0]).shape[size.dims[0][1]] for size in graph.dynamic}
 
 
 def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """`graph` at any sizes at which its numbers are whole; what autograd keeps (`Op.saved`) stays that of `graph`."""
-    point = tuple(sizes[own.name] for own in graph.dynamic)
+    point = tuple(sizes[size.name] for size in graph.dynamic)
     numbers: dict[str, int] = {}
     for follows in graph.follows:
-        made = value_at(follows.polynomial(), point)
-        if made.denominator != 1:
-            message = f"{place_words(graph, follows.places[0])} would be {float(made):g}"
-            raise UsageError(f"at {words([own.name for own in graph.dynamic], point)} {message}", "another size")
-        numbers |= dict.fromkeys(follows.places, int(made))
+        number = value_at(follows.polynomial(), point)
+        if number.denominator != 1:
+            message = f"{place_words(graph, follows.places[0])} would be {float(number):g}"
+            raise UsageError(f"at {words([size.name for size in graph.dynamic], point)} {message}", "another size")
+        numbers |= dict.fromkeys(follows.places, int(number))
     return with_numbers(graph, numbers)
 
 
@@ -80,7 +82,7 @@ def place_words(graph: Graph, place: str) -> str:
 
 def shape_at(graph: Graph, tensor: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of one tensor at these dynamic sizes."""
-    known, point = graph.once(_by_place), tuple(sizes[own.name] for own in graph.dynamic)
+    known, point = graph.once(_by_place), tuple(sizes[size.name] for size in graph.dynamic)
     shape = graph.tensor(tensor).shape
     return tuple(
         int(value_at(known[place], point)) if (place := f"{tensor} {dim}") in known else size
@@ -89,4 +91,4 @@ def shape_at(graph: Graph, tensor: str, sizes: Mapping[str, int]) -> tuple[int, 
 
 
 def _by_place(graph: Graph) -> dict[str, Polynomial]:
-    return {place: own.polynomial() for own in graph.follows for place in own.places}
+    return {place: follows.polynomial() for follows in graph.follows for place in follows.places}

@@ -50,27 +50,27 @@ def follows_of(graphs: Sequence[Graph], points: Sequence[Point], names: Sequence
     every = [numbers_of(graph) for graph in graphs]
     places: dict[tuple[int, ...], list[str]] = {}
     for place in every[0]:
-        values = tuple(own[place] for own in every)
+        values = tuple(numbers[place] for numbers in every)
         if len(set(values)) > 1:
             places.setdefault(values, []).append(place)
-    found = []
-    for values, own in places.items():
+    follows = []
+    for values, group in places.items():
         polynomial = polynomial_of(values, points)
         if polynomial is None:
             sizes = " and ".join(
                 f"{value} at {words(names, point)}" for value, point in zip(values, points, strict=True)
             )
-            message = f"{place_words(first, own[0])} does not follow the dynamic sizes evenly: {sizes}"
+            message = f"{place_words(first, group[0])} does not follow the dynamic sizes evenly: {sizes}"
             raise CaptureError(message, "a divisor with which it does, as /32 for an image that is halved five times")
-        found.append(Follows(terms_of(polynomial), tuple(own)))
-    return tuple(found)
+        follows.append(Follows(terms_of(polynomial), tuple(group)))
+    return tuple(follows)
 
 
 def _check_alike(graph: Graph, other: Graph, point: Point, there: Point, names: Sequence[str]) -> None:
-    for own, theirs in zip(graph.ops, other.ops, strict=False):
-        if kind_of(graph, own) != kind_of(other, theirs):
+    for op, theirs in zip(graph.ops, other.ops, strict=False):
+        if kind_of(graph, op) != kind_of(other, theirs):
             message = f"at {words(names, there)} the model computes something else than at {words(names, point)}: "
-            message += f"{theirs.name} ({theirs.target}) at {theirs.source or 'an unknown line'} in place of {own.name}"
+            message += f"{theirs.name} ({theirs.target}) at {theirs.source or 'an unknown line'} in place of {op.name}"
             raise CaptureError(message, "a smaller range of sizes")
     if len(graph.ops) != len(other.ops) or ends_of(graph) != ends_of(other):
         message = (
@@ -82,16 +82,16 @@ def _check_alike(graph: Graph, other: Graph, point: Point, there: Point, names: 
 def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """`graph` with inputs of these dynamic sizes; those that are not named stay. UsageError for one that is not
     allowed."""
-    own = sizes_of(graph)
+    current = sizes_of(graph)
     for name, size in sizes.items():
         known = next((one for one in graph.dynamic if one.name == name), None)
         if known is None or not known.allows(size):
-            expected = known.words() if known else f"one of {', '.join(own) or 'no dynamic sizes'}"
+            expected = known.words() if known else f"one of {', '.join(current) or 'no dynamic sizes'}"
             raise UsageError(
                 f"{name} of {size}: expected {expected}", f"{name} of {known.least}" if known else "another name"
             )
-    wanted = own | dict(sizes)
-    return graph if wanted == own else note_saved(at_sizes(graph, wanted))
+    wanted = current | dict(sizes)
+    return graph if wanted == current else note_saved(at_sizes(graph, wanted))
 
 
 MOST_POINTS = 6  # two determine a number, the others must bear it out
@@ -103,21 +103,21 @@ def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POI
 
     None is 1: a trace is of sizes from 2 on (what it computes of 1 is for verification to compare).
     """
-    found = dict.fromkeys([planned, tuple(_least(own) * own.divisor + own.remainder for own in sizes)])
+    points = dict.fromkeys([planned, tuple(_least(size) * size.divisor + size.remainder for size in sizes)])
     draw = random.Random(0)  # the same points for the same ranges
-    there = math.prod(len(_range(own)) for own in sizes)
-    while len(found) < min(most, there):
-        found.setdefault(tuple(own.divisor * draw.choice(_range(own)) + own.remainder for own in sizes))
-    return list(found)
+    there = math.prod(len(_range(size)) for size in sizes)
+    while len(points) < min(most, there):
+        points.setdefault(tuple(size.divisor * draw.choice(_range(size)) + size.remainder for size in sizes))
+    return list(points)
 
 
-def _range(own: DynamicSize) -> range:
+def _range(size: DynamicSize) -> range:
     """In units."""
-    least = _least(own)
-    return range(least, (own.most - own.remainder) // own.divisor + 1 if own.most else least + MOST_UNITS + 1)
+    least = _least(size)
+    return range(least, (size.most - size.remainder) // size.divisor + 1 if size.most else least + MOST_UNITS + 1)
 
 
-def _least(own: DynamicSize) -> int:
+def _least(size: DynamicSize) -> int:
     """In units."""
-    units = (own.least - own.remainder) // own.divisor
-    return units + (own.least == 1 and own.most != 1)
+    units = (size.least - size.remainder) // size.divisor
+    return units + (size.least == 1 and size.most != 1)

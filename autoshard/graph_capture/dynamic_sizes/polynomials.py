@@ -26,16 +26,16 @@ def polynomial_of(values: Sequence[int], points: Sequence[Point]) -> Polynomial 
     if len(set(values)) == 1:
         return {(0,) * count: Fraction(values[0])}
     for powers in _bases(count):
-        made = _solved(powers, values, points)
-        if made is not None:
-            return made
+        polynomial = _solved(powers, values, points)
+        if polynomial is not None:
+            return polynomial
     return _solved(list(product((0, 1), repeat=count)), values, points) if 2**count < len(points) else None
 
 
 def _bases(count: int) -> Iterator[tuple[Powers, ...]]:
     """One product of sizes, then two, of low degree first."""
-    known = (own for own in product(range(MOST_POWER + 1), repeat=count) if rank(own) <= MOST_DEGREE)
-    every = sorted(known, key=lambda own: (rank(own), own))
+    known = (powers for powers in product(range(MOST_POWER + 1), repeat=count) if rank(powers) <= MOST_DEGREE)
+    every = sorted(known, key=lambda powers: (rank(powers), powers))
     yield from ((powers,) for powers in every)
     pairs = sorted(combinations(every, 2), key=lambda pair: (rank(pair[0]) + rank(pair[1]), pair))
     yield from pairs
@@ -45,11 +45,11 @@ def _solved(basis: Sequence[Powers], values: Sequence[int], points: Sequence[Poi
     """The combination of these products that all points bear out."""
     pairs = list(zip(points, values, strict=True))
     rows = [[*(monomial(powers, point) for powers in basis), value] for point, value in pairs]
-    found, independent = reduced(rows, len(basis))
+    solution, independent = reduced(rows, len(basis))
     if independent < len(basis):  # the points are too much alike
         return None
-    made = {powers: row[-1] for powers, row in zip(basis, found, strict=False) if row[-1]}
-    return made if all(value_at(made, point) == value for point, value in pairs) else None
+    polynomial = {powers: row[-1] for powers, row in zip(basis, solution, strict=False) if row[-1]}
+    return polynomial if all(value_at(polynomial, point) == value for point, value in pairs) else None
 
 
 def reduced(rows: Sequence[Sequence[int | Fraction]], columns: int) -> tuple[list[list[Fraction]], int]:
@@ -61,9 +61,9 @@ def reduced(rows: Sequence[Sequence[int | Fraction]], columns: int) -> tuple[lis
         if pivot is None:
             continue
         work[rank_], work[pivot] = work[pivot], work[rank_]
-        lead = work[rank_] = [own / work[rank_][column] for own in work[rank_]]
+        lead = work[rank_] = [number / work[rank_][column] for number in work[rank_]]
         for n, row in enumerate(work):
             if n != rank_ and row[column]:
-                work[n] = [own - row[column] * first for own, first in zip(row, lead, strict=True)]
+                work[n] = [number - row[column] * first for number, first in zip(row, lead, strict=True)]
         rank_ += 1
     return work, rank_

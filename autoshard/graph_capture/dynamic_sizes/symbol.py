@@ -54,8 +54,8 @@ class Symbol:
         self.most = _down(max, divisor, remainder) if max else 0
         if max and self.most <= self.least:
             kind = f"{divisor} * n + {remainder}" if remainder else f"a multiple of {divisor}"
-            found = f"only {self.least}" if self.most == self.least else "no number"
-            message = f"Symbol: {found} from {min} to {max} is {kind}"
+            subject = f"only {self.least}" if self.most == self.least else "no number"
+            message = f"Symbol: {subject} from {min} to {max} is {kind}"
             raise SymbolValueError(message, "a wider range, or a fixed size")
 
     def __repr__(self) -> str:

@@ -176,7 +176,7 @@ def in_letters(equation: str, shapes: Sequence[tuple[int, ...]]) -> str:
     terms = left.split(",")
     hidden = [len(shape) - len(term) + 3 if "..." in term else 0 for term, shape in zip(terms, shapes, strict=True)]
     free = "".join(letter for letter in ascii_letters if letter not in equation)[: max(hidden)]
-    terms = [term.replace("...", free[len(free) - own :]) for term, own in zip(terms, hidden, strict=True)]
+    terms = [term.replace("...", free[len(free) - count :]) for term, count in zip(terms, hidden, strict=True)]
     if not arrow:
         counts = Counter(left.replace("...", "").replace(",", ""))
         right = "..." + "".join(sorted(letter for letter, count in counts.items() if count == 1))
@@ -186,8 +186,8 @@ def in_letters(equation: str, shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def _arange(op: Op, tensors: Tensors) -> Op:
-    given = dict(op.attributes)
-    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
+    arguments = dict(op.attributes)
+    start, end, step = arguments.get("start", 0), arguments["end"], arguments.get("step", 1)
     return replace(
         op, attributes=(("start", start), ("end", end), ("step", step), ("dtype", _result(op, tensors).dtype))
     )
@@ -216,10 +216,10 @@ def _random(kind: str, first: float, second: float, names: tuple[str, str]) -> R
     """A random tensor, of whose shape nothing else depends. `names` are the arguments in place of first and second."""
 
     def rule(op: Op, tensors: Tensors) -> Op:
-        given, result = dict(op.attributes), _result(op, tensors)
+        arguments, result = dict(op.attributes), _result(op, tensors)
         if any(name is not None and n for n, name in enumerate(op.operands)):
             return op
-        values = [given.get(name, default) for name, default in zip(names, (first, second), strict=True)]
+        values = [arguments.get(name, default) for name, default in zip(names, (first, second), strict=True)]
         attributes = (
             ("size", result.shape),
             ("kind", kind),
@@ -257,7 +257,7 @@ _NAMES = """
     special_erf erf, special_erfc erfc, special_erfinv erfinv, special_gammaln lgamma, special_xlogy xlogy,
     special_softmax softmax, special_log_softmax log_softmax, special_logsumexp logsumexp
 """
-RENAMED = {f"aten.{own}": f"aten.{name}" for own, name in (pair.split() for pair in _NAMES.split(","))}
+RENAMED = {f"aten.{old}": f"aten.{name}" for old, name in (pair.split() for pair in _NAMES.split(","))}
 _WINDOWS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
 _WINDOWED = ("conv", "max_pool", "avg_pool", "conv_transpose")
 _RULES: dict[str, Rule] = {

@@ -39,17 +39,17 @@ def _is_plain(op: Op, graph: Graph) -> bool:
 
 def _folded(op: Op, graph: Graph) -> tuple[Op, list[tuple[Op, Tensor]]]:
     """The bag, and the views in front of it with their results."""
-    given = dict(op.attributes)
+    arguments = dict(op.attributes)
     table, ids, offsets, weights = (*op.operands, None)[:4]
     assert table is not None and ids is not None and offsets is not None
-    padding, mode, length = given.get("padding_idx"), given.get("mode", 0), _length(op, graph)
+    padding, mode, length = arguments.get("padding_idx"), arguments.get("mode", 0), _length(op, graph)
     assert isinstance(mode, int)
     before: list[tuple[Op, Tensor]] = []
     if length is not None:
         before = [_rows(op, graph.tensor(name), length) for name in (ids, weights) if name is not None]
         ids, offsets = before[0][1].name, None
         weights = None if weights is None else before[1][1].name
-    elif given.get("include_last_offset"):
+    elif arguments.get("include_last_offset"):
         before = [_all_but_last(op, graph.tensor(offsets))]
         offsets = before[0][1].name
     attributes: dict[str, Attribute] = {
@@ -67,25 +67,25 @@ def _length(op: Op, graph: Graph) -> int | None:
     offsets = graph.producers.get(op.operands[2] or "")
     if offsets is None or offsets.target != "aten.arange" or op.attribute("include_last_offset"):
         return None
-    given = dict(offsets.attributes)
-    length, count = given.get("step", 1), graph.tensor(op.operands[1] or "").shape[0]
+    arguments = dict(offsets.attributes)
+    length, count = arguments.get("step", 1), graph.tensor(op.operands[1] or "").shape[0]
     bags = graph.tensor(offsets.results[0]).shape[0]
-    return length if isinstance(length, int) and not given.get("start", 0) and bags * length == count else None
+    return length if isinstance(length, int) and not arguments.get("start", 0) and bags * length == count else None
 
 
 def _rows(op: Op, source: Tensor, length: int) -> tuple[Op, Tensor]:
     """A list as a matrix with a row for each bag."""
-    made = replace(source, name=f"{op.name}_{source.name}_rows", shape=(source.shape[0] // length, length))
-    return _view(op, "aten.reshape", source, made, shape=made.shape)
+    rows = replace(source, name=f"{op.name}_{source.name}_rows", shape=(source.shape[0] // length, length))
+    return _view(op, "aten.reshape", source, rows, shape=rows.shape)
 
 
 def _all_but_last(op: Op, source: Tensor) -> tuple[Op, Tensor]:
-    made = replace(source, name=f"{op.name}_{source.name}_starts", shape=(source.shape[0] - 1,))
-    return _view(op, "aten.slice", source, made, dim=0, start=0, end=made.shape[0], step=1)
+    starts = replace(source, name=f"{op.name}_{source.name}_starts", shape=(source.shape[0] - 1,))
+    return _view(op, "aten.slice", source, starts, dim=0, start=0, end=starts.shape[0], step=1)
 
 
-def _view(op: Op, target: str, source: Tensor, made: Tensor, **given: Attribute) -> tuple[Op, Tensor]:
-    return Op(made.name, target, (source.name,), tuple(given.items()), (made.name,), op.module, op.source), made
+def _view(op: Op, target: str, source: Tensor, view: Tensor, **arguments: Attribute) -> tuple[Op, Tensor]:
+    return Op(view.name, target, (source.name,), tuple(arguments.items()), (view.name,), op.module, op.source), view
 
 
 def dense_gradients(graph: Graph) -> Graph:

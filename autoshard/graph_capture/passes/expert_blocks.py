@@ -96,20 +96,20 @@ def fold_experts(graph: Graph) -> Graph:
 
 def _folded(op: Op, graph: Graph) -> tuple[Op, bool] | None:
     """The block that ends in `op`, and whether its weights are (in, out), which is yet to be turned."""
-    given = dict(op.attributes)
-    if op.target != "aten.sum" or given.get("dim") != (1,) or given.get("keepdim"):
+    attributes = dict(op.attributes)
+    if op.target != "aten.sum" or attributes.get("dim") != (1,) or attributes.get("keepdim"):
         return None
     for first, product, in_out, biased, last in _FORMS:
-        found = _match(last(biased("down", _clipped(biased("up", first)))), op.results[0], graph, {})
-        numbers = _clips(found, graph) if found else ()
-        if found and numbers and _fits(found, op, graph, True, in_out=True, biased=True):
-            return _made_biased(found, op, graph, numbers), False
+        values = _match(last(biased("down", _clipped(biased("up", first)))), op.results[0], graph, {})
+        numbers = _clips(values, graph) if values else ()
+        if values and numbers and _fits(values, op, graph, True, in_out=True, biased=True):
+            return _made_biased(values, op, graph, numbers), False
         for multiplied, gated, activation in product_of((product, in_out), (True, False), _INNER):
             up = multiplied("up", first)
             inner = ("mul", activation(("split#0", up)), ("split#1", up)) if gated else activation(up)
-            found = _match(last(multiplied("down", inner)), op.results[0], graph, {})
-            if found and _fits(found, op, graph, gated, in_out=multiplied is in_out):
-                return _made(found, op, graph, gated), multiplied is in_out
+            values = _match(last(multiplied("down", inner)), op.results[0], graph, {})
+            if values and _fits(values, op, graph, gated, in_out=multiplied is in_out):
+                return _made(values, op, graph, gated), multiplied is in_out
     return None
 
 
@@ -119,13 +119,13 @@ _INNER: tuple[Callable[[Pattern], Pattern], ...] = (
 )
 
 
-def _made(found: Mapping[str, str], op: Op, graph: Graph, gated: bool) -> Op:
+def _made(values: Mapping[str, str], op: Op, graph: Graph, gated: bool) -> Op:
     attributes: dict[str, Attribute] = {
-        "experts": graph.tensor(found["up"]).shape[0],
-        "activation": "relu2" if "@squared" in found else _activation(graph.producers[found["!activation"]]),
+        "experts": graph.tensor(values["up"]).shape[0],
+        "activation": "relu2" if "@squared" in values else _activation(graph.producers[values["!activation"]]),
         "gated": gated,
     }
-    operands = tuple(found[name] for name in ("x", "up", "down", "ids", "weights"))
+    operands = tuple(values[name] for name in ("x", "up", "down", "ids", "weights"))
     return replace(op, target=EXPERTS, operands=operands, attributes=tuple(attributes.items()))
 
 
@@ -160,25 +160,25 @@ def _in_order(block: Op, in_out: bool, graph: Graph, ops: list[Op], tensors: lis
     return replace(block, operands=tuple(ready(i, name or "") for i, name in enumerate(block.operands)))
 
 
-def _made_biased(found: Mapping[str, str], op: Op, graph: Graph, numbers: tuple[float, ...]) -> Op:
+def _made_biased(values: Mapping[str, str], op: Op, graph: Graph, numbers: tuple[float, ...]) -> Op:
     limit, alpha = numbers
     attributes: dict[str, Attribute] = {
-        "experts": graph.tensor(found["up"]).shape[0],
+        "experts": graph.tensor(values["up"]).shape[0],
         "activation": "clipped",
         "gated": True,
         "limit": limit,
         "alpha": alpha,
     }
-    operands = tuple(found[name] for name in ("x", "up", "down", "ids", "weights", "up_bias", "down_bias"))
+    operands = tuple(values[name] for name in ("x", "up", "down", "ids", "weights", "up_bias", "down_bias"))
     return replace(op, target=EXPERTS, operands=operands, attributes=tuple(attributes.items()))
 
 
-def _clips(found: Mapping[str, str], graph: Graph) -> tuple[float, ...]:
+def _clips(values: Mapping[str, str], graph: Graph) -> tuple[float, ...]:
     """Limit and alpha, () where the steps between the products are others."""
     gate, up, even, odd, plus, scaled = (
-        dict(graph.producers[found[f"@{name}"]].attributes) for name in ("gate", "up", "even", "odd", "plus", "alpha")
+        dict(graph.producers[values[f"@{name}"]].attributes) for name in ("gate", "up", "even", "odd", "plus", "alpha")
     )
-    limit, alpha, size = gate.get("max"), scaled.get("other"), graph.tensor(found["up"]).shape[2]
+    limit, alpha, size = gate.get("max"), scaled.get("other"), graph.tensor(values["up"]).shape[2]
     if not isinstance(limit, int | float) or not isinstance(alpha, int | float):
         return ()
     clipped = gate.get("min") is None and up.get("max") == limit and up.get("min") == -limit
@@ -197,19 +197,19 @@ def _activation(op: Op) -> str:
 
 
 def _fits(
-    found: Mapping[str, str], op: Op, graph: Graph, gated: bool, *, in_out: bool = False, biased: bool = False
+    values: Mapping[str, str], op: Op, graph: Graph, gated: bool, *, in_out: bool = False, biased: bool = False
 ) -> bool:
     """The shapes of one block: experts in front, and one position of the result a token."""
-    x, up, down, ids, weights = (graph.tensor(found[name]) for name in ("x", "up", "down", "ids", "weights"))
+    x, up, down, ids, weights = (graph.tensor(values[name]) for name in ("x", "up", "down", "ids", "weights"))
     result = graph.tensor(op.results[0])
     if not (len(x.shape) == len(result.shape) == 2 <= len(ids.shape) and len(up.shape) == len(down.shape) == 3):
         return False
     experts, inner, size = up.shape if not in_out else (up.shape[0], up.shape[2], up.shape[1])
     tokens, each = prod(ids.shape[:-1]), ids.shape[-1]
     hidden, width = inner // (1 + gated), result.shape[1]
-    if biased and not _biases(found, graph, (experts, inner), (experts, width)):
+    if biased and not _biases(values, graph, (experts, inner), (experts, width)):
         return False
-    by = found.get("floor_divide")
+    by = values.get("floor_divide")
     return (
         ids.shape == weights.shape
         and graph.tensor(op.operands[0] or "").shape == (tokens, each, result.shape[1])
@@ -221,38 +221,38 @@ def _fits(
     )
 
 
-def _biases(found: Mapping[str, str], graph: Graph, up: tuple[int, int], down: tuple[int, int]) -> bool:
-    return graph.tensor(found["up_bias"]).shape == up and graph.tensor(found["down_bias"]).shape == down
+def _biases(values: Mapping[str, str], graph: Graph, up: tuple[int, int], down: tuple[int, int]) -> bool:
+    return graph.tensor(values["up_bias"]).shape == up and graph.tensor(values["down_bias"]).shape == down
 
 
-def _match(pattern: Pattern, value: str | None, graph: Graph, found: dict[str, str]) -> dict[str, str] | None:
-    """`found` with what the names of the pattern stand for; None where the value is made otherwise."""
+def _match(pattern: Pattern, value: str | None, graph: Graph, values: dict[str, str]) -> dict[str, str] | None:
+    """`values` with what the names of the pattern stand for; None where the value is made otherwise."""
     if value is None:
         return None
     if isinstance(pattern, str):
-        return found if found.setdefault(pattern, value) == value else None
+        return values if values.setdefault(pattern, value) == value else None
     target, *operands = pattern
     target, _, label = target.partition("@")
     if label:
-        found = {**found, f"@{label}": value}
+        values = {**values, f"@{label}": value}
     op = graph.producers.get(value)
     if target.startswith("?") and (op is None or op.target != f"aten.{target[1:]}"):
-        return _match(operands[0], value, graph, found)
+        return _match(operands[0], value, graph, values)
     if op is None or not _is(op, target.lstrip("?"), value):
         return None
     if target in ("!activation", "floor_divide"):
-        found = {**found, target: value}
+        values = {**values, target: value}
     if target == "arange" or target == "full":
-        return found if _counts(op) else None
+        return values if _counts(op) else None
     present = [name for name in op.operands if name is not None]
     if len(present) != len(operands) or not _arguments(op, graph):
         return None
     for inner, name in zip(operands, present, strict=True):
-        matched = _match(inner, name, graph, found)
+        matched = _match(inner, name, graph, values)
         if matched is None:
             return None
-        found = matched
-    return found
+        values = matched
+    return values
 
 
 def _is(op: Op, target: str, value: str) -> bool:
@@ -270,31 +270,31 @@ def _is(op: Op, target: str, value: str) -> bool:
 
 def _counts(op: Op) -> bool:
     """0, 1, 2, ...; or anything in whose place that is put."""
-    given = dict(op.attributes)
-    return op.target == "aten.full" or (given.get("start", 0) == 0 and given.get("step", 1) == 1)
+    attributes = dict(op.attributes)
+    return op.target == "aten.full" or (attributes.get("start", 0) == 0 and attributes.get("step", 1) == 1)
 
 
 def _arguments(op: Op, graph: Graph) -> bool:
     """The arguments that make these operators steps of a block."""
-    given = dict(op.attributes)
+    attributes = dict(op.attributes)
     last = len(graph.tensor(op.results[0]).shape) - 1
     wanted: dict[str, bool] = {
-        "aten.repeat_interleave": given.get("dim") == 0,
-        "aten.sort": not given.get("descending"),
-        "aten.split": given.get("dim") == 1 and len(op.results) == 2 and len(set(_sizes(given))) == 1,
-        "aten.add": given.get("alpha", 1) == 1,
-        "aten.squeeze": given.get("dim") in (last, (last,), last + 1, (last + 1,)),
-        "aten.unsqueeze": given.get("dim") == last or (last == 2 and given.get("dim") == 1),
-        "aten.transpose": {given.get("dim0"), given.get("dim1")} == {1, 2},
-        "aten.histc": given.get("min") == 0 and given.get("max") == (_number(given.get("bins")) - 1),
-        "aten.index_put": not given.get("accumulate"),
+        "aten.repeat_interleave": attributes.get("dim") == 0,
+        "aten.sort": not attributes.get("descending"),
+        "aten.split": attributes.get("dim") == 1 and len(op.results) == 2 and len(set(_sizes(attributes))) == 1,
+        "aten.add": attributes.get("alpha", 1) == 1,
+        "aten.squeeze": attributes.get("dim") in (last, (last,), last + 1, (last + 1,)),
+        "aten.unsqueeze": attributes.get("dim") == last or (last == 2 and attributes.get("dim") == 1),
+        "aten.transpose": {attributes.get("dim0"), attributes.get("dim1")} == {1, 2},
+        "aten.histc": attributes.get("min") == 0 and attributes.get("max") == (_number(attributes.get("bins")) - 1),
+        "aten.index_put": not attributes.get("accumulate"),
         "aten.index": len(op.operands) == 2,
     }
     return wanted.get(op.target, True)
 
 
-def _sizes(given: Mapping[str, Attribute]) -> tuple[Attribute, ...]:
-    value = given.get("split_size", given.get("split_sizes"))
+def _sizes(attributes: Mapping[str, Attribute]) -> tuple[Attribute, ...]:
+    value = attributes.get("split_size", attributes.get("split_sizes"))
     return value if isinstance(value, tuple) else (value,)
 
 

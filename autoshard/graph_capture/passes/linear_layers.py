@@ -60,10 +60,10 @@ def _outer_input(op: Op, graph: Graph) -> Tensor | None:
     """What a linear's input was before it was flattened to rows, if all that reads its result is reshapes."""
     if op.target not in (LINEAR, LINEAR_IN_OUT):
         return None
-    made = graph.producers.get(op.operands[0] or "")
-    if made is None or made.target != "aten.reshape" or made.operands[0] is None:
+    producer = graph.producers.get(op.operands[0] or "")
+    if producer is None or producer.target != "aten.reshape" or producer.operands[0] is None:
         return None
-    outer, rows, result = graph.tensor(made.operands[0]), graph.tensor(made.results[0]), op.results[0]
+    outer, rows, result = graph.tensor(producer.operands[0]), graph.tensor(producer.results[0]), op.results[0]
     if len(rows.shape) != 2 or len(outer.shape) < 3 or outer.shape[-1] != rows.shape[-1]:
         return None
     readers = graph.consumers[result]

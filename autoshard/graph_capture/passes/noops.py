@@ -17,15 +17,15 @@ _ONE = ("aten.mul", "aten.div")
 def drop_noops(graph: Graph) -> Graph:
     """Needs `requires_grad` on the tensors: a detach that cuts no gradient is one of them."""
     same: dict[str, str] = {}
-    kept: list[Op] = []
+    ops: list[Op] = []
     for op in map(partial(_without_empty, graph), graph.ops):
         operand = graph.tensor(op.operands[0]) if op.operands and op.operands[0] is not None else None
         noop = operand is not None and len(op.results) == 1 and _is_noop(op, operand, graph.tensor(op.results[0]))
         if operand is not None and noop and not (op.target == "aten.to" and op.results[0] in graph.widened):
             same[op.results[0]] = operand.name
         else:
-            kept.append(op)
-    return rewrite(graph, kept, same)
+            ops.append(op)
+    return rewrite(graph, ops, same)
 
 
 def _without_empty(graph: Graph, op: Op) -> Op:

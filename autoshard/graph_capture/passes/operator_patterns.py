@@ -76,7 +76,7 @@ FORMULAS: tuple[tuple[str, Made], ...] = (
     *((text, _rms_norm) for norm in ("x * rsqrt(mean(x**2) + eps)", "x / sqrt(mean(x**2) + eps)")
       for text in (f"weight * ({norm})", norm)),
 )  # fmt: skip
-_PARSED = tuple((ast.parse(text, mode="eval").body, made) for text, made in FORMULAS)
+_PARSED = tuple((ast.parse(text, mode="eval").body, make) for text, make in FORMULAS)
 
 
 def fold_formulas(graph: Graph) -> Graph:
@@ -86,11 +86,11 @@ def fold_formulas(graph: Graph) -> Graph:
     covered: set[str] = set()
     ops: list[Op] = []
     for op in reversed(graph.ops):
-        found = None if op.name in covered or MARK in op.source else search.found(op)
-        if found is not None:
-            made, match = found
+        folded = None if op.name in covered or MARK in op.source else search.found(op)
+        if folded is not None:
+            new_op, match = folded
             covered |= match.ops - {op.name}
-            op = made
+            op = new_op
         if op.name not in covered:
             ops.append(op)
     return rewrite(graph, reversed(ops))
@@ -104,9 +104,9 @@ class _Search:
     def found(self, op: Op) -> tuple[Op, Match] | None:
         if len(op.results) != 1:
             return None
-        for formula, made in _PARSED:
+        for formula, make in _PARSED:
             for match in self.match(formula, op.results[0], Match()):
-                new = made(match, op, self.graph) if self.alone(match, op) else None
+                new = make(match, op, self.graph) if self.alone(match, op) else None
                 if new is not None:
                     return new, match
         return None
@@ -167,13 +167,13 @@ class _Search:
         """Products and sums: the number is equal, and the factors or terms are these in some order."""
         product = isinstance(formula.op, ast.Mult)
         number, words, parts = _wanted(formula, product)
-        own, factors, ops = self._parts(value, product, top=True)
+        actual, factors, ops = self._parts(value, product, top=True)
         if not ops or len(factors) != len(parts):
             return
         known: Match | None = match.over(*ops)
         if words and known is not None:
-            known = known.with_number(words[0], own)
-        elif not math.isclose(own, number, rel_tol=EXACT):
+            known = known.with_number(words[0], actual)
+        elif not math.isclose(actual, number, rel_tol=EXACT):
             known = None
         if known is None:
             return
@@ -197,9 +197,9 @@ class _Search:
         factors: list[str] = []
         ops = [op]
         for operand in op.operands:
-            inner, found, links = self._parts(str(operand), product)
+            inner, nested, links = self._parts(str(operand), product)
             number = number * inner if product else number + inner
-            factors, ops = [*factors, *found], [*ops, *links]
+            factors, ops = [*factors, *nested], [*ops, *links]
         return number, factors, ops
 
 
@@ -213,8 +213,8 @@ def _wanted(formula: ast.BinOp, product: bool) -> tuple[float, list[str], list[a
     number, words, parts = (1.0 if product else 0.0), list[str](), list[ast.expr]()
     for side in (formula.left, formula.right):
         if isinstance(side, ast.BinOp) and type(side.op) is type(formula.op):
-            inner, more, found = _wanted(side, product)
-            number, words, parts = number * inner if product else number + inner, [*words, *more], [*parts, *found]
+            inner, more, nested = _wanted(side, product)
+            number, words, parts = number * inner if product else number + inner, [*words, *more], [*parts, *nested]
         elif isinstance(side, ast.Constant):
             value = float(str(side.value))
             number = number * value if product else number + value
@@ -227,12 +227,12 @@ def _wanted(formula: ast.BinOp, product: bool) -> tuple[float, list[str], list[a
 
 def _number(op: Op, product: bool) -> float | None:
     """The scalar that a link of a chain brings (or what changes nothing); None where the operator is no link."""
-    given = dict(op.attributes)
-    other, targets = given.get("other"), ("aten.mul", "aten.div") if product else ("aten.add",)
+    attributes = dict(op.attributes)
+    other, targets = attributes.get("other"), ("aten.mul", "aten.div") if product else ("aten.add",)
     scalar = isinstance(other, int | float) and not isinstance(other, bool)
-    if op.target not in targets or given.get("alpha", 1) != 1 or given.get("rounding_mode") is not None:
+    if op.target not in targets or attributes.get("alpha", 1) != 1 or attributes.get("rounding_mode") is not None:
         return None
-    if None in op.operands or "self" in given or len(op.operands) != (1 if scalar else 2):
+    if None in op.operands or "self" in attributes or len(op.operands) != (1 if scalar else 2):
         return None
     if op.target == "aten.div":
         return 1 / float(other) if scalar and other else None  # type: ignore[arg-type]
@@ -241,8 +241,8 @@ def _number(op: Op, product: bool) -> float | None:
 
 def _last_dims(op: Op, rank: int) -> int:
     """How many of the last dims a mean is over; 0 where it is over others, drops them, or has a dtype of its own."""
-    given = dict(op.attributes)
-    dims = given.get("dim")
-    own = sorted(int(d) % rank for d in dims) if isinstance(dims, tuple) and all(type(d) is int for d in dims) else []  # type: ignore[arg-type]
-    plain = given.get("keepdim") is True and given.get("dtype") is None
-    return len(own) if plain and own == list(range(rank - len(own), rank)) else 0
+    attributes = dict(op.attributes)
+    dims = attributes.get("dim")
+    axes = sorted(int(d) % rank for d in dims) if isinstance(dims, tuple) and all(type(d) is int for d in dims) else []  # type: ignore[arg-type]
+    plain = attributes.get("keepdim") is True and attributes.get("dtype") is None
+    return len(axes) if plain and axes == list(range(rank - len(axes), rank)) else 0

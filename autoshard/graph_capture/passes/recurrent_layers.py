@@ -20,18 +20,18 @@ def split_layers(graph: Graph) -> Graph:
 
 
 def _draws(op: Op) -> bool:
-    given = dict(op.attributes)
-    return op.target in RECURRENT and bool(given["train"] and given["dropout"] and cast(int, given["num_layers"]) > 1)
+    attrs = dict(op.attributes)
+    return op.target in RECURRENT and bool(attrs["train"] and attrs["dropout"] and cast(int, attrs["num_layers"]) > 1)
 
 
 def _layers(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> Iterator[Op]:
-    given = dict(op.attributes)
+    attrs = dict(op.attributes)
     states = 2 if op.target == "aten.lstm" else 1
-    count, ways = cast(int, given["num_layers"]), 1 + bool(given["bidirectional"])
+    count, ways = cast(int, attrs["num_layers"]), 1 + bool(attrs["bidirectional"])
     x, initial, weights = op.operands[0], op.operands[1 : 1 + states], op.operands[1 + states :]
     each = len(weights) // count
-    attributes = tuple({**given, "num_layers": 1, "dropout": 0.0, "batch_first": False}.items())
-    turned = bool(given["batch_first"])  # torch drops with time first
+    attributes = tuple({**attrs, "num_layers": 1, "dropout": 0.0, "batch_first": False}.items())
+    turned = bool(attrs["batch_first"])  # torch drops with time first
     ends: list[list[str]] = [[] for _ in initial]
 
     def named(name: str, like: str, shape: tuple[int, ...]) -> str:
@@ -45,9 +45,9 @@ def _layers(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> Iterator[Op]:
     steps = graph.tensor(op.results[0]).shape
     if turned:
         assert x is not None
-        first, second, *rest = graph.tensor(x).shape
+        first, second, *tail = graph.tensor(x).shape
         steps = (steps[1], steps[0], *steps[2:])
-        yield transposed(named(f"{op.name}_time_first", x, (second, first, *rest)), x)
+        yield transposed(named(f"{op.name}_time_first", x, (second, first, *tail)), x)
         x = f"{op.name}_time_first"
     for layer in range(count):
         last, prefix = layer == count - 1, f"{op.name}_layer{layer}"
@@ -68,7 +68,7 @@ def _layers(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> Iterator[Op]:
         )
         if not last:
             x = named(f"{prefix}_dropout", op.results[0], steps)
-            yield Op(x, "aten.dropout", (out,), (("p", given["dropout"]), ("train", True)), (x,), op.module, op.source)
+            yield Op(x, "aten.dropout", (out,), (("p", attrs["dropout"]), ("train", True)), (x,), op.module, op.source)
     if turned:
         yield transposed(op.results[0], out)
     for i, end in enumerate(ends):

@@ -22,10 +22,10 @@ def twice_made(graph: Graph) -> Graph:
         for name in op.operands:
             maker = graph.producers.get(name or "")
             if name in operands and maker is not None and _is_constant(graph, maker):
-                made = replace(graph.tensor(maker.results[0]), name=f"{maker.name}_{op.name}_{len(operands)}")
-                tensors.append(made)
-                ops.append(replace(maker, name=made.name, results=(made.name,)))
-                name = made.name
+                tensor = replace(graph.tensor(maker.results[0]), name=f"{maker.name}_{op.name}_{len(operands)}")
+                tensors.append(tensor)
+                ops.append(replace(maker, name=tensor.name, results=(tensor.name,)))
+                name = tensor.name
             operands.append(name)
         ops.append(replace(op, operands=tuple(operands)))
     return rewrite(graph, ops, tensors=tensors) if tensors else graph

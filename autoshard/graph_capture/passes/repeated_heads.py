@@ -43,8 +43,8 @@ def fold_shared_heads(graph: Graph) -> Graph:
 
 
 def _shared(op: Op, graph: Graph) -> Op | None:
-    given = dict(op.attributes)
-    if record(op.target).work is not Work.ATTENTION or given.get("enable_gqa"):
+    attributes = dict(op.attributes)
+    if record(op.target).work is not Work.ATTENTION or attributes.get("enable_gqa"):
         return None
     if op.operands[3:4] not in ((), (None,)):
         return None
@@ -55,7 +55,7 @@ def _shared(op: Op, graph: Graph) -> Op | None:
     if key.attribute("repeats") != value.attribute("repeats"):
         return None
     operands = (op.operands[0], key.operands[0], value.operands[0], *op.operands[3:])
-    return replace(op, operands=operands, attributes=tuple({**given, "enable_gqa": True}.items()))
+    return replace(op, operands=operands, attributes=tuple({**attributes, "enable_gqa": True}.items()))
 
 
 def _repeats_heads(op: Op, graph: Graph) -> bool:

@@ -27,13 +27,13 @@ def rewrite(
     known = graph.by_name | {tensor.name: tensor for tensor in tensors}
     stored = [stored.tensor for stored in graph.parameters + graph.buffers]
     names = [*graph.inputs, *stored, *(result for op in ops for result in op.results)]
-    made, variables = {*names}, dict[str, str]()
+    present, variables = {*names}, dict[str, str]()
     for name, variable in sorted(graph.variables, key=lambda pair: pair[0] in same):  # a value's own name goes first
         variables.setdefault(now(name), variable)
     return replace(
         graph,
         variables=tuple(variables.items()),
-        widened=tuple(name for name in graph.widened if name in made),
+        widened=tuple(name for name in graph.widened if name in present),
         ops=ops,
         tensors=tuple(known[name] for name in names),
         outputs=tuple(now(name) for name in graph.outputs),
@@ -45,12 +45,12 @@ def rewrite(
 def deadcode(graph: Graph) -> Graph:
     """Without the ops that no output, loss or buffer update needs; of what they draw it is noted that they did."""
     needed = {*graph.outputs, *(value for _, value in graph.buffer_updates), graph.loss}
-    kept: list[Op] = []
+    live: list[Op] = []
     for op in reversed(graph.ops):
         if needed.intersection(op.results):
-            kept.append(op)
+            live.append(op)
             needed.update(op.operands)
     drawing = [op.name for op in graph.ops if is_random(op) and not drops_all(op)]
-    names = {op.name for op in kept}
+    names = {op.name for op in live}
     unread = tuple(position for position, name in enumerate(drawing) if name not in names)
-    return replace(rewrite(graph, reversed(kept)), unread_draws=unread)
+    return replace(rewrite(graph, reversed(live)), unread_draws=unread)

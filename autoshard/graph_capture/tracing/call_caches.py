@@ -46,8 +46,8 @@ def cached_alike(
 
         def forward(self, *both: Any) -> tuple[list[Any], list[Any]]:
             half, results = len(both) // 2, []
-            for own in (both[:half], both[half:]):
-                results.append(leaves(self.model(*own)))
+            for arguments in (both[:half], both[half:]):
+                results.append(leaves(self.model(*arguments)))
                 seen.append(look())
             return results[0], results[1]
 
@@ -57,7 +57,7 @@ def cached_alike(
             program = export(Twice(), (*inputs, *others)).run_decompositions({})
         except Exception:  # of any kind, of the model's own code in its second call
             return False
-    trained = {f"model.{path}" for path, own in model.named_parameters(remove_duplicate=False) if own.requires_grad}
+    trained = {f"model.{path}" for path, param in model.named_parameters(remove_duplicate=False) if param.requires_grad}
     return len(seen) >= 2 and seen[-1] == seen[-2] and _computes_alike(program, model.training, trained)
 
 
@@ -84,9 +84,9 @@ def _computes_alike(program: Any, training: bool, trained: Container[str]) -> bo
     numbers = _numbers(program, same)
     if [numbers[node] for node in first] != [numbers[node] for node in second]:
         return False
-    kept = {node for node in _behind(first, same) & _behind(second, same) if node.op != "placeholder"}
-    roots = {node for node in _behind(tuple(kept), same) if node.op == "placeholder"}
-    return not roots & changing and not any(map(_draws, kept))
+    cached = {node for node in _behind(first, same) & _behind(second, same) if node.op != "placeholder"}
+    roots = {node for node in _behind(tuple(cached), same) if node.op == "placeholder"}
+    return not roots & changing and not any(map(_draws, cached))
 
 
 def _changes(spec: Any, signature: ExportGraphSignature, training: bool, trained: Container[str]) -> bool:
@@ -104,16 +104,16 @@ def _placeholders(graph: fx.Graph, signature: ExportGraphSignature) -> list[tupl
 def _passed_on(graph: fx.Graph, changing: set[fx.Node]) -> dict[fx.Node, fx.Node]:
     """Nodes that hand on another's value, to it: a copy, or the part of a tensor that was just written there. Not of
     what changes from call to call, whose gradient a copy may cut off."""
-    found: dict[fx.Node, fx.Node] = {}
+    sources: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        given = [found.get(x, x) for x in node.args if isinstance(x, fx.Node)]
-        if node.target == _SLICE and given[0].target == _WRITTEN and node.args[1:] == given[0].args[2:]:
-            source = given[0].args[1]
+        operands = [sources.get(x, x) for x in node.args if isinstance(x, fx.Node)]
+        if node.target == _SLICE and operands[0].target == _WRITTEN and node.args[1:] == operands[0].args[2:]:
+            source = operands[0].args[1]
         else:
-            source = given[-1] if node.target in _COPIES and _alike(given[-1], node) else None
-        if isinstance(source, fx.Node) and not _behind((source,), found) & changing:
-            found[node] = found.get(source, source)
-    return found
+            source = operands[-1] if node.target in _COPIES and _alike(operands[-1], node) else None
+        if isinstance(source, fx.Node) and not _behind((source,), sources) & changing:
+            sources[node] = sources.get(source, source)
+    return sources
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
@@ -140,7 +140,7 @@ def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int
     numbers that the code writes, of which each call has its own, by value."""
     graph, signature = program.graph, program.graph_signature
     numbers: dict[Any, int] = {}
-    found: dict[fx.Node, int] = {}
+    by_node: dict[fx.Node, int] = {}
     inputs = [node for node, spec in _placeholders(graph, signature) if spec.kind is InputKind.USER_INPUT]
     place: dict[fx.Node, Any] = {node: index % (len(inputs) // 2 or 1) for index, node in enumerate(inputs)}
     for node, spec in _placeholders(graph, signature):
@@ -151,25 +151,25 @@ def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int
         if node.op == "placeholder":
             key: Any = ("input", place[node]) if node in place else node.name
         else:
-            given = tree_map(
-                lambda x: ("node", found[same.get(x, x)]) if isinstance(x, fx.Node) else repr(x),
+            arguments = tree_map(
+                lambda x: ("node", by_node[same.get(x, x)]) if isinstance(x, fx.Node) else repr(x),
                 (node.args, node.kwargs),
             )
-            key = (str(node.target), repr(given))
-        found[node] = numbers.setdefault(key, len(numbers))
-    return found
+            key = (str(node.target), repr(arguments))
+        by_node[node] = numbers.setdefault(key, len(numbers))
+    return by_node
 
 
 def _behind(nodes: tuple[fx.Node, ...], same: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     """These and all that they are made of."""
-    found: set[fx.Node] = set()
+    reached: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
         node = same.get(todo[-1], todo.pop())
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             todo += node.all_input_nodes
-    return found
+    return reached
 
 
 def _draws(node: fx.Node) -> bool:
@@ -182,8 +182,8 @@ def attributes_put_back(model: Module) -> Iterator[None]:
 
     Functions of the model's files that have tensors in a `functools.lru_cache` compute them again, within and after it.
     """
-    own = [(module, dict(module.__dict__)) for module in model.modules()]
-    held = [value for _, found in own for value in found.values() if type(value) in _CONTAINERS]
+    states = [(module, dict(module.__dict__)) for module in model.modules()]
+    held = [value for _, attributes in states for value in attributes.values() if type(value) in _CONTAINERS]
     containers = [(value, value.copy()) for value in held]
     functions = _cached_functions(model)
     _empty(functions)
@@ -191,9 +191,9 @@ def attributes_put_back(model: Module) -> Iterator[None]:
         yield
     finally:
         _empty(functions)
-        for module, found in own:
+        for module, attributes in states:
             module.__dict__.clear()
-            module.__dict__.update(found)
+            module.__dict__.update(attributes)
         for value, was in containers:
             value.clear()
             value.extend(was) if isinstance(value, list) else value.update(was)
@@ -202,13 +202,13 @@ def attributes_put_back(model: Module) -> Iterator[None]:
 def _cached_functions(model: Module) -> list[Any]:
     """Those of `functools.lru_cache` in the files of the model's classes: functions, methods, also in a decorator."""
     names = {type(part).__module__ for part in model.modules() if not type(part).__module__.startswith("torch.")}
-    found = [value for name in names if name in sys.modules for value in list(vars(sys.modules[name]).values())]
-    classes = [own for own in found if isinstance(own, type) and own.__module__ in names]
-    found += [value for own in classes for value in vars(own).values()]
-    for cell in [cell for own in found for cell in getattr(own, "__closure__", None) or ()]:
+    values = [value for name in names if name in sys.modules for value in list(vars(sys.modules[name]).values())]
+    classes = [cls for cls in values if isinstance(cls, type) and cls.__module__ in names]
+    values += [value for cls in classes for value in vars(cls).values()]
+    for cell in [cell for value in values for cell in getattr(value, "__closure__", None) or ()]:
         with suppress(ValueError):  # of a name that has no value yet
-            found.append(cell.cell_contents)
-    return [own for own in found if isinstance(own, _CACHED)]
+            values.append(cell.cell_contents)
+    return [value for value in values if isinstance(value, _CACHED)]
 
 
 def _empty(functions: list[Any]) -> None:

@@ -55,9 +55,9 @@ _REASONS = (
 def capture_failure(model: torch.nn.Module, error: BaseException) -> CaptureError:
     """Why a model cannot be captured, where in its code, and what to try."""
     name, place = type(model).__name__, culprit(error)
-    if (own := own_error(error)) is not None:
-        where = "" if isinstance(own, CaptureError) or not place else f"{place}: "
-        return CaptureError(f"{name} can't be captured: {where}{own.message}", own.hint)
+    if (refusal := own_error(error)) is not None:
+        where = "" if isinstance(refusal, CaptureError) or not place else f"{place}: "
+        return CaptureError(f"{name} can't be captured: {where}{refusal.message}", refusal.hint)
     text = f"{type(error).__name__}: {error}"
     if returned := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", text):
         return CaptureError(
@@ -90,9 +90,9 @@ def _hint(error: BaseException) -> str:
 def function_text(function: str) -> str:
     """The source of the class that a library's function stands in, with what decorates it; "" where there is none."""
     place, _, owner = function.rpartition(".")[0].rpartition(".")
-    found = getattr(sys.modules.get(place), owner, None)
+    member = getattr(sys.modules.get(place), owner, None)
     try:
-        return inspect.getsource(found) if inspect.isclass(found) else ""
+        return inspect.getsource(member) if inspect.isclass(member) else ""
     except (OSError, TypeError):
         return ""
 

@@ -38,11 +38,11 @@ class _Pairs:
             if node.op == "call_function" and self._concerns(node):
                 self.origin = node
                 with self.graph.inserting_before(node):
-                    made = self._made(node)
+                    real = self._made(node)
                 if _is_complex(node.meta["val"]):
-                    self.pairs[node] = made
+                    self.pairs[node] = real
                 else:
-                    node.replace_all_uses_with(made)
+                    node.replace_all_uses_with(real)
             elif node.op == "output" and any(n in self.pairs for n in node.all_input_nodes):
                 raise CaptureError("the forward returns a complex tensor", "torch.view_as_real of it")
         for node in reversed(list(self.graph.nodes)):
@@ -64,16 +64,16 @@ class _Pairs:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new node, with its value's likeness."""
-        made = self.graph.call_function(target, args, kwargs)
-        given = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        new_node = self.graph.call_function(target, args, kwargs)
+        values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         if target is operator.getitem:
-            value = given[0][0][args[1]]
+            value = values[0][0][args[1]]
         else:
-            tensors = [v for v in torch.utils._pytree.tree_leaves(given) if isinstance(v, torch.Tensor)]
+            tensors = [v for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
             with tensors[0].fake_mode:
-                value = target(*given[0], **given[1])
-        made.meta = dict(self.origin.meta) | {"val": value}
-        return made
+                value = target(*values[0], **values[1])
+        new_node.meta = dict(self.origin.meta) | {"val": value}
+        return new_node
 
     def parts(self, value: Any) -> tuple[Any, Any]:
         """Real and imaginary part of an operand: a node or a number; 0 for the imaginary part of a real one."""
@@ -214,17 +214,17 @@ def _along(p: _Pairs, node: fx.Node) -> fx.Node:
     like = first[0] if isinstance(first, list | tuple) else first
     rank = like.meta["val"].dim() + (op_name(node) in ("unsqueeze", "stack"))
     operand = [p.pair_of(n) for n in first] if isinstance(first, list | tuple) else p.pairs[first]
-    names, given = [argument.name for argument in node.target._schema.arguments], _given(node)
+    names, arguments = [argument.name for argument in node.target._schema.arguments], _given(node)
     defaults = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
     for name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim"):
-        value = given.get(name, defaults.get(name))
+        value = arguments.get(name, defaults.get(name))
         if isinstance(value, list | tuple):
-            given[name] = [dim % rank for dim in value]
+            arguments[name] = [dim % rank for dim in value]
         elif isinstance(value, int):
-            given[name] = value % rank
+            arguments[name] = value % rank
     if op_name(node) == "permute":
-        given["dims"] = [*given["dims"], rank]
-    return p.call(node.target, operand, **{name: given[name] for name in names[1:] if name in given})
+        arguments["dims"] = [*arguments["dims"], rank]
+    return p.call(node.target, operand, **{name: arguments[name] for name in names[1:] if name in arguments})
 
 
 def _given(node: fx.Node) -> dict[str, Any]:
@@ -235,22 +235,22 @@ def _given(node: fx.Node) -> dict[str, Any]:
 
 def _reduced(p: _Pairs, node: fx.Node) -> fx.Node:
     """A sum or mean over some dims, or all: none named means all, but not the two parts."""
-    given, pair = _given(node), p.pairs[node.args[0]]
-    if given.get("dtype") is not None:
+    arguments, pair = _given(node), p.pairs[node.args[0]]
+    if arguments.get("dtype") is not None:
         return _refused(p, node)
-    if given.get("dim"):
+    if arguments.get("dim"):
         return _along(p, node)
     overload = aten.sum.dim_IntList if op_name(node) == "sum" else aten.mean.dim
     dims = list(range(pair.meta["val"].dim() - 1))
-    return p.call(overload, pair, dims, given.get("keepdim", False)) if dims else pair
+    return p.call(overload, pair, dims, arguments.get("keepdim", False)) if dims else pair
 
 
 def _rolled(p: _Pairs, node: fx.Node) -> fx.Node:
     """Without dims it rolls what is flattened."""
-    given, pair = _given(node), p.pairs[node.args[0]]
-    if given.get("dims"):
+    arguments, pair = _given(node), p.pairs[node.args[0]]
+    if arguments.get("dims"):
         return _along(p, node)
-    turned = p.call(aten.roll.default, p.call(aten.reshape.default, pair, [-1, 2]), given["shifts"], [0])
+    turned = p.call(aten.roll.default, p.call(aten.reshape.default, pair, [-1, 2]), arguments["shifts"], [0])
     return p.call(aten.reshape.default, turned, list(pair.meta["val"].shape))
 
 

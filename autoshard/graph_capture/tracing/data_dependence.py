@@ -69,10 +69,10 @@ class Answers:
             self.assumed[f"{here()} holds"] = None
 
     def _assume(self, frame: FrameType) -> bool | None:
-        found = usual_answer(frame)
-        if found is None:
+        usual = usual_answer(frame)
+        if usual is None:
             return None
-        answer, text = found
+        answer, text = usual
         place = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
         self.assumed[f"{place} `{text}` is {answer}"] = None
         return answer
@@ -140,26 +140,26 @@ def decided(x: torch.Tensor, name: str = "size", flags: FlagBuffers | None = Non
 
     `flags`: buffers that count as known; they remember that they were asked for.
     """
-    found = _traced(x)
-    if found is None:
+    traced = _traced(x)
+    if traced is None:
         return None
-    node, tracer = found
+    node, tracer = traced
     known = flags.known(tracer) if flags is not None else {}
-    given = [n for n in _ancestors(node) if n.op == "placeholder"]
-    if not all(n in known for n in given):
+    inputs = [n for n in _ancestors(node) if n.op == "placeholder"]
+    if not all(n in known for n in inputs):
         return None
-    values = {n: flags.values[known[n]] for n in given} if flags is not None else {}
+    values = {n: flags.values[known[n]] for n in inputs} if flags is not None else {}
     with ThreadPoolExecutor(1) as fresh:  # outside of the trace: modes belong to a thread
         answer = fresh.submit(_evaluate, node, tracer.root, name, values).result()
     if flags is not None and answer is not None:
-        flags.note(known[n] for n in given)
+        flags.note(known[n] for n in inputs)
     return answer
 
 
 def _is_drawn(x: torch.Tensor) -> bool:
     """Does its value come from random numbers alone?"""
-    found = _traced(x)
-    nodes = _ancestors(found[0]) if found is not None else set()
+    traced = _traced(x)
+    nodes = _ancestors(traced[0]) if traced is not None else set()
     return any(_draws(n) for n in nodes) and not any(n.op == "placeholder" for n in nodes)
 
 
@@ -249,10 +249,10 @@ def _storage(value: Any) -> Any:
 
 def usual_answer(frame: FrameType) -> tuple[bool, str] | None:
     """The answer that a running guard usually gets, and the text of what it asks; None where the line is no guard."""
-    found = _asked(frame)
-    if found is None:
+    question = _asked(frame)
+    if question is None:
         return None
-    expression, parents, source = found
+    expression, parents, source = question
     answer = _finite(expression)
     if answer is None:
         answer = _passing(expression, parents)

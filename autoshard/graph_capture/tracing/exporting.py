@@ -49,11 +49,11 @@ def export(
         try:
             return _watched(model, arguments, flags, by)
         except (Exception, SystemExit) as error:
-            again = _another_way(model, arguments, error)
-            if again is None:
+            retry = _another_way(model, arguments, error)
+            if retry is None:
                 raise capture_failure(model, error) from error
         try:
-            with again:
+            with retry:
                 return _watched(model, arguments, flags, by)
         except (Exception, SystemExit) as error:
             raise capture_failure(model, error) from error
@@ -77,12 +77,12 @@ _PYTHON = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueE
 @contextlib.contextmanager
 def _as_called() -> Iterator[None]:
     """For models that make a mask, or skip a step, only where torch says that they are compiled or exported."""
-    asked = torch.compiler.is_compiling, torch.compiler.is_exporting
+    originals = torch.compiler.is_compiling, torch.compiler.is_exporting
     torch.compiler.is_compiling = torch.compiler.is_exporting = lambda: False
     try:
         yield
     finally:
-        torch.compiler.is_compiling, torch.compiler.is_exporting = asked
+        torch.compiler.is_compiling, torch.compiler.is_exporting = originals
 
 
 def _watched(
@@ -91,15 +91,15 @@ def _watched(
     answers = Answers(flags)
     flex: list[str] = []
 
-    def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
+    def exported(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
         begin_trace()
         with (
             guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta(), noting_calls(),
             dense_flex_attention() as called, writing_assigned_buffers(module),
         ):  # fmt: skip
-            made = by(module, given)
+            traced = by(module, inputs)
         flex[:] = dict.fromkeys(called)
-        return made
+        return traced
 
     program = _without_vmap(steady(model, arguments, exported))
     dense = (f"{line}: flex_attention is attention with a dense mask" for line in flex)
@@ -110,11 +110,11 @@ def _without_vmap(program: Any) -> Any:
     """The program with `torch.vmap` carried out: a trace holds where it begins and ends, and one sample's operators."""
     if not any(getattr(node.target, "__name__", "") == "_add_batch_dim" for node in program.graph.nodes):
         return program
-    made = program.run_decompositions({})
-    if made.graph_signature.buffers_to_mutate:
-        changed = next(iter(made.graph_signature.buffers_to_mutate.values()))
+    decomposed = program.run_decompositions({})
+    if decomposed.graph_signature.buffers_to_mutate:
+        changed = next(iter(decomposed.graph_signature.buffers_to_mutate.values()))
         raise CaptureError(f"the forward uses torch.vmap and changes the buffer {changed}", VMAP_HINT)
-    return made
+    return decomposed
 
 
 @contextlib.contextmanager
@@ -137,9 +137,9 @@ def fake_stand_ins(model: torch.nn.Module, inputs: tuple[Any, ...], always: bool
             return torch.nn.Parameter(plain, requires_grad=value.requires_grad)
         return plain.requires_grad_(value.requires_grad and value.is_leaf)
 
-    made = {id(value): fake(value) for value in {id(value): value for _, _, value in stored}.values()}
+    fakes = {id(value): fake(value) for value in {id(value): value for _, _, value in stored}.values()}
     for store, name, value in stored:
-        store[name] = made[id(value)]
+        store[name] = fakes[id(value)]
     try:
         yield tuple(fake(value) for value in inputs)
     finally:
@@ -181,8 +181,8 @@ def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: 
         return False
     try:
         returned = model(*arguments)
-        found = learned(returned)
+        registered = learned(returned)
         leaves(returned)  # those within others, too
     except Exception:
         return False
-    return found
+    return registered

@@ -30,11 +30,11 @@ def plain_creation(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         name = op_name(node)
         if name and not name.endswith("_") and (value := fill_value(node)) is not None:
             with graph.inserting_before(node):
-                made = full(graph, node.meta["val"], value)
-            made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
+                filled = full(graph, node.meta["val"], value)
+            filled.meta = dict(node.meta)
+            node.replace_all_uses_with(filled)
             graph.erase_node(node)
-            instead[node] = made
+            instead[node] = filled
     return instead
 
 
@@ -65,8 +65,8 @@ def initialising(original: Callable[..., Any]) -> Callable[..., Any]:
     """One of `INITIALISERS` while a forward is traced, so that `draws` knows what it does to a parameter."""
 
     def drawn(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        own = isinstance(self, torch.nn.Parameter)
-        with fx.traceback.annotate({_INITIALISES: True}) if own else contextlib.nullcontext():
+        is_param = isinstance(self, torch.nn.Parameter)
+        with fx.traceback.annotate({_INITIALISES: True}) if is_param else contextlib.nullcontext():
             return original(self, *args, **kwargs)
 
     return drawn

@@ -90,7 +90,7 @@ def dense_attention(
 def _indices(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Batch, head, query and key positions, each along a dim of its own."""
     sizes = query.shape[0], query.shape[1], query.shape[-2], key.shape[-2]
-    shapes = [[-1 if dim == own else 1 for dim in range(4)] for own in range(4)]
+    shapes = [[-1 if dim == axis else 1 for dim in range(4)] for axis in range(4)]
     return tuple(torch.arange(size, device=query.device).view(shape) for size, shape in zip(sizes, shapes, strict=True))
 
 

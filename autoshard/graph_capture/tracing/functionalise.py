@@ -106,13 +106,13 @@ class _Functionaliser:
             return node
         if node is root:
             return self.current[root]
-        made = self.replayed.get(node)
-        if made is None or made[0] != version:
+        replay = self.replayed.get(node)
+        if replay is None or replay[0] != version:
             now = self._read(self.parent[node])  # first, as what it makes anew must stand before
             copy = self.graph.node_copy(node)
             copy.replace_input_with(node.all_input_nodes[0], now)
-            made = self.replayed[node] = (version, copy)
-        return made[1]
+            replay = self.replayed[node] = (version, copy)
+        return replay[1]
 
     def _write(self, node: fx.Node, value: fx.Node) -> None:
         if node not in self.parent:
@@ -201,26 +201,26 @@ class _Functionaliser:
         if name == "copy_":
             return self._copied(node)
         if (number := fill_value(node)) is not None:
-            made = full(self.graph, val, number)
-            made.meta = meta
-            return made
+            filled = full(self.graph, val, number)
+            filled.meta = meta
+            return filled
         if name == "fill_diagonal_" and val.dim() == 2 and (val.shape[0] <= val.shape[1] or not any(node.args[2:])):
             with val.fake_mode:
                 diagonal = full(self.graph, val.diagonal(), node.args[1])
             return self._call(aten.diagonal_scatter.default, (node.args[0], diagonal), {}, val, node)
-        given = {key: value for key, value in node.kwargs.items() if key != "out"}
+        kwargs = {key: value for key, value in node.kwargs.items() if key != "out"}
         overload = _functional_overload(node, name)
         if overload is None:
             raise CaptureError(
                 f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}", _OUT
             )
-        given |= _defaults(node, overload)
+        kwargs |= _defaults(node, overload)
         if any(argument.name == "layout" for argument in overload._schema.arguments):  # it makes a tensor from nothing
-            given |= {"dtype": val.dtype, "device": val.device}
-        operands = fx.map_arg((node.args, given), lambda n: n.meta["val"])
+            kwargs |= {"dtype": val.dtype, "device": val.device}
+        operands = fx.map_arg((node.args, kwargs), lambda n: n.meta["val"])
         with val.fake_mode:
             result = overload(*operands[0], **operands[1])
-        return self._call(overload, node.args, given, result, node)
+        return self._call(overload, node.args, kwargs, result, node)
 
     def _copied(self, node: fx.Node) -> fx.Node:
         val, source = node.meta["val"], node.args[1]
@@ -256,9 +256,9 @@ class _Functionaliser:
         self.identity[node] = view
 
     def _call(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any, origin: fx.Node) -> fx.Node:
-        made = self.graph.call_function(overload, args, kwargs)
-        made.meta = dict(origin.meta) | {"val": val}
-        return made
+        new_node = self.graph.call_function(overload, args, kwargs)
+        new_node.meta = dict(origin.meta) | {"val": val}
+        return new_node
 
 
 _OPERATORS = {f"__i{name}__": f"__{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
@@ -280,9 +280,9 @@ def _functional_overload(node: fx.Node, name: str) -> Any:
 def _namesake(packet: Any, target: Any) -> Any:
     """The overload of `packet` that takes what `target` does: `pow_.Scalar` is `pow.Tensor_Scalar`."""
     wanted = _said(target)
-    own = getattr(packet, target._overloadname, None)
-    if own is not None and [kind for _, kind in _said(own)] == [kind for _, kind in wanted]:
-        return own
+    namesake = getattr(packet, target._overloadname, None)
+    if namesake is not None and [kind for _, kind in _said(namesake)] == [kind for _, kind in wanted]:
+        return namesake
     overloads = (getattr(packet, each) for each in packet.overloads())
     return next((each for each in overloads if _said(each) == wanted), None)
 

@@ -55,14 +55,14 @@ def _splice(outer: fx.GraphModule, call: fx.Node, inner: fx.GraphModule, operand
     inline(inner)
     mapping: dict[fx.Node, Any] = {}
     values = iter(operands)
-    given: dict[fx.Node, Any] = {}  # what is returned as it came, or written in place, is the outer tensor itself
+    passed: dict[fx.Node, Any] = {}  # what is returned as it came, or written in place, is the outer tensor itself
     with outer.graph.inserting_before(call):
         for node in inner.graph.nodes:
             if node.op == "placeholder":
-                given[node] = next(values)
-                mapping[node] = _entering(outer.graph, given[node], detach)
+                passed[node] = next(values)
+                mapping[node] = _entering(outer.graph, passed[node], detach)
             elif node.op == "output":
-                results = fx.map_arg(node.args[0], lambda n: given.get(_written(n), mapping[n]))
+                results = fx.map_arg(node.args[0], lambda n: passed.get(_written(n), mapping[n]))
             else:
                 mapping[node] = outer.graph.node_copy(node, lambda n: mapping[n])
     _replace_results(call, results)

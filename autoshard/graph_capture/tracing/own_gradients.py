@@ -63,24 +63,24 @@ def apply_function(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...]) -
     place = here()
     context = _Context(args)
     with torch.no_grad():
-        made = _forward(cls, context, args)
+        outputs = _forward(cls, context, args)
     floating = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad]
-    if not isinstance(made, torch.Tensor) or any(args[i].shape != made.shape for i in floating):
-        raise _refusal(cls, context, made, place)
+    if not isinstance(outputs, torch.Tensor) or any(args[i].shape != outputs.shape for i in floating):
+        raise _refusal(cls, context, outputs, place)
     try:
         terms = [_gradient(cls, context, _markers.gradient_seed(args[i]), position=i) for i in floating]
     except DerivesError as error:
-        raise _refusal(cls, context, made, place) from error
-    if not all(isinstance(term, torch.Tensor) and term.shape == made.shape for term in terms):
-        raise _refusal(cls, context, made, place)
-    return _markers.own_gradient(made, terms)
+        raise _refusal(cls, context, outputs, place) from error
+    if not all(isinstance(term, torch.Tensor) and term.shape == outputs.shape for term in terms):
+        raise _refusal(cls, context, outputs, place)
+    return _markers.own_gradient(outputs, terms)
 
 
 def apply_checkpoint(args: tuple[Any, ...]) -> Any:
     """A reentrant checkpoint of `args[0]`: without an input that has a gradient, nothing inside gets one."""
     function, _, *operands = args
-    again = torch.is_grad_enabled() and _wants_gradient(operands)
-    with torch.set_grad_enabled(again), fx.traceback.annotate(CHECKPOINTED if again else {}):
+    with_grad = torch.is_grad_enabled() and _wants_gradient(operands)
+    with torch.set_grad_enabled(with_grad), fx.traceback.annotate(CHECKPOINTED if with_grad else {}):
         return function(*operands)
 
 
@@ -88,19 +88,19 @@ def register_hook(x: torch.Tensor, hook: Callable[[Any], Any]) -> None:
     """Notes in the trace what `hook` makes of the gradient of `x`; a hook that returns nothing changes nothing."""
     place = here()
     try:
-        made = hook(_markers.gradient_seed(x))
+        gradient = hook(_markers.gradient_seed(x))
     except Exception as error:
         raise CaptureError(
             f"a gradient hook can't be followed ({type(error).__name__}) at {place}", _HOOK_HINT
         ) from error
-    if isinstance(made, torch.Tensor):
-        _markers.hooked(x, made)
+    if isinstance(gradient, torch.Tensor):
+        _markers.hooked(x, gradient)
 
 
-def _refusal(cls: Any, context: _Context, made: Any, place: str) -> CaptureError:
+def _refusal(cls: Any, context: _Context, outputs: Any, place: str) -> CaptureError:
     what, hint = "is not the gradient of its forward, and no elementwise change of it", _HINT
     try:
-        _gradient(cls, context, *tree_leaves(made), position=0)
+        _gradient(cls, context, *tree_leaves(outputs), position=0)
     except DerivesError:
         what, hint = "runs autograd itself", _AGAIN_HINT
     except Exception:
@@ -131,14 +131,14 @@ class _Context:
 def _forward(cls: Any, context: _Context, args: tuple[Any, ...]) -> Any:
     if cls.setup_context is torch.autograd.Function.setup_context:
         return cls.forward(context, *args)
-    made = cls.forward(*args)
-    cls.setup_context(context, args, made)
-    return made
+    outputs = cls.forward(*args)
+    cls.setup_context(context, args, outputs)
+    return outputs
 
 
 def _gradient(cls: Any, context: _Context, *gradients: Any, position: int) -> Any:
-    made = inspect.unwrap(cls.backward)(context, *gradients)  # `once_differentiable` would cut what is traced here
-    return made[position] if isinstance(made, tuple) else made
+    grads = inspect.unwrap(cls.backward)(context, *gradients)  # `once_differentiable` would cut what is traced here
+    return grads[position] if isinstance(grads, tuple) else grads
 
 
 def _wants_gradient(args: Iterable[Any]) -> bool:
@@ -253,20 +253,20 @@ def _tried(cls: Any, likenesses: tuple[Any, ...]) -> bool:
     real = tree_map_only(_Likeness, lambda like: _random(like, source), likenesses)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = _forward(cls, _Context(real), tuple(_fresh(a) for a in real))  # a run of its own: forward may write
+        actual = _forward(cls, _Context(real), tuple(_fresh(a) for a in real))  # a run of its own: forward may write
         leaves = tuple(_fresh(a) for a in real)
         inputs = tuple(a.view_as(a) if isinstance(a, torch.Tensor) and a.requires_grad else a for a in leaves)
         torch.manual_seed(0)
         natural = _forward(cls, _Context(real), inputs)
-    results = [made] if isinstance(made, torch.Tensor) else list(made)
+    results = [actual] if isinstance(actual, torch.Tensor) else list(actual)
     outputs = [natural] if isinstance(natural, torch.Tensor) else list(natural)
     seeds = [torch.randn(r.shape, generator=source, dtype=r.dtype) if _floats(r) else None for r in results]
     wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     pairs = [(o, s) for o, s in zip(outputs, seeds, strict=True) if _floats(o) and o.requires_grad]
-    found = (
+    gradients = (
         torch.autograd.grad([o for o, _ in pairs], wanted, [s for _, s in pairs], allow_unused=True) if pairs else ()
     )
-    return _same(_own(cls, real, seeds), list(found) or [None] * len(wanted))
+    return _same(_own(cls, real, seeds), list(gradients) or [None] * len(wanted))
 
 
 def _own(cls: Any, real: tuple[Any, ...], seeds: list[Any]) -> list[Any]:
@@ -275,11 +275,11 @@ def _own(cls: Any, real: tuple[Any, ...], seeds: list[Any]) -> list[Any]:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _forward(cls, context, tuple(_fresh(a) for a in real))
-        made = cls.backward(context, *seeds)
+        gradients = cls.backward(context, *seeds)
     if any(isinstance(leaf, torch.Tensor) and leaf.grad is not None for leaf in tree_leaves(real)):
         raise TypeError(f"the backward of {cls.__name__} sets gradients aside")
-    made = made if isinstance(made, tuple) else (made,)
-    return [g for g, arg in zip(made, real, strict=False) if isinstance(arg, torch.Tensor) and arg.requires_grad]
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    return [g for g, arg in zip(gradients, real, strict=False) if isinstance(arg, torch.Tensor) and arg.requires_grad]
 
 
 def _random(like: _Likeness, source: torch.Generator) -> torch.Tensor:
@@ -298,8 +298,8 @@ def _floats(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
 
 
-def _same(own: list[Any], natural: list[Any]) -> bool:
-    for left, right in zip(own, natural, strict=True):
+def _same(gradients: list[Any], natural: list[Any]) -> bool:
+    for left, right in zip(gradients, natural, strict=True):
         if left is None or right is None:
             other = right if left is None else left
             if other is not None and bool(other.any()):
@@ -339,8 +339,8 @@ def _resolve_hook(graph: fx.Graph, node: fx.Node) -> None:
     order = {each: i for i, each in enumerate(graph.nodes)}
     if any(order[user] < order[node] for user in after):
         raise CaptureError(f"a hook is set on a tensor after its use, at {node_quote(node)}", "register_hook at once")
-    made = _resolve(graph, node, x, [term], "this gradient hook is not linear and elementwise", _HOOK_HINT)
-    x.replace_all_uses_with(made, delete_user_cb=lambda user: user in after)
+    resolved = _resolve(graph, node, x, [term], "this gradient hook is not linear and elementwise", _HOOK_HINT)
+    x.replace_all_uses_with(resolved, delete_user_cb=lambda user: user in after)
 
 
 def _resolve(graph: fx.Graph, node: fx.Node, y: fx.Node, terms: list[fx.Node], what: str, hint: str) -> fx.Node:

@@ -37,9 +37,9 @@ Trace = Callable[[], Any]  # runs it on the model and gives the program
 def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
     """What `export` gives of them. CaptureError where the next call of the forward would compute something else."""
 
-    def once(module: Module, given: tuple[Any, ...]) -> Any:
+    def once(module: Module, args: tuple[Any, ...]) -> Any:
         with hooks_put_back(model):
-            return export(module, given)
+            return export(module, args)
 
     def trace() -> Any:
         with _without_new_attributes(model):
@@ -68,8 +68,8 @@ def _without_new_attributes(model: Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, own in names:
-            for name in [name for name in module.__dict__ if name not in own]:
+        for module, attributes in names:
+            for name in [name for name in module.__dict__ if name not in attributes]:
                 del module.__dict__[name]
 
 
@@ -100,11 +100,11 @@ def hooks_put_back(model: Module) -> Iterator[None]:
 
 def _goes_on_alike(model: Module, trace: Trace, program: Any, first: _Seen) -> bool:
     """A second call with the attributes that the first left, and one far away where they change again."""
-    again = _Seen(model, first.left, first.hooks)
-    same = _traces_alike(trace, again, program)
-    if same and (again.changed or again.hooks):
-        left = first.left | {key: _far(value) for key, value in again.left.items()}
-        same = _traces_alike(trace, _Seen(model, left, [*first.hooks, *again.hooks]), program)
+    second = _Seen(model, first.left, first.hooks)
+    same = _traces_alike(trace, second, program)
+    if same and (second.changed or second.hooks):
+        left = first.left | {key: _far(value) for key, value in second.left.items()}
+        same = _traces_alike(trace, _Seen(model, left, [*first.hooks, *second.hooks]), program)
     return same
 
 
@@ -228,8 +228,8 @@ class _Seen:
             if hooks.keys() != before.keys():
                 added = {key: hook for key, hook in hooks.items() if key not in before}
                 self.hooks.append(_Hooks(owner, name, added, frozenset(before.keys() - hooks.keys())))
-        given = {path: id(value) for path, value in self.model.named_parameters(remove_duplicate=False)}
-        self.replaced = next((path for path, own in self.parameters.items() if given.get(path) != own), "")
+        ids = {path: id(value) for path, value in self.model.named_parameters(remove_duplicate=False)}
+        self.replaced = next((path for path, old_id in self.parameters.items() if ids.get(path) != old_id), "")
 
 
 def _attributes(model: Module) -> dict[_Key, Any]:
@@ -280,7 +280,7 @@ def random_sources(model: Module) -> list[Any]:
     numpy = sys.modules.get("numpy")
     kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
     shared = [getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random if numpy else None)]
-    found = {id(each): each for each in shared if isinstance(each, kinds)}
+    generators = {id(each): each for each in shared if isinstance(each, kinds)}
     files = {type(part).__module__ for part in model.modules() if not type(part).__module__.startswith("torch.")}
     held: list[Any] = [*model.modules(), *(vars(sys.modules[name]) for name in files if name in sys.modules)]
     others = {name: module for name, module in [*sys.modules.items()] if name not in files and not _is_users(module)}
@@ -290,10 +290,10 @@ def random_sources(model: Module) -> list[Any]:
         near = {id(x): x for x in gc.get_referents(*held) if gc.is_tracked(x)}
         held = [x for key, x in near.items() if key not in seen]
         seen |= near.keys()
-        found |= {id(x): x for x in held if isinstance(x, kinds)}
+        generators |= {id(x): x for x in held if isinstance(x, kinds)}
         held = [x for x in held if not isinstance(x, _NO_HOLDERS)]
         held = [x for x in held if (x if isinstance(x, type) else type(x)).__module__ not in others]
-    return [each for each in found.values() if not isinstance(each, random.SystemRandom)]
+    return [each for each in generators.values() if not isinstance(each, random.SystemRandom)]
 
 
 def _is_users(module: ModuleType) -> bool:
@@ -318,13 +318,13 @@ class _Found(Exception):
 def _place(trace: Trace, probe: Callable[[], Any]) -> str:
     """The line of the model's code during which what `probe` gives changes, "" where it is none of its lines."""
     last: list[Any] = ["", probe()]
-    found: list[str] = []
+    lines: list[str] = []
 
     def look(frame: FrameType, event: str, argument: Any) -> Any:
         if not is_visible(frame.f_code.co_filename):
             return None
         if probe() != last[1] and last[0]:
-            found.append(str(last[0]))
+            lines.append(str(last[0]))
             raise _Found
         if event in ("line", "call"):
             last[0] = quote(frame.f_code.co_filename, frame.f_lineno)
@@ -338,4 +338,4 @@ def _place(trace: Trace, probe: Callable[[], Any]) -> str:
         pass
     finally:
         sys.settrace(before)
-    return found[0] if found else ""
+    return lines[0] if lines else ""

@@ -115,8 +115,8 @@ class Constants:
         result = node.meta["val"]
         if not is_view and isinstance(result, torch.Tensor) and result.numel() > LARGEST_ELEMENTS:
             return None
-        made = node.target(*args, **kwargs)
-        return _compress(made) if isinstance(made, torch.Tensor) else made
+        value = node.target(*args, **kwargs)
+        return _compress(value) if isinstance(value, torch.Tensor) else value
 
 
 def _is_pure(node: fx.Node) -> bool:
@@ -139,8 +139,8 @@ def _pointwise(target: Any, args: Any, kwargs: Any, shape: torch.Size) -> torch.
         return None
     narrow = lambda t: _narrow(t, {d - rank + t.dim() for d in repeated} - set(range(-rank, 0)))  # noqa: E731
     args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, narrow, (args, kwargs))
-    made: torch.Tensor = target(*args, **kwargs)
-    return made.expand(shape)
+    value: torch.Tensor = target(*args, **kwargs)
+    return value.expand(shape)
 
 
 def _repeats(tensor: torch.Tensor, dim: int) -> bool:
@@ -213,10 +213,10 @@ def _shown(node: Any, shape: tuple[int, ...], value: Value) -> str:
 
 def _hides(node: fx.Node, value: Value) -> bool:
     """Whether an additive mask is 0 where the condition holds, and hides elsewhere."""
-    given = [value(x) if isinstance(x, fx.Node) else x for x in node.args[1:3]]
-    if any(x is None for x in given) or len(given) != 2:
+    branches = [value(x) if isinstance(x, fx.Node) else x for x in node.args[1:3]]
+    if any(x is None for x in branches) or len(branches) != 2:
         return False
-    seen, hidden = (_once(torch.as_tensor(x)) for x in given)
+    seen, hidden = (_once(torch.as_tensor(x)) for x in branches)
     least = torch.finfo(node.meta["val"].dtype).min
     return bool((seen == 0).all()) and bool((hidden <= least).all())
 

@@ -50,8 +50,8 @@ def headline(error: BaseException) -> str:
 
 def culprit(error: BaseException) -> str:
     """`file.py:12 `code``: the innermost frame that is not torch's, autoshard's or Python's; "" if there is none."""
-    found = _raised_in(error)
-    return quote(found[0].f_code.co_filename, found[1]) if found is not None else ""
+    location = _raised_in(error)
+    return quote(location[0].f_code.co_filename, location[1]) if location is not None else ""
 
 
 def _raised_in(error: BaseException) -> tuple[FrameType, int] | None:
@@ -66,13 +66,13 @@ def _raised_in(error: BaseException) -> tuple[FrameType, int] | None:
 
 def library_function(error: BaseException) -> str:
     """`library.module.Class.method`, the function of `culprit`, where it is an installed library's; else ""."""
-    found = _raised_in(error)
-    if found is None:
+    location = _raised_in(error)
+    if location is None:
         return ""
-    module = str(found[0].f_globals.get("__name__", ""))
+    module = str(location[0].f_globals.get("__name__", ""))
     if module.partition(".")[0] not in packages_distributions():
         return ""
-    return f"{module}.{found[0].f_code.co_qualname.partition('.<locals>')[0]}"
+    return f"{module}.{location[0].f_code.co_qualname.partition('.<locals>')[0]}"
 
 
 def here() -> str:
@@ -125,7 +125,7 @@ class _ModelFrames:
     @staticmethod
     def summary() -> StackSummary:
         frames = [*walk_stack(sys._getframe(1))][::-1]
-        begun = itertools.dropwhile(lambda own: own[0].f_code.co_name != "forward", frames)
+        begun = itertools.dropwhile(lambda entry: entry[0].f_code.co_name != "forward", frames)
         called = [(frame.f_code, line) for frame, line in begun if is_visible(frame.f_code.co_filename)]
         return StackSummary.from_list([FrameSummary(code.co_filename, line, code.co_name) for code, line in called])
 

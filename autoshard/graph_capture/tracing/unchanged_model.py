@@ -46,14 +46,14 @@ def guarded(script: str = "") -> Iterator[None]:
 @contextlib.contextmanager
 def _put_back(script: str) -> Iterator[None]:
     process, folder, streams, words = os.getpid(), os.getcwd(), (sys.stdout, sys.stderr), sys.argv
-    kept = {name: getattr(os, name) for name in ENDS}
+    originals = {name: getattr(os, name) for name in ENDS}
     interrupt = signal.getsignal(signal.SIGINT)
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
 
     def end(name: str) -> Any:
         def ended(*arguments: Any) -> NoReturn:
             if os.getpid() != process:  # a child of the code's own: its business
-                kept[name](*arguments)
+                originals[name](*arguments)
             raise SystemExit(f"os.{name}")
 
         return ended
@@ -66,8 +66,8 @@ def _put_back(script: str) -> Iterator[None]:
             yield
     finally:
         if os.getpid() != process:
-            kept["_exit"](1)
-        for name, function in kept.items():
+            originals["_exit"](1)
+        for name, function in originals.items():
             setattr(os, name, function)
         (sys.stdout, sys.stderr), sys.argv = streams, words
         os.chdir(folder)

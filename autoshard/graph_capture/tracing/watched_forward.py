@@ -41,8 +41,8 @@ def watching(training: bool, answers: Answers) -> Iterator[None]:
     patches = [*_patches(training), *_asking(answers)]
     before = [(owner, name, owner.__dict__.get(name, _INHERITED)) for owner, name, _ in patches]
     try:
-        for (owner, name, patch), (*_, own) in zip(patches, before, strict=True):
-            setattr(owner, name, _in_this_thread(patch, getattr(owner, name) if own is _INHERITED else own))
+        for (owner, name, patch), (*_, old) in zip(patches, before, strict=True):
+            setattr(owner, name, _in_this_thread(patch, getattr(owner, name) if old is _INHERITED else old))
         torch.Tensor.data = property(_data, _set_data)
         yield
     finally:
@@ -218,7 +218,7 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return apply_checkpoint(args)
         if kwargs or cls.__module__ in _LIBRARY or cls.__module__.startswith("torch._higher_order_ops"):
             return original(cls, *args, **kwargs)
-        return apply_function(cls, lambda *given: original(cls, *given), args)
+        return apply_function(cls, lambda *operands: original(cls, *operands), args)
 
     return apply
 
@@ -244,8 +244,8 @@ def _saved(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch's own users of these hooks (checkpoints, offloading) keep what is saved; others may change it."""
 
     def enter(self: Any) -> Any:
-        own = type(self) is torch.autograd.graph.saved_tensors_hooks or not type(self).__module__.startswith("torch.")
-        if own:
+        other = type(self) is torch.autograd.graph.saved_tensors_hooks or not type(self).__module__.startswith("torch.")
+        if other:
             message = f"the forward changes what autograd saves (saved_tensors_hooks) at {here()}"
             raise CaptureError(message, "leave the hooks out of the forward")
         return original(self)
@@ -256,11 +256,11 @@ def _saved(original: Callable[..., Any]) -> Callable[..., Any]:
 def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
     """A checkpoint notes that backward runs again what is inside."""
 
-    def noted(self: Any, *given: Any) -> Any:
-        if not given:
+    def noted(self: Any, *args: Any) -> Any:
+        if not args:
             self._note = fx.traceback.annotate(CHECKPOINTED)
-        getattr(self._note, original.__name__)(*given)
-        return original(self, *given)
+        getattr(self._note, original.__name__)(*args)
+        return original(self, *args)
 
     return noted
 

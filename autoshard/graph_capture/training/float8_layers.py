@@ -19,8 +19,8 @@ WIDE = "an operand is not bfloat16"
 
 def with_float8(graph: Graph) -> Graph:
     """`graph`, cast to bfloat16, with its linears in float8; as torchao's `Float8Linear` and torchtitan's filters."""
-    kept = {op.name for op, _ in kept_in_bfloat16(graph)}
-    ops = (op if op.name in kept else replace(op, target=IN_FLOAT8.get(op.target, op.target)) for op in graph.ops)
+    excluded = {op.name for op, _ in kept_in_bfloat16(graph)}
+    ops = (op if op.name in excluded else replace(op, target=IN_FLOAT8.get(op.target, op.target)) for op in graph.ops)
     return rewrite(graph, ops)
 
 
@@ -50,18 +50,18 @@ def _followers(graph: Graph) -> dict[str, frozenset[str]]:
     """Of each linear the layers with weights that its result reaches before any other such; ROUTER for experts that it
     only chooses or weighs."""
     reached: dict[str, set[str]] = {}  # by value
-    found: dict[str, frozenset[str]] = {}
+    followers: dict[str, frozenset[str]] = {}
     for op in reversed(graph.ops):
         after: set[str] = set()
         for result in op.results:
             after |= reached.get(result, set())
         layer = op.target in IN_FLOAT8 or op.target in IN_FLOAT8.values()
         if layer:
-            found[op.name] = frozenset(after)
+            followers[op.name] = frozenset(after)
         for position, name in enumerate(op.operands):
             if name is not None:
-                own = {op.name} if layer else after
+                layers = {op.name} if layer else after
                 if op.target == EXPERTS:
-                    own = {ROUTER} if position > 2 else {op.name}
-                reached.setdefault(name, set()).update(own)
-    return found
+                    layers = {ROUTER} if position > 2 else {op.name}
+                reached.setdefault(name, set()).update(layers)
+    return followers

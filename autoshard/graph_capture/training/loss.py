@@ -52,7 +52,7 @@ def _of_inputs(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:
         if reached.intersection(o for o in op.operands if o is not None):
             reached.update(op.results)
     trained = {name for name in graph.outputs if name in reached and graph.tensor(name).requires_grad}
-    return scalars if not trained or any(own.name in trained for own in scalars) else []
+    return scalars if not trained or any(scalar.name in trained for scalar in scalars) else []
 
 
 def _totals(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:

@@ -26,7 +26,7 @@ def keep_overwritten(graph: Graph) -> Graph:
 
 
 def _kept(graph: Graph, buffer: str, new: str) -> Graph:
-    path = next(own.path for own in graph.buffers if own.tensor == buffer)
+    path = next(stored.path for stored in graph.buffers if stored.tensor == buffer)
     old = _OldValue(graph, path.rpartition(".")[0], _made_of(graph, new))
     readers = {op.name for op in graph.ops if buffer in op.operands and old.is_needed_by(op, buffer)}
     returned = old.ends(buffer)
@@ -36,13 +36,13 @@ def _kept(graph: Graph, buffer: str, new: str) -> Graph:
     place, module = _place(graph.ops, first, old.holder)
     source = graph.ops[first].source if readers else ""
     copy = fresh(f"{buffer}_before", {*graph.by_name, *graph.by_op})
-    kept = Op(copy, COPY, (buffer,), (("memory_format", None),), (copy,), module, source)
+    copy_op = Op(copy, COPY, (buffer,), (("memory_format", None),), (copy,), module, source)
     ops = [_reading(op, buffer, copy) if op.name in readers else op for op in graph.ops]
-    updates = tuple((own, copy if value == buffer else value) for own, value in graph.buffer_updates)
+    updates = tuple((name, copy if value == buffer else value) for name, value in graph.buffer_updates)
     return replace(
         graph,
         tensors=(*graph.tensors, replace(graph.tensor(buffer), name=copy)),
-        ops=(*ops[:place], kept, *ops[place:]),
+        ops=(*ops[:place], copy_op, *ops[place:]),
         outputs=tuple(copy if name == buffer else name for name in graph.outputs),
         buffer_updates=updates,
     )
@@ -88,12 +88,12 @@ def _is_view(op: Op, name: str) -> bool:
 
 
 def _made_of(graph: Graph, value: str) -> frozenset[str]:
-    found, wanted = set[str](), {value}
+    makers, wanted = set[str](), {value}
     for op in reversed(graph.ops):
         if not wanted.isdisjoint(op.results):
-            found.add(op.name)
+            makers.add(op.name)
             wanted |= {name for name in op.operands if name is not None}
-    return frozenset(found)
+    return frozenset(makers)
 
 
 def _place(ops: tuple[Op, ...], first: int, holder: str) -> tuple[int, str]:
@@ -139,5 +139,5 @@ def _saved(op: Op, graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Saved:
     results = [graph.tensor(name) for name in op.results]
     if not any(result.requires_grad for result in results):
         return Saved(aliases=aliases)
-    kept, kept_results, extra = record(op.target).saves(op, operands, results)
-    return Saved(tuple(i for i in kept if i < len(operands) and operands[i] is not None), kept_results, extra, aliases)
+    saved, kept_results, extra = record(op.target).saves(op, operands, results)
+    return Saved(tuple(i for i in saved if i < len(operands) and operands[i] is not None), kept_results, extra, aliases)

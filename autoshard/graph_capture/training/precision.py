@@ -84,11 +84,11 @@ class _Caster:
     def _add(self, op: Op) -> None:
         known = record(op.target)
         op = replace(op, operands=tuple(None if n is None else self.wide.get(n, n) for n in op.operands))
-        own = range(len(op.operands)) if known.low_operands is None else known.low_operands
+        lowered = range(len(op.operands)) if known.low_operands is None else known.low_operands
         wanted = self._wanted(op)
         if wanted and self._is_floating(op):
             op = replace(
-                op, operands=tuple(self._cast(n, wanted, op) if i in own else n for i, n in enumerate(op.operands))
+                op, operands=tuple(self._cast(n, wanted, op) if i in lowered else n for i, n in enumerate(op.operands))
             )
         dtype = None if known.own_dtype or _names_dtype(op) else wanted or self._promoted(op)
         for position, name in enumerate(op.results):
@@ -125,12 +125,12 @@ class _Caster:
         """The value in `dtype`; the cast stands before its first reader. float64 stays, as under autocast."""
         if name is None or not self._changes(name) or self.tensors[name].dtype == dtype:
             return name
-        made = self.casts.get((name, dtype))
-        if made is None:
-            made = self.casts[name, dtype] = self._fresh(f"{name}_{dtype}")
-            self.tensors[made] = replace(self.tensors[name], name=made, dtype=dtype)
-            self.ops.append(Op(made, "aten.to", (name,), (("dtype", dtype),), (made,), user.module, user.source))
-        return made
+        cast = self.casts.get((name, dtype))
+        if cast is None:
+            cast = self.casts[name, dtype] = self._fresh(f"{name}_{dtype}")
+            self.tensors[cast] = replace(self.tensors[name], name=cast, dtype=dtype)
+            self.ops.append(Op(cast, "aten.to", (name,), (("dtype", dtype),), (cast,), user.module, user.source))
+        return cast
 
     def _fresh(self, name: str) -> str:
         while name in self.tensors:

@@ -42,8 +42,8 @@ def differentiable(op: Op) -> tuple[str, ...]:
 
 def _behind(graph: Graph, loss: str) -> set[str]:
     """What the loss depends on by operators that have a gradient."""
-    found = {loss}
+    reached = {loss}
     for op in reversed(graph.ops):
-        if not record(op.target).no_gradient and not found.isdisjoint(differentiable(op)):
-            found.update(operand for operand in op.operands if operand is not None)
-    return found
+        if not record(op.target).no_gradient and not reached.isdisjoint(differentiable(op)):
+            reached.update(operand for operand in op.operands if operand is not None)
+    return reached

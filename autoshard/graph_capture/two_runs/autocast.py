@@ -53,9 +53,9 @@ def _casting(dtype: torch.dtype) -> _Kernel:
 
 def _low(target: str, dtype: torch.dtype, product: Product | None) -> _Kernel:
     def kernel(op: Any, args: Any, kwargs: Any) -> Any:
-        given = _cast(args, "cpu", dtype), _cast(kwargs, "cpu", dtype)
-        made = product(target, args, given[0]) if product else None
-        return op(*given[0], **given[1]) if made is None else made
+        lowered = _cast(args, "cpu", dtype), _cast(kwargs, "cpu", dtype)
+        result = product(target, args, lowered[0]) if product else None
+        return op(*lowered[0], **lowered[1]) if result is None else result
 
     return kernel
 

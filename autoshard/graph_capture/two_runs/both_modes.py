@@ -32,28 +32,28 @@ _RATE, _TRAINS = map(_ARGUMENTS.index, ("dropout", "train"))
 def quickly_alike(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool | str:
     """True where both modes were seen to compute the same but for dropout, a line where they surely do not, False where
     it can't be seen so. Leaves the model as it was."""
-    made: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     with modes_put_back(model), fake_stand_ins(model, inputs, always=True) as arguments, quiet(), guarded():
         named = {f"given {i}": x for i, x in enumerate(arguments)}
         named |= dict([*model.named_parameters(), *model.named_buffers()])
-        found = []
+        keys = []
         try:
             for training in (True, False):
                 set_mode(model, training)
-                numbering = _WithoutDropout(made, named, training)
+                numbering = _WithoutDropout(numbers, named, training)
                 with attributes_put_back(model), hooks_put_back(model), numbering:
                     results = leaves(model(*arguments))
-                found.append([numbering.key(x) for x in results])
+                keys.append([numbering.key(x) for x in results])
         except (Exception, SystemExit):  # of the model's own code, or a question for values
             return False
-    return found[0] == found[1] or numbering.written_through
+    return keys[0] == keys[1] or numbering.written_through
 
 
 class _WithoutDropout(CallNumbers):
     """Of one run, in training or not."""
 
-    def __init__(self, made: dict[Any, int], named: Mapping[str, Tensor], training: bool) -> None:
-        super().__init__(made, named)
+    def __init__(self, numbers: dict[Any, int], named: Mapping[str, Tensor], training: bool) -> None:
+        super().__init__(numbers, named)
         self.training = training
         self.handed_on: set[int] = set()  # storages that are operand and result of a dropout at once
         self.written_through = ""  # the line that wrote to one: to both
@@ -80,9 +80,9 @@ def _passes(func: Any, args: tuple[Any, ...], options: dict[str, Any], training:
         return True
     if func not in _DROPS:
         return False
-    given = dict(zip(("input", "p", "training"), args, strict=False)) | options
-    trains = given.get("training", given.get("train", True))
-    return training or not trains or given.get("p", 0.5) == 0
+    arguments = dict(zip(("input", "p", "training"), args, strict=False)) | options
+    trains = arguments.get("training", arguments.get("train", True))
+    return training or not trains or arguments.get("p", 0.5) == 0
 
 
 def _as_compared(func: Any, args: tuple[Any, ...], options: dict[str, Any], training: bool) -> Any:

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class CallNumbers(TorchFunctionMode):
-    """Of one run. `made`: the number of what is made so, of all runs. `named`: the tensors that the run is given."""
+    """Of one run. `numbers`: the number of what is made so, of all runs. `named`: the tensors that the run is given."""
 
-    def __init__(self, made: dict[Any, int], named: Mapping[str, Tensor]) -> None:
+    def __init__(self, numbers: dict[Any, int], named: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.made = made
+        self.made = numbers
         self.tensors: dict[int, tuple[Tensor, int]] = {}  # alive, so that no other gets its id
         self.writes: dict[int, int] = {}  # storage -> the last write to it
         for name, tensor in named.items():
@@ -85,8 +85,8 @@ class CallNumbers(TorchFunctionMode):
         key = (func, *self.key(self.compared(func, args, options)))
         result = func(*args, **options)
         self.called(self._number(key))
-        made = [x for x in tree_leaves(result) if isinstance(x, Tensor) and id(x) not in self.tensors]
-        for position, x in enumerate(made):
+        created = [x for x in tree_leaves(result) if isinstance(x, Tensor) and id(x) not in self.tensors]
+        for position, x in enumerate(created):
             self._note(x, (*key, position))
         for position, (x, version) in enumerate(before):
             if x._version != version:

@@ -34,8 +34,8 @@ _CASTS: frozenset[Any] = frozenset({Tensor.to, Tensor.float, Tensor.type, Tensor
 def casts_of(model: torch.nn.Module, inputs: tuple[Any, ...], precision: str) -> Casts:
     """Those of the model's code under `precision`; none where it can't be run so."""
     with quiet():
-        found = apart(lambda: json.dumps(_casts_of(model, inputs, precision)), MOST_SECONDS).text
-    return {(name, number): wide for name, number, wide in json.loads(found or "[]")}
+        text = apart(lambda: json.dumps(_casts_of(model, inputs, precision)), MOST_SECONDS).text
+    return {(name, number): wide for name, number, wide in json.loads(text or "[]")}
 
 
 def _casts_of(model: torch.nn.Module, inputs: tuple[Any, ...], precision: str) -> list[tuple[str, int, list[bool]]]:
@@ -107,8 +107,8 @@ def put_back(graph: fx.Graph) -> frozenset[fx.Node]:
 
 def widened(graph: fx.Graph, wide: Collection[fx.Node]) -> list[fx.Node]:
     """Values that are float32 for every reader, as only these casts read them; of others the casts."""
-    found: list[fx.Node] = []
+    values: list[fx.Node] = []
     for node in graph.nodes if wide else ():
-        own = [user for user in node.users if user in wide and user.args[0] is node]
-        found += [node] if own and len(own) == len(node.users) else own
-    return found
+        casts = [user for user in node.users if user in wide and user.args[0] is node]
+        values += [node] if casts and len(casts) == len(node.users) else casts
+    return values

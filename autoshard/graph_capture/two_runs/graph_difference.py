@@ -14,29 +14,29 @@ DROPS = frozenset({
 
 def difference(training: Graph, evaluation: Graph) -> str:
     """Where two captured forwards part, but for dropout: a line of the model's code; "" where they compute the same."""
-    made: dict[Any, int] = {}
-    one, other = _numbers(training, True, made), _numbers(evaluation, False, made)
+    numbers: dict[Any, int] = {}
+    one, other = _numbers(training, True, numbers), _numbers(evaluation, False, numbers)
     if [one[name] for name in training.outputs] == [other[name] for name in evaluation.outputs]:
         return ""
     parted = [*_only(evaluation, other, set(one.values())), *_only(training, one, set(other.values()))]
-    return min(parted, key=lambda found: found[0])[1] if parted else "an operator without a line"
+    return min(parted, key=lambda entry: entry[0])[1] if parted else "an operator without a line"
 
 
-def _numbers(graph: Graph, training: bool, made: dict[Any, int]) -> dict[str | None, int]:
-    found: dict[str | None, int] = {None: -1}
+def _numbers(graph: Graph, training: bool, numbers: dict[Any, int]) -> dict[str | None, int]:
+    by_value: dict[str | None, int] = {None: -1}
     for name in (*graph.inputs, *(p.tensor for p in (*graph.parameters, *graph.buffers))):
-        found[name] = made.setdefault(("named", name), len(made))
+        by_value[name] = numbers.setdefault(("named", name), len(numbers))
     for op in graph.ops:
         attributes = dict(op.attributes)
         if op.target in DROPS and (training or not attributes.get("train") or attributes.get("p") == 0):
-            found[op.results[0]] = found[op.operands[0]]
+            by_value[op.results[0]] = by_value[op.operands[0]]
             continue
         if training or attributes.get("dropout") == 0:
             attributes |= {name: value for name, value in _UNUSED.items() if name in attributes and _drops_inside(op)}
-        key = (op.target, *(found[x] for x in op.operands), repr(sorted(attributes.items())))  # NaN equals nothing
+        key = (op.target, *(by_value[x] for x in op.operands), repr(sorted(attributes.items())))  # NaN equals nothing
         for position, result in enumerate(op.results):
-            found[result] = made.setdefault((key, position), len(made))
-    return found
+            by_value[result] = numbers.setdefault((key, position), len(numbers))
+    return by_value
 
 
 _UNUSED = {"train": False, "dropout_p": 0.0}

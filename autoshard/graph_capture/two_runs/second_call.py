@@ -44,11 +44,11 @@ def refuse_change(line: str) -> None:
 
 def _parted(model: torch.nn.Module, inputs: tuple[Any, ...]) -> str:
     """The line where the second call begins to differ, "" where both compute the same, or it can't be seen."""
-    made: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     with fake_stand_ins(model, inputs, always=True) as arguments, guarded():
         named = {f"given {i}": x for i, x in enumerate(arguments)}
         named |= dict([*model.named_parameters(), *model.named_buffers()])
-        first, second = _Calls(made, named), _Calls(made, named)
+        first, second = _Calls(numbers, named), _Calls(numbers, named)
         try:
             for calls in (first, second):
                 calls.before = first.order
@@ -63,8 +63,8 @@ def _parted(model: torch.nn.Module, inputs: tuple[Any, ...]) -> str:
 class _Calls(CallNumbers):
     """Of one run: the calls in their order, and where they part from those of the run before."""
 
-    def __init__(self, made: dict[Any, int], named: Mapping[str, Tensor]) -> None:
-        super().__init__(made, named)
+    def __init__(self, numbers: dict[Any, int], named: Mapping[str, Tensor]) -> None:
+        super().__init__(numbers, named)
         self.order: list[int] = []
         self.before: Sequence[int] = self.order
         self.left: list[Any] = []

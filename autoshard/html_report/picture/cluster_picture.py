@@ -75,11 +75,11 @@ def _device(x: float, y: float, rank: int, mesh: Mesh) -> list[str]:
 
 def axis_words(mesh: Mesh, hardware: Hardware) -> list[tuple[int, str]]:
     """For each axis longer than one: `tp: 4 devices over NVLink, 270 GB/s a device, 2 us`."""
-    found = []
+    lines = []
     for axis, (name, size) in enumerate(mesh.axes):
         if size > 1:
             link = axis_link(hardware, mesh, axis)
             speed = f"{format_bandwidth(link.ring_bandwidth, 3)} a device in a ring"
             words = f"{name}: groups of {size} over {link.name}, {speed}, {format_seconds(link.latency_seconds, 3)}"
-            found.append((axis, f"{words} a message"))
-    return found
+            lines.append((axis, f"{words} a message"))
+    return lines

@@ -69,7 +69,7 @@ def placed(flow: BlockFlow, sizes: Mapping[str, tuple[float, float]]) -> PlacedF
 
 def _layers(flow: BlockFlow) -> dict[str, int]:
     """The longest way from an input; an input that is read late stands just above its first reader."""
-    found = {box.key: 0 for box in flow.boxes}
+    layers = {box.key: 0 for box in flow.boxes}
     kinds = {box.key: box.kind for box in flow.boxes}
     into: dict[str, list[str]] = {}
     for source, target in flow.edges:
@@ -77,16 +77,16 @@ def _layers(flow: BlockFlow) -> dict[str, int]:
     for _ in flow.boxes:  # boxes are not sorted: a move is made before its reader
         changed = False
         for target, sources in into.items():
-            layer = 1 + max(found[source] for source in sources)
-            changed |= layer != found[target]
-            found[target] = layer
+            layer = 1 + max(layers[source] for source in sources)
+            changed |= layer != layers[target]
+            layers[target] = layer
         if not changed:
             break
     for key, kind in kinds.items():
-        readers = [found[target] for source, target in flow.edges if source == key]
+        readers = [layers[target] for source, target in flow.edges if source == key]
         if kind == "input" and readers:
-            found[key] = min(readers) - 1
-    return found
+            layers[key] = min(readers) - 1
+    return layers
 
 
 def _ordered(row: list[str], flow: BlockFlow, places: Mapping[str, Place]) -> None:
@@ -104,16 +104,18 @@ def _lanes(
 ) -> tuple[Lane, ...]:
     """Each in the first lane that is free along its way."""
     taken: list[list[tuple[int, int]]] = []
-    found = []
+    lanes = []
     for source, target in sorted(edges, key=lambda edge: (layers[edge[0]], -layers[edge[1]])):
         span = layers[source], layers[target]
-        lane = next((n for n, own in enumerate(taken) if all(span[1] <= a or b <= span[0] for a, b in own)), len(taken))
+        lane = next(
+            (n for n, spans in enumerate(taken) if all(span[1] <= a or b <= span[0] for a, b in spans)), len(taken)
+        )
         if lane == len(taken):
             taken.append([])
         taken[lane].append(span)
         start, end = places[source], places[target]
         offset = 6.0 + 2.0 * (lane % 5)
-        found.append(
+        lanes.append(
             Lane(
                 left + SIZES.lane * lane - MARGIN / 2,
                 (start.x + start.width * 0.75, start.y + start.height),
@@ -122,4 +124,4 @@ def _lanes(
                 offset,
             )
         )
-    return tuple(found)
+    return tuple(lanes)

@@ -108,7 +108,7 @@ class _FlowOfBlock:
     def stored(self) -> dict[str, Layout]:
         """Parameter -> the layout that it is stored in."""
         here = not self.plan.servers.count  # else tables are on servers
-        return {own.name: replace(own.layout, host=own.layout.host and here) for own in self.plan.parameters}
+        return {param.name: replace(param.layout, host=param.layout.host and here) for param in self.plan.parameters}
 
     def flow(self, title: str) -> BlockFlow:
         graph, rows = self.graph, plan_labels.without_casts(self.block.rows, self.graph)
@@ -135,8 +135,8 @@ class _FlowOfBlock:
         before = self.boxes[sources[0]] if len(sources) == 1 else None
         if before is None or (before.kind, before.words) != ("op", row.words) or row.plan.variant:
             return False
-        own = (moves.get((row.op.name, name)) for name in row.op.operands if name and name not in self.graph.weights)
-        return not any(move and collectives(move, self.plan, self.graph) for move in own)
+        reads = (moves.get((row.op.name, name)) for name in row.op.operands if name and name not in self.graph.weights)
+        return not any(move and collectives(move, self.plan, self.graph) for move in reads)
 
     def _carries(self, name: str) -> bool:
         """Whether a value is on the way from input to output: what no gradient flows through steers only."""
@@ -147,17 +147,17 @@ class _FlowOfBlock:
 
     def _sources(self, operands: Iterable[str | None]) -> tuple[str, ...]:
         """The boxes that values come from, in order; those of another block are inputs."""
-        found: dict[str, None] = {}
+        sources: dict[str, None] = {}
         for name in operands:
             if name is not None and self._carries(name):
-                found |= dict.fromkeys(self.behind.get(name) or (self._input(name),))
-        return tuple(found)
+                sources |= dict.fromkeys(self.behind.get(name) or (self._input(name),))
+        return tuple(sources)
 
     def _input(self, name: str) -> str:
         key = f"in {name}"
-        made = self.graph.producers.get(name)
-        module = made.module if made else stored_paths(self.graph).get(name, name)
-        self.boxes.setdefault(key, FlowBox(key, "input", name=f"from {module or (made.name if made else name)}"))
+        maker = self.graph.producers.get(name)
+        module = maker.module if maker else stored_paths(self.graph).get(name, name)
+        self.boxes.setdefault(key, FlowBox(key, "input", name=f"from {module or (maker.name if maker else name)}"))
         return key
 
     def _passes(self, op: Op, sources: tuple[str, ...]) -> None:
@@ -184,14 +184,14 @@ class _FlowOfBlock:
                 incoming[self._move(move)] = None
             elif self._carries(name) or (name in graph.inputs and not self._sources(op.operands)):
                 incoming |= dict.fromkeys(self.behind.get(name) or (self._input(name),))
-        made = [
+        shards = [
             TensorShards("", graph.tensor(name).shape, layout)
             for name, layout in zip(op.results, row.strategy.results, strict=True)
         ]
         words = row.words + (f", {row.plan.variant}" if row.plan.variant else "")
         what = op.target.partition(".")[2]
         self.boxes[op.name] = FlowBox(
-            op.name, "op" if shown else "join", row.module, what, words, (*self._weights(row, weights), *made[:1])
+            op.name, "op" if shown else "join", row.module, what, words, (*self._weights(row, weights), *shards[:1])
         )
         for key in incoming:
             self.edges[key, op.name] = None
@@ -205,9 +205,11 @@ class _FlowOfBlock:
         tensors = sorted(layouts, key=lambda name: -self.graph.tensor(name).numel)
         paths = stored_paths(self.graph)
         names = ", ".join(paths[name].rpartition(".")[2] for name in tensors)
-        own = [move for move in row.moves if move.tensor in self.graph.weights]
+        moves = [move for move in row.moves if move.tensor in self.graph.weights]
         largest = self.graph.tensor(tensors[0])
-        return (TensorShards(names, largest.shape, layouts[tensors[0]], tuple(move_lines(own, self.plan, self.graph))),)
+        return (
+            TensorShards(names, largest.shape, layouts[tensors[0]], tuple(move_lines(moves, self.plan, self.graph))),
+        )
 
     def _move(self, move: RedistributionPlan) -> str:
         key = f"move {move.tensor} {move.target}"
@@ -222,11 +224,11 @@ class _FlowOfBlock:
 
     def _outputs(self) -> None:
         """Where values leave the block, in its own order."""
-        own = {row.op.name for row in self.block.rows}
+        ops = {row.op.name for row in self.block.rows}
         for row in self.block.rows:
             for name in row.op.results:
                 leaves = name in self.graph.outputs or any(
-                    user.name not in own for user, _ in self.graph.consumers[name]
+                    user.name not in ops for user, _ in self.graph.consumers[name]
                 )
                 sources = self.behind.get(name, ())
                 if leaves and self._carries(name) and any(self.boxes[s].kind != "input" for s in sources):
@@ -240,7 +242,7 @@ def _out(name: str, graph: Graph) -> str:
 
 def _moves(plan: Plan, rows: Iterable[plan_labels.BlockRow]) -> dict[tuple[str, str], RedistributionPlan]:
     """(op, tensor) -> what is made for it, whichever reader it is listed under."""
-    own = {row.op.name for row in rows}
+    ops = {row.op.name for row in rows}
     return {
-        (consumer, move.tensor): move for move in plan.redistributions for consumer in move.consumers if consumer in own
+        (consumer, move.tensor): move for move in plan.redistributions for consumer in move.consumers if consumer in ops
     }

@@ -64,8 +64,8 @@ def about(plan: Plan, graph: Graph, hardware: Hardware) -> str:
 
 
 def _said(box: FlowBox, mesh: Mesh) -> str:
-    where = ", ".join(shard_words(own.shape, own.layout, mesh) for own in box.tensors[-1:])
-    talks = ", ".join(talk for own in box.tensors for talk in own.talks)
+    where = ", ".join(shard_words(tensor.shape, tensor.layout, mesh) for tensor in box.tensors[-1:])
+    talks = ", ".join(talk for tensor in box.tensors for talk in tensor.talks)
     words = f"{box.name} {box.what}".strip() + f" ({box.words}), {where}"
     return words + (f", {talks}" if talks else "")
 
@@ -91,16 +91,16 @@ def _shelved(panels: list[tuple[list[str], float, float]], y: float) -> tuple[li
 
 def _panel(flow: BlockFlow, mesh: Mesh) -> tuple[list[str], float, float]:
     sizes = {box.key: _size(box) for box in flow.boxes}
-    found = placed(flow, sizes)
-    width = max(found.width, min(360.0, svg.width_of(flow.title, 13)) + 28)
-    shift = (width - found.width) / 2
-    body = [svg.rect(0, 0, width, found.height + 24, rx=8, class_="panel")]
+    layout = placed(flow, sizes)
+    width = max(layout.width, min(360.0, svg.width_of(flow.title, 13)) + 28)
+    shift = (width - layout.width) / 2
+    body = [svg.rect(0, 0, width, layout.height + 24, rx=8, class_="panel")]
     body.append(svg.text(12, 19, svg.clipped(flow.title, width - 20, 13), class_="head"))
-    inner = [_edge(found.places[a], found.places[b]) for a, b in found.straight]
-    inner += [_lane(lane) for lane in found.lanes]
+    inner = [_edge(layout.places[a], layout.places[b]) for a, b in layout.straight]
+    inner += [_lane(lane) for lane in layout.lanes]
     for box in flow.boxes:
-        inner += _box(box, found.places[box.key], mesh)
-    return [*body, _at(shift, 24, inner)], width, found.height + 24
+        inner += _box(box, layout.places[box.key], mesh)
+    return [*body, _at(shift, 24, inner)], width, layout.height + 24
 
 
 def _size(box: FlowBox) -> tuple[float, float]:
@@ -109,7 +109,7 @@ def _size(box: FlowBox) -> tuple[float, float]:
     if box.kind == "join":
         return 120.0, 18.0
     lines = len(_title_lines(box)) + len(_lines(box))
-    lines += sum(len(own.talks) and len(_talk_lines(own)) for own in box.tensors)
+    lines += sum(len(tensor.talks) and len(_talk_lines(tensor)) for tensor in box.tensors)
     return ROOM + 16, 10 + LINE * lines + SHARDS * len(box.tensors) + LINE * bool(box.after)
 
 
@@ -117,23 +117,23 @@ def _title_lines(box: FlowBox) -> list[str]:
     """The module and the operator on two lines where one has no room for the module's own name."""
     if not box.name:
         return svg.folded(box.what, ROOM, 12, 2)
-    title, own = f"{box.name} · {box.what}", box.name.rpartition(".")[2]
+    title, name = f"{box.name} · {box.what}", box.name.rpartition(".")[2]
     one = svg.ending(title, ROOM, 12)
-    return [one] if f"{own} · {box.what}" in one else [svg.ending(box.name, ROOM, 12), svg.clipped(box.what, ROOM, 12)]
+    return [one] if f"{name} · {box.what}" in one else [svg.ending(box.name, ROOM, 12), svg.clipped(box.what, ROOM, 12)]
 
 
 def _label(words: str, room: float) -> str:
     """The label, cut to its room; of `from MODULE` the end of the module's name stays."""
-    first, space, rest = words.partition(" ")
-    return first + space + svg.ending(rest, room - svg.width_of(first + space, 10), 10)
+    first, space, tail = words.partition(" ")
+    return first + space + svg.ending(tail, room - svg.width_of(first + space, 10), 10)
 
 
 def _lines(box: FlowBox) -> list[str]:
     return svg.folded(box.words, ROOM)
 
 
-def _talk_lines(own: TensorShards) -> list[str]:
-    return [part for talk in own.talks for part in svg.folded(talk, ROOM - 12, 10)]
+def _talk_lines(tensor: TensorShards) -> list[str]:
+    return [part for talk in tensor.talks for part in svg.folded(talk, ROOM - 12, 10)]
 
 
 def _box(box: FlowBox, at: Place, mesh: Mesh) -> list[str]:
@@ -154,10 +154,10 @@ def _box(box: FlowBox, at: Place, mesh: Mesh) -> list[str]:
     for words in _lines(box):
         y += LINE
         body.append(svg.text(left, y, words))
-    for own in box.tensors:
-        body += _shards(own, left, y, mesh)
+    for tensor in box.tensors:
+        body += _shards(tensor, left, y, mesh)
         y += SHARDS
-        for words in _talk_lines(own) if own.talks else ():
+        for words in _talk_lines(tensor) if tensor.talks else ():
             y += LINE
             body.append(svg.text(left + 12, y, words, class_="small talk"))
     if box.after:
@@ -165,14 +165,14 @@ def _box(box: FlowBox, at: Place, mesh: Mesh) -> list[str]:
     return ["<g>", *body, "</g>"]
 
 
-def _shards(own: TensorShards, x: float, y: float, mesh: Mesh) -> list[str]:
+def _shards(tensor: TensorShards, x: float, y: float, mesh: Mesh) -> list[str]:
     """The tensor's drawing, its name and its shape."""
     start, room = x + svg.SIZES.cell + 8, ROOM - svg.SIZES.cell - 8
-    drawn = [*glyph(x, y + 5, own.layout, mesh)]
-    if not own.name:
-        return [*drawn, shape_text(start, y + 19, own.shape, own.layout, mesh, room)]
-    name = svg.text(start, y + 12, svg.clipped(own.name, room, 10), class_="small soft")
-    return [*drawn, name, shape_text(start, y + 24, own.shape, own.layout, mesh, room)]
+    drawn = [*glyph(x, y + 5, tensor.layout, mesh)]
+    if not tensor.name:
+        return [*drawn, shape_text(start, y + 19, tensor.shape, tensor.layout, mesh, room)]
+    name = svg.text(start, y + 12, svg.clipped(tensor.name, room, 10), class_="small soft")
+    return [*drawn, name, shape_text(start, y + 24, tensor.shape, tensor.layout, mesh, room)]
 
 
 def _edge(a: Place, b: Place) -> str:

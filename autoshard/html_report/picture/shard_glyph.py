@@ -47,15 +47,15 @@ def _axes(layout: Layout, mesh: Mesh, dim: int) -> list[int]:
 
 def _drawn(axes: Sequence[int], mesh: Mesh) -> list[tuple[int, int]]:
     """(axis, parts that it cuts each part into), the outer ones as long as the parts can be drawn one by one."""
-    found: list[tuple[int, int]] = []
+    drawn: list[tuple[int, int]] = []
     count = 1
     for axis in axes:
-        if count * mesh.sizes[axis] > MOST_PARTS and found:
+        if count * mesh.sizes[axis] > MOST_PARTS and drawn:
             break
         size = min(mesh.sizes[axis], MOST_PARTS)
-        found.append((axis, size))
+        drawn.append((axis, size))
         count *= size
-    return found
+    return drawn
 
 
 def _count(axes: Sequence[int], mesh: Mesh) -> int:
@@ -65,15 +65,15 @@ def _count(axes: Sequence[int], mesh: Mesh) -> int:
 def _cuts(axes: Sequence[int], mesh: Mesh) -> list[tuple[float, str]]:
     """(place from 0 to 1, class) of each cut, in the colour of the outermost axis that cuts there."""
     drawn, total = _drawn(axes, mesh), _count(axes, mesh)
-    found: list[tuple[float, str]] = []
+    cuts: list[tuple[float, str]] = []
     for place in range(1, total):
         inner = total
         for axis, size in drawn:
             inner //= size
             if place % inner == 0:
-                found.append((place / total, f"axis{axis % 8}"))
+                cuts.append((place / total, f"axis{axis % 8}"))
                 break
-    return found
+    return cuts
 
 
 def shape_text(x: float, y: float, shape: Sequence[int], layout: Layout, mesh: Mesh, room: float) -> str:

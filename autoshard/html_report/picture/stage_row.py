@@ -48,7 +48,7 @@ def stage_row(plan: Plan, graph: Graph, hardware: Hardware, x: float, y: float) 
 def _lines(plan: Plan, graph: Graph, hardware: Hardware, stage: int) -> list[str]:
     """What a box says: of places and of several kinds of devices the mesh and the kind, too."""
     mesh = plan.meshes[stage]
-    first = sum(own.size for own in plan.meshes[:stage])
+    first = sum(before.size for before in plan.meshes[:stage])
     kind = hardware.of_ranks(first, mesh.size).name if hardware.kinds else ""
     where = [f"{mesh} of {kind}" if kind else str(mesh)] if kind or plan.step.placed else []
     words = stage_words(plan, graph, stage)
@@ -61,15 +61,15 @@ def given(plan: Plan, graph: Graph) -> dict[tuple[int, int], float]:
     parts = stage_programs(program, plan)
     sent = {
         (maker, position, places[reader])
-        for reader, own in enumerate(handed_from(parts, program))
-        for maker, position in own
+        for reader, sources in enumerate(handed_from(parts, program))
+        for maker, position in sources
         if places[maker] != places[reader]
     }
-    found: dict[tuple[int, int], float] = {}
+    sizes: dict[tuple[int, int], float] = {}
     for maker, position, place in sorted(sent):
         pair, value = (places[maker], place), parts[maker].value(parts[maker].outputs[position])
-        found[pair] = found.get(pair, 0.0) + math.prod(value.shape) * DTYPE_BYTES[value.dtype]
-    return found
+        sizes[pair] = sizes.get(pair, 0.0) + math.prod(value.shape) * DTYPE_BYTES[value.dtype]
+    return sizes
 
 
 def _ways(pairs: dict[tuple[int, int], float], corners: list[tuple[float, float]], y: float) -> tuple[list[str], float]:
@@ -78,12 +78,12 @@ def _ways(pairs: dict[tuple[int, int], float], corners: list[tuple[float, float]
     said = {pair: f"{pair[0]} to {pair[1]}: {format_bytes(size)}" for pair, size in pairs.items()}
     if len({top for _, top in corners}) > 1:
         lines = svg.folded("; ".join(said.values()), svg.SIZES.page - 2 * corners[0][0], 10, len(said))
-        words = [svg.text(corners[0][0], y + LINE * (n + 1), own, class_="small soft") for n, own in enumerate(lines)]
+        words = [svg.text(corners[0][0], y + LINE * (n + 1), row, class_="small soft") for n, row in enumerate(lines)]
         return words, LINE * len(lines) + 8
     body, taken = list[str](), list[list[tuple[int, int]]]()
-    for pair in sorted(pairs, key=lambda own: (abs(own[1] - own[0]), own)):
+    for pair in sorted(pairs, key=lambda pair: (abs(pair[1] - pair[0]), pair)):
         first, last = sorted(pair)
-        free = (n for n, own in enumerate(taken) if all(last <= left or right <= first for left, right in own))
+        free = (n for n, spans in enumerate(taken) if all(last <= left or right <= first for left, right in spans))
         level = next(free, len(taken))
         if level == len(taken):
             taken.append([])

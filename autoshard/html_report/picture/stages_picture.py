@@ -57,22 +57,22 @@ def _key(timeline: StepTimeline) -> list[str]:
     chunks = f", {costs.chunks} parts a {costs.word}" if costs.chunks > 1 else ""
     head = f"{timeline.stages} {costs.word}s, {costs.micro_batches} micro-batches, {costs.schedule}{chunks}: "
     head += f"{STEP} {format_seconds(timeline.step_seconds)}"
-    found = [text(8, 18, head, class_="head")]
+    body = [text(8, 18, head, class_="head")]
     for place, (name, ink) in enumerate((("forward", "ink0"), ("backward", "ink1"), ("once a step", "ink2"))):
         x = 8 + 110.0 * place
-        found += [rect(x, 27, 12, 10, class_=ink), text(x + 17, 36, name, class_="small")]
-    found.append(text(FRAME.end + 8, 36, f"{MEMORY}, busy", class_="small soft"))
-    return found
+        body += [rect(x, 27, 12, 10, class_=ink), text(x + 17, 36, name, class_="small")]
+    body.append(text(FRAME.end + 8, 36, f"{MEMORY}, busy", class_="small soft"))
+    return body
 
 
 def _marks(timeline: StepTimeline, bottom: float) -> list[str]:
     axis = PlotAxis(0.0, timeline.step_seconds, FRAME.left, FRAME.end, False)
-    found = []
+    body = []
     for value in axis.ticks():
         x = axis.at(value)
-        found.append(line(x, FRAME.top - 4, x, bottom, class_="edge", stroke_opacity="0.25"))
-        found.append(text(x, bottom + 14, format_seconds(value), class_="small soft mid"))
-    return found
+        body.append(line(x, FRAME.top - 4, x, bottom, class_="edge", stroke_opacity="0.25"))
+        body.append(text(x, bottom + 14, format_seconds(value), class_="small soft mid"))
+    return body
 
 
 def _slots(slots: tuple[Placed, ...], y: float, bar: float, scale: float) -> list[str]:
@@ -80,30 +80,30 @@ def _slots(slots: tuple[Placed, ...], y: float, bar: float, scale: float) -> lis
     drawn: dict[str, list[tuple[float, float]]] = {"F": [], "B": []}
     for placed in slots:
         x, width = FRAME.left + placed.start_seconds * scale, placed.duration_seconds * scale
-        own = drawn[placed.slot.kind]
-        if width < THIN and own and x - sum(own[-1]) < THIN:
-            own[-1] = own[-1][0], x + width - own[-1][0]
+        spans = drawn[placed.slot.kind]
+        if width < THIN and spans and x - sum(spans[-1]) < THIN:
+            spans[-1] = spans[-1][0], x + width - spans[-1][0]
         else:
-            own.append((x, max(width - (0.6 if width > 2 * THIN else 0.0), 0.2)))
+            spans.append((x, max(width - (0.6 if width > 2 * THIN else 0.0), 0.2)))
     return [
         path(
-            "".join(f"M{_fine(x)} {number(y)}h{_fine(w)}v{number(bar)}h-{_fine(w)}z" for x, w in own),
+            "".join(f"M{_fine(x)} {number(y)}h{_fine(w)}v{number(bar)}h-{_fine(w)}z" for x, w in spans),
             class_=_CLASSES[kind],
         )
-        for kind, own in drawn.items()
-        if own
+        for kind, spans in drawn.items()
+        if spans
     ]
 
 
 def _numbers(timeline: StepTimeline, stage: int, y: float, bar: float, scale: float) -> list[str]:
     """Numbers of micro-batches (`3.1` with several parts a stage) in slots that have room for them."""
-    found = []
+    texts = []
     for placed in timeline.by_stage[stage]:
         chunk = f".{placed.slot.chunk}" if timeline.costs.chunks > 1 else ""
         words, middle = f"{placed.slot.micro_batch}{chunk}", placed.start_seconds + placed.duration_seconds / 2
         if bar >= BAR and placed.duration_seconds * scale > 8 + 6 * len(words):
-            found.append(text(FRAME.left + middle * scale, y + bar - 4, words, class_="small mid inside"))
-    return found
+            texts.append(text(FRAME.left + middle * scale, y + bar - 4, words, class_="small mid inside"))
+    return texts
 
 
 def _fine(value: float) -> str:

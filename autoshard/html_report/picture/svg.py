@@ -49,9 +49,9 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def attributes(**given: str | float) -> str:
+def attributes(**values: str | float) -> str:
     """` x="1" class="box"`: an underscore at the end is dropped, others are hyphens."""
-    shown = ((name.rstrip("_").replace("_", "-"), value) for name, value in given.items())
+    shown = ((name.rstrip("_").replace("_", "-"), value) for name, value in values.items())
     return "".join(f" {n}={_quoted(v if isinstance(v, str) else number(v))}" for n, v in shown)
 
 
@@ -109,9 +109,9 @@ def ending(words: str, room: float, size: float = 11) -> str:
     names behind it are more than half of what fits."""
     if width_of(words, size) <= room:
         return words
-    kept = clipped(words[::-1], room, size)[-2::-1]
-    whole = kept.partition(".")[2]
-    return "…" + (whole if 2 * len(whole) > len(kept) else kept)
+    tail = clipped(words[::-1], room, size)[-2::-1]
+    whole = tail.partition(".")[2]
+    return "…" + (whole if 2 * len(whole) > len(tail) else tail)
 
 
 def folded(words: str, room: float, size: float = 11, most: int = 3) -> list[str]:
@@ -125,7 +125,7 @@ def folded(words: str, room: float, size: float = 11, most: int = 3) -> list[str
             lines[-1] = joined
     if len(lines) > most:
         lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
-    return [clipped(own, room, size) for own in lines if own]
+    return [clipped(row, room, size) for row in lines if row]
 
 
 def document(
@@ -152,24 +152,24 @@ _DARK = {"page": "#16181a", "panel": "#212427", "box": "#2b2f33", "line": "#5a60
 
 def style(key: str) -> str:
     """The rules of a picture, that hold inside it only."""
-    own = f".autoshard-{key}"
+    root = f".autoshard-{key}"
     font = 'font: 11px "DejaVu Sans", Verdana, system-ui, sans-serif'
-    rules = [f"{own} text {{ {font} }}", f"{own} .head {{ font-weight: 600; font-size: 13px }}"]
-    rules += [f"{own} .name {{ font-weight: 600 }}", f"{own} .small {{ font-size: 10px }}"]
-    rules += [f"{own} .edge {{ fill: none; stroke-width: 1.4 }}", f"{own} .mid {{ text-anchor: middle }}"]
-    dark = " ".join(_colours(own, _DARK, _DARK_AXES))
-    rules += _colours(own, _LIGHT, AXIS_COLOURS)
+    rules = [f"{root} text {{ {font} }}", f"{root} .head {{ font-weight: 600; font-size: 13px }}"]
+    rules += [f"{root} .name {{ font-weight: 600 }}", f"{root} .small {{ font-size: 10px }}"]
+    rules += [f"{root} .edge {{ fill: none; stroke-width: 1.4 }}", f"{root} .mid {{ text-anchor: middle }}"]
+    dark = " ".join(_colours(root, _DARK, _DARK_AXES))
+    rules += _colours(root, _LIGHT, AXIS_COLOURS)
     return " ".join([*rules, f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}"])
 
 
-def _colours(own: str, named: dict[str, str], axes: Sequence[str]) -> list[str]:
-    rules = [f"{own} .{name} {{ fill: {named[name]} }}" for name in ("page", "part")]
-    rules += [f"{own} .{name} {{ fill: {named[name]}; stroke: {named['line']} }}" for name in ("panel", "box")]
-    rules += [f"{own} .talkbox {{ fill: {named['talkbox']}; stroke: {named['talk']} }}"]
-    rules += [f"{own} text {{ fill: {named['text']} }}", f"{own} .soft {{ fill: {named['soft']} }}"]
-    rules += [f"{own} text.talk {{ fill: {named['talk']} }}", f"{own} text.inside {{ fill: {named['page']} }}"]
-    rules += [f"{own} .edge, {own} .cell {{ stroke: {named['soft']} }}", f"{own} .tip {{ fill: {named['soft']} }}"]
-    rules += [f"{own} .cell {{ fill: {named['box']} }}"]
+def _colours(root: str, named: dict[str, str], axes: Sequence[str]) -> list[str]:
+    rules = [f"{root} .{name} {{ fill: {named[name]} }}" for name in ("page", "part")]
+    rules += [f"{root} .{name} {{ fill: {named[name]}; stroke: {named['line']} }}" for name in ("panel", "box")]
+    rules += [f"{root} .talkbox {{ fill: {named['talkbox']}; stroke: {named['talk']} }}"]
+    rules += [f"{root} text {{ fill: {named['text']} }}", f"{root} .soft {{ fill: {named['soft']} }}"]
+    rules += [f"{root} text.talk {{ fill: {named['talk']} }}", f"{root} text.inside {{ fill: {named['page']} }}"]
+    rules += [f"{root} .edge, {root} .cell {{ stroke: {named['soft']} }}", f"{root} .tip {{ fill: {named['soft']} }}"]
+    rules += [f"{root} .cell {{ fill: {named['box']} }}"]
     for index, colour in enumerate(axes):
-        rules.append(f"{own} .axis{index} {{ stroke: {colour} }} {own} .ink{index} {{ fill: {colour} }}")
+        rules.append(f"{root} .axis{index} {{ stroke: {colour} }} {root} .ink{index} {{ fill: {colour} }}")
     return rules

@@ -109,17 +109,17 @@ def chain_order(schedule: str, stages: int, micro_batches: int, chunks: int) -> 
     """The orders of all stages as one, in which a slot comes after what it reads: in turns, each stage takes its next
     slot, where what that reads stands before."""
     orders = [order_of(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)]
-    position, found = [0] * stages, dict[PartSlot, None]()
-    while len(found) < sum(map(len, orders)):
+    position, slots = [0] * stages, dict[PartSlot, None]()
+    while len(slots) < sum(map(len, orders)):
         for stage, order in enumerate(orders):
             if position[stage] < len(order):
                 kind, micro_batch, chunk = order[position[stage]]
                 part = chunk * stages + stage
                 giver = _giver(kind, part, stages * chunks)
-                if giver is None or PartSlot(giver[0], micro_batch, giver[1]) in found:
-                    found[PartSlot(kind, micro_batch, part)] = None
+                if giver is None or PartSlot(giver[0], micro_batch, giver[1]) in slots:
+                    slots[PartSlot(kind, micro_batch, part)] = None
                     position[stage] += 1
-    return tuple(found)
+    return tuple(slots)
 
 
 class SlotSequence(NamedTuple):
@@ -135,21 +135,21 @@ class SlotSequence(NamedTuple):
     def ends_seconds(self, seconds: Sequence[float], waits: Sequence[float] | None = None) -> list[float]:
         """When each slot ends. `seconds[k]`: what it takes; `waits[k]`: what its input takes to arrive, by default
         nothing."""
-        found = [0.0] * (len(self.slots) + 1)
+        slot_ends = [0.0] * (len(self.slots) + 1)
         if waits is None:
             for k, (before, giver) in enumerate(zip(self.before, self.giver, strict=True)):
-                free, ready = found[before], found[giver]
-                found[k] = (free if free > ready else ready) + seconds[k]
+                free, ready = slot_ends[before], slot_ends[giver]
+                slot_ends[k] = (free if free > ready else ready) + seconds[k]
         else:
             for k, (before, giver) in enumerate(zip(self.before, self.giver, strict=True)):
-                found[k] = max(found[before], found[giver] + waits[k]) + seconds[k]
-        return found[:-1]
+                slot_ends[k] = max(slot_ends[before], slot_ends[giver] + waits[k]) + seconds[k]
+        return slot_ends[:-1]
 
     def placed(self, ends: Sequence[float], seconds: Sequence[float], waits: Sequence[float]) -> list[Placed]:
         """The slots with their times, `ends` of `ends_seconds`."""
-        own = [*ends, 0.0]
+        padded = [*ends, 0.0]
         starts = [
-            max(own[before], own[giver] + wait)
+            max(padded[before], padded[giver] + wait)
             for before, giver, wait in zip(self.before, self.giver, waits, strict=True)
         ]
         return list(map(Placed, self.stages, self.slots, starts, seconds))
@@ -168,27 +168,27 @@ def slot_sequence(orders: Sequence[Sequence[Slot]]) -> SlotSequence:
     parts = stages * (1 + max((slot.chunk for order in orders for slot in order), default=0))
     count = 1 + max((slot.micro_batch for order in orders for slot in order), default=0)
     place = {kind: [[-1] * count for _ in range(parts)] for kind in KINDS}  # of a part's micro-batch
-    found: list[tuple[int, Slot, int, int]] = []
+    rows: list[tuple[int, Slot, int, int]] = []
     position, last = [0] * stages, [total] * stages
-    while len(found) < total:
-        before = len(found)
+    while len(rows) < total:
+        before = len(rows)
         for stage, order in enumerate(orders):
             while position[stage] < len(order):
                 slot = order[position[stage]]
                 kind, micro_batch, chunk = slot
                 part = chunk * stages + stage
                 giver = _giver(kind, part, parts)
-                made = total if giver is None else place[giver[0]][giver[1]][micro_batch]
-                if made < 0:
+                source = total if giver is None else place[giver[0]][giver[1]][micro_batch]
+                if source < 0:
                     break
-                place[kind][part][micro_batch] = len(found)
-                found.append((stage, slot, last[stage], made))
-                last[stage] = len(found) - 1
+                place[kind][part][micro_batch] = len(rows)
+                rows.append((stage, slot, last[stage], source))
+                last[stage] = len(rows) - 1
                 position[stage] += 1
-        if len(found) == before:
+        if len(rows) == before:
             waiting = [f"stage {s}: {orders[s][p]}" for s, p in enumerate(position) if p < len(orders[s])]
             raise ValueError(f"the schedule never ends: {', '.join(waiting)}")
-    return SlotSequence(*zip(*found, strict=True)) if found else SlotSequence((), (), (), ())
+    return SlotSequence(*zip(*rows, strict=True)) if rows else SlotSequence((), (), (), ())
 
 
 def run_pipeline(
@@ -199,16 +199,16 @@ def run_pipeline(
     `orders[stage]`; `seconds(stage, slot)`; `send_seconds(from stage, to stage)` of what one slot hands on.
     Raises ValueError where the orders wait for each other for ever.
     """
-    own = slot_sequence(orders)
-    takes = list(map(seconds, own.stages, own.slots))
+    seq = slot_sequence(orders)
+    takes = list(map(seconds, seq.stages, seq.slots))
     gives = [
-        own.stages[giver] if giver < len(own.slots) else stage
-        for stage, giver in zip(own.stages, own.giver, strict=True)
+        seq.stages[giver] if giver < len(seq.slots) else stage
+        for stage, giver in zip(seq.stages, seq.giver, strict=True)
     ]
     waits = [
-        send_seconds(giver, stage) if giver != stage else 0.0 for stage, giver in zip(own.stages, gives, strict=True)
+        send_seconds(giver, stage) if giver != stage else 0.0 for stage, giver in zip(seq.stages, gives, strict=True)
     ]
-    return own.placed(own.ends_seconds(takes, waits), takes, waits)
+    return seq.placed(seq.ends_seconds(takes, waits), takes, waits)
 
 
 def _giver(kind: Kind, part: int, parts: int) -> tuple[Kind, int] | None:
@@ -220,10 +220,10 @@ def _giver(kind: Kind, part: int, parts: int) -> tuple[Kind, int] | None:
 
 def ends(placed: Sequence[Placed], stages: int) -> list[float]:
     """When each stage has ended."""
-    found = [0.0] * stages
-    for own in placed:
-        found[own.stage] = max(found[own.stage], own.end_seconds)
-    return found
+    stage_ends = [0.0] * stages
+    for run in placed:
+        stage_ends[run.stage] = max(stage_ends[run.stage], run.end_seconds)
+    return stage_ends
 
 
 def most_in_flight(order: Sequence[Slot], chunk: int | None = None, weights: Sequence[int] = ()) -> int:
@@ -235,8 +235,8 @@ def most_in_flight(order: Sequence[Slot], chunk: int | None = None, weights: Seq
     for slot in order:
         if chunk not in (None, slot.chunk):
             continue
-        own = weights[slot.chunk] if weights else 1
-        alive += own if slot.kind == "F" else -own
+        weight = weights[slot.chunk] if weights else 1
+        alive += weight if slot.kind == "F" else -weight
         most = max(most, alive)
     return most
 
@@ -261,11 +261,12 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
     parts = stages * chunks
     if schedule == "interleaved":
         ahead = _posted_ahead(stages, min(micro_batches, REPEATS * stages), chunks)
-        found = [ReceiveBuffers(*(min(count, micro_batches) for count in own)) for own in ahead]
+        buffers = [ReceiveBuffers(*(min(count, micro_batches) for count in counts)) for counts in ahead]
     else:
-        found = [ReceiveBuffers(in_flight(schedule, stage, stages, micro_batches, 1), 1) for stage in range(stages)]
+        buffers = [ReceiveBuffers(in_flight(schedule, stage, stages, micro_batches, 1), 1) for stage in range(stages)]
     return tuple(
-        ReceiveBuffers(own.inputs * (part > 0), own.gradients * (part < parts - 1)) for part, own in enumerate(found)
+        ReceiveBuffers(buffer.inputs * (part > 0), buffer.gradients * (part < parts - 1))
+        for part, buffer in enumerate(buffers)
     )
 
 
@@ -313,9 +314,9 @@ def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> tuple[Receive
 
 def _with_turns(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Slot | None]:
     """A stage's order; None, a turn in which it computes nothing, after the last backward of each chunk."""
-    found: list[Slot | None] = []
+    turns: list[Slot | None] = []
     for slot in SCHEDULES["interleaved"](stage, stages, micro_batches, chunks):
-        found.append(slot)
+        turns.append(slot)
         if slot.kind == "B" and slot.micro_batch == micro_batches - 1:
-            found.append(None)
-    return found
+            turns.append(None)
+    return turns

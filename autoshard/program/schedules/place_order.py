@@ -42,11 +42,11 @@ def placed_order(
 
 def readers_of(sources: Sources) -> list[set[int]]:
     """Of each part, those that read something of it."""
-    found: list[set[int]] = [set() for _ in sources]
-    for reader, own in enumerate(sources):
-        for maker, _ in own:
-            found[maker].add(reader)
-    return found
+    readers: list[set[int]] = [set() for _ in sources]
+    for reader, reads in enumerate(sources):
+        for maker, _ in reads:
+            readers[maker].add(reader)
+    return readers
 
 
 def ways_to_loss(part_stages: Sequence[int], sources: Sources) -> list[int]:
@@ -57,7 +57,7 @@ def ways_to_loss(part_stages: Sequence[int], sources: Sources) -> list[int]:
             moves = part_stages[reader] != part_stages[part]
             longest[part] = max(longest[part], longest[reader] + moves)
     return [
-        max((own for own, stage in zip(longest, part_stages, strict=True) if stage == place), default=1)
+        max((length for length, stage in zip(longest, part_stages, strict=True) if stage == place), default=1)
         for place in range(max(part_stages) + 1)
     ]
 
@@ -104,11 +104,11 @@ def _dependencies(sources: Sources, loss_part: int) -> tuple[dict[_Pass, int], d
     """(kind, part) -> for how many others of its micro-batch it waits; those that wait for it."""
     readers = readers_of(sources)
     before: dict[_Pass, set[_Pass]] = {}
-    for part, own in enumerate(sources):
-        before["F", part] = {("F", maker) for maker, _ in own}
+    for part, reads in enumerate(sources):
+        before["F", part] = {("F", maker) for maker, _ in reads}
         before["B", part] = {("F", part), ("F", loss_part), *(("B", reader) for reader in readers[part])}
-    wakes: dict[_Pass, list[_Pass]] = {own: [] for own in before}
+    wakes: dict[_Pass, list[_Pass]] = {node: [] for node in before}
     for waiting, others in before.items():
         for other in sorted(others):
             wakes[other].append(waiting)
-    return {own: len(others) for own, others in before.items()}, wakes
+    return {node: len(others) for node, others in before.items()}, wakes

@@ -25,16 +25,16 @@ def placed_parts(graph: Graph, places: Sequence[tuple[str, int]]) -> tuple[Stage
 def parts_on(graph: Graph, place_of: Sequence[int]) -> tuple[StagePart, ...]:
     """The parts, where each operator of the graph has its place. UsageError for a place without work."""
     used = sorted({*place_of})
-    empty = next((place for place, own in enumerate(used) if place != own), None)
+    empty = next((place for place, actual in enumerate(used) if place != actual), None)
     if empty is not None:
         message = f"worker {empty} has no operator: modules are placed on {', '.join(map(str, used))}"
         raise UsageError(message, "ranks from 0 on without a gap")
     counts: dict[int, int] = {}
-    found = []
+    parts = []
     for place, ops in _runs(graph, place_of):
         chunk = counts[place] = counts.get(place, -1) + 1
-        found.append(StagePart(place, chunk, ops[0], ops))
-    return tuple(found)
+        parts.append(StagePart(place, chunk, ops[0], ops))
+    return tuple(parts)
 
 
 def op_places(graph: Graph, places: Mapping[str, int], unplaced: int | None = None) -> list[int]:
@@ -44,18 +44,18 @@ def op_places(graph: Graph, places: Mapping[str, int], unplaced: int | None = No
         if not any(_within(op.module, path) for op in graph.ops):
             near = difflib.get_close_matches(path, sorted({op.module for op in graph.ops}), 1, 0.0)
             raise UsageError(f"place of {path or 'the model'}: no operator is in that module", *near)
-    found: list[int | None] = [_given(op.module, places) for op in graph.ops]
+    assigned: list[int | None] = [_given(op.module, places) for op in graph.ops]
     for group in rewritten(graph):
-        first = next((found[i] for i in group if found[i] is not None), None)
+        first = next((assigned[i] for i in group if assigned[i] is not None), None)
         for i in group:
-            found[i] = first if found[i] is None else found[i]
+            assigned[i] = first if assigned[i] is None else assigned[i]
     if unplaced is not None:
-        return [unplaced if own is None else own for own in found]
-    made: dict[str, int] = {}
+        return [unplaced if place is None else place for place in assigned]
+    by_value: dict[str, int] = {}
     known = []
-    for own, op in zip(found, graph.ops, strict=True):
-        place = own if own is not None else next((made[name] for name in op.operands if name in made), 0)
-        made |= dict.fromkeys(op.results, place)
+    for fixed, op in zip(assigned, graph.ops, strict=True):
+        place = fixed if fixed is not None else next((by_value[name] for name in op.operands if name in by_value), 0)
+        by_value |= dict.fromkeys(op.results, place)
         known.append(place)
     return known
 
@@ -85,15 +85,15 @@ def _runs(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, tuple[str, .
             waits[unit_of[reader]].add(unit_of[maker])
     levels: dict[int, int] = {}
     for number in TopologicalSorter(waits).static_order():
-        own = place[number]
-        levels[number] = max((levels[other] + (place[other] != own) for other in waits[number]), default=0)
+        here = place[number]
+        levels[number] = max((levels[other] + (place[other] != here) for other in waits[number]), default=0)
     data = {unit_of[i] for i, op in enumerate(graph.ops) if not set(op.operands).isdisjoint(graph.inputs)}
     _delay_weights(place, waits, data, levels)
-    found: dict[tuple[int, int], list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for number in levels:
-        found.setdefault((levels[number], place[number]), []).extend(units[number])
-    ordered = sorted((level, min(ops), own, sorted(ops)) for (level, own), ops in found.items())
-    return [(own, tuple(graph.ops[i].name for i in ops)) for _, _, own, ops in ordered]
+        groups.setdefault((levels[number], place[number]), []).extend(units[number])
+    ordered = sorted((level, min(ops), owner, sorted(ops)) for (level, owner), ops in groups.items())
+    return [(owner, tuple(graph.ops[i].name for i in ops)) for _, _, owner, ops in ordered]
 
 
 def _delay_weights(place: Sequence[int], waits: Mapping[int, set[int]], data: set[int], levels: dict[int, int]) -> None:
@@ -126,31 +126,31 @@ def _units(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, ...]]:
     for name, ops in graph.once(stored_users).items():
         for i in ops:
             groups.setdefault((name, place_of[i]), []).append(i)
-    together = [own for own in groups.values() if len(own) > 1]
+    together = [group for group in groups.values() if len(group) > 1]
     while True:
         units = components(graph, together)
-        torn = [set(own) for own in units if len({place_of[i] for i in own}) > 1]
+        torn = [set(unit) for unit in units if len({place_of[i] for i in unit}) > 1]
         if not torn:
             return units
-        together = [own for own in together if not any(part.issuperset(own) for part in torn)]
+        together = [group for group in together if not any(part.issuperset(group) for part in torn)]
 
 
 def rewritten(graph: Graph) -> list[tuple[int, ...]]:
     """Operators that read and rewrite a buffer, with what lies between them: they must be on one place."""
     users, updated = graph.once(stored_users), {buffer for buffer, _ in graph.buffer_updates}
-    return [own for own in components(graph, [users[name] for name in updated if name in users]) if len(own) > 1]
+    return [group for group in components(graph, [users[name] for name in updated if name in users]) if len(group) > 1]
 
 
 def stored_users(graph: Graph) -> dict[str, list[int]]:
     """Parameter or changing buffer -> the operators that read it, or make its new value."""
     stored = {p.tensor for p in graph.parameters} | {buffer for buffer, _ in graph.buffer_updates}
     renewed = {new: buffer for buffer, new in graph.buffer_updates}
-    found: dict[str, list[int]] = {}
+    users: dict[str, list[int]] = {}
     for i, op in enumerate(graph.ops):
         names = {name for name in op.operands if name in stored} | {renewed[n] for n in op.results if n in renewed}
         for name in sorted(names):
-            found.setdefault(name, []).append(i)
-    return found
+            users.setdefault(name, []).append(i)
+    return users
 
 
 def components(graph: Graph, together: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -159,11 +159,11 @@ def components(graph: Graph, together: Sequence[Sequence[int]]) -> list[tuple[in
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    pairs = [pair for own in together for a, b in pairwise(own) for pair in ((a, b), (b, a))]
+    pairs = [pair for group in together for a, b in pairwise(group) for pair in ((a, b), (b, a))]
     ends = np.array([*graph.once(_edges), *pairs], dtype=np.int64).reshape(-1, 2)
     links = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(len(graph.ops),) * 2)
     _, labels = connected_components(links, directed=True, connection="strong")
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for i, label in enumerate(labels.tolist()):
-        found.setdefault(label, []).append(i)
-    return sorted(map(tuple, found.values()))
+        groups.setdefault(label, []).append(i)
+    return sorted(map(tuple, groups.values()))

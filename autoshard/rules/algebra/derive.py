@@ -41,8 +41,8 @@ def choices(
     for factor in instance.assignable:
         result.append(Choice("factor", factor))
         plain = factor in instance.rule.plain  # never in blocks or units
-        own = [r for r in refined.get(factor, ()) if isinstance(r[1], tuple) or not plain]
-        result += [Choice("factor", factor, blocks, unit) for blocks, unit in own]
+        allowed = [r for r in refined.get(factor, ()) if isinstance(r[1], tuple) or not plain]
+        result += [Choice("factor", factor, blocks, unit) for blocks, unit in allowed]
     present = set(instance.rule.factors)
     result += [Choice("factor", one.name) for one in instance.rule.together if present.issuperset(one.factors)]
     result.append(Choice("repeat"))
@@ -138,10 +138,10 @@ def sizes_problem(instance: Instance, chosen: tuple[Choice, ...], mesh_sizes: tu
     if reason:
         return reason
     lengths = {**dict(instance.lengths), **{t.name: (_product_size(instance, t),) for t in several if t.product}}
-    for factor, own in cuts.items():
+    for factor, axis_cuts in cuts.items():
         empty = factor in instance.rule.empty
         for size in lengths.get(factor) or (instance.size[factor],):
-            reason = factor_problem(size, tuple(cut for _, cut in own), empty)
+            reason = factor_problem(size, tuple(cut for _, cut in axis_cuts), empty)
             if reason:
                 return f"{factor}: {reason}"
     if len(cuts) > 1:
@@ -192,5 +192,7 @@ def term_layout(
 ) -> Layout:
     """The layout of a tensor inside the operator (attention's scores) whose dims are these factors."""
     term = Term(dims)
-    own = (resolve(instance, term, choice, factor_shard(instance.rule, term, choice) or REPLICATE) for choice in chosen)
-    return normalise(Layout(tuple(own)), shape, mesh, False)
+    placements = (
+        resolve(instance, term, choice, factor_shard(instance.rule, term, choice) or REPLICATE) for choice in chosen
+    )
+    return normalise(Layout(tuple(placements)), shape, mesh, False)

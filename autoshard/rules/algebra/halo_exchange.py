@@ -20,13 +20,13 @@ from autoshard.rules.algebra.variant_record import (
 
 def halos(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Iterator[tuple[int, int, int, int]]:
     """(axis, dim, rows that windows reach beyond their own, rows of padding at an edge) of each spatial dim cut."""
-    x, given = operands[0], dict(op.attributes)
+    x, attributes = operands[0], dict(op.attributes)
     assert x is not None
     count = int(op.target[-2])  # spatial dims: conv2d
     weight = operands[1] if len(operands) > 1 else None
-    kernel = weight.shape[-count:] if weight is not None else _tuple(given["kernel_size"], count)
-    stride, dilation = (_tuple(given.get(name), count) for name in ("stride", "dilation"))
-    padding = _tuple(given.get("padding", 0), count)
+    kernel = weight.shape[-count:] if weight is not None else _tuple(attributes["kernel_size"], count)
+    stride, dilation = (_tuple(attributes.get(name), count) for name in ("stride", "dilation"))
+    padding = _tuple(attributes.get("padding", 0), count)
     for axis, dim in shards(layouts[0]):
         spatial = dim - (len(x.shape) - count)
         if spatial >= 0 and mesh.sizes[axis] > 1:

@@ -86,7 +86,7 @@ def bind(
     ranks = _multiple_ranks(rule, shapes, star)
     expanded = [_expand(rule, term, shape, ranks) for term, shape in shapes]
     lengths = _lengths(rule, expanded, [shape for _, shape in shapes])
-    sizes = _sizes(rule, expanded, [shape for _, shape in shapes], {f: min(own) for f, own in lengths.items()})
+    sizes = _sizes(rule, expanded, [shape for _, shape in shapes], {f: min(values) for f, values in lengths.items()})
     bound = _finish(rule, terms, expanded, sizes, ranks, operands, results)
     for term in (*bound.rule.operands, *bound.rule.results):
         if term and any(len(dim.parts) > 1 and _size(dim, sizes) == 0 for dim in term.dims):
@@ -135,11 +135,11 @@ def expanded_names(name: str, ranks: dict[str, int]) -> tuple[str, ...]:
 def _expand(rule: Rule, term: Term, shape: tuple[int, ...], ranks: dict[str, int]) -> list[Dim]:
     """The dims with `...` and `d*` expanded; a broadcasting dim of size 1 is the literal 1."""
     fixed = sum(ranks[dim.factors[0]] if dim.star else 1 for dim in term.dims if ELLIPSIS not in dim.parts)
-    own = len(shape) - fixed
+    free_rank = len(shape) - fixed
     dims: list[Dim] = []
     for dim in term.dims:
         if dim.parts == (ELLIPSIS,):
-            names = expanded_names(ELLIPSIS, ranks)[ranks[ELLIPSIS] - own :]
+            names = expanded_names(ELLIPSIS, ranks)[ranks[ELLIPSIS] - free_rank :]
             dims += [Dim((1 if shape[len(dims) + index] == 1 else name,)) for index, name in enumerate(names)]
         elif dim.star:
             dims += [Dim((name,)) for name in expanded_names(dim.factors[0], ranks)]
@@ -152,12 +152,12 @@ def _expand(rule: Rule, term: Term, shape: tuple[int, ...], ranks: dict[str, int
 
 def _lengths(rule: Rule, terms: list[list[Dim]], shapes: list[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """The different lengths of the dims of each resized factor, ascending."""
-    found: dict[str, set[int]] = {}
+    lengths: dict[str, set[int]] = {}
     for dims, shape in zip(terms, shapes, strict=True):
         for dim, size in zip(dims, shape, strict=True):
             if dim.factors and dim.factors[0] in rule.resized:
-                found.setdefault(dim.factors[0], set()).add(size)
-    return {factor: tuple(sorted(own)) for factor, own in found.items()}
+                lengths.setdefault(dim.factors[0], set()).add(size)
+    return {factor: tuple(sorted(values)) for factor, values in lengths.items()}
 
 
 def _sizes(
@@ -172,19 +172,19 @@ def _sizes(
     ]
     sizes = dict(resized)
     while todo:
-        rest = []
+        pending = []
         for dim, size in todo:
             unknown = [part for part in dim.parts if isinstance(part, str) and part not in sizes]
             known = prod(part if isinstance(part, int) else sizes.get(part, 1) for part in dim.parts)
             if len(unknown) > 1:
-                rest.append((dim, size))
+                pending.append((dim, size))
             elif len(unknown) == 1 and known and size % known == 0:
                 sizes[unknown[0]] = size // known
             elif unknown or known != size:
                 raise RuleError(f"rule {rule}: dim {dim} of size {size} disagrees with {sizes}")
-        if len(rest) == len(todo):
-            raise RuleError(f"rule {rule}: the sizes of {', '.join(str(dim) for dim, _ in rest)} are not determined")
-        todo = rest
+        if len(pending) == len(todo):
+            raise RuleError(f"rule {rule}: the sizes of {', '.join(str(dim) for dim, _ in pending)} are not determined")
+        todo = pending
     return sizes
 
 

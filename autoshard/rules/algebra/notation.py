@@ -164,9 +164,9 @@ def _parse(text: str) -> Rule:
     variant, *variant_factors = values.get("variant", "").split() or [""]
     listed = {name: tuple(values.get(name, "").split()) for name in _FACTOR_OPTIONS}
     linear = _parse_linear(values.get("linear", ""))
-    own = tuple(variant_factors)
+    factors = tuple(variant_factors)
     together = tuple(_parse_together(text) for text in values.get("together", "").split(",") if text.strip())
-    return Rule(operands, results, **listed, linear=linear, variant=variant, variant_factors=own, together=together)
+    return Rule(operands, results, **listed, linear=linear, variant=variant, variant_factors=factors, together=together)
 
 
 def _parse_linear(text: str) -> tuple[tuple[int, ...], ...]:

@@ -18,7 +18,7 @@ def floating(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
 
 def keeps(*operands: int, results: tuple[int, ...] = ()) -> Saves:
     """Always these operands and results."""
-    return lambda op, given, made: (operands, results, 0)
+    return lambda op, inputs, outputs: (operands, results, 0)
 
 
 def product(left: int = 0, right: int = 1) -> Saves:

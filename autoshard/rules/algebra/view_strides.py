@@ -49,8 +49,8 @@ def viewed(shape: Sequence[int], strides: Strides, target: Sequence[int]) -> Str
 
 
 def reshaped(op: Op, operand: Tensor, strides: Strides, results: list[Tensor]) -> list[Strides] | None:
-    made = viewed(operand.shape, strides, results[0].shape)
-    return None if made is None else [made]
+    new_strides = viewed(operand.shape, strides, results[0].shape)
+    return None if new_strides is None else [new_strides]
 
 
 def same(op: Op, operand: Tensor, strides: Strides, results: list[Tensor]) -> list[Strides]:
@@ -70,8 +70,8 @@ def permuted(op: Op, operand: Tensor, strides: Strides, results: list[Tensor]) -
 
 def expanded(op: Op, operand: Tensor, strides: Strides, results: list[Tensor]) -> list[Strides]:
     shape, new = operand.shape, len(results[0].shape) - len(operand.shape)
-    kept = (s if shape[d] == results[0].shape[d + new] else 0 for d, s in enumerate(strides))
-    return [(0,) * new + tuple(kept)]
+    tail = (s if shape[d] == results[0].shape[d + new] else 0 for d, s in enumerate(strides))
+    return [(0,) * new + tuple(tail)]
 
 
 def sliced(op: Op, operand: Tensor, strides: Strides, results: list[Tensor]) -> list[Strides]:

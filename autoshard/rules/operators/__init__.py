@@ -45,14 +45,14 @@ def is_random(op: Op) -> bool:
     draws = record(op.target).draws
     if draws is None:
         return False
-    given = dict(op.attributes)
-    return all(given.get(name) for name in draws)
+    arguments = dict(op.attributes)
+    return all(arguments.get(name) for name in draws)
 
 
 def drops_all(op: Op) -> bool:
     """Is it a dropout of everything? It counts as random, and torch draws no number for it."""
-    given = dict(op.attributes)
-    return is_random(op) and any(given[n] == 1 and given[n] is not True for n in record(op.target).draws or ())
+    arguments = dict(op.attributes)
+    return is_random(op) and any(arguments[n] == 1 and arguments[n] is not True for n in record(op.target).draws or ())
 
 
 def random_index(graph: Graph, op: Op) -> int:

@@ -44,9 +44,9 @@ def attention(call: OperatorCall) -> str:
     if any(len(shape or query) > len(query) for shape in call.shapes) or len(query) < 2:
         raise NoRule
     batch, heads, groups = _leading(call, query, key)
-    lead, own = f"{batch} {heads}".strip(), f"{batch} {groups}".strip()
+    lead, key_lead = f"{batch} {heads}".strip(), f"{batch} {groups}".strip()
     mask = _mask(call, [*batch.split(), *([heads] if heads else [])], query, key)
-    loops = f"{lead} s d, {own} t d, {own} t e, {mask} -> {lead} s e"
+    loops = f"{lead} s d, {key_lead} t d, {key_lead} t e, {mask} -> {lead} s e"
     name = "random_attention" if call.get("dropout_p") else "parallel_attention"
     always = " | variant: random_attention" if call.get("dropout_p") else ""
     causal = " | variant: parallel_attention s" if call.get("is_causal") else ""
@@ -94,8 +94,8 @@ def scores(local: Local) -> tuple[tuple[int, ...], Layout]:
 def localise_parallel(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     query, key = local.instance.operands[:2]
     assert query is not None and key is not None
-    given = dict(local.op.attributes)
-    values: dict[str, LocalAttribute] = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
+    attributes = dict(local.op.attributes)
+    values: dict[str, LocalAttribute] = {name: attributes.get(name, default) for name, default in _DEFAULTS.items()}
     queries, keys, heads = local.axes("s", *_BOTH), local.axes(*_BOTH), local.axes("heads")
     if queries:
         values |= {"rows": query.shape[-2], "columns": key.shape[-2]}
@@ -108,9 +108,9 @@ def localise_parallel(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 def localise_random(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     values, axes = localise_parallel(local)
     shape, layout = scores(local)
-    own: dict[str, LocalAttribute] = {"dropout_p": local.op.attribute("dropout_p")}
-    own |= {"index": local.drawn, "shape": shape, "layout": str(layout)}
-    return {**own, **values}, axes
+    extra: dict[str, LocalAttribute] = {"dropout_p": local.op.attribute("dropout_p")}
+    extra |= {"index": local.drawn, "shape": shape, "layout": str(layout)}
+    return {**extra, **values}, axes
 
 
 _BOTH = ("ring", "balanced", "gather")  # the choices that cut queries and keys

@@ -39,8 +39,8 @@ class _Windows:
         if not self.crossed:
             return ""
         resized = f" | resized: {' '.join(self.resized)}" if self.resized else ""
-        own = " ".join(self.crossed)
-        return f" | plain: {own}{resized} | variant: {variant} {own}"
+        factors = " ".join(self.crossed)
+        return f" | plain: {factors}{resized} | variant: {variant} {factors}"
 
 
 def _windows(sizes: Sequence[int], results: Sequence[int], apart: Sequence[int]) -> _Windows:
@@ -174,8 +174,8 @@ def adaptive(call: OperatorCall) -> str:
     if prod(results) == 1:
         names = [f"y{i}" for i in range(spatial)]
         ones = " ".join("1" * spatial)
-        own = " ".join(names)
-        return f"... {own} -> ... {ones} | sum: {own} | linear: 0 | variant: parallel_global_pool {own}"
+        factors = " ".join(names)
+        return f"... {factors} -> ... {ones} | sum: {factors} | linear: 0 | variant: parallel_global_pool {factors}"
     apart = [
         size // length if size % length == 0 and length > 1 else 0 for size, length in zip(sizes, results, strict=True)
     ]
@@ -262,8 +262,8 @@ def localise_avg_pool(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     count = spatial_dims(call)
     values = _window_values(call, count, pool=True) | {"kernel_size": _kernel(call, count)}
     defaults = {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
-    given = {name: call.get(name, default) for name, default in defaults.items()}
-    return values | {name: value for name, value in given.items() if value != defaults[name]}, _cut(local, count)
+    options = {name: call.get(name, default) for name, default in defaults.items()}
+    return values | {name: value for name, value in options.items() if value != defaults[name]}, _cut(local, count)
 
 
 def max_pool_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:

@@ -6,13 +6,13 @@ from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Op
 from autoshard.rules.algebra.saved_for_backward import NOTHING
 
 
-def spell_constant(writer: CodeWriter, operands: Names, given: Given) -> str:
+def spell_constant(writer: CodeWriter, operands: Names, arguments: Given) -> str:
     """A literal tensor; `values` are flat."""
-    values, shape = given["values"], given["shape"]
+    values, shape = arguments["values"], arguments["shape"]
     assert isinstance(values, tuple) and isinstance(shape, tuple)
     text = writer.literal(values[0]) if not shape else f"[{', '.join(map(writer.literal, values))}]"
-    made = f"torch.tensor({text}, dtype={writer.literal(given['dtype'])}, device={writer.device})"
-    return made if len(shape) < 2 else f"{made}.reshape({', '.join(map(writer.literal, shape))})"
+    tensor = f"torch.tensor({text}, dtype={writer.literal(arguments['dtype'])}, device={writer.device})"
+    return tensor if len(shape) < 2 else f"{tensor}.reshape({', '.join(map(writer.literal, shape))})"
 
 
 OPERATORS: dict[str, Operator] = {

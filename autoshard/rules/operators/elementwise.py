@@ -76,14 +76,14 @@ def sum_traffic(op: LocalOp) -> tuple[float, float]:
     return sum(tensor.bytes for tensor in (*operands, result)), sums + (3 * result.bytes if branches > 1 else 0)
 
 
-def spell_rsub(writer: CodeWriter, operands: Names, given: Given) -> str | None:
-    other = operands[1] if len(operands) > 1 else writer.literal(given.get("other"))
-    return f"{other} - {operands[0]}" if given.get("alpha", 1) == 1 else None
+def spell_rsub(writer: CodeWriter, operands: Names, arguments: Given) -> str | None:
+    other = operands[1] if len(operands) > 1 else writer.literal(arguments.get("other"))
+    return f"{other} - {operands[0]}" if arguments.get("alpha", 1) == 1 else None
 
 
-def spell_where(writer: CodeWriter, operands: Names, given: Given) -> str:
-    sides = [*([writer.literal(given["self"])] if "self" in given else []), *map(str, operands[1:])]
-    sides += [writer.literal(given["other"])] if "other" in given else []
+def spell_where(writer: CodeWriter, operands: Names, arguments: Given) -> str:
+    sides = [*([writer.literal(arguments["self"])] if "self" in arguments else []), *map(str, operands[1:])]
+    sides += [writer.literal(arguments["other"])] if "other" in arguments else []
     return f"torch.where({', '.join([str(operands[0]), *sides])})"
 
 

@@ -73,15 +73,15 @@ def experts_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     """The operands, and for each pair of token and expert its row, what is between the two products, its result."""
     x, up, down, chosen, _ = operands[:5]
     assert x is not None and up is not None and down is not None and chosen is not None
-    inner, made = _widths(op, down.shape)
-    return (1, 2, 3, 4), (), chosen.numel * (x.shape[1] + inner + made) * DTYPE_BYTES[x.dtype]
+    inner, outer = _widths(op, down.shape)
+    return (1, 2, 3, 4), (), chosen.numel * (x.shape[1] + inner + outer) * DTYPE_BYTES[x.dtype]
 
 
 def _widths(op: Op, down: tuple[int, ...]) -> tuple[int, int]:
     """Elements of a pair between the products, and of its result, by the shape of the second weight: with biases, seven
     operands, it is (experts, in, out), else (experts, out, in)."""
-    width, made = down[1:] if len(op.operands) > 5 else down[:0:-1]
-    return inner_widths(op) * width, made
+    width, outer = down[1:] if len(op.operands) > 5 else down[:0:-1]
+    return inner_widths(op) * width, outer
 
 
 def experts_keep(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
@@ -92,11 +92,11 @@ def experts_keep(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, r
     x, _, down, chosen, _ = operands[:5]
     assert x is not None and down is not None and chosen is not None
     tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
-    inner, made = _widths(op, down.shape)
-    own = float(x.shape[0] * chosen.shape[1])
-    worked = own / math.prod(mesh.sizes[axis] for axis in experts - tokens)
+    inner, outer = _widths(op, down.shape)
+    pairs = float(x.shape[0] * chosen.shape[1])
+    worked = pairs / math.prod(mesh.sizes[axis] for axis in experts - tokens)
     worked *= imbalance(op) if experts else 1.0  # of the fullest device
-    results_kept = own * made + (worked * made if experts - tokens else 0.0)
+    results_kept = pairs * outer + (worked * outer if experts - tokens else 0.0)
     return KeptTensors(extra_bytes=DTYPE_BYTES[x.dtype] * (worked * (x.shape[1] + inner) + results_kept))
 
 

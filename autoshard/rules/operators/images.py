@@ -27,8 +27,8 @@ def resize(call: OperatorCall) -> str:
 
 def localise_resize(local: Local) -> dict[str, LocalAttribute]:
     """The local size of the result, where it is given as a size."""
-    given = dict(local.op.attributes)
-    return {"output_size": local.result()[2:]} if given.get("output_size") is not None else {}
+    attributes = dict(local.op.attributes)
+    return {"output_size": local.result()[2:]} if attributes.get("output_size") is not None else {}
 
 
 def pixel_shuffle(call: OperatorCall) -> str:
@@ -66,17 +66,17 @@ def instance_norm(call: OperatorCall) -> str:
     if any(shape is not None for shape in call.shapes[3:]):
         raise NoRule  # running statistics are means over samples
     weights = ["-" if shape is None else "c" for shape in call.shapes[1:]]
-    rest = [f"d{i}" for i in range(call.rank - 2)]
-    dims = term(["b", "c", *rest])
-    return f"{', '.join([dims, *weights])} -> {dims}" + (f" | whole: {term(rest)}" if rest else "")
+    spatial = [f"d{i}" for i in range(call.rank - 2)]
+    dims = term(["b", "c", *spatial])
+    return f"{', '.join([dims, *weights])} -> {dims}" + (f" | whole: {term(spatial)}" if spatial else "")
 
 
 def prelu(call: OperatorCall) -> str:
     names = letters(call.rank)
     weight = call.shapes[1]
     assert weight is not None
-    own = "1" if weight == (1,) else "()" if weight == () else names[1]
-    return f"{term(names)}, {own} -> {term(names)}"
+    weight_term = "1" if weight == (1,) else "()" if weight == () else names[1]
+    return f"{term(names)}, {weight_term} -> {term(names)}"
 
 
 OPERATORS: dict[str, Operator] = {

@@ -131,10 +131,10 @@ def row_parts(local: Local) -> dict[str, LocalAttribute]:
 def localise_embedding_bag(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     facts = local.instance.operands[0]
     assert facts is not None
-    given = {key: value for key, value in local.op.attributes if value is not None}
+    options = {key: value for key, value in local.op.attributes if value is not None}
     matrix = local.op.operands[2] is None
     roles = (("vocabulary", local.axes("vocabulary")), ("bags", () if matrix else local.axes("b")))
-    return {"size": facts.shape[0], **row_parts(local), **given}, tuple((role, axes) for role, axes in roles if axes)
+    return {"size": facts.shape[0], **row_parts(local), **options}, tuple((role, axes) for role, axes in roles if axes)
 
 
 def index_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
@@ -175,7 +175,7 @@ def parallel_bags_traffic(op: LocalOp) -> tuple[float, float]:
     return forward + 4 * op.operand(1).bytes, backward
 
 
-def spell_index(writer: CodeWriter, operands: Names, given: Given) -> str:
+def spell_index(writer: CodeWriter, operands: Names, arguments: Given) -> str:
     return f"{operands[0]}[{', '.join(operand or ':' for operand in operands[1:])}]"
 
 

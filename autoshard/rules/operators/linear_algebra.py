@@ -29,8 +29,8 @@ def baddbmm(call: OperatorCall) -> str:
 
 def _added(call: OperatorCall, *names: str) -> str:
     """The added operand broadcasts to the result: its dims of size 1 are literal."""
-    own = names[len(names) - call.rank :]
-    return "+" + (" ".join("1" if size == 1 else name for size, name in zip(call.shape, own, strict=True)) or "()")
+    aligned = names[len(names) - call.rank :]
+    return "+" + (" ".join("1" if size == 1 else name for size, name in zip(call.shape, aligned, strict=True)) or "()")
 
 
 def einsum(call: OperatorCall) -> str:

@@ -59,9 +59,9 @@ def _classes(call: OperatorCall, classes: str, variant: str) -> str:
     summed = ([] if reduction == NONE else rows) + ["vocabulary"] * (classes == "sum")
     options = [f"sum: {' '.join(summed)}"] * bool(summed) + ["joined: vocabulary"] * (classes == "joined")
     options += ["empty: vocabulary", "plain: vocabulary"]
-    own = dims if reduction == MEAN else ["vocabulary"]
+    factors = dims if reduction == MEAN else ["vocabulary"]
     result = term(rows) if reduction == NONE else "()"
-    return " | ".join([f"{', '.join(operands)} -> {result}", *options, f"variant: {variant} {' '.join(own)}"])
+    return " | ".join([f"{', '.join(operands)} -> {result}", *options, f"variant: {variant} {' '.join(factors)}"])
 
 
 def soft_labels(call: OperatorCall) -> str:
@@ -115,17 +115,17 @@ def embedding_pairs(call: OperatorCall) -> str:
 def localise_classes(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     facts = local.instance.operands[0]
     assert facts is not None
-    given = dict(local.op.attributes)
-    reduction = given.get("reduction", MEAN)
+    attributes = dict(local.op.attributes)
+    reduction = attributes.get("reduction", MEAN)
     assert isinstance(reduction, int)
     values: dict[str, LocalAttribute] = {
         "size": facts.shape[min(1, len(facts.shape) - 1)],
-        "ignore_index": given.get("ignore_index", -100),
+        "ignore_index": attributes.get("ignore_index", -100),
     }
     if reduction != MEAN:
         values["reduction"] = REDUCTIONS[reduction]
     if local.op.target == "aten.cross_entropy_loss":
-        values["label_smoothing"] = given.get("label_smoothing", 0.0)
+        values["label_smoothing"] = attributes.get("label_smoothing", 0.0)
     rows = tuple(factor for factor in local.instance.rule.factors if factor != "vocabulary")
     cut = local.axes(*rows) if reduction == MEAN else ()
     return values, (("rows", cut), ("vocabulary", local.axes("vocabulary")))
@@ -137,9 +137,9 @@ def localise_mse(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 def localise_loss(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     """What the mean is over: all elements, or all rows where a loss is one number a row."""
-    given = {name: value for name, value in local.op.attributes if name != "reduction"}
+    attributes = {name: value for name, value in local.op.attributes if name != "reduction"}
     count = prod(local.instance.size[factor] for factor in local.instance.rule.sum)
-    return {"loss": local.op.target.removeprefix("aten."), "count": count, **given}, ()
+    return {"loss": local.op.target.removeprefix("aten."), "count": count, **attributes}, ()
 
 
 def cross_entropy_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:

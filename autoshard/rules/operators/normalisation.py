@@ -52,9 +52,9 @@ def softmax(call: OperatorCall) -> str:
     dims = letters(call.rank)
     if not dims:
         return "() -> ()"
-    own = dims[call.dim()]
+    factor = dims[call.dim()]
     name = "parallel_log_softmax" if "log_softmax" in call.op.target else "parallel_softmax"
-    return f"{term(dims)} -> {term(dims)} | plain: {own} | variant: {name} {own}"
+    return f"{term(dims)} -> {term(dims)} | plain: {factor} | variant: {name} {factor}"
 
 
 def batch_norm(call: OperatorCall) -> str:
@@ -62,11 +62,11 @@ def batch_norm(call: OperatorCall) -> str:
     present = ["c?" if shape is None else "c" for shape in call.shapes[1:]]
     statistics = ", c" * (len(call.results) - 1)
     batch = bool(call.get("training")) or (len(call.shapes) > 3 and call.shapes[3] is None)
-    rest = " d*" if call.rank > 2 else ""
-    own = "b" + rest.replace("*", "")
-    joined = f" | joined: {own}" if statistics else ""
-    variant = f"{joined} | plain: {own} | variant: synchronised_batch_norm {own}" if batch else ""
-    return f"b c{rest}, {', '.join(present)} -> b c{rest}{statistics}{variant}"
+    spatial = " d*" if call.rank > 2 else ""
+    factors = "b" + spatial.replace("*", "")
+    joined = f" | joined: {factors}" if statistics else ""
+    variant = f"{joined} | plain: {factors} | variant: synchronised_batch_norm {factors}" if batch else ""
+    return f"b c{spatial}, {', '.join(present)} -> b c{spatial}{statistics}{variant}"
 
 
 def group_norm(call: OperatorCall) -> str:
@@ -74,10 +74,10 @@ def group_norm(call: OperatorCall) -> str:
     groups = call.integer("num_groups", 1)
     channels = f"(g {call.shape[1] // groups})" if groups > 1 else "c"
     weights = ["-" if shape is None else channels for shape in call.shapes[1:]]
-    rest = " d*" if call.rank > 2 else ""
-    own = ("c" if groups == 1 else "") + rest.replace("*", "")
-    variant = f" | plain: {own.strip()} | variant: parallel_group_norm {own.strip()}" if own else ""
-    return f"{', '.join([f'b {channels}{rest}', *weights])} -> b {channels}{rest}{variant}"
+    spatial = " d*" if call.rank > 2 else ""
+    factors = ("c" if groups == 1 else "") + spatial.replace("*", "")
+    variant = f" | plain: {factors.strip()} | variant: parallel_group_norm {factors.strip()}" if factors else ""
+    return f"{', '.join([f'b {channels}{spatial}', *weights])} -> b {channels}{spatial}{variant}"
 
 
 def localise_parallel_group_norm(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
@@ -102,18 +102,18 @@ def localise_norm(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def localise_softmax(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    given, x = dict(local.op.attributes), local.instance.operands[0]
-    assert x is not None and isinstance(given["dim"], int)
-    wide = "float32" if given.get("half_to_float") else given.get("dtype")
+    attributes, x = dict(local.op.attributes), local.instance.operands[0]
+    assert x is not None and isinstance(attributes["dim"], int)
+    wide = "float32" if attributes.get("half_to_float") else attributes.get("dtype")
     classes = local.axes(*local.instance.rule.variant_factors)
-    return {"dim": given["dim"] % len(x.shape), "dtype": wide}, (("classes", classes),)
+    return {"dim": attributes["dim"] % len(x.shape), "dtype": wide}, (("classes", classes),)
 
 
 def localise_batch_norm(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    x, given = local.instance.operands[0], dict(local.op.attributes)
+    x, attributes = local.instance.operands[0], dict(local.op.attributes)
     assert x is not None
     values: dict[str, LocalAttribute] = {"count": x.shape[0] * prod(x.shape[2:])}
-    values |= {"momentum": given.get("momentum", 0.1), "eps": given.get("eps", 1e-5)}
+    values |= {"momentum": attributes.get("momentum", 0.1), "eps": attributes.get("eps", 1e-5)}
     return values, (("batch", local.axes(*local.instance.rule.variant_factors)),)
 
 
@@ -126,9 +126,9 @@ def weight_norm(call: OperatorCall) -> str:
     names, dim = letters(call.rank), call.get("dim")
     if not isinstance(dim, int) or dim == -1 or call.shapes[1] is None or len(call.shapes[1]) != call.rank:
         raise NoRule  # -1 is one norm over everything
-    own = names[dim % call.rank]
-    whole = [name for name in names if name != own]
-    magnitude = [own if name == own else "1" for name in names]
+    factor = names[dim % call.rank]
+    whole = [name for name in names if name != factor]
+    magnitude = [factor if name == factor else "1" for name in names]
     return f"{term(names)}, {term(magnitude)} -> {term(names)} | whole: {' '.join(whole)} | linear: 1"
 
 
@@ -148,16 +148,16 @@ def _rows(op: Op, result: Tensor) -> int:
 
 def batch_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     """The input, weight, running statistics, and the batch's mean and reciprocal deviation per channel."""
-    given = operands[0]
-    assert given is not None
-    return (0, 1, 3, 4), (), 2 * given.shape[1] * accumulator_bytes(given) if op.attribute("training") else 0
+    operand = operands[0]
+    assert operand is not None
+    return (0, 1, 3, 4), (), 2 * operand.shape[1] * accumulator_bytes(operand) if op.attribute("training") else 0
 
 
-def spell_batch_norm(writer: CodeWriter, operands: Names, given: Given) -> str:
+def spell_batch_norm(writer: CodeWriter, operands: Names, arguments: Given) -> str:
     """Operands: input, weight, bias, mean, variance. In training its results hold the new statistics too."""
     x, weight, bias, mean, variance = (operands[i] if i < len(operands) else None for i in range(5))
-    training = bool(given.get("training"))
-    numbers = f"{training}, {writer.literal(given.get('momentum'))}, {writer.literal(given.get('eps'))}"
+    training = bool(arguments.get("training"))
+    numbers = f"{training}, {writer.literal(arguments.get('momentum'))}, {writer.literal(arguments.get('eps'))}"
     if training and mean is not None:
         # Autograd keeps the statistics that it is given, and the new ones are written over the buffers.
         inputs = f"{x}, {weight}, {bias}, {mean}.clone(), {variance}.clone()"
@@ -167,8 +167,8 @@ def spell_batch_norm(writer: CodeWriter, operands: Names, given: Given) -> str:
 
 def statistics(op: Op, x: LocalTensor) -> tuple[set[int], int]:
     """The dims that a norm or softmax goes over, and how many of its results a device has (a group norm: at most)."""
-    given, rank = dict(op.attributes), len(x.shape)
-    shape, groups, dim = given.get("normalized_shape"), given.get("num_groups"), given.get("dim")
+    attributes, rank = dict(op.attributes), len(x.shape)
+    shape, groups, dim = attributes.get("normalized_shape"), attributes.get("num_groups"), attributes.get("dim")
     if isinstance(shape, tuple):
         over = set(range(rank - len(shape), rank))
     elif isinstance(groups, int):

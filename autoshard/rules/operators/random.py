@@ -64,8 +64,8 @@ def localise_noise(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def localise_given(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    given = {name: value for name, value in local.op.attributes if value is not None and name != "size"}
-    return {**given, **_where(local)}, ()
+    attributes = {name: value for name, value in local.op.attributes if value is not None and name != "size"}
+    return {**attributes, **_where(local)}, ()
 
 
 def localise_multinomial(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:

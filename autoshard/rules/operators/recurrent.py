@@ -27,9 +27,9 @@ def recurrent(call: OperatorCall) -> str:
     if call.rank != 3 or call.get("batch_first") is None or (call.get("dropout") and call.get("train")):
         raise NoRule
     batch, states = 0 if call.get("batch_first") else 1, STATES[call.op.target]
-    given = [shape for shape in call.shapes if shape is not None]
-    operands = [_side(given[0], batch), *(_side(shape, 1) for shape in given[1 : 1 + states])]
-    weights = [term([str(size) for size in shape]) for shape in given[1 + states :]]
+    shapes = [shape for shape in call.shapes if shape is not None]
+    operands = [_side(shapes[0], batch), *(_side(shape, 1) for shape in shapes[1 : 1 + states])]
+    weights = [term([str(size) for size in shape]) for shape in shapes[1 + states :]]
     results = [_side(call.results[0], batch), *(_side(shape, 1) for shape in call.results[1:])]
     return f"{', '.join(operands + weights)} -> {', '.join(results)}"
 

@@ -22,8 +22,8 @@ from autoshard.rules.operators.normalisation import over_dim
 def _reduced(call: OperatorCall, dims: tuple[int, ...]) -> tuple[str, str]:
     """The left and right side of a reduction, and the factors it reduces."""
     names = letters(call.rank)
-    kept = "1" if call.get("keepdim") else ""
-    result = replaced(names, dict.fromkeys(dims, kept))
+    filler = "1" if call.get("keepdim") else ""
+    result = replaced(names, dict.fromkeys(dims, filler))
     return f"{term(names)} -> {', '.join(result for _ in call.results)}", " ".join(names[dim] for dim in dims)
 
 

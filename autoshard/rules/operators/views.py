@@ -100,8 +100,8 @@ def expand(call: OperatorCall) -> str:
     """A dim of size 1 becomes a factor that the operand lacks; new dims come first."""
     result = call.results[0]
     names = letters(len(result))
-    own = names[len(result) - call.rank :]
-    left = ["1" if size == 1 else name for size, name in zip(call.shape, own, strict=True)]
+    aligned = names[len(result) - call.rank :]
+    left = ["1" if size == 1 else name for size, name in zip(call.shape, aligned, strict=True)]
     return f"{term(left)} -> {term(names)} | linear: 0"
 
 
@@ -221,11 +221,11 @@ def repeat_interleave(call: OperatorCall) -> str:
     if call.present != 1 or not isinstance(times, int) or call.get("dim") is None:
         raise NoRule
     names = letters(call.rank)
-    own = names[call.dim()]
-    loops = f"{term(names)} -> {replaced(names, {call.dim(): f'({own} times)'})}"
+    factor = names[call.dim()]
+    loops = f"{term(names)} -> {replaced(names, {call.dim(): f'({factor} times)'})}"
     if times == 1 or call.shape[call.dim()] == 1:
         return f"{loops} | linear: 0"
-    return f"{loops} | linear: 0 | together: heads {own}*times repeated_part"
+    return f"{loops} | linear: 0 | together: heads {factor}*times repeated_part"
 
 
 def glu(call: OperatorCall) -> str:
@@ -261,14 +261,14 @@ def localise_interleave(local: Local) -> dict[str, LocalAttribute]:
 
 
 def localise_repeated(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    given, x = dict(local.op.attributes), local.instance.operands[0]
-    assert x is not None and isinstance(given["dim"], int)
-    return {"repeats": given["repeats"], "dim": given["dim"] % len(x.shape)}, (("heads", local.axes("heads")),)
+    arguments, x = dict(local.op.attributes), local.instance.operands[0]
+    assert x is not None and isinstance(arguments["dim"], int)
+    return {"repeats": arguments["repeats"], "dim": arguments["dim"] % len(x.shape)}, (("heads", local.axes("heads")),)
 
 
-def spell_slice(writer: CodeWriter, operands: Names, given: Given) -> str | None:
+def spell_slice(writer: CodeWriter, operands: Names, arguments: Given) -> str | None:
     """An open end is captured as sys.maxsize."""
-    dim, start, end, step = (given.get(key) for key in ("dim", "start", "end", "step"))
+    dim, start, end, step = (arguments.get(key) for key in ("dim", "start", "end", "step"))
     if not isinstance(dim, int) or dim < -1:
         return None
     first = "" if start in (None, 0) else writer.literal(start)

@@ -41,13 +41,13 @@ def index_put(call: OperatorCall) -> str:
     before = [n for i, n in enumerate(names) if i not in at and together and i < at[0]]
     after = [n for i, n in enumerate(names) if i not in at and n not in before]
     places = [*before, *broadcast, *after]
-    given = [
+    value_dims = [
         "1" if size == 1 else place for size, place in zip(values, places[len(places) - len(values) :], strict=True)
     ]
     left = replaced(names, {i: str(call.shape[i]) for i in at})
     sides = ["-" if shape is None else term([str(size) for size in shape]) for shape in indices]
     last = len(call.shapes) - 1
-    return f"{left}, {', '.join(sides)}, {term(given)} -> {left} | linear: 0+{last}"
+    return f"{left}, {', '.join(sides)}, {term(value_dims)} -> {left} | linear: 0+{last}"
 
 
 def index_copy(call: OperatorCall) -> str:
@@ -67,8 +67,8 @@ def index_fill(call: OperatorCall) -> str:
     return f"{whole}, {index}{value} -> {whole}"
 
 
-def spell_index_put(writer: CodeWriter, operands: Names, given: Given) -> str:
-    accumulate = ", accumulate=True" if given.get("accumulate") else ""
+def spell_index_put(writer: CodeWriter, operands: Names, arguments: Given) -> str:
+    accumulate = ", accumulate=True" if arguments.get("accumulate") else ""
     indices = ", ".join(str(operand) for operand in operands[1:-1])
     return f"torch.ops.aten.index_put({operands[0]}, [{indices}], {operands[-1]}{accumulate})"
 

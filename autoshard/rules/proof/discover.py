@@ -57,7 +57,7 @@ def with_discovered(
     """
     rules: list[tuple[str, str]] = []
     lacking: dict[str, tuple[str, str]] = {}
-    found: dict[OpCase, str | None] = {}
+    case_rules: dict[OpCase, str | None] = {}
     folder = cache or user_cache()
     for op in graph.ops:
         known = record(op.target)
@@ -68,9 +68,9 @@ def with_discovered(
             rules += [(op.name, "")] if known.rule is not None else []
             continue
         case = case_of(graph, op)
-        if case not in found:
-            found[case] = safe_rule(case, folder, run_call, partial(_binds, graph, op))
-        rule = found[case]
+        if case not in case_rules:
+            case_rules[case] = safe_rule(case, folder, run_call, partial(_binds, graph, op))
+        rule = case_rules[case]
         if rule or known.rule is not None:
             rules.append((op.name, rule or ""))  # "": the table has one, for another overload
         if not rule:
@@ -191,7 +191,7 @@ def _remember(path: Path, content: dict[str, Any]) -> None:
 def reduced(case: OpCase) -> OpCase | None:
     """The case at small sizes, or at its own if the operator only runs there; None where it can't be tried at all."""
     sizes = sorted({size for operand in case.operands if operand for size in operand.shape if size > 1})
-    small = dict(zip(sizes, (2 * own for own in itertools.count(3) if _is_prime(own)), strict=False))  # 3 divides one
+    small = dict(zip(sizes, (2 * n for n in itertools.count(3) if _is_prime(n)), strict=False))  # 3 divides one
     candidates = [case] if _named(case, sizes) else [_resized(case, small), case]
     return next(filter(_can_be_tried, candidates), None)
 
@@ -254,20 +254,20 @@ def discover(case: OpCase, run_call: RunCall | None = None) -> str:
     """The rule of the operator at these sizes, as text of the notation; "" where nothing recombines."""
     operands = random_operands(case, 0)
     results = _run(case, operands)
-    kept: list[Factor] = []
+    factors: list[Factor] = []
     for factor in _factors(case, operands, results):
-        trial = rule_of(operands, results, [*kept, factor])
+        trial = rule_of(operands, results, [*factors, factor])
         if trial and is_right(case, trial, MESHES[:2]):
-            kept.append(factor)
-    text = rule_of(operands, results, kept)
-    found = [i for i, tensor in enumerate(operands) if tensor is not None and tensor.is_floating_point()]
-    floating = [str(i) for i in found if _passes_nan_on(case, operands, i)]
+            factors.append(factor)
+    text = rule_of(operands, results, factors)
+    positions = [i for i, tensor in enumerate(operands) if tensor is not None and tensor.is_floating_point()]
+    floating = [str(i) for i in positions if _passes_nan_on(case, operands, i)]
     groups: list[str] = []
     for group in [*floating, *(["+".join(floating)] if len(floating) > 1 else [])]:
-        own = f"{text} | linear: {', '.join([*groups, group])}"
-        if is_right(case, own, MESHES[:1]):
+        candidate = f"{text} | linear: {', '.join([*groups, group])}"
+        if is_right(case, candidate, MESHES[:1]):
             groups.append(group)
-    if not kept and not groups:
+    if not factors and not groups:
         return ""
     text = f"{text} | linear: {', '.join(groups)}" if groups else text
     return text if is_right(case, text, run_call=run_call) else ""
@@ -277,10 +277,10 @@ def _passes_nan_on(case: OpCase, operands: Sequence[Tensor | None], position: in
     """Is NaN what depends on a NaN of this operand? It is if the operator is linear; `nanmean` only looks so."""
     import torch
 
-    own = operands[position]
-    assert own is not None
-    half = (torch.arange(own.numel()) % 2 == 0).reshape(own.shape)
-    values = (own, own + half, own.masked_fill(half, torch.nan))
+    operand = operands[position]
+    assert operand is not None
+    half = (torch.arange(operand.numel()) % 2 == 0).reshape(operand.shape)
+    values = (operand, operand + half, operand.masked_fill(half, torch.nan))
     trials = ([value if i == position else t for i, t in enumerate(operands)] for value in values)
     before, after, holes = (_run(case, trial) for trial in trials)
     return len(before) == len(after) == len(holes) and all(
@@ -303,12 +303,12 @@ def _factors(case: OpCase, operands: Sequence[Tensor | None], results: Sequence[
     options = [[None, *(d for d, n in enumerate(t.shape) if n > 1)] if t is not None else [None] for t in operands]
     ways = list(itertools.islice(itertools.product(*options), WAYS))
     used: set[tuple[int, int]] = set()
-    for way in sorted(ways, key=lambda way: sum(dim is not None for dim in way)):
-        cut = tuple((position, dim) for position, dim in enumerate(way) if dim is not None)
+    for dims in sorted(ways, key=lambda dims: sum(dim is not None for dim in dims)):
+        cut = tuple((position, dim) for position, dim in enumerate(dims) if dim is not None)
         if not cut or used.intersection(cut):
             continue
-        rest = [i for i, t in enumerate(operands) if t is not None and t.is_floating_point() and way[i] is None]
-        for added in [(), *((position,) for position in rest)]:
+        uncut = [i for i, t in enumerate(operands) if t is not None and t.is_floating_point() and dims[i] is None]
+        for added in [(), *((position,) for position in uncut)]:
             joined = _joined(case, operands, results, cut, added)
             if joined is not None:
                 used.update(cut)
@@ -326,28 +326,28 @@ def _joined(
     """How the halves' results make the whole's: the dim to concatenate along, or None for a sum; None: they do not."""
     halves = []
     for half in range(2):
-        own = [t if half == 0 or i not in added or t is None else t * 0 for i, t in enumerate(operands)]
+        pieces = [t if half == 0 or i not in added or t is None else t * 0 for i, t in enumerate(operands)]
         for position, dim in cut:
-            tensor = own[position]
+            tensor = pieces[position]
             assert tensor is not None
             middle = (tensor.shape[dim] + 1) // 2
             start, length = (middle, tensor.shape[dim] - middle) if half else (0, middle)
-            own[position] = tensor.narrow(dim, start, length).contiguous()
-        halves.append(_run(case, own))
+            pieces[position] = tensor.narrow(dim, start, length).contiguous()
+        halves.append(_run(case, pieces))
     if not all(len(parts) == len(results) for parts in halves):
         return None
     ways = [_join(a, b, whole) for a, b, whole in zip(*halves, results, strict=True)]
-    if any(way is None for way in ways) or (added and not any(way == "sum" for way in ways)):
+    if any(join is None for join in ways) or (added and not any(join == "sum" for join in ways)):
         return None
-    return tuple(None if way == "sum" else way for way in ways)
+    return tuple(None if join == "sum" else join for join in ways)
 
 
 def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | Literal["sum"] | None:
     import torch
 
     for dim in range(whole.dim() if a.dim() == b.dim() == whole.dim() else 0):
-        rest = [i for i in range(whole.dim()) if i != dim]
-        fits = all(a.shape[i] == b.shape[i] == whole.shape[i] for i in rest)
+        others = [i for i in range(whole.dim()) if i != dim]
+        fits = all(a.shape[i] == b.shape[i] == whole.shape[i] for i in others)
         if fits and 0 < a.shape[dim] < whole.shape[dim] == a.shape[dim] + b.shape[dim]:
             return dim if _close(torch.cat([a, b], dim), whole) else None
     return "sum" if a.shape == b.shape == whole.shape and whole.is_floating_point() and _close(a + b, whole) else None

@@ -48,37 +48,37 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
         raise TypeError(f"no overload of {target} takes {len(operands)} operands and {names}")
     bound = bind(schema, operands, attributes)
     assert bound is not None, target
-    given = {name: _given(value, operands) for name, value in bound.items()}
-    switches = {a.name: True for a in schema.arguments if a.required and a.name in PLACEMENT and a.name not in given}
-    return schemas_of(target)[schema](**switches, **given)
+    kwargs = {name: _given(value, operands) for name, value in bound.items()}
+    switches = {a.name: True for a in schema.arguments if a.required and a.name in PLACEMENT and a.name not in kwargs}
+    return schemas_of(target)[schema](**switches, **kwargs)
 
 
 def _given(value: Any, operands: Sequence[Any]) -> Any:
     if not isinstance(value, Operands):
         return plain(value)
-    own = [operands[i] for i in value.positions]
-    return own if value.is_list else own[0]
+    values = [operands[i] for i in value.positions]
+    return values if value.is_list else values[0]
 
 
 def _linear_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
     return x @ weight if bias is None else x @ weight + bias
 
 
-def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
+def _experts(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """As a user would write it: a weight for each pair of token and expert."""
     import torch.nn.functional as F
 
     x, up, down, chosen, weights, *biases = operands
     if biases:
-        return _biased_experts(operands, given["limit"], given["alpha"])
+        return _biased_experts(operands, attributes["limit"], attributes["alpha"])
     composed = {"gelu_tanh": lambda t: F.gelu(t, approximate="tanh"), "relu2": lambda t: F.relu(t) ** 2}
-    activation = composed.get(given["activation"]) or getattr(F, given["activation"])
+    activation = composed.get(attributes["activation"]) or getattr(F, attributes["activation"])
     count = chosen.shape[1]
     ids = chosen.reshape(-1)
     inner = (up[ids] @ x.repeat_interleave(count, 0).unsqueeze(-1)).squeeze(-1)
-    gate, other = inner.chunk(2, -1) if given["gated"] else (inner, 1)
-    made = (down[ids] @ (activation(gate) * other).unsqueeze(-1)).squeeze(-1)
-    return (made * weights.reshape(-1, 1)).view(len(x), count, -1).sum(1)
+    gate, other = inner.chunk(2, -1) if attributes["gated"] else (inner, 1)
+    outputs = (down[ids] @ (activation(gate) * other).unsqueeze(-1)).squeeze(-1)
+    return (outputs * weights.reshape(-1, 1)).view(len(x), count, -1).sum(1)
 
 
 def _biased_experts(operands: Sequence[Any], limit: float, alpha: float) -> Any:
@@ -88,21 +88,21 @@ def _biased_experts(operands: Sequence[Any], limit: float, alpha: float) -> Any:
     inner = torch.einsum("tm,tkmf->tkf", x, up[chosen]) + up_bias[chosen]
     gate, inner = inner[..., ::2].clamp(max=limit), inner[..., 1::2].clamp(-limit, limit)
     inner = (inner + 1) * gate * torch.sigmoid(alpha * gate)
-    made = torch.einsum("tkf,tkfn->tkn", inner, down[chosen]) + down_bias[chosen]
-    return (made * weights.unsqueeze(-1)).sum(1)
+    outputs = torch.einsum("tkf,tkfn->tkn", inner, down[chosen]) + down_bias[chosen]
+    return (outputs * weights.unsqueeze(-1)).sum(1)
 
 
-def _embedding_bag(weight: Any, ids: Any, offsets: Any, weights: Any, **given: Any) -> Any:
+def _embedding_bag(weight: Any, ids: Any, offsets: Any, weights: Any, **attributes: Any) -> Any:
     import torch.nn.functional as F
 
-    return F.embedding_bag(ids, weight, offsets, per_sample_weights=weights, **given)
+    return F.embedding_bag(ids, weight, offsets, per_sample_weights=weights, **attributes)
 
 
-def _batch_norm(operands: Sequence[Any], given: Mapping[str, Any]) -> tuple[Any, ...]:
+def _batch_norm(operands: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     """As captured: the new running statistics are results."""
     import torch
 
-    momentum, eps = given["momentum"], given["eps"]
+    momentum, eps = attributes["momentum"], attributes["eps"]
     out, _, _, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(*operands, True, momentum, eps)
     return out, mean, variance
 

@@ -134,8 +134,8 @@ def offered_by(graph: Graph, mesh: Mesh, rule: str = "", refined: Refinements = 
     """What the case's one operator is offered, by the table or by `rule`."""
     op = graph.ops[0]
     if not rule:
-        given = Granularities({op.name: refined}) if refined else granularities(graph, mesh)
-        return strategies(graph, op, mesh, given)
+        refinements = Granularities({op.name: refined}) if refined else granularities(graph, mesh)
+        return strategies(graph, op, mesh, refinements)
     operands = [None if name is None else facts_of(graph.tensor(name)) for name in op.operands]
     results = [facts_of(graph.tensor(name)) for name in op.results]
     return derive(bind(Rule.parse(rule), operands, results), refined, mesh)
@@ -196,8 +196,8 @@ class _Proof:
         local = localise(self.graph, self.op, self.strategy, self.mesh)
 
         def work(rank: int, context: Any) -> tuple[list[Tensor], list[Tensor | None]]:
-            own = [None if part is None else part[rank] for part in parts]
-            return self._device(rank, own, [g and g[rank] for g in incoming], local, context, run_variant)
+            operands = [None if part is None else part[rank] for part in parts]
+            return self._device(rank, operands, [g and g[rank] for g in incoming], local, context, run_variant)
 
         devices = run(work)
         for i, (result, layout) in enumerate(zip(results, self.strategy.results, strict=True)):
@@ -228,11 +228,11 @@ class _Proof:
         return [r.detach() for r in results], incoming, _gradients(results, incoming, leaves)
 
     def _device(
-        self, rank: int, own: list[Tensor | None], incoming: list[Tensor | None], local: LocalCall, context: Any,
+        self, rank: int, operands: list[Tensor | None], incoming: list[Tensor | None], local: LocalCall, context: Any,
         run_variant: RunVariant | None,
     ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
         needed = [t is not None and t.requires_grad for t in self.whole]
-        leaves = [None if t is None else t.requires_grad_(need) for t, need in zip(own, needed, strict=True)]
+        leaves = [None if t is None else t.requires_grad_(need) for t, need in zip(operands, needed, strict=True)]
         values = {name: evaluate(value, self.mesh, self.mesh.coordinates(rank)) for name, value in local.attributes}
         if local.variant:
             assert run_variant is not None
@@ -271,10 +271,10 @@ class _Proof:
         summed = [axis for axis, placement in enumerate(layout.placements) if placement == PARTIAL_SUM[side]]
         groups: dict[tuple[int, ...], list[Tensor]] = {}
         for rank, part in enumerate(parts):
-            own = self.mesh.coordinates(rank)
+            coords = self.mesh.coordinates(rank)
             if part is None:
                 return f"device {rank} has none"
-            groups.setdefault(tuple(0 if axis in summed else c for axis, c in enumerate(own)), []).append(part)
+            groups.setdefault(tuple(0 if axis in summed else c for axis, c in enumerate(coords)), []).append(part)
         for coordinates, group in groups.items():
             wanted = self._held(whole, layout, coordinates)
             if any(part.shape != wanted.shape for part in group):
@@ -319,8 +319,8 @@ def _gradients(
     pairs = [(r, g) for r, g in zip(results, incoming, strict=True) if g is not None and r.requires_grad]
     if not wanted or not pairs:
         return [None if leaf is None or not leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-    filled = iter(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, wanted, strict=True))
+    grads = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+    filled = iter(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, wanted, strict=True))
     return [next(filled) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
 
 

@@ -34,47 +34,47 @@ SHORTER, LONGER = 4, 8  # the sequence
 Again = Callable[[int, int], Graph]  # (samples, length; 0 without sequences) -> the same model, captured with these
 
 
-def with_free_sizes(graph: Graph, again: Again, more: int = MORE) -> Graph:
+def with_free_sizes(graph: Graph, recapture: Again, more: int = MORE) -> Graph:
     """`graph`, just captured, with what was tried: which of its sizes can change while nothing else does.
 
     Tried are a `LESS`th and `more` times its batch, a `SHORTER`th and `LONGER` times its length: a model could do
     something else of fewer, or of more (`if len(x) < 4`).
     """
-    return replace(graph, free_sizes=_asked(graph, _quiet(again), more))
+    return replace(graph, free_sizes=_asked(graph, _quiet(recapture), more))
 
 
-def _asked(graph: Graph, again: Again, more: int) -> tuple[FreeSize, ...]:
+def _asked(graph: Graph, recapture: Again, more: int) -> tuple[FreeSize, ...]:
     try:
         batches = _tried_batches(graph, more)
     except UserError as error:
         return (FreeSize(BATCH, error.message, 0, 0),)
-    own = own_length(graph)
-    if own <= _shorter(own):
-        short = f"from sequences of {own} nothing tells what follows their length"
-        return (_batch_alone(graph, again, batches), *([FreeSize(SEQUENCE, short, 0, 0)] if own else []))
+    base = own_length(graph)
+    if base <= _shorter(base):
+        short = f"from sequences of {base} nothing tells what follows their length"
+        return (_batch_alone(graph, recapture, batches), *([FreeSize(SEQUENCE, short, 0, 0)] if base else []))
     try:
-        slopes, lengths = _followed(graph, again, batches)
+        slopes, lengths = _followed(graph, recapture, batches)
     except UserError as error:
-        batch = _batch_alone(graph, again, batches)
-        return batch, FreeSize(SEQUENCE, error.message, 0, 0) if not batch.fixed else _length_alone(graph, again)
+        batch = _batch_alone(graph, recapture, batches)
+        return batch, FreeSize(SEQUENCE, error.message, 0, 0) if not batch.fixed else _length_alone(graph, recapture)
     return FreeSize(BATCH, "", *batches), FreeSize(SEQUENCE, "", *lengths, follows_of(slopes))
 
 
 def _tried_batches(graph: Graph, more: int) -> tuple[int, int]:
-    own = batch_size(graph)
-    return max(1, own // LESS), own * more
+    batch = batch_size(graph)
+    return max(1, batch // LESS), batch * more
 
 
-def _batch_alone(graph: Graph, again: Again, tried: tuple[int, int]) -> FreeSize:
-    return FreeSize(BATCH, _why_fixed(graph, batch_size(graph), tried, again), *tried)
+def _batch_alone(graph: Graph, recapture: Again, tried: tuple[int, int]) -> FreeSize:
+    return FreeSize(BATCH, _why_fixed(graph, batch_size(graph), tried, recapture), *tried)
 
 
-def _why_fixed(graph: Graph, own: int, tried: Iterable[int], again: Again) -> str:
+def _why_fixed(graph: Graph, batch: int, tried: Iterable[int], recapture: Again) -> str:
     """Why a package can't take another batch, "" where the model does nothing else of those tried."""
     try:
         for samples in tried:
             carried = rebatched(graph, samples)
-            message = followed_numbers(with_numbers_of(carried, again(samples, own_length(graph)), own), carried)
+            message = followed_numbers(with_numbers_of(carried, recapture(samples, own_length(graph)), batch), carried)
             if message:
                 return message[0]
     except UserError as error:
@@ -82,53 +82,53 @@ def _why_fixed(graph: Graph, own: int, tried: Iterable[int], again: Again) -> st
     return ""
 
 
-def _length_alone(graph: Graph, again: Again) -> FreeSize:
-    own = batch_size(graph)
+def _length_alone(graph: Graph, recapture: Again) -> FreeSize:
+    batch = batch_size(graph)
     try:
-        slopes, lengths = _followed(graph, again, (own, own))
+        slopes, lengths = _followed(graph, recapture, (batch, batch))
     except UserError as error:
         return FreeSize(SEQUENCE, error.message, 0, 0)
     return FreeSize(SEQUENCE, "", *lengths, follows_of(slopes))
 
 
-def _shorter(own: int) -> int:
+def _shorter(base: int) -> int:
     """Odd: what is padded to a multiple is no odd length unseen."""
-    return max(3, own // SHORTER | 1)
+    return max(3, base // SHORTER | 1)
 
 
-def _followed(graph: Graph, again: Again, batches: tuple[int, int]) -> tuple[Slopes, tuple[int, int]]:
+def _followed(graph: Graph, recapture: Again, batches: tuple[int, int]) -> tuple[Slopes, tuple[int, int]]:
     """What follows the length, and from where to where it can go: captured with a shorter one and the smaller of
     `batches`, and near the longest that its tables allow with the larger, or where that is its own with another shorter
     one. UserError where the second capture tells otherwise, or anything differs."""
-    own = own_length(graph)
-    shorter = _shorter(own)
-    slopes = slopes_between(graph, rebatched(graph, batches[0]), again(batches[0], shorter), shorter)
-    longer = longest(graph, slopes, shorter, LONGER * own)
-    if longer < own:
-        what = f"of sequences of {own} the model looks up {own - longer} more positions than its tables have"
+    base = own_length(graph)
+    shorter = _shorter(base)
+    slopes = slopes_between(graph, rebatched(graph, batches[0]), recapture(batches[0], shorter), shorter)
+    longer = longest(graph, slopes, shorter, LONGER * base)
+    if longer < base:
+        what = f"of sequences of {base} the model looks up {base - longer} more positions than its tables have"
         raise UsageError(what, "a plan of its own for another length")
     samples = batches[1] + (batches[1] > batch_size(graph))
-    second = _second(own, shorter, longer, batch_size(graph))
+    second = _second(base, shorter, longer, batch_size(graph))
     least = min(shorter, second)
     known = replace(graph, free_sizes=(FreeSize(SEQUENCE, "", least, longer, follows_of(slopes)),))
-    check_same(rebatched(relengthened(known, second), samples), again(samples, second), own)
+    check_same(rebatched(relengthened(known, second), samples), recapture(samples, second), base)
     return slopes, (least, longer)
 
 
-def _second(own: int, shorter: int, longer: int, batch: int) -> int:
+def _second(base: int, shorter: int, longer: int, batch: int) -> int:
     """The last up to `longer` of which no divisor of both steps hides what is padded or cut to a multiple of it:
     neither of sequences, nor, at one sample more than a multiple of the batch, of all tokens."""
-    steps = range(longer, own, -1) if longer > own else range((shorter + own) // 2, 1, -1)
-    apart = (length for length in steps if length != shorter and gcd(own - shorter, length - own) == 1)
+    steps = range(longer, base, -1) if longer > base else range((shorter + base) // 2, 1, -1)
+    apart = (length for length in steps if length != shorter and gcd(base - shorter, length - base) == 1)
     first = next(apart)
-    return next((length for length in (first, *islice(apart, 100)) if gcd(length, own * batch) == 1), first)
+    return next((length for length in (first, *islice(apart, 100)) if gcd(length, base * batch) == 1), first)
 
 
-def _quiet(again: Again) -> Again:
+def _quiet(recapture: Again) -> Again:
     """What a model prints as it is built was printed before."""
 
     def asked(samples: int, length: int) -> Graph:
         with redirect_stdout(StringIO()):
-            return again(samples, length)
+            return recapture(samples, length)
 
     return asked

@@ -20,13 +20,13 @@ from autoshard.rules.resize.rebatch import batch_size
 
 
 def captured_with(
-    graph: Graph, spec: str, arguments: Mapping[str, Any], own: int, dynamic: tuple[str, ...] = ()
+    graph: Graph, spec: str, arguments: Mapping[str, Any], count: int, dynamic: tuple[str, ...] = ()
 ) -> Graph:
-    """`graph`, of the model `spec` carried from `own` samples to those that it has, with the numbers that the model
+    """`graph`, of the model `spec` carried from `count` samples to those that it has, with the numbers that the model
     computes there. `dynamic`: its sizes, as --dynamic has them. UsageError where it computes anything else; a graph
     from a file, whose model is not there, stays."""
     samples = batch_size(graph)
-    if samples == own or holds_graph(spec):
+    if samples == count or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
     from autoshard.graph_capture.dynamic_export.concrete import with_samples
@@ -35,24 +35,24 @@ def captured_with(
         with redirect_stdout(StringIO()):  # what it prints as it is built was printed before
             captured = capture(
                 spec, arguments, graph.precision, graph.optimizer, graph.training,
-                lambda inputs: with_samples(inputs, own, samples), dynamic=dynamic,
+                lambda inputs: with_samples(inputs, count, samples), dynamic=dynamic,
             )  # fmt: skip
     except CaptureError as error:
-        raise _other_model(own, samples, error.message) from error
-    return with_numbers_of(graph, captured, own)
+        raise _other_model(count, samples, error.message) from error
+    return with_numbers_of(graph, captured, count)
 
 
-def with_numbers_of(graph: Graph, captured: Graph, own: int) -> Graph:
-    """`graph`, carried over from `own` samples, with the arguments of `captured`, the same model captured at this
+def with_numbers_of(graph: Graph, captured: Graph, count: int) -> Graph:
+    """`graph`, carried over from `count` samples, with the arguments of `captured`, the same model captured at this
     batch. UsageError names the first operator that is not the same."""
     differs = _difference(graph, captured)
     if differs:
-        raise _other_model(own, batch_size(graph), differs)
+        raise _other_model(count, batch_size(graph), differs)
     if not any(_others(one, other) for one, other in _pairs(graph, captured)):
         return graph
-    made = replace(graph, ops=captured.ops, follows=captured.follows)
-    message = followed_numbers(made, graph)[0]  # numbers of this batch alone: what was tried of others was with the old
-    return replace(made, free_sizes=tuple(replace(size, fixed=size.fixed or message) for size in graph.free_sizes))
+    copy = replace(graph, ops=captured.ops, follows=captured.follows)
+    message = followed_numbers(copy, graph)[0]  # numbers of this batch alone: what was tried of others was with the old
+    return replace(copy, free_sizes=tuple(replace(size, fixed=size.fixed or message) for size in graph.free_sizes))
 
 
 def followed_numbers(graph: Graph, carried: Graph) -> list[str]:
@@ -77,7 +77,7 @@ def _difference(graph: Graph, captured: Graph) -> str:
         if _others(one, other) and one.name in graph.rule_of:
             return f"{described(captured, other)} has other arguments, and its rule was found by trial"
     if len(graph.ops) != len(captured.ops):
-        longer, shorter = sorted((graph, captured), key=lambda made: -len(made.ops))
+        longer, shorter = sorted((graph, captured), key=lambda version: -len(version.ops))
         message = described(longer, longer.ops[len(shorter.ops)])
         return f"{message} is left out" if longer is graph else f"{message} comes in addition"
     return "" if _ends(graph) == _ends(captured) else "other outputs, or stored tensors"
@@ -107,6 +107,6 @@ def _kind(op: Op) -> str:
     return op.target.partition(".")[2]
 
 
-def _other_model(own: int, samples: int, reason: str) -> UsageError:
-    what = f"the model computes something different for {samples} samples, as planned, than for the {own} captured"
+def _other_model(count: int, samples: int, reason: str) -> UsageError:
+    what = f"the model computes something different for {samples} samples, as planned, than for the {count} captured"
     return UsageError(f"{what}: {reason}", f"capture it with {samples} samples, or another --micro-batch")

@@ -36,53 +36,53 @@ def slopes_between(graph: Graph, carried: Graph, captured: Graph, length: int) -
 
     `carried`: `graph` by the rules at the batch of `captured`. UsageError names what differs in more.
     """
-    own = own_length(graph)
-    _check_kinds(carried, captured, own, length)
+    base = own_length(graph)
+    _check_kinds(carried, captured, base, length)
     mine, theirs, there = numbers_of(graph), numbers_of(carried), numbers_of(captured)
-    found = {}
+    slopes = {}
     for place, number in there.items():
         grown = Fraction(number) * mine[place] / theirs[place] if theirs[place] else Fraction(number)
         if grown != mine[place]:
-            if length == own:
-                raise _number(captured, own, length, place, number, mine[place])
-            found[place] = (grown - mine[place]) / (length - own)
-    return found
+            if length == base:
+                raise _number(captured, base, length, place, number, mine[place])
+            slopes[place] = (grown - mine[place]) / (length - base)
+    return slopes
 
 
-def check_same(carried: Graph, captured: Graph, own: int) -> None:
-    """UsageError where `captured`, of a model planned with sequences of `own`, is another graph than `carried` there.
+def check_same(carried: Graph, captured: Graph, base: int) -> None:
+    """UsageError where `captured`, of a model planned with sequences of `base`, is another graph than `carried` there.
 
     A slice of a whole table is none.
     """
     if len(carried.ops) != len(captured.ops):
         carried = rename(drop_noops(carried))
     length = own_length(captured)
-    _check_kinds(carried, captured, own, length)
+    _check_kinds(carried, captured, base, length)
     mine, there = numbers_of(carried), numbers_of(captured)
     for place, number in there.items():
         if mine[place] != number:
-            raise _number(captured, own, length, place, number, mine[place])
+            raise _number(captured, base, length, place, number, mine[place])
 
 
-def _check_kinds(carried: Graph, captured: Graph, own: int, length: int) -> None:
+def _check_kinds(carried: Graph, captured: Graph, base: int, length: int) -> None:
     """All but whole numbers is the same."""
     for before, op in zip(carried.ops, captured.ops, strict=False):
         if kind_of(carried, before) != kind_of(captured, op):
             there, here = _differing(captured, op, carried, before)
-            raise _other(own, length, there, here)
+            raise _other(base, length, there, here)
     if len(carried.ops) != len(captured.ops) or ends_of(carried) != ends_of(captured):
-        raise _other(own, length, "other operators, outputs or stored tensors", "its own")
+        raise _other(base, length, "other operators, outputs or stored tensors", "its own")
     if numbers_of(carried).keys() != numbers_of(captured).keys():
-        raise _other(own, length, "other tensors", "its own")
+        raise _other(base, length, "other tensors", "its own")
 
 
 def relengthened(graph: Graph, length: int) -> Graph:
     """`graph` for sequences of `length`, by what its `free_sizes` say. UsageError where a number would be none."""
-    own = own_length(graph)
-    if length == own:
+    base = own_length(graph)
+    if length == base:
         return graph
     size = next(size for size in graph.free_sizes if size.name == SEQUENCE)
-    grown = {place: slope * (length - own) for place, slope in slopes_of(size).items()}
+    grown = {place: slope * (length - base) for place, slope in slopes_of(size).items()}
     tensors = {t.name: replace(t, shape=_grown(t.name, t.shape, grown, length)) for t in graph.tensors}
     ops = tuple(
         replace(
@@ -106,9 +106,9 @@ def follows_of(slopes: Mapping[str, Fraction]) -> tuple[Following, ...]:
     return tuple(Following(str(kind), tuple(p for p, slope in slopes.items() if slope == kind)) for kind in kinds)
 
 
-def at_another_batch(size: FreeSize, graph: Graph, made: Graph) -> FreeSize:
-    """`size` of `graph` as it is of `made`, the same at another batch: what follows both grows with it."""
-    mine, theirs = numbers_of(graph), numbers_of(made)
+def at_another_batch(size: FreeSize, graph: Graph, rebatched: Graph) -> FreeSize:
+    """`size` of `graph` as it is of `rebatched`, the same at another batch: what follows both grows with it."""
+    mine, theirs = numbers_of(graph), numbers_of(rebatched)
     slopes = {p: s * theirs[p] / mine[p] if mine[p] else s for p, s in slopes_of(size).items()}
     return replace(size, follows=follows_of(slopes))
 
@@ -118,32 +118,32 @@ def _grown(place: str, value: Any, grown: Mapping[str, Fraction], length: int) -
         return tuple(_grown(f"{place} {i}", part, grown, length) for i, part in enumerate(value))
     if place not in grown:
         return value
-    made = value + grown[place]
-    if made.denominator != 1:
-        what = f"{place} does not grow evenly with the sequences: with {length} it would be {float(made):g}"
+    number = value + grown[place]
+    if number.denominator != 1:
+        what = f"{place} does not grow evenly with the sequences: with {length} it would be {float(number):g}"
         raise UsageError(what, "a plan of its own")
-    return int(made)
+    return int(number)
 
 
 def _differing(graph: Graph, op: Op, other: Graph, before: Op) -> tuple[str, str]:
     """Two operators in words, or the argument in which one differs from the same before."""
     if (op.target, op.operands) == (before.target, before.operands):
-        own = dict(before.attributes)
+        attributes = dict(before.attributes)
         for name, value in op.attributes:
-            if name in own and plain(value) != plain(own[name]):
-                return f"{name} of {described(graph, op)} is {short(value)}", short(own[name])
+            if name in attributes and plain(value) != plain(attributes[name]):
+                return f"{name} of {described(graph, op)} is {short(value)}", short(attributes[name])
     return described(graph, op), described(other, before)
 
 
-def _number(graph: Graph, own: int, length: int, place: str, number: int, expected: int) -> UsageError:
+def _number(graph: Graph, base: int, length: int, place: str, number: int, expected: int) -> UsageError:
     """A whole number that does not follow the length evenly."""
     name, _, argument = place.partition(" ")
     op = graph.by_op.get(name) or graph.producers.get(name)
     at = f"{argument} of {described(graph, op)}" if op and name in graph.by_op else f"a size of {name}"
     at += f" at {line_of(graph, op)}" if op and name not in graph.by_op else ""
-    return _other(own, length, f"{at} is {number}", f"{expected}, were it to grow evenly")
+    return _other(base, length, f"{at} is {number}", f"{expected}, were it to grow evenly")
 
 
-def _other(own: int, length: int, there: str, here: str) -> UsageError:
-    what = f"with sequences of {length} the model computes something else than with {own}: {there} in place of {here}"
+def _other(base: int, length: int, there: str, here: str) -> UsageError:
+    what = f"with sequences of {length} the model computes something else than with {base}: {there} in place of {here}"
     return UsageError(what, "a plan of its own")

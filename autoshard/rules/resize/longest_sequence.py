@@ -22,14 +22,14 @@ def longest(graph: Graph, slopes: Slopes, shortest: int, most: int) -> int:
 
     UsageError where nothing tells of a table, at `shortest` and at the graph's own length, that it has all rows.
     """
-    own = own_length(graph)
+    base = own_length(graph)
     for op in graph.ops:
-        if op.target in TABLES and not all(_has_all(graph, slopes, op, length - own) for length in (shortest, own)):
+        if op.target in TABLES and not all(_has_all(graph, slopes, op, length - base) for length in (shortest, base)):
             what = f"nothing tells which rows {op.name} ({op.target} at {line_of(graph, op)}) looks up"
             raise UsageError(f"{what} in sequences of another length: its table may lack some", "positions by arange")
-    most = min([most, *(own + room // slope for room, slope in _slices(graph, slopes))])
-    kept = [op for op in graph.ops if op.target in (*TABLES, *ELEMENTS) and _has_all(graph, slopes, op, 0)]
-    return _last(lambda length: all(_has_all(graph, slopes, op, length - own) for op in kept), own, most)
+    most = min([most, *(base + room // slope for room, slope in _slices(graph, slopes))])
+    lookups = [op for op in graph.ops if op.target in (*TABLES, *ELEMENTS) and _has_all(graph, slopes, op, 0)]
+    return _last(lambda length: all(_has_all(graph, slopes, op, length - base) for op in lookups), base, most)
 
 
 def _last(fits: Callable[[int], bool], least: int, most: int) -> int:
@@ -45,8 +45,8 @@ def _last(fits: Callable[[int], bool], least: int, most: int) -> int:
 def _slices(graph: Graph, slopes: Slopes) -> Iterator[tuple[Fraction, Fraction]]:
     """What is left behind the end of each slice of a table, and how fast the end grows."""
     for op in graph.ops:
-        given = dict(op.attributes)
-        dim, end = given.get("dim"), given.get("end")
+        attributes = dict(op.attributes)
+        dim, end = attributes.get("dim"), attributes.get("end")
         if op.target != "aten.slice" or op.operands[0] is None or not isinstance(dim, int) or not isinstance(end, int):
             continue
         shape = graph.tensor(op.operands[0]).shape
@@ -58,8 +58,8 @@ def _slices(graph: Graph, slopes: Slopes) -> Iterator[tuple[Fraction, Fraction]]
 
 def _has_all(graph: Graph, slopes: Slopes, op: Op, more: int) -> bool:
     """Are all rows there that `op` looks up in sequences that are `more` longer? False where nothing tells."""
-    own, at = Lengthened(graph, slopes), Lengthened(graph, slopes, more)
-    return all(_within(at, own, op, dim, rows) for dim, rows in _looked_up(op))
+    origin, at = Lengthened(graph, slopes), Lengthened(graph, slopes, more)
+    return all(_within(at, origin, op, dim, rows) for dim, rows in _looked_up(op))
 
 
 def _looked_up(op: Op) -> list[tuple[int, str | None]]:
@@ -71,9 +71,9 @@ def _looked_up(op: Op) -> list[tuple[int, str | None]]:
     return [(dim, op.operands[1])]
 
 
-def _within(at: Lengthened, own: Lengthened, op: Op, dim: int, rows: str | None) -> bool:
+def _within(at: Lengthened, origin: Lengthened, op: Op, dim: int, rows: str | None) -> bool:
     """Rows below 0 are as many as there were: `mask.cumsum(1) - 1`."""
-    found, planned, table = at.range(rows), own.range(rows), op.operands[0]
-    if found is None or planned is None or table is None:
+    grown, planned, table = at.range(rows), origin.range(rows), op.operands[0]
+    if grown is None or planned is None or table is None:
         return False
-    return found.empty or (found.low >= min(0, planned.low) and found.high < at.size(table, dim))
+    return grown.empty or (grown.low >= min(0, planned.low) and grown.high < at.size(table, dim))

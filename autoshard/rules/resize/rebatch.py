@@ -68,25 +68,25 @@ def rebatched(graph: Graph, batch: int) -> Graph:
 
     Another one where samples are compared with each other, as in a contrastive loss: of fewer it is another loss.
     """
-    own = batch_size(graph)
-    if batch == own:
+    old_batch = batch_size(graph)
+    if batch == old_batch:
         return graph
-    return _rebatched_at_all_sizes(graph, batch) if graph.dynamic else _rebatched(graph, own, batch)
+    return _rebatched_at_all_sizes(graph, batch) if graph.dynamic else _rebatched(graph, old_batch, batch)
 
 
 def _rebatched_at_all_sizes(graph: Graph, batch: int) -> Graph:
     """The same of a graph with dynamic sizes, whose numbers follow these as they do at several of them."""
     at = sizes_of(graph)
-    points = points_of(graph.dynamic, tuple(at[own.name] for own in graph.dynamic))
-    names = [own.name for own in graph.dynamic]
+    points = points_of(graph.dynamic, tuple(at[size.name] for size in graph.dynamic))
+    names = [size.name for size in graph.dynamic]
     plain = [replace(at_sizes(graph, dict(zip(names, point, strict=True))), dynamic=(), follows=()) for point in points]
-    made = [_rebatched(one, batch_size(one), batch) for one in plain]
-    return replace(made[0], dynamic=graph.dynamic, follows=follows_of(made, points, names))
+    graphs = [_rebatched(one, batch_size(one), batch) for one in plain]
+    return replace(graphs[0], dynamic=graph.dynamic, follows=follows_of(graphs, points, names))
 
 
-def _rebatched(graph: Graph, own: int, batch: int) -> Graph:
-    check_several([(own,)])
-    places = _followed(graph, own)
+def _rebatched(graph: Graph, old_batch: int, batch: int) -> Graph:
+    check_several([(old_batch,)])
+    places = _followed(graph, old_batch)
     _check_apart(graph, places)
     shapes = {tensor.name: list(tensor.shape) for tensor in graph.tensors}
     for place in places:
@@ -94,18 +94,18 @@ def _rebatched(graph: Graph, own: int, batch: int) -> Graph:
     tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in graph.tensors}
     changed = {place.tensor for place in places}
     ops = tuple(_resized(graph, op, tensors) if changed.intersection(op.results) else op for op in graph.ops)
-    made = note_saved(replace(graph, tensors=tuple(tensors[t.name] for t in graph.tensors), ops=ops))
-    made = replace(made, free_sizes=tuple(at_another_batch(size, graph, made) for size in graph.free_sizes))
-    _check(graph, made, changed)
-    return made
+    carried = note_saved(replace(graph, tensors=tuple(tensors[t.name] for t in graph.tensors), ops=ops))
+    carried = replace(carried, free_sizes=tuple(at_another_batch(size, graph, carried) for size in graph.free_sizes))
+    _check(graph, carried, changed)
+    return carried
 
 
 def batch_dims(graph: Graph) -> dict[str, int]:
     """Tensor -> its dim that holds the batch; the outermost where there are two."""
-    found: dict[str, int] = {}
+    dims: dict[str, int] = {}
     for place in _followed(graph, batch_size(graph)):
-        found[place.tensor] = min(place.dim, found.get(place.tensor, place.dim))
-    return found
+        dims[place.tensor] = min(place.dim, dims.get(place.tensor, place.dim))
+    return dims
 
 
 def _check_apart(graph: Graph, places: Iterable[_Place]) -> None:
@@ -121,24 +121,24 @@ def _check_apart(graph: Graph, places: Iterable[_Place]) -> None:
             raise UsageError(message, "capture it at that batch")
 
 
-def _check(graph: Graph, made: Graph, changed: set[str]) -> None:
+def _check(graph: Graph, carried: Graph, changed: set[str]) -> None:
     """The rule of every operator fits the new shapes as it did the old ones."""
     known: set[tuple[object, ...]] = set()
-    for before, op in zip(graph.ops, made.ops, strict=True):
-        key = (op.target, op.attributes, _facts(made, op))
+    for before, op in zip(graph.ops, carried.ops, strict=True):
+        key = (op.target, op.attributes, _facts(carried, op))
         if key not in known and changed.intersection((*op.operands, *op.results)):
             known.add(key)
-            if (_rule(made, op) is None) != (_rule(graph, before) is None):
+            if (_rule(carried, op) is None) != (_rule(graph, before) is None):
                 raise _lost(op)
 
 
 def _followed(graph: Graph, batch: int) -> set[_Place]:
     """Every dim with the batch in it."""
-    own, touched = _signatures(graph), touching(graph)
+    signatures, touched = _signatures(graph), touching(graph)
     stored = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
     picked = _picked(graph, batch)
     starts = [_Place(name, 0, 1, 1) for name in graph.inputs if graph.tensor(name).shape[:1] == (batch,)]
-    found, queue = set(starts), deque(starts)
+    places, queue = set(starts), deque(starts)
     dims = {(place.tensor, place.dim): place for place in starts}
     while queue:
         place = queue.popleft()
@@ -150,26 +150,26 @@ def _followed(graph: Graph, batch: int) -> set[_Place]:
             if slot == 0 and place.dim in picks:
                 continue
             sources = [_Place(str(op.operands[0]), dim, 1, 1) for dim, index in picks.items() if index == slot]
-            for other in (*_spread(op, own[op.name], slot, place, batch), *sources):
+            for other in (*_spread(op, signatures[op.name], slot, place, batch), *sources):
                 if dims.setdefault((other.tensor, other.dim), other) != other:
                     raise _lost(op)
-                if other not in found:
-                    found.add(other)
+                if other not in places:
+                    places.add(other)
                     queue.append(other)
-    _check_picked(graph, picked, found)
-    return found
+    _check_picked(graph, picked, places)
+    return places
 
 
 def _picked(graph: Graph, batch: int) -> dict[str, dict[int, int]]:
     """Op that picks samples by their numbers, `x[torch.arange(batch), ...]` -> dim of x -> the operand that picks."""
-    found: dict[str, dict[int, int]] = {}
+    by_op: dict[str, dict[int, int]] = {}
     for op in graph.ops:
         if op.target == "aten.index" and op.operands[0] is not None:
             shape = graph.tensor(op.operands[0]).shape
             indices = [(dim, name) for dim, name in enumerate(op.operands[1:]) if name is not None]
-            own = {dim: dim + 1 for dim, name in indices if shape[dim] == batch and _counts(graph, name, batch)}
-            found |= {op.name: own} if own else {}
-    return found
+            picks = {dim: dim + 1 for dim, name in indices if shape[dim] == batch and _counts(graph, name, batch)}
+            by_op |= {op.name: picks} if picks else {}
+    return by_op
 
 
 def _counts(graph: Graph, name: str, batch: int) -> bool:
@@ -226,13 +226,13 @@ def _lost(op: Op) -> UsageError:
 def _signatures(graph: Graph) -> dict[str, Signature]:
     """By op; constants, which searches leave alone, follow the batch as all else does."""
     known: dict[tuple[object, ...], Signature] = {}
-    found = {}
+    signatures = {}
     for op in graph.ops:
         key = (op.target, op.attributes, _facts(graph, op), graph.rule_of.get(op.name))
         if key not in known:
             known[key] = signature_of(_rule(graph, op) or instance(graph, op))
-        found[op.name] = known[key]
-    return found
+        signatures[op.name] = known[key]
+    return signatures
 
 
 def _facts(graph: Graph, op: Op) -> tuple[object, ...]:
@@ -265,10 +265,10 @@ def _made(op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
         if (dict(op.attributes).get("start") or 0, dict(op.attributes).get("step") or 1) != (0, 1):
             raise _lost(op)
         return {"end": shape[0]}
-    found: dict[str, Attribute] = {name: shape for name, _ in op.attributes if name in _SIZES}
-    if not found:
+    sizes: dict[str, Attribute] = {name: shape for name, _ in op.attributes if name in _SIZES}
+    if not sizes:
         raise _lost(op)
-    return found
+    return sizes
 
 
 def _local(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
@@ -276,16 +276,16 @@ def _local(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> dict[str, Attrib
     function = record(op.target).localise
     if function is None:
         return {}
-    own = instance(graph, op)
+    bound = instance(graph, op)
     operands = tuple(
         facts and replace(facts, shape=tensors[name].shape) if name is not None else None
-        for facts, name in zip(own.operands, op.operands, strict=True)
+        for facts, name in zip(bound.operands, op.operands, strict=True)
     )
-    results = tuple(replace(f, shape=tensors[n].shape) for f, n in zip(own.results, op.results, strict=True))
+    results = tuple(replace(f, shape=tensors[n].shape) for f, n in zip(bound.results, op.results, strict=True))
     whole = Layout.replicated(_ONE)
     strategy = Strategy(
         (Choice("repeat"),), tuple(None if f is None else whole for f in operands), (whole,) * len(results)
     )
-    made = function(Local(graph, op, replace(own, operands=operands, results=results), strategy, _ONE))
-    given = dict(op.attributes)
-    return {name: value for name, value in made.items() if given.get(name) is not None}  # type: ignore[misc]
+    values = function(Local(graph, op, replace(bound, operands=operands, results=results), strategy, _ONE))
+    attributes = dict(op.attributes)
+    return {name: value for name, value in values.items() if attributes.get(name) is not None}  # type: ignore[misc]

@@ -30,11 +30,11 @@ HELD = 4  # in memory of one: formulations of a graph, plans of a formulation
 def formulated(cache: DiskCache | None, context: PlanningContext) -> Formulation:
     """`formulate` of all strategies, made once for a graph; read where another command made it."""
     known, key = context.graph.once(_formulations), context.key
-    made = known.pop(key, None) or _made(cache, context)
-    known[key] = made  # used last
+    formulation = known.pop(key, None) or _made(cache, context)
+    known[key] = formulation  # used last
     while len(known) > HELD:
         del known[next(iter(known))]
-    return made
+    return formulation
 
 
 def _formulations(graph: Graph) -> dict[object, Formulation]:
@@ -49,15 +49,15 @@ def _made(cache: DiskCache | None, context: PlanningContext) -> Formulation:
     if content is not None:
         with contextlib.suppress(ValueError):  # made anew, and written over
             return formulation_store.loads(content, context)
-    made = formulate(context)
+    formulation = formulate(context)
     with contextlib.suppress(ValueError):  # something in it has no text: it is made each time
-        cache.write("formulation", key, formulation_store.dumps(made))
-    return made
+        cache.write("formulation", key, formulation_store.dumps(formulation))
+    return formulation
 
 
 def _problem_key(context: PlanningContext) -> str:
-    mesh, hardware, *own = context.key
-    said = (graph_hash(context.graph), str(mesh), repr(hardware), *own[:-1], sorted(context.on_host))
+    mesh, hardware, *settings = context.key
+    said = (graph_hash(context.graph), str(mesh), repr(hardware), *settings[:-1], sorted(context.on_host))
     return key_of("problem", *said)
 
 
@@ -80,10 +80,10 @@ class SearchCache:
     def _read(self) -> dict[str, Any]:
         content = self.cache.read("answers", self.key) if self.cache is not None else None
         try:
-            found = json.loads(content) if content is not None else {}
+            answers = json.loads(content) if content is not None else {}
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return answers if isinstance(answers, dict) else {}
 
     def get(self, name: str) -> Any:
         return self.known.get(name)
@@ -107,9 +107,9 @@ class SearchCache:
         match self.get(name):
             case [float(seconds), float(size)]:
                 return Figures(seconds, size)
-        made = make()
-        self.put(name, [float(own) for own in made])
-        return made
+        figures = make()
+        self.put(name, [float(figure) for figure in figures])
+        return figures
 
 
 def answers_of(

@@ -81,9 +81,9 @@ class StepCache:
             return self._bound_seconds
         begun = "after the first" if self._began else "alone"
         name = f"bound {begun} {hashlib.sha256(repr([_numbers(choice) for choice in known]).encode()).hexdigest()[:32]}"
-        kept = self._known(name) if self._unasked else None
-        if kept is not None:
-            return float(kept["bound"])
+        stored = self._known(name) if self._unasked else None
+        if stored is not None:
+            return float(stored["bound"])
         alone = self._search.bounded is None
         seconds = float(self._search.bound(known).seconds)
         if alone:
@@ -95,9 +95,9 @@ class StepCache:
         known = self._valid(_STYLES)
         if known is not None:
             return self._named(known["styles"])
-        found = list(solved(self._made.resources))
-        self.answers.put(_STYLES, {"styles": _said(found)})
-        return found
+        styles = list(solved(self._made.resources))
+        self.answers.put(_STYLES, {"styles": _said(styles)})
+        return styles
 
     @property
     def _unasked(self) -> bool:
@@ -124,8 +124,8 @@ class StepCache:
         if not isinstance(said, dict):
             return None
         try:
-            for own in ("found", "others", "styles"):
-                self._named(said.get(own, []))
+            for key in ("found", "others", "styles"):
+                self._named(said.get(key, []))
             if "choice" in said:
                 choice_of(self.formulation.problem, said["choice"])
                 if not all(type(weight) is float and math.isfinite(weight) for weight in said["weights"]):
@@ -143,8 +143,8 @@ class StepCache:
         return [(str(name), choice_of(self.formulation.problem, choice)) for name, choice in said]
 
 
-def _said(found: Sequence[Named]) -> list[Any]:
-    return [[name, _numbers(choice)] for name, choice in found]
+def _said(named: Sequence[Named]) -> list[Any]:
+    return [[name, _numbers(choice)] for name, choice in named]
 
 
 def _numbers(choice: Choice) -> list[int]:

@@ -55,35 +55,35 @@ def searched_places(
     """On `count` places; `fixed`: modules that a user placed. `plan.step` says micro-batches and schedule; `predicted`
     simulates a whole step."""
     search = _PlaceSearch(plan, graph, dict(fixed), count)
-    fits = [own for own, seconds in search.tried.items() if seconds < math.inf]
-    ranked = sorted(fits, key=lambda own: (search.tried[own], own))
+    fits = [assigned for assigned, seconds in search.tried.items() if seconds < math.inf]
+    ranked = sorted(fits, key=lambda assigned: (search.tried[assigned], assigned))
     if not ranked:
         raise UsageError(f"no assignment found in which each of {count} places has work", f"--stages {count - 1}")
-    made, refused = dict[tuple[int, ...], float](), list[UsageError]()
-    for own in ranked[:SIMULATED]:
-        places = search.op_places(own)
+    step_times, refused = dict[tuple[int, ...], float](), list[UsageError]()
+    for assigned in ranked[:SIMULATED]:
+        places = search.op_places(assigned)
         step = replace(plan.step, parts=parts_on(graph, places))
         try:
-            made[places] = predicted(replace(plan, step=step), graph).step_seconds
+            step_times[places] = predicted(replace(plan, step=step), graph).step_seconds
         except UsageError as error:  # such as losses that are on places of several meshes
             refused.append(error)
-    if not made:
+    if not step_times:
         raise refused[0]
-    best = min(made, key=lambda places: (made[places], places))
-    if search.bound_seconds > made[best] * (1 + ROUNDING):
-        raise FalseProof(f"places: a step of {made[best]!r} s below its bound of {search.bound_seconds!r} s")
-    return PlacedFound(best, made[best], search.bound_seconds)
+    best = min(step_times, key=lambda places: (step_times[places], places))
+    if search.bound_seconds > step_times[best] * (1 + ROUNDING):
+        raise FalseProof(f"places: a step of {step_times[best]!r} s below its bound of {search.bound_seconds!r} s")
+    return PlacedFound(best, step_times[best], search.bound_seconds)
 
 
 class _PlaceSearch:
     def __init__(self, plan: Plan, graph: Graph, fixed: dict[str, int], count: int) -> None:
         self.plan, self.graph, self.count = plan, graph, count
-        given = op_places(graph, fixed, unplaced=count)  # no place has that number
-        self.units = units_of(graph, given)
-        own_plans = {own.place: plan.of_place(own) for own in plan.place_plans}
+        pinned = op_places(graph, fixed, unplaced=count)  # no place has that number
+        self.units = units_of(graph, pinned)
+        own_plans = {place_plan.place: plan.of_place(place_plan) for place_plan in plan.place_plans}
         self.plans = [own_plans.get(place, plan) for place in range(count)]
-        self.seconds = [[(own.forward_seconds, own.backward_seconds) for own in each.ops] for each in self.plans]
-        self.fixed = [next((given[i] for i in unit if given[i] < count), None) for unit in self.units]
+        self.seconds = [[(op.forward_seconds, op.backward_seconds) for op in each.ops] for each in self.plans]
+        self.fixed = [next((pinned[i] for i in unit if pinned[i] < count), None) for unit in self.units]
         places = [range(count) if place is None else (place,) for place in self.fixed]
         of_unit = [*zip(self.units, places, strict=True)]
         self.least = {i: min(sum(self.seconds[place][i]) for place in may) for unit, may in of_unit for i in unit}
@@ -91,11 +91,11 @@ class _PlaceSearch:
         self._search()
 
     def op_places(self, assigned: Sequence[int]) -> tuple[int, ...]:
-        found = [0] * len(self.graph.ops)
+        places = [0] * len(self.graph.ops)
         for unit, place in zip(self.units, assigned, strict=True):
             for i in unit:
-                found[i] = place
-        return tuple(found)
+                places[i] = place
+        return tuple(places)
 
     @cached_property
     def bound_seconds(self) -> float:
@@ -112,8 +112,8 @@ class _PlaceSearch:
     def _search(self) -> None:
         open_ = [k for k, place in enumerate(self.fixed) if place is None]
         if self.count ** len(open_) <= MOST_TRIED:
-            for own in itertools.product(range(self.count), repeat=len(open_)):
-                self._value(self._with(open_, own))
+            for places in itertools.product(range(self.count), repeat=len(open_)):
+                self._value(self._with(open_, places))
             return
         for start in self._starts(open_):
             best, value = start, self._value(start)
@@ -122,14 +122,14 @@ class _PlaceSearch:
                 improved = False
                 for k, place in itertools.product(open_, range(self.count)):
                     other = (*best[:k], place, *best[k + 1 :])
-                    if (found := self._value(other)) < value:
-                        best, value, improved = other, found, True
+                    if (other_value := self._value(other)) < value:
+                        best, value, improved = other, other_value, True
 
-    def _with(self, open_: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
-        found = [0 if place is None else place for place in self.fixed]
-        for k, place in zip(open_, own, strict=True):
-            found[k] = place
-        return tuple(found)
+    def _with(self, open_: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
+        assigned = [0 if place is None else place for place in self.fixed]
+        for k, place in zip(open_, places, strict=True):
+            assigned[k] = place
+        return tuple(assigned)
 
     def _starts(self, open_: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Cut in a row by work, forward and backward over the places; and each unit where it ends first."""
@@ -137,15 +137,15 @@ class _PlaceSearch:
         ends = list(itertools.accumulate(work))
         whole = ends[-1] or 1.0
         pairs = zip(ends, work, strict=True)
-        row = [min(self.count - 1, int(self.count * (end - own / 2) / whole)) for end, own in pairs]
+        row = [min(self.count - 1, int(self.count * (end - unit_work / 2) / whole)) for end, unit_work in pairs]
         yield self._with(open_, row)
         yield self._with(open_, [self.count - 1 - place for place in row])
-        found = list(self._with(open_, [0] * len(open_)))
+        assigned = list(self._with(open_, [0] * len(open_)))
         busy = [0.0] * self.count
-        for k, own in zip(open_, work, strict=True):
-            found[k] = min(range(self.count), key=busy.__getitem__)
-            busy[found[k]] += own
-        yield tuple(found)
+        for k, unit_work in zip(open_, work, strict=True):
+            assigned[k] = min(range(self.count), key=busy.__getitem__)
+            busy[assigned[k]] += unit_work
+        yield tuple(assigned)
 
     def _value(self, assigned: tuple[int, ...]) -> float:
         """Seconds of the step, of the plan's operators and messages; infinite where a place has no work."""
@@ -165,17 +165,17 @@ class _PlaceSearch:
         maker = {name: part_of[op.name] for op in self.graph.ops for name in op.results}
         costs, sources = [], []
         for number, part in enumerate(parts):
-            own = [self.seconds[part.stage][names[op]] for op in part.ops]
-            costs.append(PartCosts(sum(f for f, _ in own), sum(b for _, b in own)))
+            op_seconds = [self.seconds[part.stage][names[op]] for op in part.ops]
+            costs.append(PartCosts(sum(f for f, _ in op_seconds), sum(b for _, b in op_seconds)))
             read = {name for op in part.ops for name in self.graph.ops[names[op]].operands if name in maker}
             sources.append(tuple(sorted((maker[name], self._order[name]) for name in read if maker[name] != number)))
         sizes: dict[tuple[int, int], float] = {}
         for reader, own_sources in enumerate(sources):
-            for made, position in own_sources:
-                ends = parts[made].stage, parts[reader].stage
+            for source, position in own_sources:
+                ends = parts[source].stage, parts[reader].stage
                 if ends[0] != ends[1]:
                     size = max(self._bytes[self.plans[place].mesh].get(self._names[position], 0.0) for place in ends)
-                    sizes[made, reader] = sizes.get((made, reader), 0.0) + size
+                    sizes[source, reader] = sizes.get((source, reader), 0.0) + size
         messages = tuple(PartMessage(a, b, self._message_seconds(size)) for (a, b), size in sizes.items())
         stages = tuple(part.stage for part in parts)
         loss = maker[self.graph.loss or ""]
@@ -209,12 +209,12 @@ class _PlaceSearch:
     @cached_property
     def _bytes(self) -> dict[Mesh, dict[str, float]]:
         """Of a value on one device, by mesh."""
-        found: dict[Mesh, dict[str, float]] = {}
+        sizes: dict[Mesh, dict[str, float]] = {}
         for plan in self.plans:
-            own = found.setdefault(plan.mesh, {})
-            for value in () if own else lower(replace(plan, step=StepPlan(), place_plans=()), self.graph).values:
-                own.setdefault(value.tensor, local_bytes(value, plan.mesh))
-        return found
+            mesh_sizes = sizes.setdefault(plan.mesh, {})
+            for value in () if mesh_sizes else lower(replace(plan, step=StepPlan(), place_plans=()), self.graph).values:
+                mesh_sizes.setdefault(value.tensor, local_bytes(value, plan.mesh))
+        return sizes
 
     def _message_seconds(self, size: float) -> float:
         meshes = [plan.mesh for plan in self.plans]
@@ -229,17 +229,17 @@ def _link_seconds(hardware_text: str, axes: tuple[tuple[str, int], ...], size: f
     return float(joint_seconds(parse_hardware(hardware_text), wide, (0,), "send_receive", size))
 
 
-def units_of(graph: Graph, given: Sequence[int]) -> list[tuple[int, ...]]:
-    """Operators that get one place, in the order of the first; those with a place (`given`) are with their like."""
-    leaves = _units(graph, [(op.module, place) for op, place in zip(graph.ops, given, strict=True)])
+def units_of(graph: Graph, pinned: Sequence[int]) -> list[tuple[int, ...]]:
+    """Operators that get one place, in the order of the first; those with a place (`pinned`) are with their like."""
+    leaves = _units(graph, [(op.module, place) for op, place in zip(graph.ops, pinned, strict=True)])
     if len(leaves) <= MOST_UNITS:
         return leaves
-    return _units(graph, [(block_of(op.module) or op.module, p) for op, p in zip(graph.ops, given, strict=True)])
+    return _units(graph, [(block_of(op.module) or op.module, p) for op, p in zip(graph.ops, pinned, strict=True)])
 
 
 def _units(graph: Graph, keys: Sequence[tuple[str, int]]) -> list[tuple[int, ...]]:
     """Runs of operators of one key, with what reads and rewrites one buffer."""
     updated = {buffer for buffer, _ in graph.buffer_updates}
-    rewritten = [own for name, own in stored_users(graph).items() if name in updated]
-    runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(keys), key=lambda own: own[1])]
+    rewritten = [users for name, users in stored_users(graph).items() if name in updated]
+    runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(keys), key=lambda pair: pair[1])]
     return components(graph, [*runs, *rewritten])

@@ -29,19 +29,19 @@ REDUCTIONS = frozenset({"normalisation", "softmax"})  # of the constants of memo
 def fused_seconds(program: Program, graph: Graph, hardware: Hardware) -> dict[int, tuple[float, float]]:
     """Forward and backward of every instruction in a compiled kernel: those of the kernel at its last, 0 before."""
     kernels = kernel_groups(program, graph)
-    found: dict[int, tuple[float, float]] = {}
+    seconds: dict[int, tuple[float, float]] = {}
     for number, members in enumerate(kernels.groups):
-        own = _Kernel(program, graph, kernels, number)
-        forward, backward = own.forward_bytes(), own.backward_bytes() if program.has_backward else ()
-        found |= dict.fromkeys(members, (0.0, 0.0))
-        share = compiled_share(own.reduces)
-        found[members[-1]] = (_seconds(hardware, (forward,), share), _seconds(hardware, backward, share))
-    return found | _float8_linears(program, graph, hardware)
+        kernel = _Kernel(program, graph, kernels, number)
+        forward, backward = kernel.forward_bytes(), kernel.backward_bytes() if program.has_backward else ()
+        seconds |= dict.fromkeys(members, (0.0, 0.0))
+        share = compiled_share(kernel.reduces)
+        seconds[members[-1]] = (_seconds(hardware, (forward,), share), _seconds(hardware, backward, share))
+    return seconds | _float8_linears(program, graph, hardware)
 
 
 def _float8_linears(program: Program, graph: Graph, hardware: Hardware) -> dict[int, tuple[float, float]]:
     """Linears of the blocks that cast their factors, the passes of whose casts are joined."""
-    found: dict[int, tuple[float, float]] = {}
+    seconds: dict[int, tuple[float, float]] = {}
     share = compiled_share(reduces=False)
     for index, step in enumerate(program.instructions):
         if not isinstance(step, Compute) or not block_of(step.module) or step.target not in PLAIN or step.variant:
@@ -52,9 +52,9 @@ def _float8_linears(program: Program, graph: Graph, hardware: Hardware) -> dict[
         local = local_op(op, operands, results, 0.0, "")
         whole, eager = compute_seconds(hardware, graph, op, operands, results), cast_seconds(hardware, local)
         joined = (sum(_pass(hardware, size, share) for size in passes) for passes in cast_passes(local, joined=True))
-        there, back = (own - casts + new for own, casts, new in zip(whole, eager, joined, strict=True))
-        found[index] = (there, back if whole[1] else 0.0)
-    return found
+        there, back = (total - casts + new for total, casts, new in zip(whole, eager, joined, strict=True))
+        seconds[index] = (there, back if whole[1] else 0.0)
+    return seconds
 
 
 def _seconds(hardware: Hardware, passes: tuple[float, ...], share: float) -> float:
@@ -99,18 +99,18 @@ class _Kernel:
     def backward_bytes(self) -> tuple[float, ...]:
         """Of the kernel that makes the gradients of what was read whole, and of that of what was broadcast."""
         arriving = [name for name in self.stored if self._differentiable(name)]
-        asked = [name for name in self.given if self._differentiable(name)]
-        if not arriving or not asked:
+        inputs = [name for name in self.given if self._differentiable(name)]
+        if not arriving or not inputs:
             return ()
         incoming = sum(self._parts_of(name) * self._bytes(name) for name in arriving)
         saved = sum(self._bytes(name) for name in self._needed())
         widest = max(elements(self.program, step) for step in self.steps)
-        whole = [name for name in asked if self._numel(self.given[name]) == widest]
+        whole = [name for name in inputs if self._numel(self.given[name]) == widest]
         passes: list[float] = []
         if written := self._written(whole):
             others = sum(self._others(name) * self._bytes(name) for name in whole)
             passes.append(float(incoming + saved + others + written))
-        if len(whole) < len(asked):
+        if len(whole) < len(inputs):
             passes.append(float(incoming + saved))
         return tuple(passes)
 
@@ -136,21 +136,21 @@ class _Kernel:
 
     def _needed(self) -> set[str]:
         """Of the forward, what the backward reads."""
-        found: set[str] = set()
+        needed: set[str] = set()
         waiting = [name for step in self.steps for name in map(self.root.__getitem__, facts(step, self.graph).kept)]
         while waiting:
             name = waiting.pop()
             if name in self.maker and name not in self.stored:
                 waiting += [self.root[n] for n in self.maker[name].operands if n is not None]
             else:
-                found.add(self.given.get(name, name))
-        return found
+                needed.add(self.given.get(name, name))
+        return needed
 
     def _written(self, whole: list[str]) -> int:
         """Bytes of gradients of the values in `whole`, those that are one tensor once, what came in not at all."""
-        made = {self._gradient(name): name for name in whole}
+        gradients = {self._gradient(name): name for name in whole}
         arrived = {name for name in self.stored if self._gradient(name) == name and not self._inner(name)}
-        return sum(self._bytes(name) for gradient, name in made.items() if gradient not in arrived)
+        return sum(self._bytes(name) for gradient, name in gradients.items() if gradient not in arrived)
 
     def _inner(self, name: str) -> list[Compute]:
         """Instructions of the kernel that read it."""

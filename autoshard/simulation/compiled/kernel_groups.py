@@ -42,8 +42,8 @@ def kernel_groups(program: Program, graph: Graph) -> Kernels:
     for index, instruction in enumerate(program.instructions):
         if not is_view(instruction, graph):
             grouping.place(index, instruction, graph, _joined_elements(program, instruction, graph))
-    groups = tuple(tuple(sorted(own.members)) for own in grouping.groups if own.members)
-    numbers = {index: number for number, own in enumerate(groups) for index in own}
+    groups = tuple(tuple(sorted(group.members)) for group in grouping.groups if group.members)
+    numbers = {index: number for number, members in enumerate(groups) for index in members}
     return Kernels(groups, _readers(program, graph, numbers))
 
 
@@ -69,13 +69,13 @@ class _Grouping:
         """`size`: elements that it goes over, None where it is a kernel by itself."""
         known = facts(instruction, graph)
         read = [self.root[name] for name in known.operands if name]
-        made = [self.root[name] for name in known.results]
+        results = [self.root[name] for name in known.results]
         depth = max((self.depth.get(name, 0) for name in read), default=0)
-        self.depth |= dict.fromkeys(made, depth + (size is None))
+        self.depth |= dict.fromkeys(results, depth + (size is None))
         if size is not None:
-            own = self._group((block_of(instruction.module), depth), size, read)
-            self.groups[own].members.append(index)
-            self.maker |= dict.fromkeys(made, own)
+            number = self._group((block_of(instruction.module), depth), size, read)
+            self.groups[number].members.append(index)
+            self.maker |= dict.fromkeys(results, number)
 
     def _group(self, place: tuple[str, int], size: int, read: list[str]) -> int:
         """The first of those that it reads from, which takes in the others; a new one where there is none."""
@@ -95,8 +95,8 @@ class _Grouping:
 
 def roots(program: Program, graph: Graph) -> dict[str, str]:
     """Value -> the one that first held its storage."""
-    given = [stored.value for stored in (*program.parameters, *program.buffers)]
-    return storage_roots(program.instructions, graph, (*given, *program.inputs))
+    values = [stored.value for stored in (*program.parameters, *program.buffers)]
+    return storage_roots(program.instructions, graph, (*values, *program.inputs))
 
 
 def is_view(instruction: Instruction, graph: Graph) -> bool:
@@ -107,9 +107,9 @@ def is_view(instruction: Instruction, graph: Graph) -> bool:
 
 def is_joined(instruction: Compute, graph: Graph) -> bool:
     """Whether a compiler writes its kernel."""
-    own = record(instruction.target)
-    plain = instruction.target in WRITTEN and own.work is None and not own.chooses
-    counted = own.traffic is None or instruction.target in ONE_BY_ONE
+    op_record = record(instruction.target)
+    plain = instruction.target in WRITTEN and op_record.work is None and not op_record.chooses
+    counted = op_record.traffic is None or instruction.target in ONE_BY_ONE
     alone = not instruction.variant and not instruction.host and bool(block_of(instruction.module))
     return plain and counted and alone and any(instruction.operands)
 
@@ -127,12 +127,12 @@ def elements(program: Program, instruction: Compute) -> int:
 
 def _readers(program: Program, graph: Graph, numbers: dict[int, int]) -> dict[str, tuple[int, ...]]:
     root = roots(program, graph)
-    found: dict[str, dict[int, None]] = {}
+    readers: dict[str, dict[int, None]] = {}
     for index, instruction in enumerate(program.instructions):
         if is_view(instruction, graph):
             continue
-        own = numbers.get(index, -1 - index)
+        number = numbers.get(index, -1 - index)
         for name in facts(instruction, graph).operands:
             if name is not None:
-                found.setdefault(root[name], {})[own] = None
-    return {name: tuple(own) for name, own in found.items()}
+                readers.setdefault(root[name], {})[number] = None
+    return {name: tuple(kernels) for name, kernels in readers.items()}

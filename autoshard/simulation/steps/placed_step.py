@@ -41,8 +41,8 @@ class PlacedCosts(StepCosts):
     @cached_property
     def sequence(self) -> SlotSequence:
         """Without the givers, of which a slot here may have several."""
-        stages = tuple(self.part_stages[own.part] for own in self.part_order)
-        slots = tuple(Slot(own.kind, own.micro_batch, self.chunk_of[own.part]) for own in self.part_order)
+        stages = tuple(self.part_stages[slot.part] for slot in self.part_order)
+        slots = tuple(Slot(slot.kind, slot.micro_batch, self.chunk_of[slot.part]) for slot in self.part_order)
         last, before = [len(slots)] * len(self.stages), []
         for k, stage in enumerate(stages):
             before.append(last[stage])
@@ -51,7 +51,7 @@ class PlacedCosts(StepCosts):
 
     def order(self, stage: int) -> Sequence[Slot]:
         sequence = self.sequence
-        return [slot for own, slot in zip(sequence.stages, sequence.slots, strict=True) if own == stage]
+        return [slot for slot_stage, slot in zip(sequence.stages, sequence.slots, strict=True) if slot_stage == stage]
 
     @property
     def word(self) -> str:
@@ -64,16 +64,16 @@ class PlacedCosts(StepCosts):
         return sorted({maker for maker, _ in self.sources[number]})
 
     def number(self, stage: int, chunk: int) -> int:
-        return [part for part, own in enumerate(self.part_stages) if own == stage][chunk]
+        return [part for part, part_stage in enumerate(self.part_stages) if part_stage == stage][chunk]
 
     def part(self, stage: int, chunk: int) -> PartCosts:
         return self.parts[self.number(stage, chunk)]
 
     def slot_seconds(self, stage: int, slot: Slot) -> float:
-        own = self.part(stage, slot.chunk)
+        part = self.part(stage, slot.chunk)
         if slot.kind == "B":
-            return own.backward_seconds
-        return own.forward_seconds + own.first_seconds * (slot.micro_batch == 0)
+            return part.backward_seconds
+        return part.forward_seconds + part.first_seconds * (slot.micro_batch == 0)
 
     def sent_seconds(self, number: int) -> float:
         return 0.0
@@ -87,10 +87,10 @@ class PlacedCosts(StepCosts):
     def _peak(self, stage: int) -> float:
         alive = most = 0.0
         for slot in self.order(stage):
-            own = self.part(stage, slot.chunk)
-            alive += own.kept_bytes * (slot.kind == "F")
-            most = max(most, alive + own.working_bytes)
-            alive -= own.kept_bytes * (slot.kind == "B")
+            part = self.part(stage, slot.chunk)
+            alive += part.kept_bytes * (slot.kind == "F")
+            most = max(most, alive + part.working_bytes)
+            alive -= part.kept_bytes * (slot.kind == "B")
         return self.stages[stage].static_bytes + most
 
 
@@ -108,19 +108,19 @@ class PlacedTimeline(StepTimeline):
         part, forward = costs.number(placed.stage, placed.slot.chunk), placed.slot.kind == "F"
         what = "output" if forward else "gradient"
         return tuple(
-            (f"{what} to place {costs.part_stages[own.reader if forward else own.maker]}", own.seconds)
-            for own in costs.messages
-            if part == (own.maker if forward else own.reader)
+            (f"{what} to place {costs.part_stages[message.reader if forward else message.maker]}", message.seconds)
+            for message in costs.messages
+            if part == (message.maker if forward else message.reader)
         )
 
 
 def simulate_places(costs: PlacedCosts) -> PlacedTimeline:
     """The predicted step: each place in its order, each slot once its messages have arrived."""
     sequence, order = costs.sequence, costs.part_order
-    seconds = [costs.slot_seconds(*own) for own in zip(sequence.stages, sequence.slots, strict=True)]
+    seconds = [costs.slot_seconds(*pair) for pair in zip(sequence.stages, sequence.slots, strict=True)]
     gives: list[list[tuple[PartSlot, float]]] = []
-    wait = {(own.maker, own.reader): own.seconds for own in costs.messages}
-    pairs = sorted({(maker, reader) for reader, own in enumerate(costs.sources) for maker, _ in own})
+    wait = {(message.maker, message.reader): message.seconds for message in costs.messages}
+    pairs = sorted({(maker, reader) for reader, inputs in enumerate(costs.sources) for maker, _ in inputs})
     for kind, micro_batch, part in order:
         if kind == "F":
             gives.append([(PartSlot("F", micro_batch, a), wait.get((a, b), 0.0)) for a, b in pairs if b == part])
@@ -129,8 +129,8 @@ def simulate_places(costs: PlacedCosts) -> PlacedTimeline:
             gives[-1].append((PartSlot("F", micro_batch, costs.loss_part), 0.0))
     at: dict[PartSlot, float] = {}
     free = [0.0] * len(costs.stages)
-    for slot, stage, own, givers in zip(order, sequence.stages, seconds, gives, strict=True):
+    for slot, stage, slot_seconds, givers in zip(order, sequence.stages, seconds, gives, strict=True):
         arrived = max((at[giver] + waits for giver, waits in givers), default=0.0)
-        free[stage] = at[slot] = max(free[stage], arrived) + own
-    finished = tuple(end + own.tail_seconds for end, own in zip(free, costs.stages, strict=True))
+        free[stage] = at[slot] = max(free[stage], arrived) + slot_seconds
+    finished = tuple(end + cost.tail_seconds for end, cost in zip(free, costs.stages, strict=True))
     return PlacedTimeline(costs, tuple(seconds), tuple(at[slot] for slot in order), finished)

@@ -97,11 +97,11 @@ def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
 
 
 def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
-    own = measured.keeping(step.recompute)
-    whole = tuple(stage_costs([own[number] for number in step.parts_of(stage)]) for stage in range(step.stages))
-    parts = tuple(part.costs for part in own)
+    measures = measured.keeping(step.recompute)
+    whole = tuple(stage_costs([measures[number] for number in step.parts_of(stage)]) for stage in range(step.stages))
+    parts = tuple(part.costs for part in measures)
     if not step.placed:
-        skips = tuple(own for own in measured.messages if own.reader != own.maker + 1)
+        skips = tuple(message for message in measured.messages if message.reader != message.maker + 1)
         return StepCosts(step.schedule, measured.micro_batches, parts, whole, skips)
     parts = tuple(
         replace(
@@ -119,7 +119,7 @@ def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
 
 def _further_gradients(messages: Sequence[PartMessage], part: int) -> float:
     """Bytes: what each place that reads something of a part gives back; the first is what the part's program has."""
-    sizes = [own.bytes for own in messages if own.maker == part]
+    sizes = [message.bytes for message in messages if message.maker == part]
     return sum(sizes) - max(sizes, default=0.0)
 
 
@@ -158,12 +158,12 @@ class MeasuredProgram:
         self.tied = [tied.get(stage, 0.0) * (stage not in of[:number]) for number, stage in enumerate(of)]
         self.sources = handed_from(parts, program)
         self.messages = tuple(_messages(parts, self.sources, of, wide, hardware)) if stages > 1 else ()
-        self.place_of = {own.op: n for n, own in enumerate(program.instructions) if isinstance(own, Compute)}
+        self.place_of = {step.op: n for n, step in enumerate(program.instructions) if isinstance(step, Compute)}
         kinds, several = stage_hardware(hardware, program), plan.step.micro_batches > 1
         self.micro_batches = plan.step.micro_batches
         if plan.step.batch_shares:
-            made = measured_shares(plan, program, graph, hardware)
-            self.micro_batches, slowest = max(made, key=lambda own: own[0] * slice_seconds(own[1], plan))
+            measured = measured_shares(plan, program, graph, hardware)
+            self.micro_batches, slowest = max(measured, key=lambda share: share[0] * slice_seconds(share[1], plan))
             self.parts = [slowest]
         else:
             pairs = zip(parts, of, strict=True)
@@ -171,24 +171,24 @@ class MeasuredProgram:
         self.received_bytes = [
             sum(local_bytes(part.value(name), part.mesh) for name in handed_to(part, program)) for part in parts
         ]
-        self.following = {own.reader: own for own in self.messages if own.reader == own.maker + 1}
+        self.following = {message.reader: message for message in self.messages if message.reader == message.maker + 1}
 
     def keeping(self, policies: Iterable[BlockPolicy]) -> tuple[PartMeasure, ...]:
         """Of blocks that keep what `policies` say. The program must be theirs: weights that are gathered for each use
         are gathered otherwise in blocks that are computed again."""
-        policies, found = tuple(policies), []
+        policies, measures = tuple(policies), []
         nothing = PartMessage(0, 0, 0.0)
-        for number, (own, tied) in enumerate(zip(self.parts, self.tied, strict=True)):
+        for number, (part, tied) in enumerate(zip(self.parts, self.tied, strict=True)):
             before = self.following.get(number, nothing)
-            costs = replace(own.costs(policies), received_bytes=before.bytes, receive_seconds=before.seconds)
-            found.append(PartMeasure(costs, own.static_bytes, own.late_seconds, tied, own.update_seconds))
-        return tuple(found)
+            costs = replace(part.costs(policies), received_bytes=before.bytes, receive_seconds=before.seconds)
+            measures.append(PartMeasure(costs, part.static_bytes, part.late_seconds, tied, part.update_seconds))
+        return tuple(measures)
 
     def operators(self, policies: Iterable[BlockPolicy]) -> tuple[PartOperators, ...]:
         """As `keeping`, by what is done; instructions are those of the whole program."""
         policies = tuple(policies)
         return tuple(
-            own.operators(policies, tied, self.place_of) for own, tied in zip(self.parts, self.tied, strict=True)
+            part.operators(policies, tied, self.place_of) for part, tied in zip(self.parts, self.tied, strict=True)
         )
 
 
@@ -198,18 +198,18 @@ def measured_shares(
     """Of each coordinate of the mesh's first axis how many slices its devices compute, and one of them measured there:
     by the kind of these devices, which wait for others at the end of the step alone."""
     count, known = plan.mesh.sizes[0], dict[Hardware, _MeasuredPart]()
-    size, found = plan.mesh.size // count, list[tuple[int, _MeasuredPart]]()
+    size, shares = plan.mesh.size // count, list[tuple[int, _MeasuredPart]]()
     for number, share in enumerate(plan.step.batch_shares or (plan.step.micro_batches,) * count):
-        own = hardware.of_ranks(number * size, size)
-        if own not in known:
-            known[own] = _MeasuredPart(stage_programs(program, plan)[0], program, graph, own, True)
-        found.append((share, known[own]))
-    return tuple(found)
+        devices = hardware.of_ranks(number * size, size)
+        if devices not in known:
+            known[devices] = _MeasuredPart(stage_programs(program, plan)[0], program, graph, devices, True)
+        shares.append((share, known[devices]))
+    return tuple(shares)
 
 
-def slice_seconds(own: _MeasuredPart, plan: Plan) -> float:
+def slice_seconds(part: _MeasuredPart, plan: Plan) -> float:
     """Forward and backward of one slice."""
-    costs = own.costs(plan.step.recompute)
+    costs = part.costs(plan.step.recompute)
     return costs.forward_seconds + costs.backward_seconds
 
 
@@ -218,13 +218,13 @@ def stage_hardware(hardware: Hardware, program: Program) -> tuple[Hardware, ...]
     return tuple(hardware.of_ranks(first, stop - first) for first, stop in pairwise(program.firsts))
 
 
-def stage_costs(own: Sequence[PartMeasure]) -> StageCosts:
+def stage_costs(parts: Sequence[PartMeasure]) -> StageCosts:
     """Of a stage with these parts."""
-    tied = sum(part.tied_seconds for part in own)
-    update = sum(part.update_seconds for part in own)
+    tied = sum(part.tied_seconds for part in parts)
+    update = sum(part.update_seconds for part in parts)
     between = (("gradients between stages", tied),) if tied else ()
-    tail = (("gradients between replicas", own[0].late_seconds), *between, ("optimizer", update))
-    return StageCosts(sum(part.static_bytes for part in own), tail)
+    tail = (("gradients between replicas", parts[0].late_seconds), *between, ("optimizer", update))
+    return StageCosts(sum(part.static_bytes for part in parts), tail)
 
 
 def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardware, micro_batches: int) -> float:
@@ -243,10 +243,10 @@ def _messages(
 ) -> Iterator[PartMessage]:
     """Between parts of different places; what a place has received already is not sent again."""
     arrived: dict[tuple[int, int, int], int] = {}
-    for reader, own in enumerate(sources):
+    for reader, inputs in enumerate(sources):
         sizes: dict[int, float] = {}
         sums: dict[int, float] = {}
-        for maker, position in own:
+        for maker, position in inputs:
             key = (maker, position, part_stages[reader])
             if part_stages[maker] != part_stages[reader] and arrived.setdefault(key, reader) == reader:
                 name = parts[maker].outputs[position]
@@ -260,28 +260,28 @@ def _messages(
 def _travels(maker: Program, reader: Program, name: str, hardware: Hardware) -> tuple[float, float]:
     """Of a value between places: bytes of the device that sends or receives most, and seconds of the sum before."""
     value = maker.value(name)
-    own = local_bytes(value, maker.mesh)
+    size = local_bytes(value, maker.mesh)
     if maker.mesh == reader.mesh:
-        return own, 0.0
+        return size, 0.0
     first, second = (maker.mesh, value.layout), (reader.mesh, reader.value(name).layout)
     sent, received = sent_and_received(value.shape, first, second)
     summed = tuple(axis for axis, placement in enumerate(value.layout.placements) if placement == PARTIAL)
-    seconds = joint_seconds(hardware, maker.mesh, summed, "all_reduce", own) if summed else 0.0
-    element = own / max(math.prod(largest_shape(value.shape, value.layout, maker.mesh)), 1)
+    seconds = joint_seconds(hardware, maker.mesh, summed, "all_reduce", size) if summed else 0.0
+    element = size / max(math.prod(largest_shape(value.shape, value.layout, maker.mesh)), 1)
     return max(*sent, *received) * element, seconds
 
 
 def _tied_seconds(parts: Iterable[Program], step: StepPlan, wide: Mesh, hardware: Hardware) -> dict[int, float]:
     """What each stage waits for the gradients of parameters that other stages hold too."""
-    parts, found = list(parts), dict[int, float]()
+    parts, waits = list(parts), dict[int, float]()
     values = {p.path: (part, p.value) for part in parts for p in part.parameters}
     for path, holders in shared_parameters(parts, step).items():
         part, name = values[path]
         size = local_bytes(part.value(name), part.mesh)
         seconds = joint_seconds(hardware, wide, (0,), "send_receive", size) * (len(holders) - 1)
         for stage in holders:
-            found[stage] = found.get(stage, 0.0) + seconds
-    return found
+            waits[stage] = waits.get(stage, 0.0) + seconds
+    return waits
 
 
 def _among(program: Program, graph: Graph, hardware: Hardware) -> Timing:
@@ -291,8 +291,8 @@ def _among(program: Program, graph: Graph, hardware: Hardware) -> Timing:
 
 def _forward_busy(timing: Timing) -> tuple[float, float]:
     """Seconds that forward computes, and that it communicates."""
-    own = [event for event in timing.events if event.phase == "forward"]
-    each = (math.fsum(e.duration_seconds for e in own if bool(e.collective) == talks) for talks in (False, True))
+    forward = [event for event in timing.events if event.phase == "forward"]
+    each = (math.fsum(e.duration_seconds for e in forward if bool(e.collective) == talks) for talks in (False, True))
     return next(each), next(each)
 
 
@@ -347,7 +347,7 @@ class _MeasuredPart:
         self.once = once = timed(part, graph, hardware)
         self.first_seconds = max(0.0, once.starts[self.count] - once.starts[0] - self.forward_seconds)
         copied, self.gather_seconds = (
-            own - among for own, among in zip(_forward_busy(once), _forward_busy(self.timeline), strict=True)
+            first - among for first, among in zip(_forward_busy(once), _forward_busy(self.timeline), strict=True)
         )
         self.once_copy_seconds = min(self.first_seconds, copied)
         late = _late_seconds(once, _body_seconds(self.timeline, self.count), self.count)
@@ -382,14 +382,14 @@ class _MeasuredPart:
         )
 
     def costs(self, policies: Iterable[BlockPolicy]) -> PartCosts:
-        again = [self._again(policy) for policy in policies if policy.keep != "all"]
-        kept = sum(span.held.bytes for span in self._kept) - sum(own.bytes for own in again)
+        blocks = [self._again(policy) for policy in policies if policy.keep != "all"]
+        kept_bytes = sum(span.held.bytes for span in self._kept) - sum(block.bytes for block in blocks)
         received = sum(local_bytes(self.part.value(name), self.part.mesh) for name in self.handed)
         return PartCosts(
             self.forward_seconds,
-            self.backward_seconds + sum(own.seconds for own in again),
-            kept + self._handed_on,
-            max(0.0, max(self._bytes(again)) - self.static_bytes - received - kept),
+            self.backward_seconds + sum(block.seconds for block in blocks),
+            kept_bytes + self._handed_on,
+            max(0.0, max(self._bytes(blocks)) - self.static_bytes - received - kept_bytes),
             first_seconds=self.first_seconds,
             once_copy_seconds=self.once_copy_seconds,
             gather_seconds=self.gather_seconds,
@@ -399,26 +399,26 @@ class _MeasuredPart:
         self, policies: Sequence[BlockPolicy], tied_seconds: float, place_of: Mapping[str, int]
     ) -> PartOperators:
         """What its seconds are spent on."""
-        again = sorted((self._recomputed(own) for own in policies if own.keep != "all"), key=itemgetter(0))
+        reruns = sorted((self._recomputed(policy) for policy in policies if policy.keep != "all"), key=itemgetter(0))
         numbers: dict[int | None, int | None] = {
-            n: place_of.get(own.op) for n, own in enumerate(self.part.instructions) if isinstance(own, Compute)
+            n: place_of.get(step.op) for n, step in enumerate(self.part.instructions) if isinstance(step, Compute)
         }
 
-        def named(own: Segment) -> Segment:
-            events = (event._replace(instruction=numbers.get(event.instruction)) for event in own.events)
-            return Segment(tuple(events), own.seconds)
+        def named(segment: Segment) -> Segment:
+            events = (event._replace(instruction=numbers.get(event.instruction)) for event in segment.events)
+            return Segment(tuple(events), segment.seconds)
 
         def backward(timing: Timing) -> Segment:
             starts = timing.starts
-            own = window(timing.events, starts[count], starts[2 * count + 1])
-            gaps = [(starts[turn] - starts[count], made) for turn, made in again]
-            return named(with_gaps(own, gaps))
+            segment = window(timing.events, starts[count], starts[2 * count + 1])
+            gaps = [(starts[turn] - starts[count], rerun) for turn, rerun in reruns]
+            return named(with_gaps(segment, gaps))
 
-        own, once, count = self.timeline, self.once, self.count
+        timeline, once, count = self.timeline, self.once, self.count
         tied = single("gradients between stages", tied_seconds, "backward", "send_receive")
         return PartOperators(
-            named(window(own.events, own.starts[0], own.starts[count])),
-            backward(own),
+            named(window(timeline.events, timeline.starts[0], timeline.starts[count])),
+            backward(timeline),
             named(window(once.events, once.starts[0], once.starts[count])),
             backward(once),
             one_after_another([tied, named(window(once.events, once.starts[2 * count + 1], once.step_seconds))]),
@@ -432,42 +432,42 @@ class _MeasuredPart:
                 runs[-1].append(i)
             else:
                 runs.append([i])
-        made = one_after_another(window(self.timeline.events, starts[own[0]], starts[own[-1] + 1]) for own in runs)
-        phase = tuple(own._replace(phase="recompute") for own in made.events)
-        return 2 * self.count - 1 - max(called_in(self.part, policy.module), default=0), Segment(phase, made.seconds)
+        segment = one_after_another(window(self.timeline.events, starts[run[0]], starts[run[-1] + 1]) for run in runs)
+        phase = tuple(event._replace(phase="recompute") for event in segment.events)
+        return 2 * self.count - 1 - max(called_in(self.part, policy.module), default=0), Segment(phase, segment.seconds)
 
-    def _bytes(self, again: Sequence[_Again]) -> tuple[float, ...]:
+    def _bytes(self, blocks: Sequence[_Again]) -> tuple[float, ...]:
         """In memory at each step: what a block drops is there until its forward has ended, and again from where its
         backward begins."""
-        changed = {id(span) for own in again for span in (*own.dropped, *own.saved)}
+        changed = {id(span) for block in blocks for span in (*block.dropped, *block.saved)}
         spans = [span for span in self.memory.spans if id(span) not in changed]
-        for own in again:
-            begins = 2 * self.count - 1 - own.last
-            spans += [replace(span, last=begins) for span in own.saved]
-            spans += [replace(span, last=own.last) for span in own.dropped]
-            spans += [replace(span, start=begins) for span in own.dropped]
+        for block in blocks:
+            begins = 2 * self.count - 1 - block.last
+            spans += [replace(span, last=begins) for span in block.saved]
+            spans += [replace(span, last=block.last) for span in block.dropped]
+            spans += [replace(span, start=begins) for span in block.dropped]
         return levels(spans, len(self.memory.bytes))
 
     def _again(self, policy: BlockPolicy) -> _Again:
         """A block at `policy.module`."""
-        own = {*called_in(self.part, policy.module)}
+        inside = {*called_in(self.part, policy.module)}
         outside = {
-            name for i, step in enumerate(self.part.instructions) if i not in own for name in reads_of(step) if name
+            name for i, step in enumerate(self.part.instructions) if i not in inside for name in reads_of(step) if name
         } | {*self.part.outputs}
         run, dear = self._run_again(policy)
         starts = self.timeline.starts
         seconds = math.fsum(starts[i + 1] - starts[i] for i in run)  # what the host takes, too
-        dropped = [span for span in self._kept if span.start in own - dear and span.held.name not in outside]
+        dropped = [span for span in self._kept if span.start in inside - dear and span.held.name not in outside]
         saved = [
             span
             for span in self.memory.spans
             if span.held.kind == "activation" and span.start in dear and span.last < self.count
         ]
-        return _Again(seconds, tuple(dropped), tuple(saved), max(own, default=0))
+        return _Again(seconds, tuple(dropped), tuple(saved), max(inside, default=0))
 
     def _run_again(self, policy: BlockPolicy) -> tuple[list[int], set[int]]:
         """Instructions that backward runs again in a block, and those whose results it finds."""
-        own = {*called_in(self.part, policy.module)}
+        inside = {*called_in(self.part, policy.module)}
         ways = self.part.once(weight_ways)
-        dear = {*found_again(self.part.instructions, own, policy.keep, self.graph, ways)}
-        return [i for i in run_again(self.part.instructions, own, self.graph) if i not in dear], dear
+        dear = {*found_again(self.part.instructions, inside, policy.keep, self.graph, ways)}
+        return [i for i in run_again(self.part.instructions, inside, self.graph) if i not in dear], dear

@@ -49,7 +49,7 @@ class ServerCosts:
 
 
 def server_costs(plan: Plan, graph: Graph, hardware: Hardware) -> ServerCosts:
-    own, small = plan.servers, worker_graph(graph)
+    servers, small = plan.servers, worker_graph(graph)
     tables = served_tables(graph)
     parameters = [p for p in graph.parameters if p.trainable and p.tensor not in tables]
     dense = float(sum(graph.tensor(p.tensor).bytes for p in parameters))
@@ -58,16 +58,16 @@ def server_costs(plan: Plan, graph: Graph, hardware: Hardware) -> ServerCosts:
     held = float(sum(graph.tensor(table).bytes for table in tables))
     trained = {p.tensor for p in graph.parameters if p.trainable}
     row_bytes = float(sum(small.tensor(table).bytes for table in tables if table in trained))
-    shares = plan.step.micro_batches if own.staleness is None else 1
+    shares = plan.step.micro_batches if servers.staleness is None else 1
     host, passes = near_host(hardware), STATE_PASSES[graph.optimizer]
     devices = hardware.devices_per_node if hardware.host else 1
-    rate = host.memory_bandwidth * host.memory_efficiency * devices / hardware.devices_per_node * own.count
-    whole = held if not own.rowwise else 0.0
-    touched = min(row_bytes * shares, held) if own.rowwise else 0.0
+    rate = host.memory_bandwidth * host.memory_efficiency * devices / hardware.devices_per_node * servers.count
+    whole = held if not servers.rowwise else 0.0
+    touched = min(row_bytes * shares, held) if servers.rowwise else 0.0
     link = hardware.links[-1]
     state = STATE_COPIES[graph.optimizer]
     return ServerCosts(
-        share_seconds=own.share_seconds,
+        share_seconds=servers.share_seconds,
         dense_bytes=dense,
         rows_bytes=rows,
         ids_bytes=float(ID_BYTES * ids),
@@ -76,7 +76,7 @@ def server_costs(plan: Plan, graph: Graph, hardware: Hardware) -> ServerCosts:
         worker_rate=link.bandwidth * link.efficiency,
         server_rate=link.bandwidth * link.efficiency * min(devices, hardware.links[-1].devices),
         latency=link.latency_seconds,
-        server_bytes=(dense * state + held * (state if whole else 1.0)) / own.count,
+        server_bytes=(dense * state + held * (state if whole else 1.0)) / servers.count,
     )
 
 
@@ -89,8 +89,10 @@ def worker_graph(graph: Graph) -> Graph:
     """The graph as a worker runs it: a table has as many rows as a share may read, and servers run the optimizer."""
     sizes = {table: _ids(graph, table) for table in served_tables(graph)}
     tensors = tuple(
-        replace(own, shape=(min(own.shape[0], max(1, sizes[own.name])), *own.shape[1:])) if own.name in sizes else own
-        for own in graph.tensors
+        replace(tensor, shape=(min(tensor.shape[0], max(1, sizes[tensor.name])), *tensor.shape[1:]))
+        if tensor.name in sizes
+        else tensor
+        for tensor in graph.tensors
     )
     return replace(graph, tensors=tensors, optimizer=ON_SERVERS)
 
@@ -111,8 +113,8 @@ def with_server_step(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
 
 def worker_program(plan: Plan, graph: Graph) -> tuple[Plan, Program, Graph]:
     """What a worker runs by itself for a share: forward and backward of the model, whose optimizer servers run."""
-    own, small = replace(plan, servers=ServerPlan(), step=replace(plan.step, micro_batches=1)), worker_graph(graph)
-    return own, lower(own, small), small
+    worker, small = replace(plan, servers=ServerPlan(), step=replace(plan.step, micro_batches=1)), worker_graph(graph)
+    return worker, lower(worker, small), small
 
 
 def served_hardware(hardware: Hardware) -> Hardware:
@@ -122,28 +124,28 @@ def served_hardware(hardware: Hardware) -> Hardware:
 
 def server_account(plan: Plan, share: StepAccount) -> StepAccount:
     """A worker's step: its shares, the servers' update, and the rest, in which it waits for them."""
-    own, (stage,) = plan.servers, share.stages
-    shares = plan.step.micro_batches / own.most_workers
+    servers, (stage,) = plan.servers, share.stages
+    shares = plan.step.micro_batches / servers.most_workers
     computed = {kind: seconds * shares for kind, seconds in stage.parts if kind != OPTIMIZER}
-    computed |= {OPTIMIZER: own.update_seconds} if own.staleness is None else {}
-    account = stage_account(own.step_seconds, computed, stage.peak_bytes, WAITS)
-    return StepAccount(own.step_seconds, (account,))
+    computed |= {OPTIMIZER: servers.update_seconds} if servers.staleness is None else {}
+    account = stage_account(servers.step_seconds, computed, stage.peak_bytes, WAITS)
+    return StepAccount(servers.step_seconds, (account,))
 
 
 def server_step(costs: ServerCosts, servers: ServerPlan, shares: int) -> tuple[float, float, float]:
     """Seconds of a step, and those that a worker computes and a server sends, receives or updates in it."""
-    made = _Links(costs, servers)
+    links = _Links(costs, servers)
     count = servers.most_workers
     if servers.staleness is None:
-        end = made.run(shares, count, pull_dense_once=True)
+        end = links.run(shares, count, pull_dense_once=True)
         last = end + costs.update_seconds
-        return last, costs.share_seconds * shares / count, made.server_busy / servers.count + costs.update_seconds
+        return last, costs.share_seconds * shares / count, links.server_busy / servers.count + costs.update_seconds
     most = min(2 * count, servers.staleness // 2 + 1)  # outstanding: each sees those before and after it
-    every = made.run(shares * ROUNDS, count, pull_dense_once=False, most=most, applied=costs.update_seconds)
-    ends = sorted(made.ends)
+    every = links.run(shares * ROUNDS, count, pull_dense_once=False, most=most, applied=costs.update_seconds)
+    ends = sorted(links.ends)
     half = len(ends) // 2
     seconds = (every - ends[half - 1]) / (len(ends) - half) * shares if half else every / ROUNDS
-    busy = made.server_busy / servers.count / ROUNDS + costs.update_seconds * shares
+    busy = links.server_busy / servers.count / ROUNDS + costs.update_seconds * shares
     return seconds, costs.share_seconds * shares / count, busy
 
 
@@ -156,15 +158,15 @@ class _Links:
         self.worker: dict[tuple[int, str], float] = {}
         self.server_busy, self.ends = 0.0, list[float]()
 
-    def transfer(self, worker: int, way: str, size: float, ready: float) -> float:
-        """The end; `way`: of the worker's link."""
-        own, other = (worker, way), "out" if way == "in" else "in"
-        start = max(ready, self.worker.get(own, 0.0), self.server[other])
+    def transfer(self, worker: int, direction: str, size: float, ready: float) -> float:
+        """The end; `direction`: of the worker's link."""
+        link, other = (worker, direction), "out" if direction == "in" else "in"
+        start = max(ready, self.worker.get(link, 0.0), self.server[other])
         at_server = size / self.count / self.costs.server_rate
         self.server[other] = start + at_server
         self.server_busy += at_server * self.count
-        self.worker[own] = start + size / self.costs.worker_rate
-        return max(self.worker[own], self.server[other]) + self.costs.latency
+        self.worker[link] = start + size / self.costs.worker_rate
+        return max(self.worker[link], self.server[other]) + self.costs.latency
 
     def run(
         self, shares: int, workers: int, *, pull_dense_once: bool, most: int | None = None, applied: float = 0.0

@@ -38,14 +38,14 @@ def least(problem: Problem) -> Shortfall:
 
 def explained(problem: Problem) -> str:
     """What is alive at the worst time, at its smallest."""
-    found = least(problem)
-    if not found.alive:
+    shortfall = least(problem)
+    if not shortfall.alive:
         return ""
-    named = [f"{name} {format_bytes(size)}" for name, size in found.alive[:NAMED]]
-    rest = found.alive[NAMED:]
-    if rest:
-        named.append(f"{len(rest)} more with {format_bytes(sum(size for _, size in rest))}")
-    return f"at time {found.time}, at their smallest: {', '.join(named)}"
+    named = [f"{name} {format_bytes(size)}" for name, size in shortfall.alive[:NAMED]]
+    others = shortfall.alive[NAMED:]
+    if others:
+        named.append(f"{len(others)} more with {format_bytes(sum(size for _, size in others))}")
+    return f"at time {shortfall.time}, at their smallest: {', '.join(named)}"
 
 
 class PricedShortfallError(InfeasibleError):

@@ -195,9 +195,9 @@ def mixtures(problem: Problem, first: Choice, second: Choice, most: int) -> list
     places[line(problem)] = np.arange(count)
     cuts = sorted({round(count * i / most) for i in range(1, most)} - {0, count})
     ends = [(np.array(a), np.array(b)) for a, b in ((first, second), (second, first))]
-    found = {tuple(np.where(places < cut, a, b).tolist()): None for a, b in ends for cut in cuts}
-    seconds = objectives(problem, np.array(list(found), np.int64).reshape(len(found), count)).tolist()
-    return [(own, choice) for own, choice in zip(seconds, found, strict=True) if math.isfinite(own)]
+    choices = {tuple(np.where(places < cut, a, b).tolist()): None for a, b in ends for cut in cuts}
+    seconds = objectives(problem, np.array(list(choices), np.int64).reshape(len(choices), count)).tolist()
+    return [(value, choice) for value, choice in zip(seconds, choices, strict=True) if math.isfinite(value)]
 
 
 def objectives(problem: Problem, choices: Integers) -> Floats:

@@ -39,11 +39,11 @@ def fits(size: float, limit: float) -> bool:
     return size <= limit * (1 + EXACT)
 
 
-def none_within(least: float, limit: float, found: float = math.inf) -> bool:
-    """Whether `least` bytes, proved of every plan but for rounding, show that no plan is within a limit. `found`: the
+def none_within(least: float, limit: float, best: float = math.inf) -> bool:
+    """Whether `least` bytes, proved of every plan but for rounding, show that no plan is within a limit. `best`: the
     least that a plan met so far needs. Raises FalseProof where that is below what every plan is said to need."""
-    if math.isfinite(found):
-        proved(found, least)
+    if math.isfinite(best):
+        proved(best, least)
     return math.isfinite(least) and least > limit * (1 + ROUNDING)
 
 

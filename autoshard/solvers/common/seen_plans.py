@@ -38,11 +38,11 @@ class SeenPlans:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Known] = {}
 
-    def add(self, problem: Problem, found: Solution) -> None:
+    def add(self, problem: Problem, solution: Solution) -> None:
         """Raises FalseProof where its bound is above a plan met before, or a bound met before above its plan."""
         of = self._of(problem)
-        plan = _Plan(found.peak_bytes, found.objective)
-        bound = _Bound(problem.capacity_bytes, found.lower_bound, found.solver)
+        plan = _Plan(solution.peak_bytes, solution.objective)
+        bound = _Bound(problem.capacity_bytes, solution.lower_bound, solution.solver)
         for other in (*of.bounds, bound):
             _check(other, plan)
         for met in of.plans:
@@ -62,5 +62,5 @@ class SeenPlans:
 
 def _check(bound: _Bound, plan: _Plan) -> None:
     if fits(plan.peak_bytes, bound.capacity_bytes) and bound.objective > plan.objective * (1 + WRONG) + EXACT:
-        said, found = bound.objective, plan.objective
-        raise FalseProof(f"{bound.solver}: a lower bound of {said!r} stands above a plan of {found!r}")
+        said, objective = bound.objective, plan.objective
+        raise FalseProof(f"{bound.solver}: a lower bound of {said!r} stands above a plan of {objective!r}")

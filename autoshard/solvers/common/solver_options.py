@@ -82,8 +82,8 @@ class PartialClock(Clock):
 
     @property
     def left(self) -> float:
-        own = 0.0 if self.stopped else max(0.0, self.limit_seconds - self.seconds)
-        return min(own, self.whole.left)
+        remaining = 0.0 if self.stopped else max(0.0, self.limit_seconds - self.seconds)
+        return min(remaining, self.whole.left)
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,16 +68,16 @@ def solve_folded(sum_: Additive, contents: Contents, budget: int) -> Folded | No
     begun: list[_Begun] = []
     for rounds in _rounds(sum_, contents):
         short = shortened(sum_, contents, rounds)
-        own = _begun(sum_, short, contents, budget) if short else None
-        if own is not None:
-            begun.append(own)
-            if own.start.work <= SOON_ENTRIES:
+        candidate = _begun(sum_, short, contents, budget) if short else None
+        if candidate is not None:
+            begun.append(candidate)
+            if candidate.start.work <= SOON_ENTRIES:
                 break
         contents.wide |= short is not None and not rounds
-    for own in sorted(begun, key=lambda own: own.start.work):
-        found = _finished(own, budget)
-        if found is not None:
-            return found
+    for candidate in sorted(begun, key=lambda candidate: candidate.start.work):
+        folded = _finished(candidate, budget)
+        if folded is not None:
+            return folded
     return None
 
 
@@ -96,21 +96,23 @@ def _largest(sum_: Additive) -> int:
 def _begun(sum_: Additive, short: Short, contents: Contents, budget: int) -> _Begun | None:
     contents.also(short.problem)
     here = replace(sum_, problem=short.problem)
-    kept = reduce_nearby(here, contents, short.rounds)
-    start = _start(here, short, kept, contents, budget)
-    return None if start is None else _Begun(here, short, kept, start)
+    choices = reduce_nearby(here, contents, short.rounds)
+    start = _start(here, short, choices, contents, budget)
+    return None if start is None else _Begun(here, short, choices, start)
 
 
 def _finished(begun: _Begun, budget: int) -> Folded | None:
-    here, short, kept, start = begun.sum_, begun.short, begun.kept, begun.start
-    chains = [_Chain(here, fold, start.store, plan, kept) for fold, plan in zip(short.folds, start.plans, strict=True)]
-    rest = _rest(short, start, chains, budget)
-    if rest is None:
+    here, short, choices, start = begun.sum_, begun.short, begun.kept, begun.start
+    chains = [
+        _Chain(here, fold, start.store, plan, choices) for fold, plan in zip(short.folds, start.plans, strict=True)
+    ]
+    remainder = _rest(short, start, chains, budget)
+    if remainder is None:
         return None
-    value, picked, work = rest
+    value, picked, work = remainder
     whole = np.zeros(len(short.line.nodes), np.int64)
     for node in _outside(short):
-        whole[_position(short, node)] = kept[node][picked[node]]
+        whole[_position(short, node)] = choices[node][picked[node]]
     for chain in chains:
         fold = chain.fold
         rows = np.concatenate(chain.rows(picked))
@@ -130,21 +132,21 @@ def foreseen(sum_: Additive, short: Short, contents: Contents, budget: int) -> b
     return _start(replace(sum_, problem=short.problem), short, every, contents, budget) is not None
 
 
-def _start(sum_: Additive, short: Short, kept: Sequence[Integers], contents: Contents, budget: int) -> _Start | None:
+def _start(sum_: Additive, short: Short, choices: Sequence[Integers], contents: Contents, budget: int) -> _Start | None:
     """The least work of the encodings and orders that fit the budget."""
-    found: list[_Start] = []
-    for store, encoded in encodings(sum_, kept, contents, budget, exact=True):
+    starts: list[_Start] = []
+    for store, encoded in encodings(sum_, choices, contents, budget, exact=True):
         for key in KEYS:
             fork = store.fork()
             plans = [_block_plan(fork, encoded, short, fold, key, budget) for fold in short.folds]
             exact = tuple(plan for plan in plans if plan)
             if len(exact) == len(plans):
-                found.append(_Start(fork, encoded, key, exact))
-                if found[-1].work <= SOON_ENTRIES:
-                    return found[-1]
-        if found and found[-1].work <= BUDGET_ENTRIES:
+                starts.append(_Start(fork, encoded, key, exact))
+                if starts[-1].work <= SOON_ENTRIES:
+                    return starts[-1]
+        if starts and starts[-1].work <= BUDGET_ENTRIES:
             break
-    return min(found, key=lambda start: start.work, default=None)
+    return min(starts, key=lambda start: start.work, default=None)
 
 
 def _block_plan(
@@ -162,15 +164,15 @@ def _owners(encoded: Encoded, short: Short) -> list[Fold | None]:
     """The fold that each term is in the block of: by its last node, but ends pay for themselves elsewhere."""
     by_node: dict[int, Fold] = {node: fold for fold in short.folds for node in fold.block}
     ends = {node for fold in short.folds for node in fold.right}
-    found = []
+    owners = []
     for term, v in zip(encoded.terms, encoded.origins, strict=True):
         if v < 0:
             (node,) = term.scope
-            found.append(None if node in ends else by_node.get(node))
+            owners.append(None if node in ends else by_node.get(node))
         else:
             value = short.problem.values[v]
-            found.append(by_node.get(max(value.producer, *value.consumers)))
-    return found
+            owners.append(by_node.get(max(value.producer, *value.consumers)))
+    return owners
 
 
 def _outside(short: Short) -> list[int]:
@@ -209,10 +211,10 @@ class _Chain:
     """
 
     def __init__(
-        self, sum_: Additive, fold: Fold, store: Store, plan: elimination_order.Elimination, kept: Sequence[Integers]
+        self, sum_: Additive, fold: Fold, store: Store, plan: elimination_order.Elimination, choices: Sequence[Integers]
     ) -> None:
-        self.fold, self.store, self.plan, self.kept = fold, store, plan, kept
-        assert all(np.array_equal(kept[a], kept[b]) for a, b in zip(fold.left, fold.right, strict=True))
+        self.fold, self.store, self.plan, self.kept = fold, store, plan, choices
+        assert all(np.array_equal(choices[a], choices[b]) for a, b in zip(fold.left, fold.right, strict=True))
         self.constant = fold.count * min_plus.run(store, plan)
         self.work = plan.work
         self.terms = [term for term in plan.left if store.table(term.table).any()]
@@ -221,7 +223,7 @@ class _Chain:
         self.counts = [store.counts[map_] for map_ in self.maps]
         table = min_plus.table_of(store, self.terms, [*fold.left, *fold.right], [*self.maps, *self.maps])
         states = math.prod(self.counts)
-        self._choose([unary(sum_, node)[kept[node]] for node in fold.right])
+        self._choose([unary(sum_, node)[choices[node]] for node in fold.right])
         self.powers = [table.reshape(states, states)]
         self.blocks: dict[tuple[int, int], Integers] = {}
         self.known: dict[tuple[int, int, int], tuple[int, ...]] = {}
@@ -237,12 +239,12 @@ class _Chain:
         """The cheapest strategy of each class at an end, and what it costs, by state."""
         self.cheapest: list[Integers] = []
         self.least: Floats = np.zeros(())
-        for own, classes, count in zip(costs, self.classes, self.counts, strict=True):
-            order = np.lexsort((np.arange(len(own)), own))[::-1]
+        for node_costs, classes, count in zip(costs, self.classes, self.counts, strict=True):
+            order = np.lexsort((np.arange(len(node_costs)), node_costs))[::-1]
             cheapest = np.empty(count, np.int64)
             cheapest[classes[order]] = order  # the last written is the cheapest, of equals the first
             self.cheapest.append(cheapest)
-            self.least = self.least[..., None] + own[cheapest]
+            self.least = self.least[..., None] + node_costs[cheapest]
         self.least = self.least.reshape(-1)
 
     def _join(self) -> None:
@@ -302,10 +304,10 @@ class _Chain:
     def row(self, pair: tuple[int, int]) -> Integers:
         """The strategies of the nodes of a block between two states."""
         if pair not in self.blocks:
-            given: dict[int, int] = {}
+            fixed: dict[int, int] = {}
             for nodes, state in zip((self.fold.left, self.fold.right), pair, strict=True):
                 at = np.unravel_index(state, self.counts) if self.counts else ()
-                given |= {n: int(best[int(c)]) for n, best, c in zip(nodes, self.cheapest, at, strict=True)}
-            picked = min_plus.backtrack(self.store, self.plan, given)
+                fixed |= {n: int(best[int(c)]) for n, best, c in zip(nodes, self.cheapest, at, strict=True)}
+            picked = min_plus.backtrack(self.store, self.plan, fixed)
             self.blocks[pair] = np.array([self.kept[node][picked[node]] for node in self.fold.block], np.int64)
         return self.blocks[pair]

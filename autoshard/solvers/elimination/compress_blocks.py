@@ -59,10 +59,10 @@ class Short:
 
 def shortened(sum_: Additive, contents: Contents, rounds: int = ROUNDS) -> Short | None:
     """None where nothing repeats often enough. `rounds`: see `Short`; the fewer, the less is left at the ends."""
-    placed, found = runs(sum_, contents)
+    placed, block_runs = runs(sum_, contents)
     shared = np.array([len(value.consumers) > 1 for value in sum_.problem.values], bool)
-    folds, pace = [], Pace(len(found))
-    for number, run in enumerate(found):
+    folds, pace = [], Pace(len(block_runs))
+    for number, run in enumerate(block_runs):
         pace.step(number)
         fold = _fold(sum_.problem, placed, run, shared, rounds)
         folds += [fold] if fold else []
@@ -114,8 +114,8 @@ def _shortened(problem: Problem, placed: Line, folds: Sequence[Fold], rounds: in
     values = [_moved(problem.values[v], moved) for v in np.flatnonzero(stays[placed.last])]
     nodes = tuple(problem.nodes[n] for n in placed.nodes[positions])
     short = replace(problem, nodes=nodes, values=tuple(values))
-    made = [_in_short(fold, places) for fold in folds]
-    return Short(short, placed, positions, tuple(made), rounds)
+    short_folds = [_in_short(fold, places) for fold in folds]
+    return Short(short, placed, positions, tuple(short_folds), rounds)
 
 
 def _moved(value: Value, moved: Integers) -> Value:

@@ -85,8 +85,8 @@ class Store:
 
     def join(self, ids: Iterable[int]) -> int:
         """The coarsest map that refines all of them."""
-        first, *rest = sorted(set(ids))
-        for other in rest:
+        first, *others = sorted(set(ids))
+        for other in others:
             first = self._join(first, other)
         return first
 
@@ -131,9 +131,9 @@ class Store:
 
 def digest(array: NDArray[np.generic]) -> bytes:
     """Equal for arrays of equal shape, type and content."""
-    made = sha256(f"{array.shape}{array.dtype.str}".encode())  # most processors have instructions for it
-    made.update(np.ascontiguousarray(array).data)
-    return made.digest()
+    hasher = sha256(f"{array.shape}{array.dtype.str}".encode())  # most processors have instructions for it
+    hasher.update(np.ascontiguousarray(array).data)
+    return hasher.digest()
 
 
 class Contents:

@@ -29,22 +29,22 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
     Raises InfeasibleError where a node has none left.
     """
     nodes = _Comparisons(sum_, contents)
-    kept = [nodes.same(some) for some in finite(sum_.problem, allowed)]
-    stale = set(range(len(kept)))  # asked again, the others would answer the same: what they see is as it was
+    choices = [nodes.same(some) for some in finite(sum_.problem, allowed)]
+    stale = set(range(len(choices)))  # asked again, the others would answer the same: what they see is as it was
     for _ in range(FIRST):
-        pace = Pace(len(kept))
-        for n in range(len(kept)):
+        pace = Pace(len(choices))
+        for n in range(len(choices)):
             if n not in stale:
                 continue
             pace.step(n)
             stale.discard(n)
-            some = nodes.undominated(n, kept)
-            if len(some) < len(kept[n]):
-                kept[n] = some
+            some = nodes.undominated(n, choices)
+            if len(some) < len(choices[n]):
+                choices[n] = some
                 stale |= nodes.seen_from(n)
         if not stale:
             break
-    return kept
+    return choices
 
 
 def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integers]:
@@ -52,27 +52,27 @@ def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integ
 
     All nodes are looked at together in a round, each against what the others had before it.
     """
-    own = {id(node.seconds): node.seconds for node in sum_.problem.nodes}
-    finite_ = {key: np.flatnonzero(np.isfinite(seconds)) for key, seconds in own.items()}
-    kept = [finite_[id(node.seconds)] for node in sum_.problem.nodes]
-    for node, some in zip(sum_.problem.nodes, kept, strict=True):
+    arrays = {id(node.seconds): node.seconds for node in sum_.problem.nodes}
+    finite_ = {key: np.flatnonzero(np.isfinite(seconds)) for key, seconds in arrays.items()}
+    choices = [finite_[id(node.seconds)] for node in sum_.problem.nodes]
+    for node, some in zip(sum_.problem.nodes, choices, strict=True):
         if not len(some):
             raise InfeasibleError(f"{node.name}: none of its {len(node.seconds)} strategies is allowed")
     if not rounds:
-        return kept
+        return choices
     nodes = _Comparisons(sum_, contents)
-    kept = [nodes.same(some) for some in kept]
-    stale = set(range(len(kept)))
+    choices = [nodes.same(some) for some in choices]
+    stale = set(range(len(choices)))
     for _ in range(rounds):
-        before, pace = list(kept), Pace(len(stale))
+        before, pace = list(choices), Pace(len(stale))
         changed = []
         for done, n in enumerate(sorted(stale)):
             pace.step(done)
-            kept[n] = nodes.undominated(n, before)
-            if len(kept[n]) < len(before[n]):
+            choices[n] = nodes.undominated(n, before)
+            if len(choices[n]) < len(before[n]):
                 changed.append(n)
         stale = set().union(*map(nodes.seen_from, changed))
-    return kept
+    return choices
 
 
 def finite(problem: Problem, allowed: Sequence[Integers] | None = None) -> list[Integers]:
@@ -111,15 +111,15 @@ class _Comparisons:
         self.answers: dict[tuple[object, ...], Integers] = {}
         self.kept: dict[tuple[int, ...], Integers] = {}
 
-    def same(self, kept: Integers) -> Integers:
+    def same(self, array: Integers) -> Integers:
         """The first of equal arrays."""
-        return self.arrays.setdefault((kept.dtype.str, kept.tobytes()), kept)
+        return self.arrays.setdefault((array.dtype.str, array.tobytes()), array)
 
-    def layouts(self, of: Integers, kept: Integers) -> Integers:
+    def layouts(self, of: Integers, choices: Integers) -> Integers:
         """The distinct layouts of the kept strategies, ascending."""
-        key = (id(of), id(kept))
+        key = (id(of), id(choices))
         if key not in self.chosen:
-            self.chosen[key] = self.same(np.unique(of[kept]))
+            self.chosen[key] = self.same(np.unique(of[choices]))
         return self.chosen[key]
 
     def seen_from(self, n: int) -> set[int]:
@@ -127,33 +127,33 @@ class _Comparisons:
         values = [*self.produced[n], *(value for value, _ in self.consumed[n])]
         return {other for value in values for other in (value.producer, *value.consumers)} - {n}
 
-    def undominated(self, n: int, kept: Sequence[Integers]) -> Integers:
-        """The strategies of node n without a rival in `kept` that never costs more; of equals the lowest stays."""
-        alive = kept[n]
+    def undominated(self, n: int, choices: Sequence[Integers]) -> Integers:
+        """The strategies of node n without a rival in `choices` that never costs more; of equals the lowest stays."""
+        alive = choices[n]
         if len(alive) < 2:
             return alive
-        parts = [self.as_producer(value, kept) for value in self.produced[n]]
-        parts += [self.as_consumer(value, position, kept) for value, position in self.consumed[n]]
+        parts = [self.as_producer(value, choices) for value in self.produced[n]]
+        parts += [self.as_consumer(value, position, choices) for value, position in self.consumed[n]]
         known = (id(self.unary[n]), id(alive), *map(id, parts))
         if known not in self.kept:
             self.kept[known] = self.same(alive[self.answer(self.unary[n][alive], alive, parts)])
         return self.kept[known]
 
-    def answer(self, own: Floats, alive: Integers, parts: Sequence[_EndExcess]) -> Integers:
-        """The places in `alive`, of strategies that cost `own` by themselves, that stay."""
+    def answer(self, cost: Floats, alive: Integers, parts: Sequence[_EndExcess]) -> Integers:
+        """The places in `alive`, of strategies that cost `cost` by themselves, that stay."""
         rows = [np.searchsorted(part.layouts, part.of[alive]) for part in parts]
-        key = (own.tobytes(), *((id(part.least), r.tobytes()) for part, r in zip(parts, rows, strict=True)))
+        key = (cost.tobytes(), *((id(part.least), r.tobytes()) for part, r in zip(parts, rows, strict=True)))
         if key not in self.answers:
-            self.answers[key] = _survivors(beaten(own, [(part.least, r) for part, r in zip(parts, rows, strict=True)]))
+            self.answers[key] = _survivors(beaten(cost, [(part.least, r) for part, r in zip(parts, rows, strict=True)]))
         return self.answers[key]
 
-    def as_producer(self, value: Value, kept: Sequence[Integers]) -> _EndExcess:
+    def as_producer(self, value: Value, choices: Sequence[Integers]) -> _EndExcess:
         """Excess costs of the layouts that the producer leaves."""
-        ends = [(id(t), id(kept[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
-        known = (id(value.seconds), id(value.source), id(kept[value.producer]), *ends)
+        ends = [(id(t), id(choices[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
+        known = (id(value.seconds), id(value.source), id(choices[value.producer]), *ends)
         if known not in self.parts:
-            rows = self.layouts(value.source, kept[value.producer])
-            cols = [self.layouts(t, kept[c]) for c, t in zip(value.consumers, value.targets, strict=True)]
+            rows = self.layouts(value.source, choices[value.producer])
+            cols = [self.layouts(t, choices[c]) for c, t in zip(value.consumers, value.targets, strict=True)]
             key = ("producer", self.contents.number(value.seconds), id(rows), *map(id, cols))
             if key not in self.least:
                 seconds = scaled(self.sum, value.seconds)
@@ -162,15 +162,15 @@ class _Comparisons:
             self.parts[known] = _EndExcess(rows, value.source, self.least[key])
         return self.parts[known]
 
-    def as_consumer(self, value: Value, i: int, kept: Sequence[Integers]) -> _EndExcess:
+    def as_consumer(self, value: Value, i: int, choices: Sequence[Integers]) -> _EndExcess:
         """Excess costs of the target layouts of consumer i."""
-        targets, mine = value.targets[i], kept[value.consumers[i]]
+        targets, mine = value.targets[i], choices[value.consumers[i]]
         shared = len(value.consumers) > 1
         per_byte = charge(self.sum, hull(value) if shared else value.intervals[i])
         prices = (id(value.seconds), shared, per_byte, id(value.bytes) if per_byte else -1)
-        known = (*prices, id(value.source), id(kept[value.producer]), id(targets), id(mine))
+        known = (*prices, id(value.source), id(choices[value.producer]), id(targets), id(mine))
         if known not in self.parts:
-            rows, cols = self.layouts(value.source, kept[value.producer]), self.layouts(targets, mine)
+            rows, cols = self.layouts(value.source, choices[value.producer]), self.layouts(targets, mine)
             sizes = self.contents.number(value.bytes) if per_byte else -1
             key = ("consumer", self.contents.number(value.seconds), shared, per_byte, sizes, id(rows), id(cols))
             if key not in self.least:
@@ -188,16 +188,16 @@ class _Comparisons:
 
 def _unaries(sum_: Additive) -> list[Floats]:
     """What each node's strategies cost by themselves, equal arrays as one object."""
-    made: dict[tuple[int, int, float], Floats] = {}
+    known: dict[tuple[int, int, float], Floats] = {}
     owns: dict[bytes, Floats] = {}
-    found = []
+    costs = []
     for n, node in enumerate(sum_.problem.nodes):
         key = (id(node.seconds), id(node.bytes), charge(sum_, node.interval))
-        if key not in made:
-            own = unary(sum_, n)
-            made[key] = owns.setdefault(own.tobytes(), own)
-        found.append(made[key])
-    return found
+        if key not in known:
+            cost = unary(sum_, n)
+            known[key] = owns.setdefault(cost.tobytes(), cost)
+        costs.append(known[key])
+    return costs
 
 
 def _survivors(beaten: NDArray[np.bool_]) -> Integers:

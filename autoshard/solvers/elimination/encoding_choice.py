@@ -17,22 +17,22 @@ Candidate = tuple[Store, Encoded, elimination_order.Elimination]
 KEYS: tuple[elimination_order.Key, ...] = ("size", "left")
 
 
-def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate | None:
+def best(sum_: Additive, choices: Sequence[Integers], contents: Contents, budget: int) -> Candidate | None:
     """The least work of those that fit the budget exactly; None where none does."""
-    found: list[Candidate] = []
-    for store, encoded in encodings(sum_, kept, contents, budget):
+    candidates: list[Candidate] = []
+    for store, encoded in encodings(sum_, choices, contents, budget):
         for key in KEYS:
             fork = store.fork()
             plan = fitting(fork, encoded, encoded.terms, key, budget)
             if plan is not None:
-                found.append((fork, encoded, plan))
+                candidates.append((fork, encoded, plan))
                 if plan.work <= SOON_ENTRIES and not encoded.relaxed:
-                    return found[-1]
-    return min(found, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work), default=None)
+                    return candidates[-1]
+    return min(candidates, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work), default=None)
 
 
 def encodings(
-    sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int, *, exact: bool = False
+    sum_: Additive, choices: Sequence[Integers], contents: Contents, budget: int, *, exact: bool = False
 ) -> Iterator[tuple[Store, Encoded]]:
     """In the order in which they are worth trying. `exact`: those in which no value is relaxed alone."""
     most = max((len(value.consumers) for value in sum_.problem.values), default=1)
@@ -42,7 +42,7 @@ def encodings(
     styles += ["sets"] if most > 2 else []
     for style in styles:
         store, whole = Store(), exact or (style == "product" and len(styles) > 1)
-        encoded = encode(store, sum_, kept, contents, budget // _TERM_SHARE, style, exact=whole)
+        encoded = encode(store, sum_, choices, contents, budget // _TERM_SHARE, style, exact=whole)
         if encoded is not None:
             yield store, encoded
 
@@ -63,12 +63,12 @@ def fitting(
     return plan if plan is not None and plan.entries <= budget else None
 
 
-def bounding(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate:
+def bounding(sum_: Additive, choices: Sequence[Integers], contents: Contents, budget: int) -> Candidate:
     """Smaller and smaller tables until a bound fits: terms first, then the mini-buckets."""
     limit = budget // _TERM_SHARE
     while True:
         store = Store()
-        encoded = encode(store, sum_, kept, contents, limit, "sets")
+        encoded = encode(store, sum_, choices, contents, limit, "sets")
         assert encoded is not None
         plan = elimination_order.plan(store, encoded.terms, encoded.domains, "size", limit=limit)
         assert plan is not None

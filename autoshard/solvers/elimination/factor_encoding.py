@@ -71,7 +71,7 @@ def has_hub(problem: Problem) -> bool:
 def encode(
     store: Store,
     sum_: Additive,
-    kept: Sequence[Integers],
+    choices: Sequence[Integers],
     contents: Contents,
     largest: float,
     style: Style,
@@ -80,7 +80,7 @@ def encode(
 ) -> Encoded | None:
     """Terms of at most `largest` entries, in the preferred form where that is possible and smaller. `exact`: None as
     soon as a value must be relaxed."""
-    return _Encoder(store, sum_, kept, contents, largest, style).encoded(exact)
+    return _Encoder(store, sum_, choices, contents, largest, style).encoded(exact)
 
 
 class _Encoder:
@@ -88,15 +88,15 @@ class _Encoder:
         self,
         store: Store,
         sum_: Additive,
-        kept: Sequence[Integers],
+        choices: Sequence[Integers],
         contents: Contents,
         largest: float,
         style: Style,
     ) -> None:
-        self.store, self.sum, self.kept, self.contents = store, sum_, kept, contents
+        self.store, self.sum, self.kept, self.contents = store, sum_, choices, contents
         self.largest, self.style = largest, style
         self.terms: list[CostTerm] = []
-        self.domains = [len(some) for some in kept]
+        self.domains = [len(some) for some in choices]
         self.gates: list[int] = []
         self.relaxed: list[int] = []
         self.known: dict[tuple[object, ...], int] = {}
@@ -199,8 +199,8 @@ class _Encoder:
         """The number of sets, the table of what making each costs, and of each consumer where its layout is missing."""
         everything = np.unique(np.concatenate(ends.columns))
         members = _members(len(everything), len(ends.columns))
-        made = scaled(self.sum, ends.value.seconds)[np.ix_(ends.rows, everything)]
-        pay = np.stack([np.where(members, row, 0.0).sum(axis=1) for row in made])
+        seconds = scaled(self.sum, ends.value.seconds)[np.ix_(ends.rows, everything)]
+        pay = np.stack([np.where(members, row, 0.0).sum(axis=1) for row in seconds])
         lacks = [~members[:, np.searchsorted(everything, column)] for column in ends.columns]
         return [len(members), self.store.base(pay), *(self.store.base(np.where(lack, np.inf, 0.0)) for lack in lacks)]
 
@@ -221,8 +221,8 @@ class _Encoder:
             ends_ = (value.producer, value.consumers[i])
             self.add_term(ends_, (ends.maps[0], ends.maps[i + 1]), self.store.base(pay), ((gate, 0),) if place else ())
             for case, j in enumerate(in_order[:place], start=1):
-                rest = self.rest(value, i, j) * value.bytes[ends.columns[i]]
-                taken = np.where(ends.columns[j][:, None] == ends.columns[i], rest, np.inf)
+                extra = self.rest(value, i, j) * value.bytes[ends.columns[i]]
+                taken = np.where(ends.columns[j][:, None] == ends.columns[i], extra, np.inf)
                 maps, pair = (ends.maps[j + 1], ends.maps[i + 1]), (value.consumers[j], value.consumers[i])
                 self.add_term(pair, maps, self.store.base(taken), ((gate, case),))
 
@@ -249,10 +249,10 @@ class _Encoder:
 
     def add_relaxed(self, v: int, ends: _KeptEnds) -> None:
         value = ends.value
-        made = scaled(self.sum, value.seconds)
+        seconds = scaled(self.sum, value.seconds)
         for i, c in enumerate(value.consumers):
             columns = ends.columns[i]
-            pay = made[np.ix_(ends.rows, columns)] + charge(self.sum, value.intervals[i]) * value.bytes[columns]
+            pay = seconds[np.ix_(ends.rows, columns)] + charge(self.sum, value.intervals[i]) * value.bytes[columns]
             self.add_term(
                 (value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(pay / len(ends.columns))
             )
@@ -297,8 +297,8 @@ class _Encoder:
         """The table without repeated rows and without axes of one row; old row -> new row, of each axis."""
         rows = []
         for axis in range(cost.ndim):
-            kept, row = _distinct_rows(np.moveaxis(cost, axis, 0))
-            cost = cost.take(kept, axis=axis) if len(kept) < cost.shape[axis] else cost
+            firsts, row = _distinct_rows(np.moveaxis(cost, axis, 0))
+            cost = cost.take(firsts, axis=axis) if len(firsts) < cost.shape[axis] else cost
             rows.append(row)
         return self.store.base(cost.reshape([length for length in cost.shape if length > 1])), rows
 
@@ -324,15 +324,15 @@ def _distinct_rows(cost: Floats) -> tuple[Integers, Integers]:
     texts = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1).tolist()
     number = {text: group for group, text in enumerate(dict.fromkeys(texts))}
     groups = np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
-    kept = np.empty(len(number), np.int64)
-    kept[groups[::-1]] = np.arange(len(texts))[::-1]  # the last written is the first
-    return kept, groups
+    firsts = np.empty(len(number), np.int64)
+    firsts[groups[::-1]] = np.arange(len(texts))[::-1]  # the last written is the first
+    return firsts, groups
 
 
 def _product(sum_: Additive, ends: _KeptEnds) -> Floats:
     """sum over distinct targets of seconds and kept bytes, shape (rows, *columns): the first of a group pays for it."""
     value, arity = ends.value, len(ends.columns)
-    made = scaled(sum_, value.seconds)[ends.rows]
+    seconds = scaled(sum_, value.seconds)[ends.rows]
     ids = [column.reshape(_along(i, len(column), arity)) for i, column in enumerate(ends.columns)]
     shape = tuple(map(len, ends.columns))
     total = np.zeros((len(ends.rows), *shape))
@@ -340,7 +340,7 @@ def _product(sum_: Additive, ends: _KeptEnds) -> Floats:
         first = np.ones(shape, bool)
         for earlier in ids[:i]:
             first &= ids[i] != earlier
-        pay = made[:, column].reshape((len(ends.rows), *_along(i, len(column), arity)))
+        pay = seconds[:, column].reshape((len(ends.rows), *_along(i, len(column), arity)))
         total += np.where(first, pay, 0.0) if i else pay
         total += np.where(first, _kept_bytes(sum_, value, ids, i, shape), 0.0)
     return total

@@ -53,9 +53,9 @@ class TermGraph:
         self.next += 1
 
     def neighbours(self, variable: int) -> set[int]:
-        found = {other for t in self.of[variable] for other in self.terms[t].variables}
-        found.discard(variable)
-        return found
+        neighbours = {other for t in self.of[variable] for other in self.terms[t].variables}
+        neighbours.discard(variable)
+        return neighbours
 
     def cost(self, variable: int) -> int:
         """Joint entries that eliminating it takes."""

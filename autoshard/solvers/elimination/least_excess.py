@@ -20,11 +20,11 @@ _OWN = 4  # columns by which a row differs from others
 
 class LeastExcess:
     """The least excess of one value, or of several consumers of one: the sum over `tables`, each rows x columns.
-    `clipped`: only what a row costs less counts. `given`: the least itself, in place of tables."""
+    `clipped`: only what a row costs less counts. `least`: the least itself, in place of tables."""
 
-    def __init__(self, tables: Sequence[Floats], given: Floats | None = None, *, clipped: bool = False) -> None:
+    def __init__(self, tables: Sequence[Floats], least: Floats | None = None, *, clipped: bool = False) -> None:
         self.tables = [_distinct_columns(table) for table in tables]
-        self.given, self.clipped = given, clipped
+        self.given, self.clipped = least, clipped
 
     @cached_property
     def small(self) -> bool:
@@ -49,21 +49,21 @@ class LeastExcess:
         return self._sum([_of_pairs(table, first, second) for table in self.tables])
 
     def _sum(self, parts: Sequence[Floats]) -> Floats:
-        found: Floats = np.sum([np.minimum(part, 0.0) if self.clipped else part for part in parts], axis=0)
-        return found
+        total: Floats = np.sum([np.minimum(part, 0.0) if self.clipped else part for part in parts], axis=0)
+        return total
 
 
-def beaten(own: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDArray[np.bool_]:
-    """[a, b]: whether strategy b is never more expensive than another strategy a. `own`: what each costs by itself;
+def beaten(costs: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDArray[np.bool_]:
+    """[a, b]: whether strategy b is never more expensive than another strategy a. `costs`: what each costs by itself;
     `parts`: the least of each value, with the row of each strategy."""
     with np.errstate(invalid="ignore"):
-        excess = own[:, None] - own[None, :]
+        excess = costs[:, None] - costs[None, :]
         for least, row in parts:
             excess = excess + least.most[np.ix_(row, row)]
         open_ = ~(excess < 0)
         np.fill_diagonal(open_, False)
         first, second = np.nonzero(open_)
-        exact = own[first] - own[second]
+        exact = costs[first] - costs[second]
         for least, row in parts:
             exact = exact + least.at(row[first], row[second])
     open_[first, second] = exact >= 0
@@ -79,8 +79,8 @@ def _distinct_columns(pay: Floats) -> Floats:
 
 def _of_all(pay: Floats) -> Floats:
     """The least of all pairs; a forbidden entry of a counts as infinitely more expensive."""
-    own, other = pay.T[:, :, None], pay.T[:, None, :]
-    least: Floats = (own - other if np.isfinite(pay).all() else _less(own, other)).min(axis=0, initial=np.inf)
+    one, other = pay.T[:, :, None], pay.T[:, None, :]
+    least: Floats = (one - other if np.isfinite(pay).all() else _less(one, other)).min(axis=0, initial=np.inf)
     return least
 
 
@@ -107,12 +107,12 @@ def _over_few(pay: Floats) -> Floats:
     by_column, length = np.ascontiguousarray(pay.T), max(1, SLAB // max(1, rows))
     for low in range(0, rows, length):  # a piece stays in the cache
         some, piece = np.arange(low, min(low + length, rows)), result[low : low + length]
-        for own in cheapest[some].T:
-            np.minimum(piece, less(pay[some, own][:, None], by_column[own]), out=piece)
+        for chosen in cheapest[some].T:
+            np.minimum(piece, less(pay[some, chosen][:, None], by_column[chosen]), out=piece)
     return result
 
 
 def _less(first: Floats, second: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
-        found: Floats = np.where(np.isinf(first), np.inf, first - second)
-    return found
+        difference: Floats = np.where(np.isinf(first), np.inf, first - second)
+    return difference

@@ -24,10 +24,10 @@ def run(store: Store, plan: Elimination) -> float:
     return math.fsum(float(store.table(number)) for number in plan.constants)
 
 
-def backtrack(store: Store, plan: Elimination, given: Mapping[int, int] | None = None) -> list[int]:
+def backtrack(store: Store, plan: Elimination, fixed: Mapping[int, int] | None = None) -> list[int]:
     """The best strategy of each variable, given those eliminated after it and those that stayed; ties by the lowest."""
     choice = [0] * len(plan.domains)
-    for variable, strategy in (given or {}).items():
+    for variable, strategy in (fixed or {}).items():
         choice[variable] = strategy
     for step in reversed(plan.steps):
         costs = np.zeros(plan.domains[step.variable])
@@ -64,14 +64,14 @@ def _least_case(store: Store, recipe: Cases) -> Floats:
 
 
 def _least_strategy(store: Store, recipe: TableRecipe) -> Floats:
-    own = np.zeros(recipe.domain)
+    costs = np.zeros(recipe.domain)
     for table, map_ in recipe.unary:
-        own += store.table(table)[store.maps[map_]]
+        costs += store.table(table)[store.maps[map_]]
     if not recipe.joint:
-        return np.asarray(own.min())
+        return np.asarray(costs.min())
     eliminated = store.join(map_ for _, axes in recipe.joint for slot, map_ in axes if slot < 0)
     least = np.full(store.counts[eliminated], np.inf)
-    np.minimum.at(least, store.maps[eliminated], own)  # strategies that no term tells apart are one
+    np.minimum.at(least, store.maps[eliminated], costs)  # strategies that no term tells apart are one
     classes = (eliminated, *recipe.out)
     parts = [TableView(least.reshape((-1,) + (1,) * len(recipe.out)), (slice(None),) + (None,) * len(recipe.out))]
     for table, axes in recipe.joint:
@@ -156,7 +156,7 @@ def _slabs(parts: Sequence[TableView], depth: int, result: Floats) -> None:
             piece = result[(slice(None),) * axis + (window,)]
             _slabs([part.cut(axis + 1, window) for part in parts], depth, piece)
         return
-    total, *rest = sorted((part.array() for part in parts), key=lambda array: array.size)
-    for array in rest:
+    total, *others = sorted((part.array() for part in parts), key=lambda array: array.size)
+    for array in others:
         total = total + array
     result[...] = total.min(axis=0)

@@ -61,7 +61,7 @@ def minimise(
     `allowed`: the strategies of each node that may be used. `contents` is made of `problem`.
     Raises InfeasibleError where no allowed combination exists.
     """
-    found = minimum_within(
+    minimum = minimum_within(
         problem,
         contents,
         multipliers=multipliers,
@@ -70,8 +70,8 @@ def minimise(
         budget_entries=budget_entries,
         coarse=True,
     )
-    assert found is not None
-    return found
+    assert minimum is not None
+    return minimum
 
 
 def minimum_within(
@@ -94,10 +94,10 @@ def minimum_within(
     if few is None or allowed is None:
         return _minimum(sum_, contents, allowed, budget_entries, coarse)
     there = Additive(few.part, scale, sum_.cumulative)
-    found = _minimum(there, contents, few.allowed, budget_entries, coarse)
-    if found is None:
+    minimum = _minimum(there, contents, few.allowed, budget_entries, coarse)
+    if minimum is None:
         return None
-    return Minimum(found.bound + few.cost, few.whole(found.choice, allowed), found.exact)
+    return Minimum(minimum.bound + few.cost, few.whole(minimum.choice, allowed), minimum.exact)
 
 
 def out_of_reach(problem: Problem, contents: Contents, budget_entries: int) -> bool:
@@ -110,14 +110,14 @@ def out_of_reach(problem: Problem, contents: Contents, budget_entries: int) -> b
 def _minimum(
     sum_: Additive, contents: Contents, allowed: Sequence[Integers] | None, budget_entries: int, coarse: bool
 ) -> Minimum | None:
-    kept = reduce(sum_, contents, allowed)
-    chosen = best(sum_, kept, contents, budget_entries)
+    choices = reduce(sum_, contents, allowed)
+    chosen = best(sum_, choices, contents, budget_entries)
     if chosen is None and not coarse:
         return None
-    store, encoded, plan = chosen or bounding(sum_, kept, contents, budget_entries)
+    store, encoded, plan = chosen or bounding(sum_, choices, contents, budget_entries)
     bound = min_plus.run(store, plan)
     if math.isinf(bound):
         raise InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
     picked = min_plus.backtrack(store, plan)
-    choice = tuple(int(some[s]) for some, s in zip(kept, picked, strict=False))
+    choice = tuple(int(some[s]) for some, s in zip(choices, picked, strict=False))
     return Minimum(bound, choice, plan.exact and not encoded.relaxed)

@@ -90,7 +90,7 @@ def runs(sum_: Additive, contents: Contents) -> tuple[Line, list[BlockRun]]:
     ends = _ends(sum_.problem)
     placed = _line(sum_.problem, ends)
     codes = _codes(sum_, contents, ends, placed)
-    found: list[BlockRun] = []
+    block_runs: list[BlockRun] = []
     waiting = [(0, len(codes))]
     while waiting:
         clock.check()
@@ -99,9 +99,9 @@ def runs(sum_: Additive, contents: Contents) -> tuple[Line, list[BlockRun]]:
         if run is not None:
             start, stop, period = low + run[0], low + run[1], run[2]
             inside = _inside(ends, placed, start, stop)
-            found.append(BlockRun(start, stop, period, int((placed.last - placed.first)[inside].max(initial=0))))
+            block_runs.append(BlockRun(start, stop, period, int((placed.last - placed.first)[inside].max(initial=0))))
             waiting += [(low, start), (stop, high)]
-    return placed, sorted(found, key=lambda run: run.start)
+    return placed, sorted(block_runs, key=lambda run: run.start)
 
 
 def _inside(ends: _EndCodes, placed: Line, start: int, stop: int) -> NDArray[np.bool_]:
@@ -110,9 +110,9 @@ def _inside(ends: _EndCodes, placed: Line, start: int, stop: int) -> NDArray[np.
     def within(nodes: Integers) -> NDArray[np.bool_]:
         return (placed.positions[nodes] >= start) & (placed.positions[nodes] < stop)
 
-    found = within(ends.producers)
-    found[ends.of[within(ends.consumers)]] = True
-    return found
+    inside = within(ends.producers)
+    inside[ends.of[within(ends.consumers)]] = True
+    return inside
 
 
 def _longest(codes: Integers) -> tuple[int, int, int] | None:
@@ -141,11 +141,11 @@ def _codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line) ->
     """A number for each position, equal where everything that a node's cost depends on is."""
     nodes, values = sum_.problem.nodes, sum_.problem.values
     charged = bool(sum_.cumulative[-1] > 0)
-    own = [_numbers(contents, [node.seconds for node in nodes])]
+    node_codes = [_numbers(contents, [node.seconds for node in nodes])]
     if charged:
         spans = np.array([node.interval for node in nodes], dtype=np.int64).reshape(-1, 2)
-        own += [_numbers(contents, [node.bytes for node in nodes]), *_charges(sum_, spans)]
-    code = _coded([column[placed.nodes] for column in own])
+        node_codes += [_numbers(contents, [node.bytes for node in nodes]), *_charges(sum_, spans)]
+    code = _coded([column[placed.nodes] for column in node_codes])
     value = _value_codes(sum_, contents, ends, placed, charged)
     role = np.arange(len(ends.of)) - np.repeat(np.cumsum(ends.counts) - ends.counts, ends.counts) + 1
     part = np.concatenate([np.zeros(len(values), np.int64), np.minimum(role, MANY + 1)])

@@ -42,8 +42,8 @@ def around(sum_: Additive, allowed: Sequence[Integers]) -> Around | None:
         for value in (problem.values[v] for v in values)
     )
     part = replace(problem, nodes=tuple(problem.nodes[n] for n in nodes), values=moved)
-    own = tuple(allowed[n] for n in nodes)
-    return Around(part, tuple(nodes), own, _rest(sum_, index, set(values), allowed))
+    part_allowed = tuple(allowed[n] for n in nodes)
+    return Around(part, tuple(nodes), part_allowed, _rest(sum_, index, set(values), allowed))
 
 
 def _rest(sum_: Additive, inside: Mapping[int, int], values: set[int], allowed: Sequence[Integers]) -> float:

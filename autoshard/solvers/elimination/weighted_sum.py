@@ -46,8 +46,8 @@ def unary(sum_: Additive, node: int) -> Floats:
     """Cost of each strategy of a node by itself."""
     here = sum_.problem.nodes[node]
     per_byte = charge(sum_, here.interval)
-    own = scaled(sum_, here.seconds)
-    return own + per_byte * here.bytes if per_byte else own
+    seconds = scaled(sum_, here.seconds)
+    return seconds + per_byte * here.bytes if per_byte else seconds
 
 
 def scaled(sum_: Additive, seconds: Floats) -> Floats:
@@ -64,5 +64,5 @@ def hull(value: Value) -> tuple[int, int]:
 
 def span_of(intervals: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """The smallest interval around those that are not empty; (0, 0) where all are."""
-    kept = [(start, stop) for start, stop in intervals if start < stop]
-    return (min(start for start, _ in kept), max(stop for _, stop in kept)) if kept else (0, 0)
+    spans = [(start, stop) for start, stop in intervals if start < stop]
+    return (min(start for start, _ in spans), max(stop for _, stop in spans)) if spans else (0, 0)

@@ -58,7 +58,7 @@ def solve(problem: Problem, options: Options) -> Solution:
 
 def _fitting(problem: Problem, free: Choice, clock: Clock) -> Choice | None:
     """The fastest of the plans that fit, over a few prices of memory."""
-    found = repaired(problem, free)
+    best = repaired(problem, free)
     if fits(memory(problem, free).max(initial=0.0), problem.capacity_bytes):
         return free
     low, high = 0.0, 1e3 * objective(problem, free) / max(memory(problem, free).max(), 1.0)
@@ -69,11 +69,11 @@ def _fitting(problem: Problem, free: Choice, clock: Clock) -> Choice | None:
         choice = bisected(problem, price, clock)
         within = fits(memory(problem, choice).max(initial=0.0), problem.capacity_bytes)
         mended = choice if within else repaired(problem, choice)
-        if mended is not None and (found is None or objective(problem, mended) < objective(problem, found)):
-            found = mended
+        if mended is not None and (best is None or objective(problem, mended) < objective(problem, best)):
+            best = mended
         low, high = (low, price) if within else (price, high)
         price = math.sqrt(max(low, 1e-6 * high) * high)
-    return found
+    return best
 
 
 def bisected(problem: Problem, price: float, clock: Clock) -> Choice:
@@ -131,8 +131,8 @@ class _State:
         free = [n for n in self.order[slice(*self.windows[-1])] if self.choice[n] < 0]
         ends = self.crossing(free, middle)
         if ends:
-            found = dict(zip(free, self.solved(free), strict=True))
-            self.decide(ends, [found[n] for n in ends])
+            solved = dict(zip(free, self.solved(free), strict=True))
+            self.decide(ends, [solved[n] for n in ends])
         self.halve(low, middle)
         self.halve(middle, high)
 
@@ -143,8 +143,8 @@ class _State:
             free = self.order[low:high]
             for n in free:
                 self.choice[n] = -1
-            found = self.solved(free)
-            for n, s in zip(free, found, strict=True):
+            solved = self.solved(free)
+            for n, s in zip(free, solved, strict=True):
                 self.choice[n] = s
 
     def cut(self, low: int, high: int) -> int:
@@ -189,8 +189,8 @@ class _State:
         """Exact where dp's tables are small; else, or where time is out, a descent from each node's cheapest."""
         if not self.clock.over:
             try:
-                found = minimise(window, Contents(window), allowed=allowed, budget_entries=SMALL_ENTRIES)
-                return found.choice[: len(free)]
+                minimum = minimise(window, Contents(window), allowed=allowed, budget_entries=SMALL_ENTRIES)
+                return minimum.choice[: len(free)]
             except InfeasibleError:
                 pass
         cheapest = [int(some[np.argmin(n.seconds[some])]) for n, some in zip(window.nodes, allowed, strict=True)]

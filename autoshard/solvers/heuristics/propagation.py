@@ -66,8 +66,8 @@ class Propagated:
 def solve(problem: Problem, options: Options) -> Solution:
     """Raises InfeasibleError where it finds no plan that is allowed and fits (which proves nothing)."""
     started = time.perf_counter()
-    found = propagate(problem, options.pinned)
-    return finish(problem, found.choice, message_bound(problem), "propagation", started)
+    propagated = propagate(problem, options.pinned)
+    return finish(problem, propagated.choice, message_bound(problem), "propagation", started)
 
 
 def propagate(problem: Problem, pinned: Mapping[int, int]) -> Propagated:
@@ -152,48 +152,48 @@ class _Run:
 
     def follow(self, n: int) -> None:
         """Decides node n by its decided neighbours."""
-        own = np.where(self.fences.flags[n], self.problem.nodes[n].seconds, np.inf)
+        costs = np.where(self.fences.flags[n], self.problem.nodes[n].seconds, np.inf)
         demands = self.demands(n)
-        moved = np.sum([pay for _, pay in demands], axis=0) if demands else np.zeros(len(own))
-        moved = np.where(np.isinf(own), np.inf, moved)
+        moved = np.sum([pay for _, pay in demands], axis=0) if demands else np.zeros(len(costs))
+        moved = np.where(np.isinf(costs), np.inf, moved)
         if not np.isfinite(moved).any():  # earlier choices exclude each other: said at the end
             self.decide(n, int(np.argmin(self.problem.nodes[n].seconds)), "conflict")
             return
-        least = [np.where(np.isinf(own), np.inf, pay) for _, pay in demands]
+        least = [np.where(np.isinf(costs), np.inf, pay) for _, pay in demands]
         best = [pay <= pay.min() + ROUNDING * _scale(pay) for pay in least]
         if best and not np.logical_and.reduce(best).any():
-            taken = int(np.argmin(moved + own))
-            self.report(n, taken, demands, least, own)
+            taken = int(np.argmin(moved + costs))
+            self.report(n, taken, demands, least, costs)
             self.decide(n, taken, "conflict")
             return
-        aim = moved + own if self.own_counts else moved
+        aim = moved + costs if self.own_counts else moved
         near = aim <= aim.min() + ROUNDING * _scale(aim)
-        self.decide(n, int(np.argmin(np.where(near, own, np.inf))), "propagated")
+        self.decide(n, int(np.argmin(np.where(near, costs, np.inf))), "propagated")
 
     def report(
-        self, n: int, taken: int, demands: Sequence[tuple[int, Floats]], least: Sequence[Floats], own: Floats
+        self, n: int, taken: int, demands: Sequence[tuple[int, Floats]], least: Sequence[Floats], costs: Floats
     ) -> None:
         wanted = []
         for pay in least:
             near = pay <= pay.min() + ROUNDING * _scale(pay)
-            wanted.append(int(np.argmin(np.where(near, own, np.inf))))
+            wanted.append(int(np.argmin(np.where(near, costs, np.inf))))
         more = tuple(float(pay[taken] - pay[s]) for pay, s in zip(least, wanted, strict=True))
         self.conflicts.append(Conflict(n, tuple(m for m, _ in demands), tuple(wanted), more, taken))
 
     def demands(self, n: int) -> list[tuple[int, Floats]]:
         """(neighbour, seconds of redistribution of each choice of node n), for every decided neighbour."""
-        found = []
+        demands = []
         for value, position in self.linked.consumed[n]:
             if self.choice[value.producer] >= 0:
-                found.append((value.producer, self.as_consumer(value, position)))
+                demands.append((value.producer, self.as_consumer(value, position)))
         for value in self.linked.produced[n]:
             paid: set[int] = set()
             for c, targets in zip(value.consumers, value.targets, strict=True):
                 target = int(targets[self.choice[c]]) if self.choice[c] >= 0 else -1
                 if target >= 0 and target not in paid:
                     paid.add(target)
-                    found.append((c, value.seconds[:, target][value.source]))
-        return found
+                    demands.append((c, value.seconds[:, target][value.source]))
+        return demands
 
     def as_consumer(self, value: Value, position: int) -> Floats:
         """What each target layout still costs: nothing where another consumer has it made already."""
@@ -216,12 +216,12 @@ def start(problem: Problem, linked: Links, fences: Fences, n: int) -> int:
         rows, columns = value.seconds.shape
         pay = np.zeros(rows)
         for c, targets in zip(value.consumers, value.targets, strict=True):
-            own = np.where(fences.flags[c], problem.nodes[c].seconds, np.inf)
-            pay += (value.seconds / len(value.consumers) + _by_layout(own, targets, columns)).min(axis=1)
+            costs = np.where(fences.flags[c], problem.nodes[c].seconds, np.inf)
+            pay += (value.seconds / len(value.consumers) + _by_layout(costs, targets, columns)).min(axis=1)
         total = total + pay[value.source]
     for value, position in linked.consumed[n]:
-        own = np.where(fences.flags[value.producer], problem.nodes[value.producer].seconds, np.inf)
-        least = _by_layout(own, value.source, len(value.seconds))
+        costs = np.where(fences.flags[value.producer], problem.nodes[value.producer].seconds, np.inf)
+        least = _by_layout(costs, value.source, len(value.seconds))
         total = total + (value.seconds + least[:, None]).min(axis=0)[value.targets[position]]
     return int(np.argmin(total))
 

@@ -42,12 +42,12 @@ def _cheapest(problem: Problem, costs: Sequence[Floats], pins: Mapping[int, int]
     allowed: list[Integers] = [np.arange(len(cost)) for cost in costs]
     for n, s in pins.items():
         allowed[n] = np.array([s])
-    found = minimise(free, Contents(free), allowed=allowed)
-    if math.isinf(objective(problem, found.choice)):
+    minimum = minimise(free, Contents(free), allowed=allowed)
+    if math.isinf(objective(problem, minimum.choice)):
         raise InfeasibleError(
             "no allowed combination of strategies was found; that there is none is not proven", proven=False
         )
-    return found.choice, found.exact
+    return minimum.choice, minimum.exact
 
 
 def _free(problem: Problem, costs: Sequence[Floats]) -> Problem:

@@ -93,11 +93,11 @@ class _IntegerSearch:
 
     def run(self) -> None:
         """Relaxes and leaves out choices while that takes many away, then branch and bound."""
-        kept = worth_keeping(self.problem)
+        choices = worth_keeping(self.problem)
         if self.prices.any() and self.best is not None and not self.clock.over:
-            kept = self.under_prices(kept)
+            choices = self.under_prices(choices)
         while not (self.closed or self.clock.over):
-            program = _HighsProgram(self, kept, self.times)
+            program = _HighsProgram(self, choices, self.times)
             relaxed = program.relax()
             self.times = program.memory.times
             if relaxed is None:
@@ -108,10 +108,10 @@ class _IntegerSearch:
             fewer = self.within(program.model, excess(program.model, relaxed.reduced), self.value - relaxed.bound)
             if not all(map(len, fewer)):
                 self.exhausted = True
-            elif size(fewer) > _SMALLER * size(kept) and not self.clock.over:
+            elif size(fewer) > _SMALLER * size(choices) and not self.clock.over:
                 self.better_than(program.branch(_NODES, self.bound))
                 return
-            kept = fewer
+            choices = fewer
 
     def better_than(self, bound: float) -> None:
         """Nothing better than the best plan is below `bound`; inf where nothing is left."""
@@ -122,15 +122,15 @@ class _IntegerSearch:
         """Nothing above `bound` is better than the best plan known."""
         return math.isfinite(self.value) and self.value - bound <= ROUNDING * abs(self.value)
 
-    def under_prices(self, kept: list[Integers]) -> list[Integers]:
+    def under_prices(self, choices: list[Integers]) -> list[Integers]:
         """Prunes by a relaxation without memory rows, their prices being in its costs: it is solved much faster."""
-        pace, model = Pace(2), linear(self.problem, kept)
+        pace, model = Pace(2), linear(self.problem, choices)
         memory_rows = MemoryRows(self.problem, model, len(model.cost))
         times = np.flatnonzero(self.prices)
         priced, paid = with_prices(model, memory_rows.rows(times), self.prices[times] * memory_rows.unit)
         relaxed = Highs(priced, self.clock, self.value, pace).relax()
         if relaxed is None:
-            return kept
+            return choices
         bound = relaxed.bound - paid
         self.bound = tightened(self.bound, bound, self.value)
         return self.within(model, excess(model, relaxed.reduced), self.value - bound)
@@ -162,10 +162,10 @@ class _IntegerSearch:
 class _HighsProgram:
     """One linear program, with memory rows for `times` at first."""
 
-    def __init__(self, search: _IntegerSearch, kept: Sequence[Integers], times: Sequence[int]) -> None:
+    def __init__(self, search: _IntegerSearch, choices: Sequence[Integers], times: Sequence[int]) -> None:
         self.search = search
-        pace, model = Pace(2), linear(search.problem, kept)
-        typical = search.value if search.best else float(model.cost.mean()) * len(kept)
+        pace, model = Pace(2), linear(search.problem, choices)
+        typical = search.value if search.best else float(model.cost.mean()) * len(choices)
         self.highs = Highs(model, search.clock, typical, pace)
         self.memory = MemoryRows(search.problem, model, len(model.cost))
         self.infeasible = False
@@ -206,11 +206,11 @@ class _HighsProgram:
         """
         search, model = self.search, self.model
         for _ in range(MOST_ROUNDS):
-            found = self.highs.integer(self.start(), nodes, 0.0)
-            bound = max(bound, found.bound)
-            if found.x is None:
-                return math.inf if found.done else bound
-            choice = model.picked(found.x)
+            searched = self.highs.integer(self.start(), nodes, 0.0)
+            bound = max(bound, searched.bound)
+            if searched.x is None:
+                return math.inf if searched.done else bound
+            choice = model.picked(searched.x)
             if search.offer(choice) or search.clock.over:
                 return math.inf if search.reached(bound) else bound
             over = overflows(search.problem, memory(search.problem, choice), self.memory.times)
@@ -226,8 +226,8 @@ class _HighsProgram:
         return self.model.columns_of(best) if best is not None and inside else None
 
 
-def size(kept: Sequence[Integers]) -> int:
-    return sum(map(len, kept))
+def size(choices: Sequence[Integers]) -> int:
+    return sum(map(len, choices))
 
 
 def is_integral(x: Floats) -> bool:

@@ -138,8 +138,8 @@ class Highs:
         self.solver.run()
         status, info = self.solver.getModelStatus(), self.solver.getInfo()
         done = status in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)
-        found = info.primal_solution_status == 2  # kSolutionStatusFeasible
-        x = np.array(self.solver.getSolution().col_value) if found else None
+        feasible = info.primal_solution_status == 2  # kSolutionStatusFeasible
+        x = np.array(self.solver.getSolution().col_value) if feasible else None
         return Searched(x, float(info.mip_dual_bound) / self.scale, done)
 
     def _limit(self) -> None:

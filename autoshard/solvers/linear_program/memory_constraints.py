@@ -80,8 +80,8 @@ class MemoryRows:
             c = value.consumers[active[0]]
             yield self._of(c), value.bytes[value.targets[active[0]][self.model.kept[c]]]
         elif active or early:
-            made = self._alive(v, value, active, early, late)
-            yield np.array(list(made.values()), np.int64), value.bytes[list(made)]
+            column_of = self._alive(v, value, active, early, late)
+            yield np.array(list(column_of.values()), np.int64), value.bytes[list(column_of)]
 
     def _alive(
         self, v: int, value: Value, active: Sequence[int], early: Sequence[int], late: Sequence[int]
@@ -89,17 +89,17 @@ class MemoryRows:
         """Target layout -> the column that is 1 where it is alive."""
         key = (v, active, early, late)
         if key not in self._shared:
-            made = self._shared[key] = {}
+            column_of = self._shared[key] = {}
             groups = [(i,) for i in active] + [(i, j) for i in early for j in late]
             for group in groups:
                 needs = [self._need(v, value, i) for i in group]
                 for target in sorted(set.intersection(*(set(need) for need in needs))):
-                    if target not in made:
-                        made[target] = self.columns
+                    if target not in column_of:
+                        column_of[target] = self.columns
                         self.columns += 1
                     columns = np.concatenate([need[target] for need in needs])
                     entries = np.append(np.full(len(columns), -1.0), 1.0)
-                    self._rows.append((np.append(columns, made[target]), entries, 1.0 - len(group), np.inf))
+                    self._rows.append((np.append(columns, column_of[target]), entries, 1.0 - len(group), np.inf))
         return self._shared[key]
 
     def _need(self, v: int, value: Value, i: int) -> dict[int, Integers]:

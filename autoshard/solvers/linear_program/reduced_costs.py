@@ -28,15 +28,15 @@ def excess(model: Linear, reduced: Floats) -> Floats:
     """Seconds beyond the bound that a plan with choice column j costs at the least, shape (model.choices,)."""
     costs = np.append(np.maximum(reduced, 0.0), np.inf)
     tables = [costs[flow.columns] for flow in model.flows]
-    own = [costs[a:b] for a, b in zip(model.first[:-1], model.first[1:], strict=True)]
-    near: list[list[int]] = [[] for _ in own]
+    node_costs = [costs[a:b] for a, b in zip(model.first[:-1], model.first[1:], strict=True)]
+    near: list[list[int]] = [[] for _ in node_costs]
     for f, flow in enumerate(model.flows):
         near[flow.producer].append(f)
         near[flow.consumer].append(f)
     most = costs[: model.choices].copy()
     rng = np.random.default_rng(0)
     for _ in range(ROUNDS):
-        np.maximum(most, _Tree(model.flows, tables, near, rng.permutation(len(own))).least(own), out=most)
+        np.maximum(most, _Tree(model.flows, tables, near, rng.permutation(len(node_costs))).least(node_costs), out=most)
     return most
 
 
@@ -68,8 +68,8 @@ class _Tree:
         flow = self.flows[self.up[n]]
         return flow.consumer if flow.producer == n else flow.producer
 
-    def least(self, own: Sequence[Floats]) -> Floats:
-        below = [cost.copy() for cost in own]
+    def least(self, node_costs: Sequence[Floats]) -> Floats:
+        below = [cost.copy() for cost in node_costs]
         sent: dict[int, Floats] = {}
         for n in reversed(self.order):
             if self.up[n] >= 0:
@@ -79,8 +79,8 @@ class _Tree:
             if self.up[n] >= 0:
                 above = below[self.parent(n)]
                 with np.errstate(invalid="ignore"):
-                    rest = np.where(np.isinf(above), np.inf, above - sent[n])
-                below[n] += self.message(self.up[n], self.parent(n), rest)
+                    remainder = np.where(np.isinf(above), np.inf, above - sent[n])
+                below[n] += self.message(self.up[n], self.parent(n), remainder)
         for f, (flow, table) in enumerate(zip(self.flows, self.tables, strict=True)):
             if f not in self.inside:
                 below[flow.producer] += table.min(axis=1)[flow.source]

@@ -97,20 +97,20 @@ class Linear:
         return replace(self, cost=np.append(self.cost, np.zeros(more.columns)), rows=rows)
 
 
-def pairs(problem: Problem, kept: Sequence[Integers] | None = None) -> int:
+def pairs(problem: Problem, choices: Sequence[Integers] | None = None) -> int:
     """Edge variables of the same formulation written at the level of choices: how such a problem's size is quoted."""
-    sizes = [len(node.seconds) for node in problem.nodes] if kept is None else [len(some) for some in kept]
+    sizes = [len(node.seconds) for node in problem.nodes] if choices is None else [len(some) for some in choices]
     return sum(sizes[v.producer] * sizes[c] for v in problem.values for c in v.consumers)
 
 
-def linear(problem: Problem, kept: Sequence[Integers]) -> Linear:
-    """Without memory (see `memory_constraints.py`). `kept`: the choices of each node, ascending, arc-consistent."""
-    first = np.concatenate([[0], np.cumsum([len(some) for some in kept])]).astype(np.int64)
-    cost = [np.concatenate([node.seconds[some] for node, some in zip(problem.nodes, kept, strict=True)])]
-    blocks = _EqualBlocks(kept)
-    own = np.arange(first[-1])
-    counts, indices, entries = [np.diff(first)], [own], [np.ones(len(own))]
-    lower, upper = [np.ones(len(kept))], [np.ones(len(kept))]
+def linear(problem: Problem, choices: Sequence[Integers]) -> Linear:
+    """Without memory (see `memory_constraints.py`). `choices`: the choices of each node, ascending, arc-consistent."""
+    first = np.concatenate([[0], np.cumsum([len(some) for some in choices])]).astype(np.int64)
+    cost = [np.concatenate([node.seconds[some] for node, some in zip(problem.nodes, choices, strict=True)])]
+    blocks = _EqualBlocks(choices)
+    choice_ids = np.arange(first[-1])
+    counts, indices, entries = [np.diff(first)], [choice_ids], [np.ones(len(choice_ids))]
+    lower, upper = [np.ones(len(choices))], [np.ones(len(choices))]
     columns = int(first[-1])
     flows: list[Flow] = []
     for value in problem.values:
@@ -131,7 +131,7 @@ def linear(problem: Problem, kept: Sequence[Integers]) -> Linear:
             columns += len(block.cost)
     starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
     rows = Rows(0, starts, *map(np.concatenate, (indices, entries, lower, upper)))
-    return Linear(tuple(kept), first, np.concatenate(cost), rows, tuple(flows))
+    return Linear(tuple(choices), first, np.concatenate(cost), rows, tuple(flows))
 
 
 class _Block(NamedTuple):
@@ -160,9 +160,9 @@ class _EndClasses(NamedTuple):
 class _EqualBlocks:
     """Blocks by content: the values of repeated layers are written once."""
 
-    def __init__(self, kept: Sequence[Integers]) -> None:
-        self.kept = [some.tobytes() for some in kept]
-        self.choices = kept
+    def __init__(self, choices: Sequence[Integers]) -> None:
+        self.kept = [some.tobytes() for some in choices]
+        self.choices = choices
         self.known: dict[tuple[object, ...], _Block] = {}
 
     def of(self, value: Value) -> _Block:
@@ -174,9 +174,9 @@ class _EqualBlocks:
         return self.known[key]
 
 
-def _ends(value: Value, kept: Sequence[Integers]) -> _EndClasses:
-    rows, source = np.unique(value.source[kept[0]], return_inverse=True)
-    used = [targets[some] for targets, some in zip(value.targets, kept[1:], strict=True)]
+def _ends(value: Value, choices: Sequence[Integers]) -> _EndClasses:
+    rows, source = np.unique(value.source[choices[0]], return_inverse=True)
+    used = [targets[some] for targets, some in zip(value.targets, choices[1:], strict=True)]
     columns, together = np.unique(np.concatenate(used), return_inverse=True)
     seconds = value.seconds[np.ix_(rows, columns)]
     if len(used) == 1:
@@ -226,7 +226,7 @@ def _edges(ends: _EndClasses) -> _Block:
     place, next_ = np.cumsum([0, *widths]), int(sum(widths))
     costs: list[Floats] = []
     flows: list[tuple[Integers, Integers, Integers]] = []
-    made = np.full(ends.seconds.shape, -1)
+    pay_columns = np.full(ends.seconds.shape, -1)
 
     def add(rows: Integers, columns: Integers, values: Floats, count: int, most: float) -> None:
         order = np.argsort(rows, kind="stable")
@@ -248,17 +248,17 @@ def _edges(ends: _EndClasses) -> _Block:
             sign = np.append(np.ones(len(z)), np.full(len(here), -1.0))
             add(row, np.append(z, at + np.arange(len(here))), sign, int(row.max()) + 1, 0.0)
         paid = np.flatnonzero(shared[t] & (ends.seconds[r, t] > 0))
-        new = paid[made[r[paid], t[paid]] < 0]
-        made[r[new], t[new]] = np.arange(next_, next_ + len(new))
+        new = paid[pay_columns[r[paid], t[paid]] < 0]
+        pay_columns[r[new], t[new]] = np.arange(next_, next_ + len(new))
         costs.append(ends.seconds[r[new], t[new]])
         next_ += len(new)
         row = np.arange(len(paid))
         sign = np.append(np.ones(len(paid)), np.full(len(paid), -1.0))
         if len(paid):
-            add(np.append(row, row), np.append(made[r[paid], t[paid]], z[paid]), sign, len(paid), np.inf)
-    own = np.zeros(place[-1])
+            add(np.append(row, row), np.append(pay_columns[r[paid], t[paid]], z[paid]), sign, len(paid), np.inf)
+    end_costs = np.zeros(place[-1])
     return _Block(
-        own,
+        end_costs,
         np.concatenate(costs),
         np.concatenate(counts),
         np.concatenate(indices),

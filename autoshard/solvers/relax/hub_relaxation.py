@@ -74,10 +74,10 @@ def _among(problem: Problem, ranked: Sequence[Integers]) -> Choice | None:
         keep = [np.sort(some[:few]) for some in ranked]
         part = narrowed(problem, keep)
         try:
-            found = minimum_within(part, Contents(part), budget_entries=SMALL_ENTRIES)
+            minimum = minimum_within(part, Contents(part), budget_entries=SMALL_ENTRIES)
         except InfeasibleError:
             return None
-        if found is not None:
-            choice = polished(problem, tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True)))
+        if minimum is not None:
+            choice = polished(problem, tuple(int(some[s]) for some, s in zip(keep, minimum.choice, strict=True)))
             return choice if math.isfinite(objective(problem, choice)) else None
     return None

@@ -26,9 +26,9 @@ def search(state: Incumbent, shares: ReaderShares) -> bool:
     if not cut:
         return False
     part = reader_terms.without_hubs(additive(problem), cut)
-    found = attempt(minimum_within, part, Contents(part), budget_entries=SOON_ENTRIES)
-    if found is None:
+    minimum = attempt(minimum_within, part, Contents(part), budget_entries=SOON_ENTRIES)
+    if minimum is None:
         return False
-    state.raise_bound(found.bound)
-    shares.take(state, found.choice, found.bound)
+    state.raise_bound(minimum.bound)
+    shares.take(state, minimum.choice, minimum.bound)
     return True

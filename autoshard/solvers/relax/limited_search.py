@@ -43,26 +43,28 @@ _PAIRS = 2  # plans that are mixed
 CUTS = 96  # between two of them
 
 
-def fitted(state: Incumbent, found: Minimum, budget: int) -> Floats:
+def fitted(state: Incumbent, minimum: Minimum, budget: int) -> Floats:
     """Leaves the minimum without a limit, and where it overflows what LimitedSearch finds; the prices of memory behind
     the bound, seconds a byte over the condensed times.
 
     Raises InfeasibleError where it is proven that nothing fits, or where no plan is met that is allowed (unproven).
     """
-    state.raise_bound(found.bound)
-    if state.offer(found.choice if found.exact else polished(state.problem, found.choice)):
+    state.raise_bound(minimum.bound)
+    if state.offer(minimum.choice if minimum.exact else polished(state.problem, minimum.choice)):
         return np.zeros(state.problem.horizon)
     if state.near is None:
         raise InfeasibleError(
             "no allowed combination of strategies was found; that there is none is not proven", proven=False
         )
-    search = LimitedSearch(state, ReaderShares(state.problem, hubs=not found.exact), budget, exact=found.exact)
+    search = LimitedSearch(state, ReaderShares(state.problem, hubs=not minimum.exact), budget, exact=minimum.exact)
     search.run()
     if state.choice is not None:  # node by node, overflow so expensive that no saving of time pays for it
         aim = Aim(1.0, PENALTY * state.value / max(search.capacity, 1.0), search.capacity)
         linked = links(search.problem)
-        lean = sorted((own for own in search.columns if math.isfinite(own.seconds)), key=lambda own: own.peak)[:FIRST]
-        for start in dict.fromkeys([state.choice, *(own.choice for own in lean)]):
+        lean = sorted(
+            (column for column in search.columns if math.isfinite(column.seconds)), key=lambda column: column.peak
+        )[:FIRST]
+        for start in dict.fromkeys([state.choice, *(column.choice for column in lean)]):
             state.offer(descend(search.problem, linked, start, aim))
     return search.best
 
@@ -94,61 +96,61 @@ class LimitedSearch:
         light: list[Column] = []
         times = list(self.times)
         unit = max(self.columns[0].peak, 1.0)
-        if any(fits(own.peak, self.capacity) for own in self.columns):
+        if any(fits(column.peak, self.capacity) for column in self.columns):
             return
         for _ in range(ROUNDS):
             prices = master_prices(light, times, 0.0, 0.0, unit, 1.0)[0] if light else np.ones(1)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[times] = prices / (prices.sum() or 1.0)
-            found = attempt(self._least, multipliers, 0.0)
-            if found is None:
+            minimum = attempt(self._least, multipliers, 0.0)
+            if minimum is None:
                 return
-            if none_within(found.bound, self.capacity):
-                raise short(self.problem, found.bound - self.capacity, multipliers)
-            own = self._take(found)
-            if fits(own.peak, self.capacity) or any(own.choice == other.choice for other in light):
+            if none_within(minimum.bound, self.capacity):
+                raise short(self.problem, minimum.bound - self.capacity, multipliers)
+            column = self._take(minimum)
+            if fits(column.peak, self.capacity) or any(column.choice == other.choice for other in light):
                 return
-            light.append(own)
+            light.append(column)
 
     def dual(self) -> None:
         """Raises the bound as far as prices can."""
         unit, scale = self.capacity or 1.0, abs(self.columns[0].seconds) or 1.0
         last, by_shares, exact = math.inf, 0, 0
         while by_shares < ROUNDS and exact < ROUNDS:
-            finite = [own for own in self.columns if math.isfinite(own.seconds)]
+            finite = [column for column in self.columns if math.isfinite(column.seconds)]
             prices, value = master_prices(finite, self.times, 1.0 / scale, self.capacity, unit, PENALTY)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[self.times] = prices * scale / unit
             cheap = self.cheap and exact == 0 and value < last * (1 - LOOSE)
             cheap |= not self.exact
-            found = attempt(self._by_shares if cheap else self._least, multipliers)
+            minimum = attempt(self._by_shares if cheap else self._least, multipliers)
             check()
-            if found is None:  # prices part layers that are alike without them: there are more tables then
+            if minimum is None:  # prices part layers that are alike without them: there are more tables then
                 self.cheap, self.exact = self.cheap and not cheap, self.exact and cheap
                 if not (self.cheap or self.exact):
                     return
                 continue
-            known = {own.choice for own in self.columns}
-            reached = found.bound - float(multipliers.sum()) * self.capacity
+            known = {column.choice for column in self.columns}
+            reached = minimum.bound - float(multipliers.sum()) * self.capacity
             if reached > self.state.bound:
                 self.best = multipliers
             self.state.raise_bound(reached)
-            own = self._take(found)
+            column = self._take(minimum)
             last, by_shares, exact = value, by_shares + cheap, exact + (not cheap)
-            if value * scale - self.state.bound <= LOOSE * value * scale or (not cheap and own.choice in known):
+            if value * scale - self.state.bound <= LOOSE * value * scale or (not cheap and column.choice in known):
                 return
             if cheap:
-                self.shares.shift(found.choice, 0.5 / by_shares)
+                self.shares.shift(minimum.choice, 0.5 / by_shares)
 
     def mix(self) -> None:
         """The best between two of those that are least at the bound's prices."""
 
-        def least(own: Column) -> float:
-            return own.seconds + float(self.best @ own.bytes)
+        def least(column: Column) -> float:
+            return column.seconds + float(self.best @ column.bytes)
 
-        ranked = sorted((own for own in self.columns if math.isfinite(own.seconds)), key=least)
-        fit = [own for own in ranked if fits(own.peak, self.capacity)][:_PAIRS]
-        over = [own for own in ranked if not fits(own.peak, self.capacity)][:_PAIRS]
+        ranked = sorted((column for column in self.columns if math.isfinite(column.seconds)), key=least)
+        fit = [column for column in ranked if fits(column.peak, self.capacity)][:_PAIRS]
+        over = [column for column in ranked if not fits(column.peak, self.capacity)][:_PAIRS]
         for first in fit:
             for second in over:
                 if second.seconds < self.state.value:
@@ -161,14 +163,14 @@ class LimitedSearch:
                     return
             check()
 
-    def _take(self, found: Minimum) -> Column:
-        choice = self.shares.given_heads(self.problem, tuple(found.choice))
-        own = column_of(self.problem, choice)
-        self.columns.append(own)
-        if math.isfinite(own.seconds):
+    def _take(self, minimum: Minimum) -> Column:
+        choice = self.shares.given_heads(self.problem, tuple(minimum.choice))
+        column = column_of(self.problem, choice)
+        self.columns.append(column)
+        if math.isfinite(column.seconds):
             self.state.offer(choice)
             self.shares.remember(choice)
-        return own
+        return column
 
     def _by_shares(self, multipliers: Floats) -> Minimum | None:
         part = self.shares.apart(self.problem, multipliers)

@@ -82,15 +82,15 @@ class LowMemoryPlans:
         return attempt(self._folded, self._multipliers(rate)) if 0 < self.seconds < math.inf else None
 
     def _at_bound(self, solve: Callable[[Floats], Choice | None]) -> Choice | None:
-        found = attempt(solve, self._multipliers(_ABOVE_SECONDS)) if 0 < self.seconds < math.inf else None
-        if found is None:
+        choice = attempt(solve, self._multipliers(_ABOVE_SECONDS)) if 0 < self.seconds < math.inf else None
+        if choice is None:
             return None
-        own = column_of(self.problem, found)
-        self.columns += (own,)
-        if own.peak > self.bound * (1 + ROUNDING):
+        column = column_of(self.problem, choice)
+        self.columns += (column,)
+        if column.peak > self.bound * (1 + ROUNDING):
             return None
-        self.seconds = min(self.seconds, own.seconds)
-        return found
+        self.seconds = min(self.seconds, column.seconds)
+        return choice
 
     def _leanest(self) -> Choice | None:
         """The fastest of those at the bound, else the one of the least peak."""
@@ -114,17 +114,17 @@ class LowMemoryPlans:
     def _folded(self, multipliers: Floats) -> Choice | None:
         """Exact but for what is cut off; where its tables are too large, with readers of a value apart; where these
         are, too, over few choices of each node."""
-        found: Minimum | Near | None = None if self.sketched else self._least(multipliers)
-        found = found or solve_top_k(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
-        choice = None if found is None else self.shares.given_heads(self.problem, found.choice, multipliers)
+        solved: Minimum | Near | None = None if self.sketched else self._least(multipliers)
+        solved = solved or solve_top_k(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
+        choice = None if solved is None else self.shares.given_heads(self.problem, solved.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
 
     def _least(self, multipliers: Floats) -> Minimum | None:
         part = reader_terms.without_hubs(additive(self.problem, multipliers), self.shares.cut)
         self.contents.also(part)
-        found = minimum_within(part, self.contents, multipliers=multipliers, budget_entries=SOON_ENTRIES)
-        if found is not None:
-            return found
+        minimum = minimum_within(part, self.contents, multipliers=multipliers, budget_entries=SOON_ENTRIES)
+        if minimum is not None:
+            return minimum
         part = self.shares.apart(self.problem, multipliers)
         self.contents.also(part)
         return minimum_within(part, self.contents, budget_entries=SOON_ENTRIES)

@@ -136,14 +136,14 @@ class _LeastPeak:
 
     def round(self, prices: Floats) -> bool:
         """The minimum at the prices, which bounds the peak; False where its plan is known, or time is over."""
-        found = attempt(
+        minimum = attempt(
             minimise, self.problem, self.contents, multipliers=prices, scale=0.0, budget_entries=self.budget
         )
-        if found is None:
+        if minimum is None:
             return False
-        if found.bound > self.bound:
-            self.bound, self.prices = found.bound, prices
-        return self.add(found.choice)
+        if minimum.bound > self.bound:
+            self.bound, self.prices = minimum.bound, prices
+        return self.add(minimum.choice)
 
     def add(self, choice: Choice) -> bool:
         if any(choice == column.choice for column in self.columns):

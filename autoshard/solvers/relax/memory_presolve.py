@@ -39,8 +39,8 @@ def starting_plan(problem: Problem, options: Options) -> Start:
     budget = min(options.budget_entries or SOON_ENTRIES, SOON_ENTRIES)
     state, prices = Incumbent(problem), None
     try:
-        found = attempt(minimise, problem, Contents(problem), budget_entries=budget)
-        prices = None if found is None else attempt(fitted, state, found, budget)
+        minimum = attempt(minimise, problem, Contents(problem), budget_entries=budget)
+        prices = None if minimum is None else attempt(fitted, state, minimum, budget)
     except InfeasibleError as error:
         state.failed(error)
     return Start(state.choice, state.bound, np.zeros(problem.horizon) if prices is None else prices)

@@ -60,22 +60,22 @@ class ReaderShares:
             part = self.reached(problem, contents)
             if part is None:
                 return False
-            found: Minimum | Near | None = attempt(solve_top_k, part, SOON_ENTRIES) if sketched else None
-            found = found or attempt(minimum_within, part, contents, budget_entries=self.budget)
-            if found is None and expected and not round_:  # at these prices tables are larger
+            solved: Minimum | Near | None = attempt(solve_top_k, part, SOON_ENTRIES) if sketched else None
+            solved = solved or attempt(minimum_within, part, contents, budget_entries=self.budget)
+            if solved is None and expected and not round_:  # at these prices tables are larger
                 self.in_reach = False
                 return self.search(state, rounds, near, sketched=sketched)
-            if found is None:
+            if solved is None:
                 return round_ > 0
-            if isinstance(found, Minimum):
-                state.raise_bound(found.bound)
-            low = max(low, found.bound if isinstance(found, Minimum) else found.value)
-            self.take(state, tuple(found.choice), low)
+            if isinstance(solved, Minimum):
+                state.raise_bound(solved.bound)
+            low = max(low, solved.bound if isinstance(solved, Minimum) else solved.value)
+            self.take(state, tuple(solved.choice), low)
             if state.value < np.inf and state.value - low <= near * state.value:
                 break
             if round_ > 1 and low <= before * (1 + CLOSE) and state.value >= value * (1 - CLOSE):
                 break
-            self.shift(found.choice, 1.0 / (round_ + 2))
+            self.shift(solved.choice, 1.0 / (round_ + 2))
         if state.value - low > near * state.value:
             state.offer(self.among(problem))
         return True
@@ -110,10 +110,10 @@ class ReaderShares:
         if not self.views:
             return self._heads(problem, choice, multipliers)
         linked = links(problem)
-        wanted = _least_of(self.views, choice, lambda n, own: to_readers(problem, linked, own, n))
+        wanted = _least_of(self.views, choice, lambda n, current: to_readers(problem, linked, current, n))
         wanted = self._heads(problem, wanted, multipliers)
-        wanted = _least_of(self.views, wanted, lambda n, own: options(problem, linked, own, n))
-        return min(choice, wanted, key=lambda own: _priced(problem, own, multipliers))
+        wanted = _least_of(self.views, wanted, lambda n, current: options(problem, linked, current, n))
+        return min(choice, wanted, key=lambda candidate: _priced(problem, candidate, multipliers))
 
     def _heads(self, problem: Problem, choice: Choice, multipliers: Floats | None) -> Choice:
         if not self.heads:
@@ -121,7 +121,7 @@ class ReaderShares:
         nodes = enumerate(problem.nodes)
         free = [np.arange(len(node.seconds)) if n in self.heads else np.array([choice[n]]) for n, node in nodes]
         try:
-            found = attempt(
+            minimum = attempt(
                 minimum_within,
                 problem,
                 Contents(problem),
@@ -131,7 +131,7 @@ class ReaderShares:
             )
         except InfeasibleError:
             return choice
-        return choice if found is None else tuple(found.choice)
+        return choice if minimum is None else tuple(minimum.choice)
 
     def keep(self, choice: Choice) -> None:
         if choice in self.pool:
@@ -177,18 +177,18 @@ class ReaderShares:
         for choice in self.pool:
             for alike, s in zip(self.alike, choice, strict=True):
                 seen.setdefault(alike, set()).add(int(s))
-        few = {alike: np.array(sorted(own), np.int64) for alike, own in seen.items()}
+        few = {alike: np.array(sorted(choices), np.int64) for alike, choices in seen.items()}
         keep: list[Integers] = [few[alike] for alike in self.alike]
         part = replace(narrowed(problem, keep), capacity_bytes=float("inf"))
         if self.heads:  # layers fold without what all of them read
             part = reader_terms.without_hubs(additive(part), self.cut)
         try:
-            found = attempt(minimum_within, part, Contents(part), budget_entries=SOON_ENTRIES)
+            minimum = attempt(minimum_within, part, Contents(part), budget_entries=SOON_ENTRIES)
         except InfeasibleError:
             return None
-        if found is None:
+        if minimum is None:
             return None
-        best = tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True))
+        best = tuple(int(some[s]) for some, s in zip(keep, minimum.choice, strict=True))
         best = self.given_heads(problem, best)
         self.keep(best)
         return best
@@ -203,9 +203,9 @@ def _least_of(nodes: Sequence[int], choice: Choice, seconds: Callable[[int, Sequ
     """Each of the nodes, the last first, at the strategy of least `seconds`, given the node and the choice so far."""
     current = list(choice)
     for n in reversed(nodes):
-        own = seconds(n, current)
-        best = int(np.argmin(own))
-        if own[best] < own[current[n]]:
+        costs = seconds(n, current)
+        best = int(np.argmin(costs))
+        if costs[best] < costs[current[n]]:
             current[n] = best
     return tuple(current)
 
@@ -217,11 +217,11 @@ def _upstream(problem: Problem, cut: Collection[int], views: Collection[int]) ->
         for consumer in value.consumers:
             makers[consumer].append(value.producer)
     waiting = [problem.values[v].producer for v in cut]
-    found: set[int] = set()
+    upstream: set[int] = set()
     while waiting:
         n = waiting.pop()
-        if n not in found:
-            found.add(n)
+        if n not in upstream:
+            upstream.add(n)
             waiting += makers[n]
-    found.difference_update(views)
-    return frozenset(found) if len(found) < len(problem.nodes) / 4 else frozenset()
+    upstream.difference_update(views)
+    return frozenset(upstream) if len(upstream) < len(problem.nodes) / 4 else frozenset()

@@ -35,24 +35,24 @@ def many(problem: Problem) -> tuple[frozenset[int], tuple[int, ...]]:
     A view that is read by several, such as each layer's own of a rotary table, would tie these together for little.
     """
     read: list[list[int]] = [[] for _ in problem.nodes]
-    made: list[list[int]] = [[] for _ in problem.nodes]
+    produced: list[list[int]] = [[] for _ in problem.nodes]
     for v, value in enumerate(problem.values):
-        made[value.producer].append(v)
+        produced[value.producer].append(v)
         for consumer in value.consumers:
             read[consumer].append(v)
     waiting = [v for v, value in enumerate(problem.values) if len(value.consumers) > MANY]
-    found = set(waiting)  # of many readers, or made of such
+    hub_values = set(waiting)  # of many readers, or made of such
     alone: dict[int, None] = {}
     while waiting:
         for consumer in problem.values[waiting.pop()].consumers:
-            if consumer not in alone and found.issuperset(read[consumer]):
+            if consumer not in alone and hub_values.issuperset(read[consumer]):
                 alone[consumer] = None
-                waiting += (more := [v for v in made[consumer] if v not in found])
-                found.update(more)
-    cut = frozenset(v for v in found if len(problem.values[v].consumers) > 1)
+                waiting += (more := [v for v in produced[consumer] if v not in hub_values])
+                hub_values.update(more)
+    cut = frozenset(v for v in hub_values if len(problem.values[v].consumers) > 1)
     views: set[int] = set()
     for n in reversed(alone):  # readers come later
-        if any(v in cut or not views.isdisjoint(problem.values[v].consumers) for v in made[n]):
+        if any(v in cut or not views.isdisjoint(problem.values[v].consumers) for v in produced[n]):
             views.add(n)
     return cut, tuple(sorted(views))
 
@@ -70,7 +70,7 @@ def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats], cu
     `kinds[v]`: the same of values with the same `shares`, of shape (readers, targets); even ones where absent.
     """
     problem, once = sum_.problem, _Once()
-    own = [_own(sum_, n, once) for n in range(len(problem.nodes))]
+    node_costs = [_own(sum_, n, once) for n in range(len(problem.nodes))]
     values = []
     for v, (value, kind) in enumerate(zip(problem.values, kinds, strict=True)):
         count = len(value.consumers)
@@ -84,10 +84,10 @@ def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats], cu
             even = 1.0 / count if share is None else share[i]
             pairs = once(key, lambda v=value, c=per_byte, s=even: _part(_priced(sum_, v, c), s), value)  # type: ignore[misc]
             if v in cut:
-                own[consumer] = _with_least(own[consumer], pairs, target, once)
+                node_costs[consumer] = _with_least(node_costs[consumer], pairs, target, once)
             else:
                 values.append(_pair(value, consumer, target, pairs))
-    return _bare(problem, own, values)
+    return _bare(problem, node_costs, values)
 
 
 def without_hubs(sum_: Additive, cut: Collection[int]) -> Problem:
@@ -96,7 +96,7 @@ def without_hubs(sum_: Additive, cut: Collection[int]) -> Problem:
     Their bytes count in the seconds, and so not where the scale is 0.
     """
     problem, once = sum_.problem, _Once()
-    own = [node.seconds for node in problem.nodes]
+    node_costs = [node.seconds for node in problem.nodes]
     values = []
     for v, value in enumerate(problem.values):
         count = len(value.consumers)
@@ -107,10 +107,10 @@ def without_hubs(sum_: Additive, cut: Collection[int]) -> Problem:
             per_byte = charge(sum_, span) / sum_.scale if sum_.scale else 0.0
             key = (id(value.seconds), id(value.bytes), count, per_byte)
             pairs = once(key, lambda v=value, c=per_byte, n=count: (v.seconds + c * v.bytes) / n, value)  # type: ignore[misc]
-            own[consumer] = _with_least(own[consumer], pairs, target, once)
+            node_costs[consumer] = _with_least(node_costs[consumer], pairs, target, once)
     nodes = tuple(
         node if node.seconds is seconds else changed(node, seconds=seconds)
-        for node, seconds in zip(problem.nodes, own, strict=True)
+        for node, seconds in zip(problem.nodes, node_costs, strict=True)
     )
     return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))
 
@@ -135,17 +135,17 @@ def _part(seconds: Floats, share: float | Floats) -> Floats:
     return np.where(forbidden, np.inf, np.where(forbidden, 0.0, seconds) * share)
 
 
-def _with_least(own: Floats, pairs: Floats, target: Integers, once: _Once) -> Floats:
-    return once((id(own), id(pairs), id(target)), lambda: own + pairs.min(axis=0)[target], own, pairs, target)
+def _with_least(costs: Floats, pairs: Floats, target: Integers, once: _Once) -> Floats:
+    return once((id(costs), id(pairs), id(target)), lambda: costs + pairs.min(axis=0)[target], costs, pairs, target)
 
 
 def _pair(value: Value, consumer: int, target: Integers, seconds: Floats) -> Value:
     return changed(value, consumers=(consumer,), targets=(target,), seconds=seconds, intervals=((0, 0),))
 
 
-def _bare(problem: Problem, own: Sequence[Floats], values: Sequence[Value]) -> Problem:
+def _bare(problem: Problem, node_costs: Sequence[Floats], values: Sequence[Value]) -> Problem:
     nodes = tuple(
         node if node.seconds is seconds and node.interval == (0, 0) else changed(node, seconds=seconds, interval=(0, 0))
-        for node, seconds in zip(problem.nodes, own, strict=True)
+        for node, seconds in zip(problem.nodes, node_costs, strict=True)
     )
     return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))

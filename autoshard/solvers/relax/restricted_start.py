@@ -49,7 +49,7 @@ def ranking(problem: Problem, beliefs: Beliefs) -> list[Integers]:
     order: list[Integers] = [np.zeros(0, np.int64)] * len(problem.nodes)
     for nodes in groups.values():
         costs = [beliefs.belief(n) for n in nodes]
-        mean = sum((own - own.min() for own in costs), start=np.zeros(len(costs[0])))
+        mean = sum((cost - cost.min() for cost in costs), start=np.zeros(len(costs[0])))
         best = np.argsort(mean, kind="stable")
         for n in nodes:
             order[n] = best
@@ -63,7 +63,7 @@ def kinds(problem: Problem) -> list[Hashable]:
         ends[value.producer].append((id(value.seconds), -1, id(value.source)))
         for i, (c, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
             ends[c].append((id(value.seconds), i, id(target)))
-    return [(id(node.seconds), id(node.bytes), *sorted(own)) for node, own in zip(problem.nodes, ends, strict=True)]
+    return [(id(node.seconds), id(node.bytes), *sorted(links)) for node, links in zip(problem.nodes, ends, strict=True)]
 
 
 def narrowed(problem: Problem, keep: Sequence[Integers]) -> Problem:
@@ -74,8 +74,8 @@ def narrowed(problem: Problem, keep: Sequence[Integers]) -> Problem:
         key = (id(array), keep[n].tobytes())
         if key not in known:
             known[key] = array[keep[n]]
-        found: Array = known[key]
-        return found
+        selected: Array = known[key]
+        return selected
 
     def value(old: Value) -> Value:
         targets = tuple(part(t, c) for c, t in zip(old.consumers, old.targets, strict=True))
@@ -101,12 +101,12 @@ def solve_top_k(problem: Problem, budget_entries: int, count: int = FEW) -> Near
         return None
     part = narrowed(problem, few)
     try:
-        found = minimum_within(part, Contents(part), budget_entries=budget_entries)
+        minimum = minimum_within(part, Contents(part), budget_entries=budget_entries)
     except InfeasibleError:
         return None
-    if found is None:
+    if minimum is None:
         return None
-    return Near(found.bound, tuple(int(some[s]) for some, s in zip(few, found.choice, strict=True)))
+    return Near(minimum.bound, tuple(int(some[s]) for some, s in zip(few, minimum.choice, strict=True)))
 
 
 def top_k_choices(problem: Problem, count: int, prices: Floats | None = None) -> list[Integers] | None:
@@ -133,5 +133,5 @@ def _stand_ins(short: Short) -> Integers:
     at[short.positions] = np.arange(len(short.positions))
     for fold in short.folds:
         at[fold.position : fold.position + fold.count * fold.period] = np.tile(fold.block, fold.count)
-    found: Integers = at[short.line.positions]
-    return found
+    stand_ins: Integers = at[short.line.positions]
+    return stand_ins

@@ -61,16 +61,16 @@ class Beliefs:
 
     def __init__(self, sum_: Additive, kind: type[np.floating[Any]] = np.float64) -> None:
         self.sum, self.kind = sum_, kind
-        own = [unary(sum_, n) for n in range(len(sum_.problem.nodes))]
-        self.penalty = _penalty(sum_, own)
-        self.unary = [np.where(np.isinf(costs), self.penalty, costs).astype(kind) for costs in own]
-        self.before: list[list[int]] = [[] for _ in own]
-        self.after: list[list[int]] = [[] for _ in own]
+        unaries = [unary(sum_, n) for n in range(len(sum_.problem.nodes))]
+        self.penalty = _penalty(sum_, unaries)
+        self.unary = [np.where(np.isinf(costs), self.penalty, costs).astype(kind) for costs in unaries]
+        self.before: list[list[int]] = [[] for _ in unaries]
+        self.after: list[list[int]] = [[] for _ in unaries]
         self.tables: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self.weights = [_weights(sum_, value) for value in sum_.problem.values]
         self.shares = {
-            v: np.repeat((own / own.sum())[:, None], len(value.bytes), axis=1)
-            for v, (own, value) in enumerate(zip(self.weights, sum_.problem.values, strict=True))
+            v: np.repeat((weights / weights.sum())[:, None], len(value.bytes), axis=1)
+            for v, (weights, value) in enumerate(zip(self.weights, sum_.problem.values, strict=True))
         }
         self.edges: list[_Edge] = []
         for v, value in enumerate(sum_.problem.values):
@@ -79,8 +79,8 @@ class Beliefs:
                 self.before[max(value.producer, c)].append(len(self.edges))
                 self.edges.append(_Edge(v, i, value.producer, c, value.source, target, *self.table(v, value, i)))
         self.share = [1.0 / max(len(b), len(a), 1) for b, a in zip(self.before, self.after, strict=True)]
-        self.to_producer = [np.zeros(len(own[e.producer]), kind) for e in self.edges]
-        self.to_consumer = [np.zeros(len(own[e.consumer]), kind) for e in self.edges]
+        self.to_producer = [np.zeros(len(unaries[e.producer]), kind) for e in self.edges]
+        self.to_consumer = [np.zeros(len(unaries[e.consumer]), kind) for e in self.edges]
         self.bound, self.rounds, self.peak = -np.inf, 0, self.penalty
 
     def table(self, v: int, value: Value, i: int) -> tuple[Floats, Floats]:
@@ -98,8 +98,8 @@ class Beliefs:
         """One sweep each way; the bound so far."""
         count = len(self.unary)
         for nodes, send in ((range(count), self.after), (range(count - 1, -1, -1), self.before)):
-            found = sum(self._send(n, send[n]) for n in nodes)
-            self.bound = max(self.bound, found - self.rounding(found))
+            bound = sum(self._send(n, send[n]) for n in nodes)
+            self.bound = max(self.bound, bound - self.rounding(bound))
         self.rounds += 1
         return self.bound
 
@@ -184,7 +184,7 @@ def _least(costs: Floats, layouts: Integers, count: int) -> Floats:
     return least
 
 
-def _penalty(sum_: Additive, own: list[Floats]) -> float:
+def _penalty(sum_: Additive, unaries: list[Floats]) -> float:
     """In place of what is forbidden: more than any plan costs that is allowed. Bounds are then low, never too high."""
 
     def most(table: Floats) -> float:
@@ -194,8 +194,8 @@ def _penalty(sum_: Additive, own: list[Floats]) -> float:
     known = {id(value.seconds): most(value.seconds) for value in sum_.problem.values}
     seconds = sum(len(value.consumers) * known[id(value.seconds)] for value in sum_.problem.values)
     top = float(sum_.cumulative[-1]) if len(sum_.cumulative) else 0.0
-    kept = top * sum(float(value.bytes.max(initial=0.0)) * len(value.consumers) for value in sum_.problem.values)
-    return 1.0 + 2.0 * (sum(map(most, own)) + sum_.scale * seconds + kept)
+    memory_cost = top * sum(float(value.bytes.max(initial=0.0)) * len(value.consumers) for value in sum_.problem.values)
+    return 1.0 + 2.0 * (sum(map(most, unaries)) + sum_.scale * seconds + memory_cost)
 
 
 Edge = TypeVar("Edge")

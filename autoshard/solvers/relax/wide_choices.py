@@ -62,10 +62,10 @@ def _closed(state: Incumbent, beliefs: Beliefs, loose: float, clock: Clock) -> N
     if state.gap > loose:
         _free(state, state.problem, [some[:SOME] for some in ranking(state.problem, beliefs)])
         climb(state, beliefs, 0.0, MOST_ROUNDS, loose)
-    found = hub_relaxation.bounded(state, clock, beliefs) if state.gap > loose else None
-    if found is not None:
-        state.raise_bound(found.bound)
-        state.offer(found.choice)
+    minimum = hub_relaxation.bounded(state, clock, beliefs) if state.gap > loose else None
+    if minimum is not None:
+        state.raise_bound(minimum.bound)
+        state.offer(minimum.choice)
 
 
 class WideChoices:
@@ -84,7 +84,7 @@ class WideChoices:
         if self.state.choice is None:
             full = LimitedSearch(self.state, self.shares, self.budget)
             full.light()
-            self.plans = [own.choice for own in full.columns]
+            self.plans = [column.choice for column in full.columns]
         keep = keep or self.ranked(np.zeros(self.problem.horizon))
         before = math.inf
         while self.state.gap > self.loose:
@@ -126,13 +126,13 @@ class WideChoices:
         """Leaves the best plan within the limit over these choices and those of `plans`, to which it adds those that it
         meets; gives the prices of bytes behind its bound. None where there is no plan."""
         state, problem = self.state, self.problem
-        known = [own for own in (state.choice, state.near) if own is not None]
+        known = [choice for choice in (state.choice, state.near) if choice is not None]
         start = list(dict.fromkeys([*self.plans, *known]))
-        keep = [np.union1d(some, [own[n] for own in start]).astype(np.int64) for n, some in enumerate(few)]
+        keep = [np.union1d(some, [choice[n] for choice in start]).astype(np.int64) for n, some in enumerate(few)]
         inner = Incumbent(narrowed(problem, keep))
         shares = ReaderShares(inner.problem)
-        for own in start:
-            lowered = tuple(int(np.searchsorted(some, s)) for some, s in zip(keep, own, strict=True))
+        for choice in start:
+            lowered = tuple(int(np.searchsorted(some, s)) for some, s in zip(keep, choice, strict=True))
             inner.offer(lowered)
             shares.remember(lowered)
         if inner.near is None:
@@ -142,7 +142,7 @@ class WideChoices:
             attempt(within.run)
         except InfeasibleError:  # of these few
             return None
-        met = (_whole(keep, own.choice) for own in within.columns)
+        met = (_whole(keep, column.choice) for column in within.columns)
         self.plans = list(dict.fromkeys([*self.plans, *met]))[-PLANS:]
         if inner.choice is None:
             return None
@@ -152,11 +152,11 @@ class WideChoices:
     def exactly(self, prices: Floats) -> bool | None:
         """Leaves the bound of the least under prices over all choices, but for what is cut off, and its plan; whether
         that was not met before. None where nothing repeats, so that tables are too large, or time is over."""
-        found = self.least(prices) if self.beliefs is None else None  # equal layers are one
-        if found is None:
+        minimum = self.least(prices) if self.beliefs is None else None  # equal layers are one
+        if minimum is None:
             return None
-        self.state.raise_bound(found.bound - self.paid(prices))
-        choice = self.shares.given_heads(self.problem, found.choice)
+        self.state.raise_bound(minimum.bound - self.paid(prices))
+        choice = self.shares.given_heads(self.problem, minimum.choice)
         self.state.offer(choice)
         new = choice not in self.plans and math.isfinite(objective(self.problem, choice))
         self.plans += [choice] if new else []

@@ -34,7 +34,7 @@ class BlockSums:
         dealt: tuple[int, Floats] | None = None,
     ) -> None:
         self.rooms: list[_Room] = []
-        for top in sorted({float(w) for own in working for w in own}):
+        for top in sorted({float(w) for kind_bytes in working for w in kind_bytes}):
             room = _Room(seconds, sizes, working, top, capacity_bytes - top, dealt)
             if top <= capacity_bytes and not (self.rooms and self.rooms[-1].has_points_of(room)):
                 self.rooms.append(room)
@@ -47,9 +47,9 @@ class BlockSums:
         """The least seconds, and the room in which they are reached."""
         if not self.rooms:
             return np.full(len(counts), _INF), np.full(len(counts), -1)
-        found = np.array([room.least(counts) for room in self.rooms])
-        best = found.argmin(axis=0)
-        return found[best, np.arange(len(counts))], best
+        seconds = np.array([room.least(counts) for room in self.rooms])
+        best = seconds.argmin(axis=0)
+        return seconds[best, np.arange(len(counts))], best
 
     def points(self, counts: Integers, room: int) -> list[list[int]]:
         """For each kind, the points of its blocks in the least way, ascending. `counts` by kind, of what fits in the
@@ -74,11 +74,11 @@ class _Room:
         self.points: list[Sum] = []
         for own_seconds, own_bytes, own_working in zip(seconds, sizes, working, strict=True):
             usable = np.flatnonzero((own_working <= top) & (own_bytes <= capacity))
-            kept = undominated(own_seconds[usable], own_bytes[usable])
-            usable = usable[kept]
+            pareto = undominated(own_seconds[usable], own_bytes[usable])
+            usable = usable[pareto]
             self.points.append(Sum(own_seconds[usable], own_bytes[usable], np.zeros(len(usable), np.int64), usable))
         self.known: dict[Counts, Sum] = {}
-        self.sizes = np.array([own.size for own in self.points])
+        self.sizes = np.array([points.size for points in self.points])
         self.several, self.none = np.flatnonzero(self.sizes > 1), np.flatnonzero(self.sizes == 0)
         self.one = np.flatnonzero(self.sizes == 1)
         self.one_seconds = np.array([self.points[kind].seconds[0] for kind in self.one])
@@ -87,42 +87,42 @@ class _Room:
     def has_points_of(self, other: _Room) -> bool:
         """Then what the other one holds, this one does: it has more room."""
         pairs = zip(self.points, other.points, strict=True)
-        return all(np.array_equal(own.point, its.point) for own, its in pairs)
+        return all(np.array_equal(points.point, its.point) for points, its in pairs)
 
     def least(self, counts: Integers) -> Floats:
         """Seconds of each row. One kind that has a choice, of few points, is counted out; others are added up."""
         sizes, several = self.sizes, self.several
         choosing = counts[:, several] > 0
-        found = np.full(len(counts), _INF)
+        least = np.full(len(counts), _INF)
         possible = np.asarray(~(counts[:, self.none] > 0).any(axis=1))
         fixed = possible & ~choosing.any(axis=1)
         seconds, room = self._fixed(counts)
-        found[fixed] = np.where(room[fixed] >= 0, seconds[fixed], _INF)
+        least[fixed] = np.where(room[fixed] >= 0, seconds[fixed], _INF)
         for place, kind in enumerate(several):
             rows = np.flatnonzero(possible & choosing[:, place] & (choosing.sum(axis=1) == 1))
             if len(rows) and sizes[kind] <= COUNTED:
-                found[rows] = seconds[rows] + self._mixed(kind, counts[rows, kind], room[rows])[0]
+                least[rows] = seconds[rows] + self._mixed(kind, counts[rows, kind], room[rows])[0]
                 possible[rows] = False
         for row in np.flatnonzero(possible & choosing.any(axis=1)):
             total = self.total(tuple(map(int, counts[row])))
-            found[row] = total.seconds[-1] if total.size else _INF
-        return found
+            least[row] = total.seconds[-1] if total.size else _INF
+        return least
 
     def _fixed(self, counts: Integers) -> tuple[Floats, Floats]:
         """(seconds, room that is left) of the blocks that have one point."""
-        own = counts[:, self.one]
-        return own @ self.one_seconds, self.capacity - own @ self.one_bytes
+        singles = counts[:, self.one]
+        return singles @ self.one_seconds, self.capacity - singles @ self.one_bytes
 
     def chosen(self, counts: Integers) -> list[list[int]]:
-        several = [kind for kind, own in enumerate(self.points) if own.size > 1 and counts[kind]]
+        several = [kind for kind, points in enumerate(self.points) if points.size > 1 and counts[kind]]
         if len(several) > 1 or any(self.points[kind].size > COUNTED for kind in several):
-            own = tuple(map(int, counts))
-            return self.walk(own, self.total(own).size - 1)
-        found = [[int(own.point[0])] * int(n) if n else [] for own, n in zip(self.points, counts, strict=True)]
+            key = tuple(map(int, counts))
+            return self.walk(key, self.total(key).size - 1)
+        chosen = [[int(points.point[0])] * int(n) if n else [] for points, n in zip(self.points, counts, strict=True)]
         for kind in several:
             mix = self._mixed(kind, counts[[kind]], self._fixed(counts[None])[1])[1][0]
-            found[kind] = sorted(np.repeat(self.points[kind].point, mix).tolist())
-        return found
+            chosen[kind] = sorted(np.repeat(self.points[kind].point, mix).tolist())
+        return chosen
 
     def _mixed(self, kind: int | np.integer, blocks: Integers, room: Floats) -> tuple[Floats, Integers]:
         return mixed(self.points[kind], blocks, room, self.ratios if kind == self.dealt else np.ones(1))
@@ -130,36 +130,38 @@ class _Room:
     def total(self, counts: Counts) -> Sum:
         """The sum for `counts`: one block of its last kind is added to the sum of the others."""
         if counts not in self.known:
-            made: list[Counts] = []
+            missing: list[Counts] = []
             while counts not in self.known and any(counts):
-                made.append(counts)
+                missing.append(counts)
                 counts = _one_less(counts)[1]
-            for later in reversed(made):
+            for later in reversed(missing):
                 kind, before = _one_less(later)
                 self.known[later] = self._added(self.known.get(before, _NOTHING), self.points[kind])
-            counts = made[0] if made else counts
+            counts = missing[0] if missing else counts
         return self.known.get(counts, _NOTHING)
 
-    def _added(self, own: Sum, points: Sum) -> Sum:
+    def _added(self, total: Sum, points: Sum) -> Sum:
         if points.size == 1:  # none becomes dominated
-            sizes = own.bytes + points.bytes
+            sizes = total.bytes + points.bytes
             stop = int(np.searchsorted(sizes, self.capacity, side="right"))
             each = np.arange(stop)
-            return Sum(own.seconds[:stop] + points.seconds, sizes[:stop], each, np.full(stop, points.point[0]))
-        seconds = np.add.outer(own.seconds, points.seconds).ravel()
-        sizes = np.add.outer(own.bytes, points.bytes).ravel()
+            return Sum(total.seconds[:stop] + points.seconds, sizes[:stop], each, np.full(stop, points.point[0]))
+        seconds = np.add.outer(total.seconds, points.seconds).ravel()
+        sizes = np.add.outer(total.bytes, points.bytes).ravel()
         fitting = np.flatnonzero(sizes <= self.capacity)
-        kept = fitting[undominated(seconds[fitting], sizes[fitting])]
-        return Sum(seconds[kept], sizes[kept], kept // max(1, points.size), points.point[kept % max(1, points.size)])
+        pareto = fitting[undominated(seconds[fitting], sizes[fitting])]
+        return Sum(
+            seconds[pareto], sizes[pareto], pareto // max(1, points.size), points.point[pareto % max(1, points.size)]
+        )
 
     def walk(self, counts: Counts, entry: int) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in counts]
+        chosen: list[list[int]] = [[] for _ in counts]
         while any(counts):
-            own = self.total(counts)
+            total = self.total(counts)
             kind, counts = _one_less(counts)
-            found[kind].append(int(own.point[entry]))
-            entry = int(own.before[entry])
-        return [sorted(points) for points in found]
+            chosen[kind].append(int(total.point[entry]))
+            entry = int(total.before[entry])
+        return [sorted(points) for points in chosen]
 
 
 def _one_less(counts: Counts) -> tuple[int, Counts]:

@@ -35,8 +35,8 @@ def undominated(seconds: Floats, sizes: Floats) -> Integers:
     order = np.lexsort((seconds, sizes))
     ordered = seconds[order]
     least = np.concatenate([[_INF], np.minimum.accumulate(ordered)[:-1]]) if len(ordered) else ordered
-    kept: Integers = order[ordered < least]
-    return kept
+    pareto: Integers = order[ordered < least]
+    return pareto
 
 
 def mixed(points: Sum, blocks: Integers, room: Floats, ratios: Floats) -> tuple[Floats, Integers]:
@@ -61,18 +61,18 @@ def mixed(points: Sum, blocks: Integers, room: Floats, ratios: Floats) -> tuple[
 
 def _weighed(blocks: Integers, each: Floats, ratios: Floats) -> Floats:
     """The sum of ratios of so many blocks, `each` of which stand in a chunk, the chunks one after the other."""
-    own = (ratio * np.clip(blocks - chunk * each, 0, each) for chunk, ratio in enumerate(ratios))
-    return sum(own, np.zeros(1))
+    terms = (ratio * np.clip(blocks - chunk * each, 0, each) for chunk, ratio in enumerate(ratios))
+    return sum(terms, np.zeros(1))
 
 
 def _reached(total: Floats, each: Floats, ratios: Floats) -> Floats:
     """The most blocks of which that sum is at most `total`; the last chunk has no end. Negative where that is."""
-    found, before = np.where(total < 0, -1.0, 0.0), np.zeros(1)
+    reached, before = np.where(total < 0, -1.0, 0.0), np.zeros(1)
     for chunk, ratio in enumerate(ratios):
         inside = np.maximum(np.floor((total - before) / ratio), 0.0)
-        found = found + (np.minimum(inside, each) if chunk < len(ratios) - 1 else inside)
+        reached = reached + (np.minimum(inside, each) if chunk < len(ratios) - 1 else inside)
         before = before + ratio * each
-    return found
+    return reached
 
 
 def first_chunk_seconds(problem: StageProblem, stage: int, most: int) -> Floats:
@@ -84,9 +84,9 @@ def first_chunk_seconds(problem: StageProblem, stage: int, most: int) -> Floats:
     if ratios is None or len(ratios) != problem.chunks:
         return fastest
     sizes = problem.point_bytes(stage)[problem.line[problem.run[0]]]
-    kept = undominated(front.seconds, sizes)
-    if not 1 < len(kept) <= COUNTED:
+    pareto = undominated(front.seconds, sizes)
+    if not 1 < len(pareto) <= COUNTED:
         return fastest
-    points = Sum(front.seconds[kept], sizes[kept], np.zeros(len(kept), np.int64), kept)
+    points = Sum(front.seconds[pareto], sizes[pareto], np.zeros(len(pareto), np.int64), pareto)
     room = problem.capacity_bytes[stage] - front.working_bytes.min() - (problem.chunks - 1) * blocks * points.bytes[0]
     return np.maximum(fastest, mixed(points, blocks, room, ratios[:1])[0])

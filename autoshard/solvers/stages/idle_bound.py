@@ -43,17 +43,18 @@ class IdleBound:
         self.sums: dict[tuple[int, int, float], BlockSums] = {}
         every = map(self.problem.of_stage, range(self.problem.stages))
         self.forward = [
-            [np.array([own(front.forward_seconds) for front in fronts]) for own in (np.min, np.max)] for fronts in every
+            [np.array([extreme(front.forward_seconds) for front in fronts]) for extreme in (np.min, np.max)]
+            for fronts in every
         ]
         self.after = _least_after(table)
 
-    def busy(self, stage: int, own: Floats) -> Floats:
-        """[end, length]: seconds from the first forward on the stage to its last backward, at least. `own`: its
+    def busy(self, stage: int, table: Floats) -> Floats:
+        """[end, length]: seconds from the first forward on the stage to its last backward, at least. `table`: its
         table."""
-        found, (end, length) = np.full(own.shape, _INF), np.nonzero(np.isfinite(own + self.after[stage][:, None]))
+        seconds, (end, length) = np.full(table.shape, _INF), np.nonzero(np.isfinite(table + self.after[stage][:, None]))
         numbers = self.costs.ranges.numbers[end, end - length]
-        found[end, length] = self._least(stage, numbers, own[end, length], self.after[stage][end])
-        return found
+        seconds[end, length] = self._least(stage, numbers, table[end, length], self.after[stage][end])
+        return seconds
 
     def _least(self, stage: int, numbers: Integers, seconds: Floats, later: Floats) -> Floats:
         """Least step for ranges that take `seconds` as the schedule has it, with `later` in the stages after."""
@@ -67,8 +68,8 @@ class IdleBound:
                 best = np.minimum(best, count * seconds)
                 break
             started = np.maximum(later - (last - 1) * (longest + sent), 0.0)
-            rest = np.where(np.isfinite(seconds), seconds - shortest - sent, 0.0)
-            ended = np.maximum(later - (last - 1) * rest, 0.0)
+            backward = np.where(np.isfinite(seconds), seconds - shortest - sent, 0.0)
+            ended = np.maximum(later - (last - 1) * backward, 0.0)
             best = np.minimum(best, count * seconds + started + ended)
             if (count * seconds >= best).all():
                 break
@@ -87,41 +88,41 @@ class IdleBound:
         fresh = wanted[np.isnan(known[wanted])]
         if len(fresh):
             known[fresh] = self.sums[key].least(self.costs.ranges.counts[fresh])
-        found: Floats = known[numbers] + self.costs.sent(stage)
-        return found
+        seconds: Floats = known[numbers] + self.costs.sent(stage)
+        return seconds
 
 
 def _held(least: int, most: int) -> list[tuple[int, int]]:
     """Groups [first, last] of numbers from `least`; the last one has `most` in it."""
-    found: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     first = min(least, most)
-    while not found or found[-1][1] < most:
-        size = 1 if len(found) < ROUNDS else int(first * (GROW - 1)) + 1
-        found.append((first, min(most, first + size - 1)))
-        first = found[-1][1] + 1
-    return found
+    while not groups or groups[-1][1] < most:
+        size = 1 if len(groups) < ROUNDS else int(first * (GROW - 1)) + 1
+        groups.append((first, min(most, first + size - 1)))
+        first = groups[-1][1] + 1
+    return groups
 
 
 def _least_after(table: list[Floats]) -> list[Floats]:
     """[stage][place]: the least seconds of a micro-batch in the stages after, where the stage ends at that place."""
     places = len(table[0])
-    rest = np.full(places, _INF)
-    rest[-1] = 0.0
-    found = [rest]
-    for own in reversed(table[1:]):
-        every, before = own + found[0][:, None], np.full(places, _INF)
+    at_end = np.full(places, _INF)
+    at_end[-1] = 0.0
+    after = [at_end]
+    for stage_table in reversed(table[1:]):
+        every, before = stage_table + after[0][:, None], np.full(places, _INF)
         end, length = np.nonzero(np.isfinite(every))
         np.minimum.at(before, end - length, every[end, length])
-        found.insert(0, before)
-    return found
+        after.insert(0, before)
+    return after
 
 
 def late_seconds(late: Sequence[float] | Floats, backward: Sequence[float] | Floats, beside: float) -> Floats:
     """[k]: of the first k blocks, exactly where each has a collective; `beside`: the part of what is hidden."""
-    total, hidden = (np.concatenate([[0.0], np.cumsum(own)]) for own in (late, backward))
+    total, hidden = (np.concatenate([[0.0], np.cumsum(seconds)]) for seconds in (late, backward))
     exposed = np.concatenate([[0.0], np.maximum.accumulate(np.maximum(total[1:] - hidden[:-1], 0.0))])
-    found: Floats = exposed + min(beside, 1.0) * (total - exposed)
-    return found
+    unhidden: Floats = exposed + min(beside, 1.0) * (total - exposed)
+    return unhidden
 
 
 def least_late(problem: StageProblem, places: Sequence[int]) -> Floats:
@@ -130,10 +131,10 @@ def least_late(problem: StageProblem, places: Sequence[int]) -> Floats:
     fronts = [problem.fronts[kind] for kind in problem.line]
     first = problem.of_stage(0)  # whose backward is the last
     longest = [float(first[kind].backward_seconds.max()) for kind in problem.line]
-    found = late_seconds([front.late_seconds for front in fronts], longest, problem.late_beside)
+    late = late_seconds([front.late_seconds for front in fronts], longest, problem.late_beside)
     ends = np.array(places)
     if problem.chunks > 1:
         start, stop = problem.run
         ends = np.minimum(ends, start) + np.maximum(np.minimum(ends, stop) - start, 0) // problem.chunks
-    least: Floats = found[ends]
+    least: Floats = late[ends]
     return least

@@ -39,7 +39,7 @@ def least_held(problem: StageProblem, values: Sequence[Live], working: Floats) -
     runs: its `values`, and bytes that its block works with beside all that is kept."""
     start, stop = problem.run
     run = problem.line[start]
-    chunk_live = np.array([own.live for own in values], float)
+    chunk_live = np.array([value.live for value in values], float)
     mean = chunk_live.mean(axis=1)
     if run in problem.line[:start] or run in problem.line[stop:]:
         mean = chunk_live.min(axis=1)
@@ -68,42 +68,42 @@ def _always(front: Front, live: int) -> Front:
     )
 
 
-def least_working(part: Sequence[int], works: Sequence[Floats], kept: Sequence[Floats]) -> float:
-    """Lower bound on the working bytes of a part that ends in these kinds of blocks. `works` and `kept`: bytes of each
+def least_working(part: Sequence[int], works: Sequence[Floats], saved: Sequence[Floats]) -> float:
+    """Lower bound on the working bytes of a part that ends in these kinds of blocks. `works` and `saved`: bytes of each
     point, by kind."""
     most = after = 0.0
     for kind in reversed(part):
         most = max(most, float(works[kind].min()) - after)
-        after += float(kept[kind].max())
+        after += float(saved[kind].max())
     return most
 
 
-def of_every_part(line: tuple[int, ...], works: Sequence[Floats], kept: Sequence[Floats]) -> list[float]:
+def of_every_part(line: tuple[int, ...], works: Sequence[Floats], saved: Sequence[Floats]) -> list[float]:
     """[kind]: of any part of the line that has a block of the kind."""
     every = _ends(line, len(works))
-    return [min((least_working(part, works, kept) for part in own), default=0.0) for own in every]
+    return [min((least_working(part, works, saved) for part in parts), default=0.0) for parts in every]
 
 
 @lru_cache(maxsize=64)
 def _ends(line: tuple[int, ...], kinds: int) -> tuple[frozenset[tuple[int, ...]], ...]:
     """[kind]: how parts end that have a block of it; no more of a part than `_LOOKED_AT` blocks."""
-    found: list[set[tuple[int, ...]]] = [set() for _ in range(kinds)]
+    endings: list[set[tuple[int, ...]]] = [set() for _ in range(kinds)]
     last: dict[int, int] = {}
-    for end, own in enumerate(line):
-        last[own] = end
+    for end, end_kind in enumerate(line):
+        last[end_kind] = end
         for kind, block in last.items():
-            found[kind].add(line[max(block, end + 1 - _LOOKED_AT) : end + 1])
-    return tuple(map(frozenset, found))
+            endings[kind].add(line[max(block, end + 1 - _LOOKED_AT) : end + 1])
+    return tuple(map(frozenset, endings))
 
 
 def of_dealt(
-    line: tuple[int, ...], run: tuple[int, int], stages: int, works: Sequence[Floats], kept: Sequence[Floats]
+    line: tuple[int, ...], run: tuple[int, int], stages: int, works: Sequence[Floats], saved: Sequence[Floats]
 ) -> Floats:
     """[stage]: of the last of several chunks, which ends in a block of the run; of the last stage, in what is after."""
     start, stop = run
-    found = np.full(stages, least_working(line[start : start + 1], works, kept))
-    found[-1] = least_working(line[stop - 1 :], works, kept)
-    return found
+    working = np.full(stages, least_working(line[start : start + 1], works, saved))
+    working[-1] = least_working(line[stop - 1 :], works, saved)
+    return working
 
 
 _INF = float("inf")
@@ -129,16 +129,16 @@ def least_bytes(problem: StageProblem, beside: Floats) -> float:
 def _held(problem: StageProblem, counts: NDArray[np.int64], stage: int, top: float) -> Floats:
     """[end, begin]: of points that work with at most `top`, and that."""
     sizes = zip(problem.point_bytes(stage), problem.fronts, strict=True)
-    least = np.array([own[front.working_bytes <= top].min(initial=_INF) for own, front in sizes])
+    least = np.array([point_sizes[front.working_bytes <= top].min(initial=_INF) for point_sizes, front in sizes])
     none = counts @ np.isinf(least)
-    own = counts @ np.where(np.isinf(least), 0.0, least)
-    found: Floats = np.where(none[:, None] == none[None, :], own[:, None] - own[None, :] + top, _INF)
-    return found
+    totals = counts @ np.where(np.isinf(least), 0.0, least)
+    held: Floats = np.where(none[:, None] == none[None, :], totals[:, None] - totals[None, :] + top, _INF)
+    return held
 
 
 def _allowed(problem: StageProblem, places: list[int], stage: int) -> NDArray[np.bool_]:
     if problem.allowed is None:
         return np.ones((len(places),) * 2, bool)
     out = np.concatenate([[0], np.cumsum(~problem.allowed[stage])])[places]
-    found: NDArray[np.bool_] = out[:, None] == out[None, :]
-    return found
+    allowed: NDArray[np.bool_] = out[:, None] == out[None, :]
+    return allowed

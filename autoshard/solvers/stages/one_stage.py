@@ -36,12 +36,12 @@ class _Followed(NamedTuple):
 
 def least_peak(blocks: Sequence[RunningBlock]) -> float:
     """Peak of the plan that holds least as its fullest block runs; infinite where too many are to be followed."""
-    peak, kept = np.zeros(1), np.zeros(1)
+    peak, kept_bytes = np.zeros(1), np.zeros(1)
     for block in blocks:
-        after = np.add.outer(kept, block.kept)
-        peak, kept = np.maximum(peak[:, None], after + block.beside).ravel(), after.ravel()
-        some = undominated(peak, kept)
-        peak, kept = peak[some], kept[some]
+        after = np.add.outer(kept_bytes, block.kept)
+        peak, kept_bytes = np.maximum(peak[:, None], after + block.beside).ravel(), after.ravel()
+        some = undominated(peak, kept_bytes)
+        peak, kept_bytes = peak[some], kept_bytes[some]
         if len(peak) > _MOST:
             return np.inf
     return float(peak.min())
@@ -52,13 +52,13 @@ def fastest_points(blocks: Sequence[RunningBlock], room: float) -> tuple[int, ..
     nothing = np.zeros(1, np.int64)
     steps = [_Followed(np.zeros(1), np.zeros(1), nothing, nothing)]
     for block in blocks:
-        kept = np.add.outer(steps[-1].kept, block.kept)
-        some = np.flatnonzero(kept + block.beside <= room)
-        seconds, kept = np.add.outer(steps[-1].seconds, block.seconds).ravel(), kept.ravel()
-        some = some[undominated(seconds[some], kept[some])]
+        kept_bytes = np.add.outer(steps[-1].kept, block.kept)
+        some = np.flatnonzero(kept_bytes + block.beside <= room)
+        seconds, kept_bytes = np.add.outer(steps[-1].seconds, block.seconds).ravel(), kept_bytes.ravel()
+        some = some[undominated(seconds[some], kept_bytes[some])]
         if not 0 < len(some) <= _MOST:
             return None
-        steps.append(_Followed(seconds[some], kept[some], *np.divmod(some, len(block.seconds))))
+        steps.append(_Followed(seconds[some], kept_bytes[some], *np.divmod(some, len(block.seconds))))
     entry, points = int(steps[-1].seconds.argmin()), list[int]()
     for step in reversed(steps[1:]):
         points.append(int(step.point[entry]))

@@ -27,13 +27,13 @@ class RangeCosts:
         self.problem, self.share = problem, share
         self.places = cut_places(problem)
         every = (problem.of_stage(stage) for stage in range(problem.stages))
-        self.costs = [[share * front.seconds + tail * front.tail_seconds for front in own] for own in every]
+        self.costs = [[share * front.seconds + tail * front.tail_seconds for front in fronts] for fronts in every]
         self.made: dict[int, BlockSums] = {}
         self.ranges = _every_range(problem.line, len(problem.fronts), tuple(self.places))
         self.counts = block_counts(problem.line, len(problem.fronts))
         self.known = [np.full(len(self.ranges.counts), np.nan) for _ in range(problem.stages)]
         self.rooms = [np.full(len(self.ranges.counts), -1) for _ in range(problem.stages)]
-        least = [min(float(cost.min(initial=_INF)) for cost in own) for own in zip(*self.costs, strict=True)]
+        least = [min(float(cost.min(initial=_INF)) for cost in costs) for costs in zip(*self.costs, strict=True)]
         self.line_least = self.counts @ np.array(least)  # each block on the stage where it takes least
 
     def sent(self, stage: int) -> float:
@@ -65,23 +65,23 @@ class RangeCosts:
         """[stage][end, length in places]: ranges that may take at most `most`; the others are infinite."""
         problem, places = self.problem, len(self.places)
         least, most = self.line_least[self.places], most * (1 + 1e-12)
-        longest = max(int(np.searchsorted(least, own + most, side="right")) - 1 - i for i, own in enumerate(least))
+        longest = max(int(np.searchsorted(least, base + most, side="right")) - 1 - i for i, base in enumerate(least))
         end, length = np.arange(places)[:, None], np.arange(max(longest, 0) + 1)[None, :]
         begin = end - length
         short = (length > 0) & (begin >= 0)
         begin = np.maximum(begin, 0)
         short &= least[end] - least[begin] <= most
-        found = []
+        table = []
         for stage in range(problem.stages):
             left = problem.stages - stage - 1  # every later stage takes a place
             starts = begin == 0 if stage == 0 else begin >= stage
             stops = end == places - 1 if left == 0 else end < places - left
             where = np.nonzero(short & starts & stops & self._allowed(stage)[end, begin])
-            own = np.full(short.shape, _INF)
+            stage_table = np.full(short.shape, _INF)
             cost = self._costs(stage, self.ranges.numbers[end[where[0], 0], begin[where]])
-            own[where] = np.where(cost <= most, cost, _INF)
-            found.append(own)
-        return found
+            stage_table[where] = np.where(cost <= most, cost, _INF)
+            table.append(stage_table)
+        return table
 
     def _costs(self, stage: int, numbers: Integers) -> Floats:
         known, sums = self.known[stage], self.sums(stage)
@@ -90,16 +90,16 @@ class RangeCosts:
         fresh = np.flatnonzero(wanted & np.isnan(known))
         if len(fresh):
             known[fresh], self.rooms[stage][fresh] = sums.least_and_room(self.ranges.counts[fresh])
-        found: Floats = known[numbers] + self.sent(stage)
-        return found
+        seconds: Floats = known[numbers] + self.sent(stage)
+        return seconds
 
     def _allowed(self, stage: int) -> NDArray[np.bool_]:
         """[end, begin]: may the blocks between be on the stage?"""
         if self.problem.allowed is None:
             return np.ones((len(self.places),) * 2, bool)
         out = np.concatenate([[0], np.cumsum(~self.problem.allowed[stage])])[self.places]
-        found: NDArray[np.bool_] = out[:, None] == out[None, :]
-        return found
+        allowed: NDArray[np.bool_] = out[:, None] == out[None, :]
+        return allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +114,8 @@ class _Ranges:
 def _every_range(line: tuple[int, ...], kinds: int, places: tuple[int, ...]) -> _Ranges:
     counts = block_counts(line, kinds)[list(places)]
     radix = [1]
-    for own in counts[-1]:
-        radix.append(radix[-1] * (2 * int(own) + 1))
+    for count in counts[-1]:
+        radix.append(radix[-1] * (2 * int(count) + 1))
     exact = counts.astype(np.int64 if radix[-1] < 2**62 else object) @ np.array(radix[:-1], dtype=object).astype(
         np.int64 if radix[-1] < 2**62 else object
     )
@@ -130,8 +130,8 @@ def block_counts(line: tuple[int, ...], kinds: int) -> Integers:
     """[place, kind]: blocks of each kind before a place in the line."""
     counts = np.zeros((len(line) + 1, kinds), dtype=np.int64)
     np.add.at(counts, (np.arange(len(line)) + 1, np.array(line)), 1)
-    found: Integers = counts.cumsum(axis=0)
-    return found
+    cumulative: Integers = counts.cumsum(axis=0)
+    return cumulative
 
 
 def cut_places(problem: StageProblem) -> list[int]:
@@ -152,11 +152,11 @@ def parts_of(problem: StageProblem, cuts: list[int]) -> list[Part]:
     inner = [start, *cuts[1:-1], stop]
     each = [(inner[s + 1] - inner[s]) // problem.chunks for s in range(problem.stages)]
     position = 0
-    found: list[Part] = []
+    parts: list[Part] = []
     for chunk in range(problem.chunks):
         for stage in range(problem.stages):
             first = position
-            position = (start if not found else first) + each[stage]
-            found.append(Part(stage, chunk, first, position))
-    found[-1] = Part(problem.stages - 1, problem.chunks - 1, found[-1].first, len(problem.line))
-    return found
+            position = (start if not parts else first) + each[stage]
+            parts.append(Part(stage, chunk, first, position))
+    parts[-1] = Part(problem.stages - 1, problem.chunks - 1, parts[-1].first, len(problem.line))
+    return parts

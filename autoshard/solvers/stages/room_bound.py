@@ -34,9 +34,9 @@ class RoomBound:
         content = np.concatenate([np.full(f.points, least) for f, least in zip(used, fastest, strict=True)])
         taking = content > 0
         every = map(problem.of_stage, range(problem.stages))
-        seconds = np.array([np.concatenate([own[kind].seconds for kind in there])[taking] for own in every])
+        seconds = np.array([np.concatenate([fronts[kind].seconds for kind in there])[taking] for fronts in every])
         each = (problem.point_bytes(stage) for stage in range(problem.stages))
-        sizes = np.array([np.concatenate([own[kind] for kind in there])[taking] for own in each])
+        sizes = np.array([np.concatenate([by_kind[kind] for kind in there])[taking] for by_kind in each])
         self.room = problem.capacity_bytes - min(float(front.working_bytes.min()) for front in used)
         self.sent = problem.send_seconds * np.array([sum(problem.sends(s)) for s in range(problem.stages)])
         self.u, w = _vertices(content[taking], seconds, sizes)

@@ -21,30 +21,32 @@ class Moments(NamedTuple):
     last: Integers
     chunk: Integers
 
-    def fullest(self, kept: Floats, working: Floats, again: Floats | float = 0.0, last: Floats | float = 0.0) -> Floats:
-        """Bytes of the fullest moment. `kept` and `working` by chunk, [..., chunk]; what a backward leaves behind."""
-        held = kept @ self.live.T + working[..., self.chunk]
-        sent = (self.again * again + self.last * last).sum(axis=1)
-        found: Floats = (held + sent).max(axis=-1)
-        return found
+    def fullest(
+        self, saved: Floats, working: Floats, reused: Floats | float = 0.0, last: Floats | float = 0.0
+    ) -> Floats:
+        """Bytes of the fullest moment. `saved` and `working` by chunk, [..., chunk]; what a backward leaves behind."""
+        held = saved @ self.live.T + working[..., self.chunk]
+        sent = (self.again * reused + self.last * last).sum(axis=1)
+        fullest: Floats = (held + sent).max(axis=-1)
+        return fullest
 
 
 @lru_cache(maxsize=512)
 def fullest_moments(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> Moments:
     order = order_of(schedule, stage, stages, micro_batches, chunks)
     count = receive_buffers(schedule, stages, micro_batches, chunks)[stage::stages]
-    until = micro_batches - np.array([own.inputs for own in count])
+    until = micro_batches - np.array([buffers.inputs for buffers in count])
     chunk = np.array([slot.chunk for slot in order])
     forward = np.array([slot.kind == "F" for slot in order])
     early = np.array([slot.micro_batch for slot in order]) < until[chunk]
-    own = chunk[:, None] == np.arange(chunks)
-    begun = (own & forward[:, None]).cumsum(axis=0)
-    ended = [np.vstack([np.zeros((1, chunks), np.int64), (own & some[:, None]).cumsum(axis=0)[:-1]])
+    of_chunk = chunk[:, None] == np.arange(chunks)
+    begun = (of_chunk & forward[:, None]).cumsum(axis=0)
+    ended = [np.vstack([np.zeros((1, chunks), np.int64), (of_chunk & some[:, None]).cumsum(axis=0)[:-1]])
              for some in (~forward & early, ~forward & ~early)]  # fmt: skip
     live = begun - ended[0] - ended[1]
     rows = np.column_stack([live, *ended])
-    kept = np.concatenate([_undominated(rows, np.flatnonzero(chunk == each), chunks) for each in range(chunks)])
-    return Moments(live[kept], ended[0][kept], ended[1][kept], chunk[kept])
+    pareto = np.concatenate([_undominated(rows, np.flatnonzero(chunk == each), chunks) for each in range(chunks)])
+    return Moments(live[pareto], ended[0][pareto], ended[1][pareto], chunk[pareto])
 
 
 def _undominated(rows: Integers, some: Integers, chunks: int) -> Integers:
@@ -53,7 +55,7 @@ def _undominated(rows: Integers, some: Integers, chunks: int) -> Integers:
     backwards = some[::-1]
     _, first = np.unique(rows[backwards, :chunks], axis=0, return_index=True)
     some = backwards[np.sort(first)]
-    own = rows[some]
-    less = np.array([((own >= each).all(axis=1) & (own > each).any(axis=1)).any() for each in own], dtype=bool)
-    found: Integers = some[~less]
-    return found
+    chosen = rows[some]
+    less = np.array([((chosen >= each).all(axis=1) & (chosen > each).any(axis=1)).any() for each in chosen], dtype=bool)
+    pareto: Integers = some[~less]
+    return pareto

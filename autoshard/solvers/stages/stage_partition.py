@@ -48,7 +48,7 @@ def is_possible(problem: StageProblem) -> bool:
     places = np.arange(len(problem.line) + 1)
     reached = places == 0
     for stage in range(problem.stages):
-        least = np.array([float(own.min()) for own in problem.point_bytes(stage)])
+        least = np.array([float(sizes.min()) for sizes in problem.point_bytes(stage)])
         held = np.cumsum([0.0, *least[list(problem.line)]])
         room = held + float(problem.capacity_bytes[stage]) * (1 + EXACT) + EXACT * held[-1]
         farthest = np.searchsorted(held, room, side="right") - 1
@@ -68,13 +68,15 @@ def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, li
     """(sum, cuts, maximum) of some plan: the limit on a stage is raised until there is one."""
     whole = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
     limit = GROW * whole / problem.stages
-    each = ([float(own.seconds.max() + own.tail_seconds.max()) for own in fronts] for fronts in problem.every_front)
-    most = [max(own) for own in zip(*each, strict=True)]
+    each = (
+        [float(front.seconds.max() + front.tail_seconds.max()) for front in fronts] for fronts in problem.every_front
+    )
+    most = [max(seconds) for seconds in zip(*each, strict=True)]
     top = whole + sum(most[kind] for kind in problem.line)
     while True:
-        found = least_sum(costs.table(limit), limit)
-        if found is not None or limit >= top:
-            return found
+        solution = least_sum(costs.table(limit), limit)
+        if solution is not None or limit >= top:
+            return solution
         limit = min(top, limit * GROW) if limit > 0 else top
 
 
@@ -87,7 +89,7 @@ def _swept(
     free = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
     highest = max(first[2], (best - free / problem.chunks) / factor) if factor > 0 else _INF
     table = costs.table(highest)
-    values = np.unique(np.concatenate([own[np.isfinite(own)] for own in table]))
+    values = np.unique(np.concatenate([stage_table[np.isfinite(stage_table)] for stage_table in table]))
     values = values[values <= highest * (1 + EXACT)]
     low, high = 0, len(values) - 1  # bisected to the first feasible maximum
     while low < high:
@@ -103,10 +105,10 @@ def _swept(
     for value in values[low:]:
         if _formula(problem, loosest[0], float(value)) >= best * (1 - tolerance):
             break
-        found = least_sum(table, float(value))
-        if found is not None:
-            met.setdefault(tuple(found[1]), found)
-            best = min(best, _formula(problem, found[0], found[2]))
+        solution = least_sum(table, float(value))
+        if solution is not None:
+            met.setdefault(tuple(solution[1]), solution)
+            best = min(best, _formula(problem, solution[0], solution[2]))
     return [plan_of_cuts(problem, costs, cuts) for _, cuts, _ in met.values()]
 
 
@@ -118,16 +120,16 @@ def least_sum(table: list[Floats], limit: float) -> tuple[float, list[int], floa
     sums = np.full(ends, _INF)
     sums[0] = 0.0
     taken = []
-    for own in table:
-        total = np.where(inside & (own <= limit * (1 + EXACT)), sums[begin] + own, _INF)
+    for stage_table in table:
+        total = np.where(inside & (stage_table <= limit * (1 + EXACT)), sums[begin] + stage_table, _INF)
         length = total.argmin(axis=1)
         sums = total[np.arange(ends), length]
         taken.append(length)
     if not np.isfinite(sums[-1]):
         return None
     cuts, most, end = [ends - 1], 0.0, ends - 1
-    for own, length in zip(reversed(table), reversed(taken), strict=True):
-        most = max(most, float(own[end, length[end]]))
+    for stage_table, length in zip(reversed(table), reversed(taken), strict=True):
+        most = max(most, float(stage_table[end, length[end]]))
         end -= int(length[end])
         cuts.append(end)
     return float(sums[-1]), cuts[::-1], most
@@ -145,12 +147,12 @@ def plan_of_cuts(problem: StageProblem, costs: RangeCosts, cuts: list[int]) -> S
 def _deal(problem: StageProblem, stage: int, parts: list[Part], by_kind: list[list[int]], points: list[int]) -> None:
     """The points of a stage onto its blocks, in turn onto the chunks, so that they take alike; what keeps most onto the
     last ones, of which fewest micro-batches are in flight where a stage is fullest."""
-    own = [part for part in parts if part.stage == stage]
+    stage_parts = [part for part in parts if part.stage == stage]
     for kind, chosen in enumerate(by_kind):
-        kept = problem.of_stage(stage)[kind].kept_bytes
-        blocks = [[k for k in range(p.first, p.stop) if problem.line[k] == kind] for p in own]
+        kept_bytes = problem.of_stage(stage)[kind].kept_bytes
+        blocks = [[k for k in range(p.first, p.stop) if problem.line[k] == kind] for p in stage_parts]
         turns = sorted((place, -chunk) for chunk, mine in enumerate(blocks) for place in range(len(mine)))
-        fullest = sorted(chosen, key=lambda point: (-kept[point], point))
+        fullest = sorted(chosen, key=lambda point: (-kept_bytes[point], point))
         for (place, chunk), point in zip(turns, fullest, strict=True):
             points[blocks[-chunk][place]] = point
 
@@ -163,39 +165,39 @@ def certificate(problem: StageProblem, seconds: float) -> float:
     busy = _busy(problem, costs, table)
     passes = [_passing(problem, costs, s, table[s]) for s in range(problem.stages)]
     once, early = _first(problem, costs)
-    once, early = (own[np.arange(len(own))[:, None], _begins(table[0])] for own in (once, early))
-    rest = np.full(len(costs.places), _INF)  # of the stages after, from each place
-    rest[-1] = 0.0
+    once, early = (values[np.arange(len(values))[:, None], _begins(table[0])] for values in (once, early))
+    after = np.full(len(costs.places), _INF)  # of the stages after, from each place
+    after[-1] = 0.0
     for stage in range(problem.stages - 1, 0, -1):
-        rest = _behind(busy[stage] + once, passes[stage] + early, rest)
-    found = float(_behind(busy[0] + once, passes[0] + early, rest)[0])
+        after = _behind(busy[stage] + once, passes[stage] + early, after)
+    bound = float(_behind(busy[0] + once, passes[0] + early, after)[0])
     if any(front.tail_seconds.any() or front.late_seconds for front in problem.fronts):
         late = least_late(problem, costs.places)
         tail = _least_tail(problem, costs) + late[:, None]
-        ended = _behind(busy[0] + once + tail, passes[0] + early + tail, rest)
-        found = max(found, float(ended[0]), _with_tail(problem, costs, rest, late))
-    return min(found, seconds)
+        ended = _behind(busy[0] + once + tail, passes[0] + early + tail, after)
+        bound = max(bound, float(ended[0]), _with_tail(problem, costs, after, late))
+    return min(bound, seconds)
 
 
 def _busy(problem: StageProblem, costs: RangeCosts, table: list[Floats]) -> list[Floats]:
     """[stage][end, length]: from the first forward of a range to its last backward."""
     if problem.chunks > 1 or problem.stages == 1:
-        return [problem.micro_batches * own for own in table]
+        return [problem.micro_batches * stage_table for stage_table in table]
     idle = IdleBound(costs, table)
-    return [idle.busy(stage, own) for stage, own in enumerate(table)]
+    return [idle.busy(stage, stage_table) for stage, stage_table in enumerate(table)]
 
 
 def _least_tail(problem: StageProblem, costs: RangeCosts) -> Floats:
     """[end, 1], by places: of the blocks from the start."""
     least = np.array([float(front.tail_seconds.min()) for front in problem.fronts])
-    found: Floats = (costs.counts[costs.places] @ least)[:, None]
-    return found
+    tail: Floats = (costs.counts[costs.places] @ least)[:, None]
+    return tail
 
 
-def _begins(own: Floats) -> Integers:
+def _begins(table: Floats) -> Integers:
     """[end, length]: the place where a range begins."""
-    found: Integers = np.maximum(np.arange(len(own))[:, None] - np.arange(own.shape[1]), 0)
-    return found
+    begins: Integers = np.maximum(np.arange(len(table))[:, None] - np.arange(table.shape[1]), 0)
+    return begins
 
 
 def _first(problem: StageProblem, costs: RangeCosts) -> tuple[Floats, Floats]:
@@ -211,40 +213,40 @@ def _first(problem: StageProblem, costs: RangeCosts) -> tuple[Floats, Floats]:
     return whole[:, None] - whole[None, :], problem.fronts[problem.line[start]].first_seconds * blocks
 
 
-def _behind(busy: Floats, passing: Floats, rest: Floats) -> Floats:
+def _behind(busy: Floats, passing: Floats, after: Floats) -> Floats:
     """From each place: the least, over ranges that begin there, of what is longer: the stage busy, or the others after
     a micro-batch has passed it. Shapes: [end, length], and [place]."""
-    every = np.maximum(busy, passing + rest[:, None])
-    found = np.full(len(busy), _INF)
+    every = np.maximum(busy, passing + after[:, None])
+    least = np.full(len(busy), _INF)
     end, length = np.nonzero(np.isfinite(every))
-    np.minimum.at(found, end - length, every[end, length])
-    return found
+    np.minimum.at(least, end - length, every[end, length])
+    return least
 
 
-def _passing(problem: StageProblem, costs: RangeCosts, stage: int, own: Floats) -> Floats:
+def _passing(problem: StageProblem, costs: RangeCosts, stage: int, table: Floats) -> Floats:
     """Seconds of one micro-batch through the first chunk of each range: its own with one chunk, else the least that its
     blocks can take."""
     if problem.chunks == 1:
-        return own
+        return table
     start, stop = problem.run
     hands = problem.send_seconds * (1 + (stage > 0))
     last = np.array(costs.places)[:, None]
-    first = last[_begins(own), 0]
+    first = last[_begins(table), 0]
     each = np.maximum(np.minimum(last, stop) - np.maximum(first, start), 0) // problem.chunks
     least = first_chunk_seconds(problem, stage, int(each.max()))
-    return np.where(np.isfinite(own), least[each] + hands, _INF)
+    return np.where(np.isfinite(table), least[each] + hands, _INF)
 
 
-def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats, late: Floats) -> float:
+def _with_tail(problem: StageProblem, costs: RangeCosts, after: Floats, late: Floats) -> float:
     """The first stage is busy with its tail and its `late` collectives too, which come after everything else in any
     case."""
-    once, early = (own[:, 0] for own in _first(problem, costs))
+    once, early = (values[:, 0] for values in _first(problem, costs))
     busy = RangeCosts(problem, float(problem.micro_batches), 1.0).from_start() + once
     if problem.stages == 1:
         return float(busy[-1] + late[-1])
     passing = RangeCosts(problem, 1.0 if problem.chunks == 1 else 0.0, 1.0)
-    own, (start, stop) = passing.from_start(), problem.run
+    pass_seconds, (start, stop) = passing.from_start(), problem.run
     if problem.chunks > 1:
         each = np.maximum(np.minimum(passing.places, stop) - start, 0) // problem.chunks
-        own = own + first_chunk_seconds(problem, 0, int(each.max()))[each] + problem.send_seconds
-    return float((np.maximum(busy, own + early + rest) + late)[1:].min())
+        pass_seconds = pass_seconds + first_chunk_seconds(problem, 0, int(each.max()))[each] + problem.send_seconds
+    return float((np.maximum(busy, pass_seconds + early + after) + late)[1:].min())

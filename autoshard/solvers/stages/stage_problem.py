@@ -96,8 +96,8 @@ class StageProblem:
     @property
     def first_seconds(self) -> Floats:
         """[k]: of the line's blocks before k."""
-        found: Floats = np.cumsum([0.0, *(self.fronts[kind].first_seconds for kind in self.line)])
-        return found
+        seconds: Floats = np.cumsum([0.0, *(self.fronts[kind].first_seconds for kind in self.line)])
+        return seconds
 
     def point_bytes(self, stage: int) -> list[Floats]:
         """By kind: of each point, with all that the stage's live micro-batches keep. With `chunk_live`, what a point
@@ -110,14 +110,14 @@ class StageProblem:
         """For each chunk, what a point's bytes are beyond the leanest's in place of those of `point_bytes`."""
         if self.chunk_live is None or self.chunk_live[stage].min() <= 0:
             return None
-        found: Floats = self.chunk_live[stage] / self.chunk_live[stage].min()
-        return found
+        ratios: Floats = self.chunk_live[stage] / self.chunk_live[stage].min()
+        return ratios
 
     def held_room(self, stage: int, held: int) -> float:
         """Free bytes of a stage that holds `held` micro-batches, at least as many as its schedule has live. One chunk
         only."""
         more = held - float(self.live[stage])
-        handed, of_order = (np.broadcast_to(own, self.stages) for own in (self.handed_bytes, self.of_order_bytes))
+        handed, of_order = (np.broadcast_to(sizes, self.stages) for sizes in (self.handed_bytes, self.of_order_bytes))
         return float(self.capacity_bytes[stage] + (of_order[stage] if more > 0 else 0.0) - more * handed[stage])
 
     def sends(self, stage: int) -> tuple[int, int]:
@@ -157,16 +157,16 @@ def point_bytes(front: Front, live: float, more: float | None = None) -> Floats:
 
 def stage_seconds(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> tuple[Floats, Floats, Floats]:
     """Forward and backward seconds of a micro-batch on each stage, its sends with them, and the seconds of its tail."""
-    found = np.zeros((3, problem.stages))
+    seconds = np.zeros((3, problem.stages))
     for part in parts:
         for block in range(part.first, part.stop):
             front, point = problem.of_stage(part.stage)[problem.line[block]], points[block]
-            found[0, part.stage] += front.forward_seconds[point]
-            found[1, part.stage] += front.backward_seconds[point]
-            found[2, part.stage] += front.tail_seconds[point]
+            seconds[0, part.stage] += front.forward_seconds[point]
+            seconds[1, part.stage] += front.backward_seconds[point]
+            seconds[2, part.stage] += front.tail_seconds[point]
     for stage in range(problem.stages):
-        found[:2, stage] += np.array(problem.sends(stage)) * problem.send_seconds
-    return found[0], found[1], found[2]
+        seconds[:2, stage] += np.array(problem.sends(stage)) * problem.send_seconds
+    return seconds[0], seconds[1], seconds[2]
 
 
 def closed_form(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> float:
@@ -185,7 +185,7 @@ def bytes_of(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]
         for block in range(part.first, part.stop):
             kind, point = problem.line[block], points[block]
             total[part.stage] += sizes[part.stage][kind][point]
-            own = problem.of_stage(part.stage)[kind].working_bytes[point]
-            working[part.stage] = max(working[part.stage], own)
+            work_bytes = problem.of_stage(part.stage)[kind].working_bytes[point]
+            working[part.stage] = max(working[part.stage], work_bytes)
     both: Floats = total + working
     return both

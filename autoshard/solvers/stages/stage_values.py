@@ -52,17 +52,17 @@ def _of_stage(schedule: str, stage: int, stages: int, micro_batches: int, chunks
     part = np.arange(chunks) * stages + stage
     gives, takes = part < stages * chunks - 1, part > 0
     count = receive_buffers(schedule, stages, micro_batches, chunks)[stage::stages]
-    posted = np.array([own.inputs for own in count])
+    posted = np.array([buffers.inputs for buffers in count])
     if schedule == "1f1b":  # a gradient while the next is computed, an output of the warm-up
         sent = int(takes[0] and micro_batches > 1) + int(gives[0] and min(micro_batches, stages - stage) > 1)
     else:
-        again = takes[chunk] & (micro_batch < micro_batches - posted[chunk])
-        sent = int(gives[chunk].sum() + again.sum())
+        reused = takes[chunk] & (micro_batch < micro_batches - posted[chunk])
+        sent = int(gives[chunk].sum() + reused.sum())
     return StageValues(
         tuple(map(int, live)),
         int((np.maximum(posted - live, 0) * takes).sum()),
         int((live * gives).sum()),
-        sum(own.gradients for own in count),
+        sum(buffers.gradients for buffers in count),
         sent,
     )
 
@@ -82,6 +82,6 @@ def solve_sum(problem: StageProblem, entering: Floats) -> tuple[float, StagePlan
     if one:
         end, length = np.indices(table[0].shape)
         sent = np.append(entering, 0.0)[np.array(costs.places)[np.maximum(end - length, 0)]]
-        table = [table[0], *(own + sent for own in table[1:])]
-    found = least_sum(table, _INF)
-    return None if found is None else (found[0], plan_of_cuts(problem, costs, found[1]))
+        table = [table[0], *(stage_table + sent for stage_table in table[1:])]
+    solution = least_sum(table, _INF)
+    return None if solution is None else (solution[0], plan_of_cuts(problem, costs, solution[1]))

@@ -83,15 +83,15 @@ def stage_views(program: Program) -> Iterator[tuple[int, Program]]:
     parts, step = stage_programs(program), program.step
     for stage in reversed(range(step.stages)):
         whole = program.of_stage(stage)
-        own = [parts[number] for number in step.parts_of(stage)]
+        stage_parts = [parts[number] for number in step.parts_of(stage)]
         yield (
             stage,
             replace(
                 whole,
                 others=(),
-                parameters=tuple(dict.fromkeys(p for part in own for p in part.parameters)),
-                buffers=tuple(dict.fromkeys(b for part in own for b in part.buffers)),
-                outputs=(whole.loss or "",) if any(part.loss for part in own) else (),
+                parameters=tuple(dict.fromkeys(p for part in stage_parts for p in part.parameters)),
+                buffers=tuple(dict.fromkeys(b for part in stage_parts for b in part.buffers)),
+                outputs=(whole.loss or "",) if any(part.loss for part in stage_parts) else (),
             ),
         )
 
@@ -115,11 +115,11 @@ def _rank(program: Program, reference: Reference, rank: int, result: RankResult,
     yield from _stored("gradient", trainable, reference.gradients, result.gradients, where, noise.gradients)
     scale = max((step.norm for step in reference.steps), default=0.0)
     for number, (step, expected) in enumerate(zip(result.steps, reference.steps, strict=True), 1):
-        where, own = (program.mesh, rank, number), noise.steps[number - 1]
+        where, step_noise = (program.mesh, rank, number), noise.steps[number - 1]
         if program.loss:
             norm, wanted = (torch.tensor(n, dtype=torch.float64) for n in (step.norm, expected.norm))
-            yield compare("gradient", "global norm", rank, number, norm, wanted, scale, own.norm)
-        parameters, buffers = own.parameters or {}, own.buffers or {}
+            yield compare("gradient", "global norm", rank, number, norm, wanted, scale, step_noise.norm)
+        parameters, buffers = step_noise.parameters or {}, step_noise.buffers or {}
         yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, where, parameters)
         yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, where, buffers)
 
@@ -128,7 +128,7 @@ def _stored(
     kind: str,
     parameters: Sequence[ProgramParameter],
     expected: State,
-    found: State,
+    actual: State,
     where: tuple[Mesh, int, int],  # rank, step
     noise: Mapping[str, float],
 ) -> Iterator[Error]:
@@ -139,8 +139,8 @@ def _stored(
         full = whole[parameter.path]
         assert full is not None, f"the original model has no {parameter.path}"
         part = local_part(full, parameter.layout, mesh, rank)
-        own = unsplit(by_name(found, parameter), part)
-        yield compare(kind, parameter.path, rank, step, own, part, scale, by_name(noise, parameter) or 0.0)
+        held = unsplit(by_name(actual, parameter), part)
+        yield compare(kind, parameter.path, rank, step, held, part, scale, by_name(noise, parameter) or 0.0)
 
 
 def by_name(state: Mapping[str, _Value], parameter: ProgramParameter) -> _Value | None:
@@ -148,36 +148,36 @@ def by_name(state: Mapping[str, _Value], parameter: ProgramParameter) -> _Value 
     return next((state[name] for name in (parameter.path, *parameter.ties) if name in state), None)
 
 
-def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | None:
+def unsplit(actual: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | None:
     """A blocked parameter is held unflattened: the same elements in the same order."""
-    if found is None or found.numel() != part.numel():
-        return found
-    return found.reshape(part.shape)
+    if actual is None or actual.numel() != part.numel():
+        return actual
+    return actual.reshape(part.shape)
 
 
 def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
     scale = largest(output for step in reference.steps for output in step.outputs)  # a loss may vanish as it is learnt
     if reference.evaluation:
-        first, own = [result.evaluation for result in results], noise.steps[0].outputs
-        yield from _all(EVALUATION, program, program.outputs, reference.evaluation, first, (1, scale), own)
+        first, first_noise = [result.evaluation for result in results], noise.steps[0].outputs
+        yield from _all(EVALUATION, program, program.outputs, reference.evaluation, first, (1, scale), first_noise)
     for number, step in enumerate(reference.steps):
-        names, found = program.outputs * reference.micro_batches, [result.steps[number].outputs for result in results]
+        names, actual = program.outputs * reference.micro_batches, [result.steps[number].outputs for result in results]
         where = number + 1, scale
-        yield from _all("output", program, names, step.outputs, found, where, noise.steps[number].outputs)
+        yield from _all("output", program, names, step.outputs, actual, where, noise.steps[number].outputs)
 
 
 def _all(
     kind: str, program: Program, names: Sequence[str], expected: Sequence[torch.Tensor],
-    found: Sequence[Sequence[torch.Tensor]], where: tuple[int, float], noise: Sequence[float],
+    actual: Sequence[Sequence[torch.Tensor]], where: tuple[int, float], noise: Sequence[float],
 ) -> Iterator[Error]:  # fmt: skip
     """Each output of each rank. `where`: the step, and the largest of their kind."""
     for position, name in enumerate(names):
-        locals_ = [outputs[position] if position < len(outputs) else None for outputs in found]
+        locals_ = [outputs[position] if position < len(outputs) else None for outputs in actual]
         label = "loss" if name == program.loss else program.value(name).tensor
         layout, (step, scale) = program.value(name).layout, where
-        for rank, own in enumerate(_summed(locals_, layout, program.mesh)):
+        for rank, summed in enumerate(_summed(locals_, layout, program.mesh)):
             part = local_part(expected[position], layout, program.mesh, rank)
-            yield compare(kind, label, rank, step, own, part, scale, noise[position] if noise else 0.0)
+            yield compare(kind, label, rank, step, summed, part, scale, noise[position] if noise else 0.0)
 
 
 def _summed(locals_: Sequence[torch.Tensor | None], layout: Layout, mesh: Mesh) -> list[torch.Tensor | None]:

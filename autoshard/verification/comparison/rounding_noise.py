@@ -64,8 +64,8 @@ def measure_noise(
     norms = [step.max_norm for step in reference.steps]
     seed, count = reference.seed, reference.micro_batches
     runs = trained(module, graph, nudged, make_optimizer, seed, literal, norms, count)
-    for (found, step), expected in zip(runs, reference.steps, strict=True):
-        gradients = gradients or _differences(found, reference.gradients)
+    for (grads, step), expected in zip(runs, reference.steps, strict=True):
+        gradients = gradients or _differences(grads, reference.gradients)
         steps.append(_step_noise(step, expected))
     return Noise(gradients, tuple(steps))
 
@@ -74,9 +74,9 @@ def amplified(reference: Reference, noise: Noise) -> tuple[str, ...]:
     """A note on the step whose outputs are compared most loosely; none where the threshold is all that is allowed."""
     scale = largest(output for step in reference.steps for output in step.outputs)
     allowed = [
-        (allowed_noise(own, scale, number) / scale, number)
+        (allowed_noise(difference, scale, number) / scale, number)
         for number, step in enumerate(noise.steps, 1)
-        for own in step.outputs
+        for difference in step.outputs
         if scale
     ]
     most, number = max(allowed, default=(0.0, 0))
@@ -93,21 +93,21 @@ def _nudged(value: torch.Tensor, name: str) -> torch.Tensor:
     return torch.where(torch.isfinite(value), value * (1 + 2 * NUDGE * sign), value)
 
 
-def _step_noise(found: ReferenceStep, expected: ReferenceStep) -> StepNoise:
+def _step_noise(nudged: ReferenceStep, expected: ReferenceStep) -> StepNoise:
     return StepNoise(
-        tuple(_difference(a, b) for a, b in zip(found.outputs, expected.outputs, strict=True)),
-        SAFETY * abs(found.norm - expected.norm),
-        _differences(found.parameters, expected.parameters),
-        _differences(found.buffers, expected.buffers),
+        tuple(_difference(a, b) for a, b in zip(nudged.outputs, expected.outputs, strict=True)),
+        SAFETY * abs(nudged.norm - expected.norm),
+        _differences(nudged.parameters, expected.parameters),
+        _differences(nudged.buffers, expected.buffers),
     )
 
 
-def _differences(found: State, expected: State) -> dict[str, float]:
-    return {name: _difference(value, expected[name]) for name, value in found.items()}
+def _differences(nudged: State, expected: State) -> dict[str, float]:
+    return {name: _difference(value, expected[name]) for name, value in nudged.items()}
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
     if a.shape != b.shape or not a.numel() or not a.is_floating_point():
         return 0.0
-    found = (a - b).abs()
-    return SAFETY * float(found[torch.isfinite(found)].max()) if bool(torch.isfinite(found).any()) else 0.0
+    errors = (a - b).abs()
+    return SAFETY * float(errors[torch.isfinite(errors)].max()) if bool(torch.isfinite(errors).any()) else 0.0

@@ -59,8 +59,8 @@ class Worst:
 
 def largest(tensors: Iterable[torch.Tensor]) -> float:
     """The largest finite magnitude over all elements (0.0 without any): a mask may hold infinities."""
-    found = (t.detach().double().abs() for t in tensors)
-    return max((float(own.max()) for t in found if (own := t[t != math.inf]).numel()), default=0.0)
+    magnitudes = (t.detach().double().abs() for t in tensors)
+    return max((float(finite.max()) for t in magnitudes if (finite := t[t != math.inf]).numel()), default=0.0)
 
 
 def allowed_noise(noise: float, scale: float, step: int) -> float:
@@ -69,9 +69,9 @@ def allowed_noise(noise: float, scale: float, step: int) -> float:
 
 
 def compare(
-    kind: str, name: str, rank: int, step: int, found: Any, expected: torch.Tensor, scale: float, noise: float = 0.0
+    kind: str, name: str, rank: int, step: int, actual: Any, expected: torch.Tensor, scale: float, noise: float = 0.0
 ) -> Error:
-    """Compare `found` with `expected`, same local shape. `scale` is the largest magnitude of this kind, globally.
+    """Compare `actual` with `expected`, same local shape. `scale` is the largest magnitude of this kind, globally.
 
     `noise`: the absolute difference that rounding can make.
     """
@@ -79,15 +79,15 @@ def compare(
     def bad(problem: str) -> Error:
         return Error(kind, name, rank, step, math.inf, problem)
 
-    if not isinstance(found, torch.Tensor):
+    if not isinstance(actual, torch.Tensor):
         return bad("missing")
-    if tuple(found.shape) != tuple(expected.shape):
-        return bad(f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
-    if found.is_floating_point() and found.dtype != torch.float64:
-        return bad(f"held in {str(found.dtype).removeprefix('torch.')}, expected float64")
+    if tuple(actual.shape) != tuple(expected.shape):
+        return bad(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if actual.is_floating_point() and actual.dtype != torch.float64:
+        return bad(f"held in {str(actual.dtype).removeprefix('torch.')}, expected float64")
     if not expected.numel():
         return Error(kind, name, rank, step, 0.0)
-    a, b = found.detach().double(), expected.detach().double()
+    a, b = actual.detach().double(), expected.detach().double()
     alike = torch.isinf(a) & (a == b)  # as in a mask
     if not bool((torch.isfinite(a) & torch.isfinite(b) | alike).all()):
         return bad("NaN or inf")

@@ -35,13 +35,13 @@ def given_inputs(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def at_shapes(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The examples at the dynamic sizes of the graph, but for the number of samples: along other dims their own numbers
     over and over, or some of them."""
-    places = {(name, dim) for own in graph.dynamic for name, dim in own.dims if dim}
-    made = []
+    places = {(name, dim) for size in graph.dynamic for name, dim in size.dims if dim}
+    shaped = []
     for name, x in zip(graph.inputs, examples, strict=True):
-        for dim in (dim for own, dim in sorted(places) if own == name):
+        for dim in (dim for input_name, dim in sorted(places) if input_name == name):
             x = resized(x, dim, graph.tensor(name).shape[dim])
-        made.append(x)
-    return made
+        shaped.append(x)
+    return shaped
 
 
 def at_batch(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -83,12 +83,12 @@ def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> 
 def varied_micro_batch(graph: Graph, examples: Sequence[torch.Tensor], seed: int, number: int) -> list[torch.Tensor]:
     """The inputs of micro-batch `number` of a step, of which each has other labels ignored than the last."""
     ranges = integer_ranges(graph)
-    own = varied_inputs(graph, examples, seed + 1000 * number)
+    inputs = varied_inputs(graph, examples, seed + 1000 * number)
     for position, name in enumerate(graph.inputs):
         ignored = ranges[name].ignored if name in ranges else None
         if ignored is not None and number:
-            own[position] = _with_fewer(own[position], ignored, number)
-    return own
+            inputs[position] = _with_fewer(inputs[position], ignored, number)
+    return inputs
 
 
 def _with_fewer(labels: torch.Tensor, ignored: int, number: int) -> torch.Tensor:
@@ -189,7 +189,7 @@ def _with_ignored(labels: torch.Tensor, ignored: int) -> torch.Tensor:
 
 def integer_ranges(graph: Graph) -> Mapping[str, IntegerRange]:
     """Integer input -> its range, found by following it through ops that only move integers."""
-    found = {}
+    ranges = {}
     for name in graph.inputs:
         if not graph.tensor(name).dtype.startswith("int"):
             continue
@@ -198,8 +198,8 @@ def integer_ranges(graph: Graph) -> Mapping[str, IntegerRange]:
         if highs:
             labelled = [op for op, position in uses if position == 1 and record(op.target).chooses == "classes"]
             ignored = [_ignored(op) for op in labelled]
-            found[name] = IntegerRange(min(highs), ignored[0] if len(ignored) == len(highs) else None)
-    return found
+            ranges[name] = IntegerRange(min(highs), ignored[0] if len(ignored) == len(highs) else None)
+    return ranges
 
 
 def _uses(graph: Graph, name: str) -> list[tuple[Op, int]]:

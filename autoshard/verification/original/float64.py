@@ -66,8 +66,8 @@ def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor, *_:
     groups = list(zip([0, *ends[:-1]], ends, strict=True))
     if left.dim() == right.dim() == 2:
         return torch.stack([left[:, start:stop] @ right[start:stop] for start, stop in groups])
-    made = [left[start:stop] @ matrix for (start, stop), matrix in zip(groups, right, strict=True)]
-    return torch.cat([*made, left.new_zeros((left.shape[0] - ends[-1], right.shape[-1]))])
+    products = [left[start:stop] @ matrix for (start, stop), matrix in zip(groups, right, strict=True)]
+    return torch.cat([*products, left.new_zeros((left.shape[0] - ends[-1], right.shape[-1]))])
 
 
 class _WidenData(TorchFunctionMode):
@@ -92,28 +92,28 @@ class _WidenData(TorchFunctionMode):
             return func(*map(self._cast, args), **{key: self._cast(value) for key, value in kwargs.items()})
         if func not in _FROM_PYTHON_DATA:
             return func(*args, **kwargs)
-        made = func(*args, **widen(kwargs))
+        tensor = func(*args, **widen(kwargs))
         data = args[1] if func is torch.Tensor.new_tensor else args[0] if args else None
-        if not isinstance(data, bool | int | float | complex | list | tuple) or made.dtype not in _NARROW:
-            return made
-        return _rounded(made, self._own_dtype(func, kwargs.get("dtype"), made.dtype))
+        if not isinstance(data, bool | int | float | complex | list | tuple) or tensor.dtype not in _NARROW:
+            return tensor
+        return _rounded(tensor, self._own_dtype(func, kwargs.get("dtype"), tensor.dtype))
 
     def _cast(self, value: Any) -> Any:
         return torch.float64 if value is self.literal else value
 
-    def _own_dtype(self, func: Any, given: torch.dtype | None, wide: torch.dtype) -> torch.dtype:
+    def _own_dtype(self, func: Any, requested: torch.dtype | None, wide: torch.dtype) -> torch.dtype:
         """The dtype without widening. float64 is what `dtype=x.dtype` gives here."""
-        if given is not None and given not in _NARROW:
-            return given
-        follows = given is not None or func is torch.Tensor.new_tensor
+        if requested is not None and requested not in _NARROW:
+            return requested
+        follows = requested is not None or func is torch.Tensor.new_tensor
         return self.literal if follows and wide == torch.float64 else _NARROW[wide]
 
 
-def _rounded(made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype not in _WIDE:
-        return made
+        return tensor
     with torch.no_grad(), _disable_current_modes():
-        return made.to(dtype).to(_WIDE[dtype]).requires_grad_(made.requires_grad)
+        return tensor.to(dtype).to(_WIDE[dtype]).requires_grad_(tensor.requires_grad)
 
 
 class _DefaultDtype:
@@ -160,10 +160,10 @@ def exact_precision(literal: torch.dtype = torch.float32, aliases: bool = True) 
 @contextmanager
 def limits_of(literal: torch.dtype) -> Iterator[None]:
     """In this thread `torch.finfo` says of float64 what it says of `literal`: a capture holds that."""
-    finfo, own = torch.finfo, threading.get_ident()
+    finfo, thread = torch.finfo, threading.get_ident()
 
     def limits(dtype: torch.dtype | None = None) -> torch.finfo:
-        wide = (dtype or torch.get_default_dtype()) == torch.float64 and threading.get_ident() == own
+        wide = (dtype or torch.get_default_dtype()) == torch.float64 and threading.get_ident() == thread
         return finfo(literal if wide else dtype or torch.get_default_dtype())
 
     torch.finfo = limits
@@ -180,5 +180,5 @@ def widened(tensors: Sequence[Any]) -> list[Any]:
 
 def literal_dtype(module: torch.nn.Module) -> torch.dtype:
     """The floating dtype of the module's parameters, where they have one in common, else float32."""
-    found = {parameter.dtype for parameter in module.parameters() if parameter.dtype in _WIDE}
-    return found.pop() if len(found) == 1 else torch.float32
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.dtype in _WIDE}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32

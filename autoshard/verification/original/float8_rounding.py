@@ -39,12 +39,12 @@ def storages(module: torch.nn.Module, paths: frozenset[str]) -> frozenset[int]:
     return frozenset(p.untyped_storage().data_ptr() for path, p in named if path in paths)
 
 
-def in_float8(target: str, given: Any, cast_to_low: Any, weights: frozenset[int]) -> Tensor | None:
-    """The product of operands `given`, cast to bfloat16 in `cast_to_low`; None where it is none of `weights`."""
+def in_float8(target: str, inputs: Any, cast_to_low: Any, weights: frozenset[int]) -> Tensor | None:
+    """The product of operands `inputs`, cast to bfloat16 in `cast_to_low`; None where it is none of `weights`."""
     if target not in _OPERANDS or not weights:
         return None
-    own = [x for x in given if isinstance(x, Tensor)]
-    if not any(x.untyped_storage().data_ptr() in weights for x in own):
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if not any(x.untyped_storage().data_ptr() in weights for x in tensors):
         return None
     x, weight, bias = _OPERANDS[target](*cast_to_low)
     fits = weight.dim() == 2 and all(n and n % UNIT == 0 for n in (x.numel() // x.shape[-1], *weight.shape))
@@ -62,8 +62,8 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        made = rounded(x, torch.float8_e4m3fn) @ rounded(weight, torch.float8_e4m3fn).t()
-        return (made if bias is None else made + bias).to(x.dtype)
+        product = rounded(x, torch.float8_e4m3fn) @ rounded(weight, torch.float8_e4m3fn).t()
+        return (product if bias is None else product + bias).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

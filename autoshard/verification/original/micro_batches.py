@@ -39,21 +39,21 @@ class _LabelMeans(TorchFunctionMode):
         self.shares, self.counts = shares, list[float]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         names = _LOSSES.get(func)
         if names is None:
-            return made
-        given = dict(zip(names, args, strict=False)) | (kwargs or {})
-        target = given["target"]
-        if given.get("reduction", "mean") not in ("mean", 1) or target.is_floating_point():
-            return made
-        kept, weights = target != given.get("ignore_index", -100), given.get("weight")
-        own = kept if weights is None else weights[torch.where(kept, target, 0)] * kept
-        self.counts.append(float(own.detach().sum()))
+            return result
+        arguments = dict(zip(names, args, strict=False)) | (kwargs or {})
+        target = arguments["target"]
+        if arguments.get("reduction", "mean") not in ("mean", 1) or target.is_floating_point():
+            return result
+        counted, weights = target != arguments.get("ignore_index", -100), arguments.get("weight")
+        weighted = counted if weights is None else weights[torch.where(counted, target, 0)] * counted
+        self.counts.append(float(weighted.detach().sum()))
         if self.shares is None:
-            return made
+            return result
         share = self.shares[len(self.counts) - 1]
-        return made * share if share else torch.zeros_like(made)
+        return result * share if share else torch.zeros_like(result)
 
 
 def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, step: int) -> list[list[float]]:
@@ -68,8 +68,8 @@ def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, s
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             (buffer if buffer.grad_fn is None else buffer.detach_()).copy_(buffers[name])
-    totals = [sum(own) / len(counts) for own in zip(*counts, strict=True)]
-    return [[own / total for own, total in zip(counted, totals, strict=True)] for counted in counts]
+    totals = [sum(column) / len(counts) for column in zip(*counts, strict=True)]
+    return [[count / total for count, total in zip(counted, totals, strict=True)] for counted in counts]
 
 
 def sharing(shares: Sequence[float]) -> TorchFunctionMode:

@@ -26,8 +26,8 @@ def make_optimizer(
 ) -> Stepping:
     """`by_rows`: those that row-wise Adagrad trains, in place of the optimizer."""
     kind, options = OPTIMIZERS[name]
-    rows = {id(own) for own in by_rows}
-    dense = [own for own in parameters if id(own) not in rows]
+    rows = {id(parameter) for parameter in by_rows}
+    dense = [parameter for parameter in parameters if id(parameter) not in rows]
     return RowAdagrad(by_rows, kind(dense, **options) if dense else None) if rows else kind(parameters, **options)
 
 
@@ -40,7 +40,7 @@ class RowAdagrad:
 
     def __init__(self, tables: Sequence[torch.nn.Parameter], others: torch.optim.Optimizer | None) -> None:
         self.others = others
-        self.tables = [(own, own.new_zeros(own.shape[0])) for own in tables]
+        self.tables = [(table, table.new_zeros(table.shape[0])) for table in tables]
 
     @torch.no_grad()
     def step(self) -> None:

@@ -93,16 +93,16 @@ class ExactDropout(TorchDispatchMode):
         """What the operator would draw: its own call tells shape and dtype."""
         kind, numbers = _DRAWN[name]
         number = self._number()
-        made = args[0] if name in _IN_PLACE else func(*args, **kwargs)
+        output = args[0] if name in _IN_PLACE else func(*args, **kwargs)
         if name in (*_IN_PLACE, "normal"):
-            given = [*args[1:3], *numbers[len(args[1:3]) :]] if name in _IN_PLACE else args[:2]
-            first, second = (kwargs.get(key, value) for key, value in zip(_names(name), given, strict=True))
+            parameters = [*args[1:3], *numbers[len(args[1:3]) :]] if name in _IN_PLACE else args[:2]
+            first, second = (kwargs.get(key, value) for key, value in zip(_names(name), parameters, strict=True))
         elif kind == "integers":
             bounds = [value for value in args[name.endswith("_like") :] if isinstance(value, int)]
             first, second = (0, *bounds) if len(bounds) == 1 else bounds
         else:
             first, second = numbers
-        return made.copy_(exact_values(self.seed, self.step, number, made.shape, kind, first, second))
+        return output.copy_(exact_values(self.seed, self.step, number, output.shape, kind, first, second))
 
     def _uniform(self, shape: Sequence[int]) -> torch.Tensor:
         return exact_values(self.seed, self.step, self._number(), shape, "uniform", 0.0, 1.0)

@@ -21,10 +21,10 @@ def tie(module: torch.nn.Module, graph: Graph) -> None:
     """Makes tied parameters and buffers one object again: an exported program only shares their storage."""
     for stored in (*graph.parameters, *graph.buffers):
         for name in stored.ties:
-            (owner, own), (other, last) = _place(module, stored.path), _place(module, name)
-            for kept, replaced in ((owner._parameters, other._parameters), (owner._buffers, other._buffers)):
-                if own in kept and last in replaced:
-                    replaced[last] = kept[own]
+            (owner, leaf), (other, last) = _place(module, stored.path), _place(module, name)
+            for source, replaced in ((owner._parameters, other._parameters), (owner._buffers, other._buffers)):
+                if leaf in source and last in replaced:
+                    replaced[last] = source[leaf]
 
 
 def _place(module: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
@@ -59,8 +59,8 @@ def _parameter(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
     if tensor.dim() < 2:
         middle = float(tensor.reshape(-1)[0]) if tensor.numel() and _constant(tensor) else 0.0
         return middle + 0.2 * (middle or 1.0) * noise
-    rest = math.prod(tensor.shape[1:])
-    return noise * 0.8 / math.sqrt(max(1, min(tensor.shape[0], rest)))
+    fan_in = math.prod(tensor.shape[1:])
+    return noise * 0.8 / math.sqrt(max(1, min(tensor.shape[0], fan_in)))
 
 
 def _near(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:

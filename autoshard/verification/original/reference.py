@@ -88,8 +88,8 @@ def run_reference(
     evaluation, why = _evaluation(module, graph, first, seed, literal)
     gradients: State = {}
     steps = []
-    for found, step in trained(module, graph, batches, make_optimizer, seed, literal, micro_batches=micro_batches):
-        gradients = gradients or found
+    for grads, step in trained(module, graph, batches, make_optimizer, seed, literal, micro_batches=micro_batches):
+        gradients = gradients or grads
         steps.append(step)
     return Reference(*before, gradients, tuple(steps), seed, micro_batches, evaluation, why)
 
@@ -149,9 +149,9 @@ def trained(
             if optimizer is not None:
                 torch.nn.utils.clip_grad_norm_(trainable, max_norm)
                 optimizer.step()
-            kept = tuple(output.detach().clone() for output in outputs)
+            detached = tuple(output.detach().clone() for output in outputs)
             buffers = _buffers(module) | {path: first[path] for path in refilled(module, first)}
-            yield gradients, ReferenceStep(tuple(batch), kept, norm, _parameters(module), buffers, max_norm)
+            yield gradients, ReferenceStep(tuple(batch), detached, norm, _parameters(module), buffers, max_norm)
     module.zero_grad(set_to_none=True)
 
 
@@ -168,16 +168,16 @@ def accumulated(
     count = len(batch) // micro_batches
     batches = [batch[i * count : (i + 1) * count] for i in range(micro_batches)]
     shares = label_shares(module, batches, seed, step) if micro_batches > 1 and graph.loss is not None else None
-    made: list[torch.Tensor] = []
-    for number, own in enumerate(batches):
+    all_outputs: list[torch.Tensor] = []
+    for number, inputs in enumerate(batches):
         counting = sharing(shares[number]) if shares is not None else contextlib.nullcontext()
         with exact_dropout(seed, at(step, number), graph), torch.set_grad_enabled(graph.loss is not None):
             with counting:
-                outputs = outputs_of(module(*as_captured(graph, own)))
+                outputs = outputs_of(module(*as_captured(graph, inputs)))
             if graph.loss is not None:
                 (outputs[graph.outputs.index(graph.loss)] / micro_batches * scale).backward()
-        made += [output.detach().clone() for output in outputs]  # one may be a parameter, which the step changes
-    return made
+        all_outputs += [output.detach().clone() for output in outputs]  # one may be a parameter, which the step changes
+    return all_outputs
 
 
 def as_captured(graph: Graph, batch: Batch) -> list[torch.Tensor]:

@@ -53,8 +53,8 @@ class GradientRecorder:
 
     def _note(self, model: torch.nn.Module, mesh: Any, outputs: list[Any]) -> None:
         gradients = {self.runtime.sharding(p).name: self._local(p) for p in model.parameters() if p.requires_grad}
-        made = tree_map_only(torch.Tensor, lambda x: x.detach().clone(), outputs)  # one may be a parameter
-        self.seen[mesh.global_rank] = RankTensors(made, gradients)
+        copies = tree_map_only(torch.Tensor, lambda x: x.detach().clone(), outputs)  # one may be a parameter
+        self.seen[mesh.global_rank] = RankTensors(copies, gradients)
 
     def _local(self, parameter: torch.Tensor) -> torch.Tensor:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -108,8 +108,8 @@ def _private_imports(folder: Path) -> Iterator[None]:
 
     Compiled files go to a folder of their own: a stale one could stand for an edited source, a new one would litter.
     """
-    own = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
-    hidden = _take(own)
+    modules = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    hidden = _take(modules)
     prefix = sys.pycache_prefix
     with guarded_folder("autoshard-verify-") as cache:
         sys.path.insert(0, str(folder.resolve()))
@@ -120,11 +120,11 @@ def _private_imports(folder: Path) -> Iterator[None]:
         finally:
             sys.pycache_prefix = prefix
             sys.path.remove(str(folder.resolve()))
-            _take(own)
+            _take(modules)
             sys.modules.update(hidden)
 
 
 def _take(names: set[str]) -> dict[str, ModuleType]:
     """Removes these modules and their submodules from `sys.modules`."""
-    found = [name for name in sys.modules if name.partition(".")[0] in names]
-    return {name: sys.modules.pop(name) for name in found}
+    loaded = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in loaded}

@@ -53,11 +53,11 @@ class _Group:
                     raise Alone(self.said())
             if self.round == mine:
                 raise Alone(self.said())
-        found: _Result = self.result  # the next round can't end before this rank has come to it
+        result: _Result = self.result  # the next round can't end before this rank has come to it
         self.unread -= 1
         if self.unread == 0:
             self.result = None  # it need not live until the next round
-        return found
+        return result
 
     def _check(self) -> None:
         first = self.calls[0][0]
@@ -105,11 +105,11 @@ class _Mail:
         self.posted.append(x)
 
         def wait() -> None:
-            while any(own is x for own in self.posted):
-                buffer, found = self.posted.popleft(), self.take()
-                same = (found.shape, found.dtype) == (buffer.shape, buffer.dtype)
-                assert same, f"expected {tuple(buffer.shape)} {buffer.dtype}, got {tuple(found.shape)} {found.dtype}"
-                buffer.copy_(found)
+            while any(posted is x for posted in self.posted):
+                buffer, letter = self.posted.popleft(), self.take()
+                same = (letter.shape, letter.dtype) == (buffer.shape, buffer.dtype)
+                assert same, f"expected {tuple(buffer.shape)} {buffer.dtype}, got {tuple(letter.shape)} {letter.dtype}"
+                buffer.copy_(letter)
 
         return wait
 
@@ -152,38 +152,38 @@ class ThreadTransport:
         """Until it was waited for, `x` holds nothing of use, as anywhere."""
         combine = {"sum": torch.add, "max": torch.maximum}[op]
         call = ("all_reduce", op, x.dtype, tuple(x.shape))
-        found = self.group.swap(self.index, call, x.clone(), lambda given: _combined(given, combine))
+        reduced = self.group.swap(self.index, call, x.clone(), lambda tensors: _combined(tensors, combine))
         x.fill_(math.nan if x.is_floating_point() else -1)
-        return lambda: x.copy_(found)
+        return lambda: x.copy_(reduced)
 
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         call = ("all_gather", x.dtype, tuple(x.shape[1:]), tuple(lengths))
-        return self.group.swap(self.index, call, x, lambda given: _joined(given, lengths)).clone()
+        return self.group.swap(self.index, call, x, lambda pieces: _joined(pieces, lengths)).clone()
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        found = self.all_gather(x, lengths)
-        return lambda: found
+        gathered = self.all_gather(x, lengths)
+        return lambda: gathered
 
     def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        found = self.reduce_scatter(x, lengths)
-        return lambda: found
+        shard = self.reduce_scatter(x, lengths)
+        return lambda: shard
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         call = ("reduce_scatter", x.dtype, tuple(x.shape), tuple(lengths))
-        whole = self.group.swap(self.index, call, x, lambda given: _combined(given, torch.add))
+        whole = self.group.swap(self.index, call, x, lambda tensors: _combined(tensors, torch.add))
         return whole[sum(lengths[: self.index]) :][: lengths[self.index]].clone()
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         call = ("all_to_all", x.dtype, tuple(x.shape[1:]))
-        given = x.split(list(send)), list(receive)
-        return self.group.swap(self.index, call, given, _exchanged)[self.index]
+        exchange = x.split(list(send)), list(receive)
+        return self.group.swap(self.index, call, exchange, _exchanged)[self.index]
 
     def shift(self, x: Tensor, distance: int, length: int) -> Callable[[], Tensor]:
         call = ("shift", distance, x.dtype)
         source = (self.index - distance) % len(self.group.ranks)
-        found = self.group.swap(self.index, call, x, list)[source].clone()
-        assert len(found) == length, f"expected {length} numbers, got {len(found)}"
-        return lambda: found
+        received = self.group.swap(self.index, call, x, list)[source].clone()
+        assert len(received) == length, f"expected {length} numbers, got {len(received)}"
+        return lambda: received
 
     def send(self, x: Tensor, to: int) -> Sent:
         with _disable_current_modes():  # a copy for the mailbox, which no device makes
@@ -198,22 +198,22 @@ class ThreadTransport:
         self.group.swap(self.index, ("barrier",), None, len)
 
 
-def _exchanged(given: Sequence[tuple[Sequence[Tensor], Sequence[int]]]) -> list[Tensor]:
+def _exchanged(exchanges: Sequence[tuple[Sequence[Tensor], Sequence[int]]]) -> list[Tensor]:
     """What each rank receives."""
-    return [_joined([sent[index] for sent, _ in given], receive) for index, (_, receive) in enumerate(given)]
+    return [_joined([sent[index] for sent, _ in exchanges], receive) for index, (_, receive) in enumerate(exchanges)]
 
 
-def _combined(given: Sequence[Tensor], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    result = given[0].clone()
-    for other in given[1:]:
+def _combined(tensors: Sequence[Tensor], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    result = tensors[0].clone()
+    for other in tensors[1:]:
         result = combine(result, other)
     return result
 
 
-def _joined(given: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    actual = [len(piece) for piece in given]
+def _joined(pieces: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    actual = [len(piece) for piece in pieces]
     assert actual == list(lengths), f"expected lengths {list(lengths)}, got {actual}"
-    return torch.cat(list(given))
+    return torch.cat(list(pieces))
 
 
 class _Hub:
@@ -236,8 +236,8 @@ class _Hub:
 
     def between(self, places: Sequence[int], rank: int, firsts: Sequence[int]) -> Transport:
         """Between the devices that are as `rank` on their places, whose first ranks these are."""
-        own = rank - firsts[bisect_right(firsts, rank) - 1]
-        return self.among(tuple(firsts[place] + own for place in places), ("place",), rank)
+        offset = rank - firsts[bisect_right(firsts, rank) - 1]
+        return self.among(tuple(firsts[place] + offset for place in places), ("place",), rank)
 
     def mail(self, source: int, to: int) -> _Mail:
         return self.mails.setdefault((source, to), _Mail(source, to, self))
@@ -246,13 +246,13 @@ class _Hub:
         """This rank stops, to wait for `group` or for good. Where all have, those that wait do so in vain."""
         self.running -= 1
         known: list[_Group | _Mail] = [*self.groups.values(), *self.mails.values()]
-        waiting = group or next((own for own in known if own.calls), None)
+        waiting = group or next((link for link in known if link.calls), None)
         if self.running == 0 and waiting is not None:
             raise Alone(waiting.said())
 
     def abort(self) -> None:
         self.failed = True
-        conditions = [own.complete for own in self.groups.values()] + [own.complete for own in self.mails.values()]
+        conditions = [link.complete for link in self.groups.values()] + [link.complete for link in self.mails.values()]
         for condition in conditions:
             condition.notify_all()
 

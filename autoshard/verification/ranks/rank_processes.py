@@ -87,8 +87,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Sequence[IO[bytes]], t
             processes[codes.index(None)].wait(POLL_SECONDS)
     if failed:
         words = {rank: _last_words(logs[rank]) for rank in failed}
-        own = [rank for rank in failed if "rror" in words[rank]] or failed  # the others end without a word
-        rank = next((rank for rank in own if "onnection" not in words[rank]), own[0])  # or only lost their peer
+        raised = [rank for rank in failed if "rror" in words[rank]] or failed  # the others end without a word
+        rank = next((rank for rank in raised if "onnection" not in words[rank]), raised[0])  # or only lost their peer
         raise RankFailed(f"rank {rank}: {words[rank] or f'ended with code {codes[rank]}'}")
 
 

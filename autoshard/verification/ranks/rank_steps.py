@@ -61,7 +61,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         part_stages=program.step.part_stages,
         evaluates=bool(reference.evaluation),
         places=tuple(map(str, program.meshes)) if program.step.placed else (),
-        place_layouts=tuple(_input_layouts(program.of_stage(own)) for own in range(program.step.stages)),
+        place_layouts=tuple(_input_layouts(program.of_stage(stage)) for stage in range(program.step.stages)),
     )
 
 
@@ -98,20 +98,20 @@ def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
                     outputs, norm = [model(*inputs)], 0.0
             else:
                 if job.micro_batches > 1:
-                    own = len(job.input_layouts)
-                    inputs = [inputs[i : i + own] for i in range(0, len(inputs), own)]
+                    count = len(job.input_layouts)
+                    inputs = [inputs[i : i + count] for i in range(0, len(inputs), count)]
                 norm = float(package.train.train_step(model, optimizer, mesh, inputs, job.max_norms[number])[1])
                 seen = package.recorder.take(mesh.global_rank)
                 outputs, gradients = seen.outputs, gradients or seen.gradients
-            made = tuple(output for given in outputs for output in _outputs(given, job))
-            steps.append(RankStep(made, norm, *_stored(package.runtime, model)))
+            step_outputs = tuple(output for returned in outputs for output in _outputs(returned, job))
+            steps.append(RankStep(step_outputs, norm, *_stored(package.runtime, model)))
         return RankResult(gradients, tuple(steps), evaluation)
 
 
 def _load(runtime: Any, model: torch.nn.Module, state: State) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
-        own = runtime.sharding(tensor)
-        runtime.assign(tensor, next(state[name] for name in (own.name, *own.ties) if name in state))
+        sharding = runtime.sharding(tensor)
+        runtime.assign(tensor, next(state[name] for name in (sharding.name, *sharding.ties) if name in state))
 
 
 def _local_inputs(batch: Sequence[torch.Tensor], job: Job, rank: int) -> list[torch.Tensor]:
@@ -122,10 +122,10 @@ def _local_inputs(batch: Sequence[torch.Tensor], job: Job, rank: int) -> list[to
 
 def _outputs(outputs: Any, job: Job) -> tuple[torch.Tensor, ...]:
     """In the order of the original model; the package returns the loss first."""
-    found = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    ordered = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     if job.loss > 0:
-        found.insert(job.loss, found.pop(0))
-    return tuple(output.detach().clone() for output in found)
+        ordered.insert(job.loss, ordered.pop(0))
+    return tuple(output.detach().clone() for output in ordered)
 
 
 def _stored(runtime: Any, model: torch.nn.Module) -> tuple[State, State]:

@@ -36,7 +36,7 @@ def _run(package: Path, job_file: Path, results: Path) -> Any:
     axes = dict(Mesh.parse(job.mesh).axes)
     staged: dict[str, Any] = {}
     if max(job.part_stages):
-        staged = {"part_stages": job.part_stages, "places": [dict(Mesh.parse(own).axes) for own in job.places]}
+        staged = {"part_stages": job.part_stages, "places": [dict(Mesh.parse(place).axes) for place in job.places]}
     mesh = loaded.runtime.ParallelMesh.from_environment(axes, "gloo", **staged)
     save_result(run_rank(loaded, mesh, job), results / f"rank{dist.get_rank()}.pt")
     return loaded.runtime

@@ -30,46 +30,46 @@ def run_served(package: LoadedPackage, job: Job) -> RankResult:
     with exact_precision():
         mesh_axes = package.model.MESH
         how = (package.server_plan, job.optimizer, job.micro_batches)
-        made = run.InProcess(package.model.build_model, mesh_axes, *how, job.state, job.seed)
-        for own in made.workers:
-            own.mesh.random.exact, own.mesh.random.seed = True, job.seed
-        for server in made.servers:
+        cluster = run.InProcess(package.model.build_model, mesh_axes, *how, job.state, job.seed)
+        for worker in cluster.workers:
+            worker.mesh.random.exact, worker.mesh.random.seed = True, job.seed
+        for server in cluster.servers:
             server.step = -1  # the reference counts from 0
             if server.optimizer is not None:
                 set_options(server.optimizer, job.optimizer)
         gradients: dict[str, Any] = {}
-        evaluation = _evaluated(package, made, job) if job.evaluates else ()
+        evaluation = _evaluated(package, cluster, job) if job.evaluates else ()
         steps = []
         count = len(job.input_layouts)
         for number, batch in enumerate(job.batches):
             inputs = [[x.clone() for x in batch[i : i + count]] for i in range(0, len(batch), count)]
-            works = run.share_works(number, inputs, _labels(package, made, inputs), None)
-            results = made.compute(run.Dealer(), works, lambda waiting: waiting - 1)
-            norm = run.update_norm(made.client, 0, number)
-            gradients = gradients or made.gradients()
-            run.apply_update(made.client, 0, number, norm, job.max_norms[number], (options["lr"], ROW_RATE))
+            works = run.share_works(number, inputs, _labels(package, cluster, inputs), None)
+            results = cluster.compute(run.Dealer(), works, lambda waiting: waiting - 1)
+            norm = run.update_norm(cluster.client, 0, number)
+            gradients = gradients or cluster.gradients()
+            run.apply_update(cluster.client, 0, number, norm, job.max_norms[number], (options["lr"], ROW_RATE))
             outputs = tuple(output for result in results for output in _in_order(result.outputs, job))
-            fixed = {name: value.detach().clone() for name, value in made.fixed.items()}
-            steps.append(RankStep(outputs, norm, made.values() | fixed, fixed))
+            fixed = {name: value.detach().clone() for name, value in cluster.fixed.items()}
+            steps.append(RankStep(outputs, norm, cluster.values() | fixed, fixed))
         return RankResult(gradients, tuple(steps), evaluation)
 
 
-def _labels(package: LoadedPackage, made: Any, inputs: list[list[Any]]) -> list[list[Any]]:
-    worker = made.workers[0]
+def _labels(package: LoadedPackage, cluster: Any, inputs: list[list[Any]]) -> list[list[Any]]:
+    worker = cluster.workers[0]
     return package.server_run.labels_of_step(  # type: ignore[no-any-return]
-        package.model.build_labels, package.model.LABEL_COUNTS, worker.mesh, inputs, made.fixed, made.client, 0
+        package.model.build_labels, package.model.LABEL_COUNTS, worker.mesh, inputs, cluster.fixed, cluster.client, 0
     )
 
 
-def _evaluated(package: LoadedPackage, made: Any, job: Job) -> tuple[Any, ...]:
-    worker, first = made.workers[0], [x.clone() for x in job.batches[0][: len(job.input_layouts)]]
+def _evaluated(package: LoadedPackage, cluster: Any, job: Job) -> tuple[Any, ...]:
+    worker, first = cluster.workers[0], [x.clone() for x in job.batches[0][: len(job.input_layouts)]]
     worker.load(0)
     return _in_order(package.evaluation.evaluated(worker.model, worker.mesh, first), job)
 
 
 def _in_order(outputs: Any, job: Job) -> tuple[Any, ...]:
     """As the original model has them; the package returns the loss first."""
-    found = [output.detach().clone() for output in outputs]
+    ordered = [output.detach().clone() for output in outputs]
     if job.loss > 0:
-        found.insert(job.loss, found.pop(0))
-    return tuple(found)
+        ordered.insert(job.loss, ordered.pop(0))
+    return tuple(ordered)

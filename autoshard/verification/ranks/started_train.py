@@ -48,16 +48,16 @@ def run_in_lockstep(
 ) -> None:
     """On ranks in lock-step, from the options on. Raises LockstepError where it fails."""
     package = load_package(folder)
-    given = package.train.parse_arguments(list(options))
-    package.train.take_options(given)
+    parsed = package.train.parse_arguments(list(options))
+    package.train.take_options(parsed)
 
     def run(mesh: Any) -> None:
         mesh.random.exact = False
-        package.train.run(given, mesh)
+        package.train.run(parsed, mesh)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        own = package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)
-        run_lockstep(axes, run, timeout_seconds, *own, part_stages, places)
+        classes = package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)
+        run_lockstep(axes, run, timeout_seconds, *classes, part_stages, places)
 
 
 def words(options: Sequence[str], backend: str, ranks: int, precision: str) -> str:

@@ -21,23 +21,23 @@ def step_sizes(graph: Graph, buckets: Sequence[SizeBucket] = ()) -> list[dict[st
     step, in the next larger one."""
     if not graph.dynamic:
         return []
-    made = [*_least_above(graph, buckets)]
+    steps = [*_least_above(graph, buckets)]
     for step, units in enumerate(STEPS):
         shifted = [units if step == 1 else STEPS[(step + 2 * n) % len(STEPS)] for n in range(len(graph.dynamic))]
-        made.append({own.name: _size(own, n) for own, n in zip(graph.dynamic, shifted, strict=True)})
-    return made
+        steps.append({size.name: _size(size, n) for size, n in zip(graph.dynamic, shifted, strict=True)})
+    return steps
 
 
 def _least_above(graph: Graph, buckets: Sequence[SizeBucket]) -> Iterator[dict[str, int]]:
     """Of each bucket, the sizes of the next larger one with one of them a unit above its own, the others at their
     least."""
-    least = {own.name: own.least for own in graph.dynamic}
+    least = {size.name: size.least for size in graph.dynamic}
     for number, bucket in enumerate(buckets):
         most = dict(bucket.most)
-        above = ((own, _size(own, (most[own.name] - own.least) // own.divisor + 1)) for own in graph.dynamic)
-        larger = [least | {own.name: size} for own, size in above if size > most[own.name]]
+        above = ((size, _size(size, (most[size.name] - size.least) // size.divisor + 1)) for size in graph.dynamic)
+        larger = [least | {dynamic.name: size} for dynamic, size in above if size > most[dynamic.name]]
         after = buckets[number + 1 : number + 2]
-        yield from [sizes for sizes in larger if all(own.holds(sizes) for own in after)][:1]
+        yield from [sizes for sizes in larger if all(next_bucket.holds(sizes) for next_bucket in after)][:1]
 
 
 def sizes_to_verify(
@@ -51,12 +51,12 @@ def sizes_to_verify(
     return sizes
 
 
-def _size(own: DynamicSize, units: int) -> int:
-    size = own.least + units * own.divisor
-    return min(size, own.most) if own.most else size
+def _size(dynamic: DynamicSize, units: int) -> int:
+    size = dynamic.least + units * dynamic.divisor
+    return min(size, dynamic.most) if dynamic.most else size
 
 
 def size_words(graph: Graph, sizes: Sequence[dict[str, int]]) -> str:
     """What was verified: `batch 32, sequence 64; …`."""
-    names = [own.name for own in graph.dynamic]
-    return "; ".join(words(names, tuple(own[name] for name in names)) for own in sizes)
+    names = [size.name for size in graph.dynamic]
+    return "; ".join(words(names, tuple(size_of[name] for name in names)) for size_of in sizes)

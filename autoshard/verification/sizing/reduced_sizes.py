@@ -66,7 +66,7 @@ def predicted_seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware, r
     slowest = min(flops for _, flops in machine.peaks)  # of a dtype that the machine computes in some other one
     machine = replace(machine, peaks=(*((name, slowest) for name in DTYPES), *machine.peaks))
     strategies = chosen_strategies(plan, graph)
-    chosen = {name: replace(own, host=False) for name, own in strategies.items()}  # here the device is its host
+    chosen = {name: replace(choice, host=False) for name, choice in strategies.items()}  # here the device is its host
     device = sum(sum(costs.local_seconds(machine, plan.mesh, graph, op, chosen[op.name])) for op in graph.ops)
     at_once = 1 if in_turns else min(ranks, os.cpu_count() or 1)
     issued = ISSUE_SECONDS * len(graph.ops) * ranks * steps / at_once
@@ -87,11 +87,11 @@ def lost_evenness(full: Program, full_graph: Graph, small: Program, small_graph:
     """Every tensor that is split evenly at one size and unevenly, or down to nothing, at the other, in words."""
     planned = dict(_splits(full, full_graph))
     for where, sizes in _splits(small, small_graph):
-        for dim, (found, wanted) in enumerate(zip(sizes, planned.get(where, ()), strict=False)):
-            if found.shards and wanted.shards:
-                now, before = evenness(found, small.mesh), evenness(wanted, full.mesh)
+        for dim, (local, wanted) in enumerate(zip(sizes, planned.get(where, ()), strict=False)):
+            if local.shards and wanted.shards:
+                now, before = evenness(local, small.mesh), evenness(wanted, full.mesh)
                 if now != before:
-                    yield f"{where}: dim {dim} of length {found.size} is split {now}, planned {wanted.size} is {before}"
+                    yield f"{where}: dim {dim} of length {local.size} is split {now}, planned {wanted.size} is {before}"
 
 
 def _splits(program: Program, graph: Graph) -> Iterator[tuple[str, tuple[LocalSize, ...]]]:
@@ -115,11 +115,11 @@ def evenness(size: LocalSize, mesh: Mesh) -> str:
 
 def heads_per_device(program: Program) -> set[tuple[int, int]]:
     """(heads of a device, heads in all) of every attention whose heads are split."""
-    found = set()
+    counts = set()
     for instruction in program.instructions:
         if isinstance(instruction, Compute) and record(instruction.target).work is Work.ATTENTION:
             value = program.value(instruction.results[0])
             heads = value.local_shape[-3] if len(value.shape) > 3 else None
             if heads is not None and heads.shards:
-                found.add((heads.largest(program.mesh), heads.size))
-    return found
+                counts.add((heads.largest(program.mesh), heads.size))
+    return counts

@@ -37,12 +37,12 @@ def counterpart(plan: Plan, full: Graph, small: Graph, hardware: Hardware, most_
     best, refused = None, None
     for mesh in itertools.islice(_meshes(plan, full, small, most_ranks), MOST_TRIED):
         try:
-            found = _on(mesh, plan, full, small, hardware, program)
+            candidate = _on(mesh, plan, full, small, hardware, program)
         except UsageError as error:
             refused = refused or error
             continue
-        if best is None or len(found.lost) < len(best.lost):
-            best = found
+        if best is None or len(candidate.lost) < len(best.lost):
+            best = candidate
         if not best.lost:
             break
     if best is None:
@@ -51,9 +51,9 @@ def counterpart(plan: Plan, full: Graph, small: Graph, hardware: Hardware, most_
 
 
 def _on(mesh: Mesh, plan: Plan, full: Graph, small: Graph, hardware: Hardware, program: Program) -> Counterpart:
-    made = reapply(plan, full, small, hardware, mesh)
-    own = lower(made, small)
-    return Counterpart(made, own, tuple(lost_evenness(program, full, own, small)))
+    reapplied = reapply(plan, full, small, hardware, mesh)
+    lowered = lower(reapplied, small)
+    return Counterpart(reapplied, lowered, tuple(lost_evenness(program, full, lowered, small)))
 
 
 def _meshes(plan: Plan, full: Graph, small: Graph, most_ranks: int) -> Iterator[Mesh]:
@@ -61,34 +61,34 @@ def _meshes(plan: Plan, full: Graph, small: Graph, most_ranks: int) -> Iterator[
     if plan.mesh.size <= most_ranks:
         yield plan.mesh
     cuts = _cuts(plan, full, small)
-    rest = []
+    others = []
     for mesh in _shorter(plan.mesh, most_ranks):
         missed = sum(_kept(cut, mesh) is False for cut in cuts)
         if missed == 0:
             yield mesh
         else:
-            rest.append((missed, mesh))
-    yield from (mesh for _, mesh in sorted(rest, key=lambda pair: pair[0]))
+            others.append((missed, mesh))
+    yield from (mesh for _, mesh in sorted(others, key=lambda pair: pair[0]))
 
 
 def _shorter(mesh: Mesh, most_ranks: int) -> list[Mesh]:
     """Every axis at most as long, and none shorter than 2 that was not; the largest first, of these the most square."""
-    found = []
+    shorter = []
     lengths = [range(min(2, size), min(size, most_ranks) + 1) for size in mesh.sizes]
     for sizes in _within(lengths, most_ranks):
         if sizes != mesh.sizes:
-            found.append((-math.prod(sizes), max(sizes), sizes))
-    return [Mesh(tuple(zip(mesh.names, sizes, strict=True))) for *_, sizes in sorted(found)]
+            shorter.append((-math.prod(sizes), max(sizes), sizes))
+    return [Mesh(tuple(zip(mesh.names, sizes, strict=True))) for *_, sizes in sorted(shorter)]
 
 
 def _within(lengths: list[range], most: int) -> Iterator[tuple[int, ...]]:
     if not lengths:
         yield ()
         return
-    least = math.prod(own.start for own in lengths[1:])
+    least = math.prod(span.start for span in lengths[1:])
     for size in lengths[0]:
         if size * least <= most:
-            yield from ((size, *rest) for rest in _within(lengths[1:], most // size))
+            yield from ((size, *tail) for tail in _within(lengths[1:], most // size))
 
 
 Cut = tuple[
@@ -98,7 +98,7 @@ Cut = tuple[
 
 def _cuts(plan: Plan, full: Graph, small: Graph) -> set[Cut]:
     """What the plan cuts, plainly (in blocks or units it is for the lowered program to tell)."""
-    chosen, found = chosen_strategies(plan, full), set()
+    chosen, cuts = chosen_strategies(plan, full), set()
     counterparts = keyed_ops(small)
     for key, op in keyed_ops(full).items():
         if key not in counterparts:
@@ -113,8 +113,8 @@ def _cuts(plan: Plan, full: Graph, small: Graph) -> set[Cut]:
                 shards = layout.shards(dim)
                 if shards and all((s.blocks, s.unit) == (1, 1) for _, s in shards):
                     axes = tuple(plan.mesh.names[axis] for axis, _ in shards)
-                    found.add((now, axes, evenness(_size(planned, axes), plan.mesh)))
-    return found
+                    cuts.add((now, axes, evenness(_size(planned, axes), plan.mesh)))
+    return cuts
 
 
 def _size(length: int, axes: tuple[str, ...]) -> LocalSize:

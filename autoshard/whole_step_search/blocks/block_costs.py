@@ -41,17 +41,17 @@ class HeldParameters:
 
     def update_share(self, replicas: int) -> float:
         """Seconds of the update where weights are in shards over so many."""
-        spared = sum(own.update_seconds * (1 - 1 / own.times) for own in self.inner)
+        spared = sum(part.update_seconds * (1 - 1 / part.times) for part in self.inner)
         return (self.update_seconds - spared) / replicas
 
     def stored_share(self, replicas: int) -> float:
         """Bytes of weights, gradients and optimizer state in shards over so many."""
         stored = self.weights_bytes + self.gradient_bytes + self.optimizer_bytes
-        return (stored - sum(own.stored_bytes * (1 - 1 / own.times) for own in self.inner)) / replicas
+        return (stored - sum(part.stored_bytes * (1 - 1 / part.times) for part in self.inner)) / replicas
 
     def gradient_share(self, replicas: int) -> float:
         """Bytes of gradients in shards over so many."""
-        spared = sum(own.gradient_bytes * (1 - 1 / own.times) for own in self.inner)
+        spared = sum(part.gradient_bytes * (1 - 1 / part.times) for part in self.inner)
         return (self.gradient_bytes - spared) / replicas
 
 
@@ -102,7 +102,7 @@ class ShardedCosts:
 def carried_over(before: BlockCosts, after: ShardedCosts, whole: BlockCosts) -> ShardedCosts:
     """What shards change from `before` to `after`, of the same block with another micro-batch, `whole`."""
     alone, together, first, second = (
-        _changed(before, own, whole) for own in (after.alone, after.together, *after.once)
+        _changed(before, costs, whole) for costs in (after.alone, after.together, *after.once)
     )
     return ShardedCosts(alone, together, (first, second))
 
@@ -110,7 +110,7 @@ def carried_over(before: BlockCosts, after: ShardedCosts, whole: BlockCosts) -> 
 def _changed(before: BlockCosts, after: BlockCosts, whole: BlockCosts) -> BlockCosts:
     def sizes(name: str) -> tuple[tuple[str, float], ...]:
         ends, starts = dict(getattr(after, name)), dict(getattr(before, name))
-        return tuple((keep, max(0.0, own + ends[keep] - starts[keep])) for keep, own in getattr(whole, name))
+        return tuple((keep, max(0.0, size + ends[keep] - starts[keep])) for keep, size in getattr(whole, name))
 
     return replace(
         whole,
@@ -130,16 +130,16 @@ def held_together(a: HeldParameters, b: HeldParameters) -> HeldParameters:
 
 def inner_together(parts: Iterable[InnerSums]) -> tuple[InnerSums, ...]:
     """Parts of the same axes as one."""
-    found: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[InnerSums]] = {}
-    for own in parts:
-        found.setdefault((own.summed, own.cut, own.times), []).append(own)
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[InnerSums]] = {}
+    for part in parts:
+        groups.setdefault((part.summed, part.cut, part.times), []).append(part)
     return tuple(
         InnerSums(
             *key,
-            sum(own.gradient_bytes for own in alike),
-            sum(own.moved_bytes for own in alike),
-            sum(own.stored_bytes for own in alike),
-            sum(own.update_seconds for own in alike),
+            sum(part.gradient_bytes for part in alike),
+            sum(part.moved_bytes for part in alike),
+            sum(part.stored_bytes for part in alike),
+            sum(part.update_seconds for part in alike),
         )
-        for key, alike in found.items()
+        for key, alike in groups.items()
     )

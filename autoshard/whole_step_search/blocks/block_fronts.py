@@ -68,16 +68,16 @@ def with_replicas(inner: tuple[int, ...]) -> tuple[int, ...]:
 
 def moved(moves: Sequence[Move], mesh: Mesh, hardware: Hardware) -> Moved:
     """Seconds of the collectives between the replicas of one stage of `mesh`."""
-    found = Moved()
+    exchange = Moved()
     for move in moves:
         seconds = joint_seconds(hardware, mesh, with_replicas(move.inner), move.primitive, move.bytes)
         if not move.backward:
-            found = replace(found, gathered=found.gathered + seconds)
+            exchange = replace(exchange, gathered=exchange.gathered + seconds)
         elif move.primitive == "all_gather":
-            found = replace(found, again=found.again + seconds)
+            exchange = replace(exchange, again=exchange.again + seconds)
         else:
-            found = replace(found, scattered=found.scattered + seconds)
-    return found
+            exchange = replace(exchange, scattered=exchange.scattered + seconds)
+    return exchange
 
 
 def ends_seconds(second: Moved | None, before: Moved | None, first_backward: float) -> tuple[float, float]:
@@ -97,19 +97,19 @@ def block_front(
     `alone`: it is the only block of its kind and the line's first: what its collectives once a step take beyond its
     backward counts, and nothing hides its others."""
     replicas, slow = mesh.sizes[REPLICAS], hardware.constant("overlap.slowdown")
-    again, kept, working = dict(costs.again_seconds), dict(costs.kept_bytes), dict(costs.working_bytes)
-    own = moved(costs.moves, mesh, hardware)  # gathers are of what goes with no others
+    recompute, kept_bytes, working = dict(costs.again_seconds), dict(costs.kept_bytes), dict(costs.working_bytes)
+    exchange = moved(costs.moves, mesh, hardware)  # gathers are of what goes with no others
     in_row = alone or takes_turns(mesh, hardware)
     backward = np.array(
         [
             _beside(
-                costs.backward_seconds + again[keep],
-                own.scattered,
+                costs.backward_seconds + recompute[keep],
+                exchange.scattered,
                 slow,
                 in_row,
                 0.0 if alone else _free(costs, keep, mesh),
             )
-            + own.again
+            + exchange.again
             for keep in keeps
         ]
     )
@@ -118,9 +118,9 @@ def block_front(
     gathered, copies = gathered_seconds(costs.held, zero, mesh, hardware)
     first = _beside(costs.forward_seconds, gathered, slow, in_row) - costs.forward_seconds + copies
     front = Front(
-        np.full(len(keeps), costs.forward_seconds + own.gathered),
+        np.full(len(keeps), costs.forward_seconds + exchange.gathered),
         backward,
-        np.array([kept[keep] for keep in keeps]),
+        np.array([kept_bytes[keep] for keep in keeps]),
         np.full(len(keeps), static_bytes(costs.held, zero, replicas)),
         update + (np.maximum(late - backward, 0.0) if alone else np.zeros(len(keeps))),
         np.array([working[keep] for keep in keeps]),
@@ -149,54 +149,56 @@ def sharded_front(
     front = Front(
         np.array([forward for forward, _ in points]),
         np.array([backward for _, backward in points]),
-        np.array([dict(own.kept_bytes)[keep] for own, keep in zip(used, keeps, strict=True)]),
+        np.array([dict(block.kept_bytes)[keep] for block, keep in zip(used, keeps, strict=True)]),
         np.full(len(keeps), static_bytes(held, 3, replicas)),
         np.full(len(keeps), update),
-        np.array([dict(own.working_bytes)[keep] for own, keep in zip(used, keeps, strict=True)]),
+        np.array([dict(block.working_bytes)[keep] for block, keep in zip(used, keeps, strict=True)]),
     )
     return BlockFront(costs.alone, front, keeps, late, copied, update)
 
 
 def _by_itself(costs: BlockCosts, mesh: Mesh, hardware: Hardware, keep: str) -> tuple[float, float]:
     """(forward, backward). A block that computes again gathers all its weights for that, and not a third time."""
-    own = moved(costs.moves, mesh, hardware)
-    again = own.again if keep == ALL else own.gathered
+    exchange = moved(costs.moves, mesh, hardware)
+    regathered = exchange.again if keep == ALL else exchange.gathered
     backward = costs.backward_seconds + dict(costs.again_seconds)[keep]
-    return costs.forward_seconds + own.gathered, backward + again + own.scattered
+    return costs.forward_seconds + exchange.gathered, backward + regathered + exchange.scattered
 
 
 def _together(costs: BlockCosts, mesh: Mesh, hardware: Hardware, slow: float, first: bool) -> tuple[float, float]:
-    own = moved(costs.moves, mesh, hardware)
+    exchange = moved(costs.moves, mesh, hardware)
     forward, backward = costs.forward_seconds, costs.backward_seconds
-    forward = _beside(forward, own.gathered, slow, first)
+    forward = _beside(forward, exchange.gathered, slow, first)
     if takes_turns(mesh, hardware):
-        together = _beside(backward, own.again, slow, first)
-        return forward, _beside(together, own.scattered, slow, True, 0.0 if first else _free(costs, ALL, mesh))
-    return forward, _beside(backward, own.again + own.scattered, slow, first)
+        together = _beside(backward, exchange.again, slow, first)
+        return forward, _beside(together, exchange.scattered, slow, True, 0.0 if first else _free(costs, ALL, mesh))
+    return forward, _beside(backward, exchange.again + exchange.scattered, slow, first)
 
 
 def late_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
     """(collectives, copies before them) of a block once a step: gradients that are sums over replicas, and those that
     are sums over other devices of a replica, in flat buckets, where no micro-batch has summed them."""
     several = mesh.sizes[REPLICAS] > 1
-    summed = [own for own in held.inner if own.summed]
+    summed = [part for part in held.inner if part.summed]
     if zero == 0:
-        alone = held.gradient_bytes - sum(own.gradient_bytes for own in summed)
+        alone = held.gradient_bytes - sum(part.gradient_bytes for part in summed)
         seconds = joint_seconds(hardware, mesh, (REPLICAS,), "all_reduce", alone) if several else 0.0
-        seconds += sum(_bucket_share(own.gradient_bytes, with_replicas(own.summed), mesh, hardware) for own in summed)
+        seconds += sum(
+            _bucket_share(part.gradient_bytes, with_replicas(part.summed), mesh, hardware) for part in summed
+        )
         copied = held.gradient_bytes if several else held.gradient_bytes - alone
         return seconds, float(local_pass(hardware).seconds(2 * copied)) if copied else 0.0
     seconds, copied = 0.0, 0.0
     if zero == 1 and several:
-        alone = held.gradient_bytes - sum(own.gradient_bytes for own in held.inner)
+        alone = held.gradient_bytes - sum(part.gradient_bytes for part in held.inner)
         seconds += joint_seconds(hardware, mesh, (REPLICAS,), "reduce_scatter", alone)
-        for own in held.inner:
-            over = tuple(axis for axis in own.cut if axis in own.summed)
-            size = own.gradient_bytes / own.times * _times(over, mesh)
+        for part in held.inner:
+            over = tuple(axis for axis in part.cut if axis in part.summed)
+            size = part.gradient_bytes / part.times * _times(over, mesh)
             seconds += joint_seconds(hardware, mesh, with_replicas(over), "reduce_scatter", size)
-    for own in summed:
-        left = tuple(INNER + axis for axis in own.summed if axis not in own.cut)
-        size = own.gradient_bytes / own.times / mesh.sizes[REPLICAS]
+    for part in summed:
+        left = tuple(INNER + axis for axis in part.summed if axis not in part.cut)
+        size = part.gradient_bytes / part.times / mesh.sizes[REPLICAS]
         seconds += _bucket_share(size, left, mesh, hardware) if left else 0.0
         copied += 2 * size if left else 0.0
     return seconds, float(local_pass(hardware).seconds(copied)) if copied else 0.0
@@ -218,10 +220,10 @@ def gathered_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hard
         return 0.0, 0.0
     passes = 2 * held.moved_bytes * (1 + 1 / mesh.sizes[REPLICAS])
     copies = float(local_pass(hardware).seconds(passes))
-    alone = held.moved_bytes - sum(own.moved_bytes for own in held.inner)
+    alone = held.moved_bytes - sum(part.moved_bytes for part in held.inner)
     seconds = joint_seconds(hardware, mesh, (REPLICAS,), "all_gather", alone)
-    for own in held.inner:
-        seconds += joint_seconds(hardware, mesh, with_replicas(own.cut), "all_gather", own.moved_bytes)
+    for part in held.inner:
+        seconds += joint_seconds(hardware, mesh, with_replicas(part.cut), "all_gather", part.moved_bytes)
     return seconds, copies
 
 
@@ -236,9 +238,9 @@ def takes_turns(mesh: Mesh, hardware: Hardware) -> bool:
     """Do collectives between replicas and those inside one, for which computation waits, share a link?"""
     if mesh.sizes[REPLICAS] == 1:
         return False
-    own = joint_link(hardware, mesh, (REPLICAS,)).name
+    link = joint_link(hardware, mesh, (REPLICAS,)).name
     inner = (axis for axis in range(INNER, len(mesh.sizes)) if mesh.sizes[axis] > 1)
-    return any(joint_link(hardware, mesh, (axis,)).name == own for axis in inner)
+    return any(joint_link(hardware, mesh, (axis,)).name == link for axis in inner)
 
 
 def _free(costs: BlockCosts, keep: str, mesh: Mesh) -> float:
@@ -270,7 +272,7 @@ def exposed_seconds(backward: Sequence[float], copied: Sequence[float], late: Se
     """What a stage waits after its last backward: each block's collectives start as its backward ends and their
     operands are made, one after the other. In the order of the model."""
     device = stream = 0.0
-    for own, copies, moving in zip(reversed(backward), reversed(copied), reversed(late), strict=True):
-        device += own + copies
+    for computing, copies, moving in zip(reversed(backward), reversed(copied), reversed(late), strict=True):
+        device += computing + copies
         stream = max(stream, device) + moving if moving else stream
     return max(0.0, stream - device) + sum(copied)

@@ -39,22 +39,22 @@ class BlockLine:
 
     def runs(self) -> Iterator[list[int]]:
         """Blocks of one kind in a row, as positions in the line."""
-        for _, own in groupby(range(len(self.blocks)), key=lambda k: self.blocks[k].kind):
-            yield list(own)
+        for _, run in groupby(range(len(self.blocks)), key=lambda k: self.blocks[k].kind):
+            yield list(run)
 
 
 def block_line(graph: Graph, marks: Marks = MappingProxyType({})) -> BlockLine:
     """The blocks of a graph, in its order. `marks`: operator -> what else tells equal ones apart, as pins do."""
-    found: list[LineBlock] = []
-    for module, own in groupby(range(len(graph.ops)), key=lambda i: block_of(graph.ops[i].module)):
-        positions = list(own)
+    blocks: list[LineBlock] = []
+    for module, indices in groupby(range(len(graph.ops)), key=lambda i: block_of(graph.ops[i].module)):
+        positions = list(indices)
         first, stop = positions[0], positions[-1] + 1
-        between = not module and found and stop < len(graph.ops)
+        between = not module and blocks and stop < len(graph.ops)
         if between:
-            found[-1] = replace(found[-1], stop=stop)
+            blocks[-1] = replace(blocks[-1], stop=stop)
         else:
-            found.append(LineBlock(first, stop, module))
-    return BlockLine(graph, _with_kinds(graph, found, marks))
+            blocks.append(LineBlock(first, stop, module))
+    return BlockLine(graph, _with_kinds(graph, blocks, marks))
 
 
 def _with_kinds(graph: Graph, blocks: list[LineBlock], marks: Marks) -> tuple[LineBlock, ...]:
@@ -66,14 +66,14 @@ def _with_kinds(graph: Graph, blocks: list[LineBlock], marks: Marks) -> tuple[Li
                 readers.setdefault(name, []).append(i)
     owner = [number for number, block in enumerate(blocks) for _ in range(block.first, block.stop)]
     kinds: dict[Hashable, int] = {}
-    found = []
+    numbered = []
     marked = [tuple(marks.get(op.name, ()) for op in graph.ops[block.first : block.stop]) for block in blocks]
     for number, block in enumerate(blocks):
         before = marked[number - 1] if number and blocks[number - 1].module else ()  # what leaves it comes in here
         before = before if before != marked[number] and any(before) else ()
         key = _content(graph, block, number, owner, makers, readers), marked[number], before
-        found.append(replace(block, kind=kinds.setdefault(key, len(kinds))))
-    return tuple(found)
+        numbered.append(replace(block, kind=kinds.setdefault(key, len(kinds))))
+    return tuple(numbered)
 
 
 def _content(
@@ -86,14 +86,14 @@ def _content(
         return tensor.shape, tensor.dtype, tensor.requires_grad
 
     def reference(name: str) -> Hashable:
-        made = makers.get(name)
-        if made is None:
+        maker = makers.get(name)
+        if maker is None:
             alone = name in stored and {owner[i] for i in readers[name]} == {number}
             return ("own", facts(name)) if alone else ("shared", name)
-        if owner[made] == number:
-            return made - block.first, graph.ops[made].results.index(name)
+        if owner[maker] == number:
+            return maker - block.first, graph.ops[maker].results.index(name)
         alone = {owner[i] for i in readers[name]} <= {number - 1, number}
-        return ("before", facts(name)) if alone and owner[made] == number - 1 else ("outer", name)
+        return ("before", facts(name)) if alone and owner[maker] == number - 1 else ("outer", name)
 
     def given(op: Op) -> Iterator[Hashable]:
         """Who else reads a result: the next block, or others."""
@@ -130,18 +130,18 @@ class ShortGraph:
 
 def shortened(line: BlockLine) -> ShortGraph:
     """The line with fewer equal blocks: who read a result of one that is left out reads that of the last one kept."""
-    kept: list[int] = []
+    sources: list[int] = []
     renamed: dict[str, str] = {}
     for run in line.runs():
-        kept += run[:KEPT]
+        sources += run[:KEPT]
         last = line.ops(line.blocks[run[:KEPT][-1]])
         for number in run[KEPT:]:
             for left_out, stays in zip(line.ops(line.blocks[number]), last, strict=True):
                 renamed |= dict(zip(left_out.results, stays.results, strict=True))
-    ops = [op for number in kept for op in line.ops(line.blocks[number])]
+    ops = [op for number in sources for op in line.ops(line.blocks[number])]
     graph = _only(line.graph, ops, renamed)
     blocks, position = [], 0
-    for number in kept:
+    for number in sources:
         block = line.blocks[number]
         size = block.stop - block.first
         blocks.append(replace(block, first=position, stop=position + size))
@@ -150,7 +150,7 @@ def shortened(line: BlockLine) -> ShortGraph:
     represents: dict[int, int] = {}
     for run in short.runs():
         represents.setdefault(blocks[run[0]].kind, run[len(run) // 2])
-    return ShortGraph(short, tuple(kept), represents)
+    return ShortGraph(short, tuple(sources), represents)
 
 
 def _only(graph: Graph, ops: list[Op], renamed: dict[str, str]) -> Graph:
@@ -170,7 +170,7 @@ def _only(graph: Graph, ops: list[Op], renamed: dict[str, str]) -> Graph:
         outputs=outputs,
         buffer_updates=updates,
         recipes=tuple(recipe for recipe in graph.recipes if paths.issuperset(recipe.paths)),
-        discovered=tuple(own for own in graph.discovered if own[0] in names),
-        strategies=tuple(own for own in graph.strategies if own[0] in names),
+        discovered=tuple(pair for pair in graph.discovered if pair[0] in names),
+        strategies=tuple(pair for pair in graph.strategies if pair[0] in names),
         free_sizes=(),  # of numbers of the whole graph
     )

@@ -66,7 +66,7 @@ def sharded_costs(
     program = lower(plan, graph)
     apart = (plan.mesh.names[DATA],)
     alone, together = (
-        _Measured(wide, own, graph, hardware, apart) for own in (replace(program, weight_buckets=()), program)
+        _Measured(wide, variant, graph, hardware, apart) for variant in (replace(program, weight_buckets=()), program)
     )
     once = [
         _Measured(wide, lower(replace(plan, step=StepPlan(2, zero=zero)), graph), graph, hardware, apart)
@@ -74,10 +74,10 @@ def sharded_costs(
     ]
 
     def costs(measured: _Measured, number: int) -> BlockCosts:
-        own = measured.block(number)
+        block = measured.block(number)
         same = whole[number]
         held = replace(same.held, inner=inner[number], moved_bytes=moved[number])
-        return replace(own, held=held, shared=same.shared, rest_seconds=same.rest_seconds)
+        return replace(block, held=held, shared=same.shared, rest_seconds=same.rest_seconds)
 
     cuts = _inner_cuts(split.program, program)
     inner = [together.inner(number, split.program, cuts) for number in range(len(whole))]
@@ -110,63 +110,63 @@ class _Measured:
         owner = {
             op.name: number for number, block in enumerate(self.short.line.blocks) for op in self.short.line.ops(block)
         }
-        found, current = [0] * self.count, len(self.short.line.blocks) - 1
+        block_of, current = [0] * self.count, len(self.short.line.blocks) - 1
         for i in range(self.count - 1, -1, -1):
             instruction = self.program.instructions[i]
             if isinstance(instruction, Compute):
                 current = owner[instruction.op]
-            found[i] = current
-        return found
+            block_of[i] = current
+        return block_of
 
     @cached_property
     def kept(self) -> list[tuple[int, Span]]:
         """What is alive between forward and backward, with its block: where only later blocks keep it, the first that
         does."""
-        turn, found = self.count - 1, []
+        turn, spans = self.count - 1, []
         for span in self.memory.spans:
             if span.held.kind in ("activation", "extra") and span.start <= turn < span.last:
                 keeper = min(max(2 * self.count - 1 - span.last, span.start), turn)
-                found.append((self.block_of[keeper], span))
-        return found
+                spans.append((self.block_of[keeper], span))
+        return spans
 
     @cached_property
     def working(self) -> list[float]:
         """Most bytes of each block while it runs, without what outlives it."""
         lasting = {id(span) for _, span in self.kept}
         steps = len(self.memory.bytes)
-        rest = [
+        transient = [
             span
             for span in self.memory.spans
             if id(span) not in lasting and not (span.start == 0 and span.last >= steps - 2)
         ]
-        level = levels(rest, steps)
-        found = [0.0] * len(self.short.line.blocks)
+        level = levels(transient, steps)
+        peaks = [0.0] * len(self.short.line.blocks)
         for i, block in enumerate(self.block_of):
-            found[block] = max(found[block], level[i], level[2 * self.count - 1 - i])
-        return found
+            peaks[block] = max(peaks[block], level[i], level[2 * self.count - 1 - i])
+        return peaks
 
     def block(self, number: int) -> BlockCosts:
         forward, backward = self._wall(number)
-        own = [i for i in range(self.count) if self.block_of[i] == number]
-        run = self._run_again(number, own)
+        indices = [i for i in range(self.count) if self.block_of[i] == number]
+        run = self._run_again(number, indices)
         everything = sum(span.held.bytes for block, span in self.kept if block == number)
         entered = self._entered(number) + self._handed_inside(number)
         dear = self._dear_bytes(number)
-        kept = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
-        again = {"all": 0.0, "expensive": self._seconds(run, cheap=True), "input": self._seconds(run)}
-        given = self._given(number, run)
+        kept_bytes = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
+        recompute = {"all": 0.0, "expensive": self._seconds(run, cheap=True), "input": self._seconds(run)}
+        collectives = self._given(number, run)
         for both, plain in PLAIN.items():
-            kept[both] = kept[plain] + self._made_bytes(given)
-            again[both] = self._seconds([i for i in run if i not in given], cheap=plain == "expensive")
-        for keep, found in self._some(number, own).items():
-            kept[keep] = self._made_bytes(found) + entered
-            again[keep] = self._seconds([i for i in run if i not in found])
-        working = {keep: self.working[number] + max(0.0, everything - size) for keep, size in kept.items()}
+            kept_bytes[both] = kept_bytes[plain] + self._made_bytes(collectives)
+            recompute[both] = self._seconds([i for i in run if i not in collectives], cheap=plain == "expensive")
+        for keep, saved in self._some(number, indices).items():
+            kept_bytes[keep] = self._made_bytes(saved) + entered
+            recompute[keep] = self._seconds([i for i in run if i not in saved])
+        working = {keep: self.working[number] + max(0.0, everything - size) for keep, size in kept_bytes.items()}
         return BlockCosts(
             forward,
             backward,
-            tuple(again.items()),
-            tuple(kept.items()),
+            tuple(recompute.items()),
+            tuple(kept_bytes.items()),
             tuple(working.items()),
             self._received(number),
             self._received(number, number - 1),
@@ -179,48 +179,48 @@ class _Measured:
     @cached_property
     def _rest(self) -> list[float]:
         """Overhead seconds of each block: collectives with their copies, and replicated computation."""
-        steps, found = self.program.instructions, [0.0] * len(self.short.line.blocks)
+        steps, overhead = self.program.instructions, [0.0] * len(self.short.line.blocks)
         for event in self.timeline.events:
             if event.instruction is not None:
                 step, share = steps[event.instruction], 1.0
                 if isinstance(step, Compute) and not event.collective:
                     share = 1 - 1 / _times(step.strategy, self.program.mesh)
-                found[self.block_of[event.instruction]] += share * event.duration_seconds
-        return found
+                overhead[self.block_of[event.instruction]] += share * event.duration_seconds
+        return overhead
 
     @cached_property
     def _moves(self) -> list[tuple[Move, ...]]:
-        found: list[list[Move]] = [[] for _ in self.short.line.blocks]
+        moves: list[list[Move]] = [[] for _ in self.short.line.blocks]
         for event in self.timeline.events:
             if event.collective and event.instruction is not None and not {*self.apart}.isdisjoint(event.axes):
                 backward = event.phase == "backward"
                 inner = self._inner_axes(event.axes)
-                found[self.block_of[event.instruction]].append(Move(event.collective, event.bytes, backward, inner))
-        return [tuple(own) for own in found]
+                moves[self.block_of[event.instruction]].append(Move(event.collective, event.bytes, backward, inner))
+        return [tuple(block_moves) for block_moves in moves]
 
     def _inner_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """Which of these axes are of a replica, by their position among those."""
-        own = [name for name in self.program.mesh.names if name not in self.apart]
-        return tuple(own.index(name) for name in axes if name in own)
+        inner = [name for name in self.program.mesh.names if name not in self.apart]
+        return tuple(inner.index(name) for name in axes if name in inner)
 
     def inner(self, number: int, used: Program, cuts: Mapping[str, tuple[int, ...]]) -> tuple[InnerSums, ...]:
         """The parameters that the block reads first whose gradients are sums inside a replica, or whose
         shards are cut there: `used` on its mesh alone, `cuts` by path."""
         parameters, paths = {p.tensor: p for p in self.graph.parameters}, {p.path: p for p in used.parameters}
-        found = []
+        sums = []
         for stored in self.program.parameters:
-            own, cut = paths[stored.path], cuts.get(stored.path, ())
-            placements = used.value(own.value).layout.placements
+            use, cut = paths[stored.path], cuts.get(stored.path, ())
+            placements = used.value(use.value).layout.placements
             summed = tuple(axis for axis, placement in enumerate(placements) if placement == REPLICATE_PARTIAL)
             if not (summed or cut) or number != min(self._read.get(stored.value, {0})):
                 continue
-            parameter = parameters[used.value(own.value).tensor]
-            parts = parameter_parts(self.graph, parameter, own.layout, used.mesh)
-            moved = math.prod(largest_shape(own.shape, own.layout, used.mesh)) * self._moved_bytes(stored, number)
-            update = optimizer_seconds(self.hardware, self.graph, parameter, own.layout, used.mesh)
+            parameter = parameters[used.value(use.value).tensor]
+            parts = parameter_parts(self.graph, parameter, use.layout, used.mesh)
+            moved = math.prod(largest_shape(use.shape, use.layout, used.mesh)) * self._moved_bytes(stored, number)
+            update = optimizer_seconds(self.hardware, self.graph, parameter, use.layout, used.mesh)
             times = math.prod(used.mesh.sizes[axis] for axis in cut)
-            found.append(InnerSums(summed, cut, times, parts[1], moved, sum(parts), update))
-        return inner_together(found)
+            sums.append(InnerSums(summed, cut, times, parts[1], moved, sum(parts), update))
+        return inner_together(sums)
 
     def moved_bytes(self, number: int, used: Program) -> int:
         """Bytes of the parameters that the block reads first, as this program gathers them, in the layouts of `used`:
@@ -234,10 +234,10 @@ class _Measured:
 
     def _wall(self, number: int) -> tuple[float, float]:
         """Seconds from where the block starts to where the next one does, in both directions."""
-        own = [i for i in range(self.count) if self.block_of[i] == number]
-        if not own:
+        indices = [i for i in range(self.count) if self.block_of[i] == number]
+        if not indices:
             return 0.0, 0.0
-        starts, first, last = self.timeline.starts, own[0], own[-1]
+        starts, first, last = self.timeline.starts, indices[0], indices[-1]
         forward = starts[last + 1] - starts[first]
         turn = 2 * self.count - 1
         backward = starts[turn - first + 1] - starts[turn - last]
@@ -245,69 +245,69 @@ class _Measured:
 
     def _free(self, number: int) -> tuple[float, float]:
         """Seconds of (forward, backward) until the first collective inside a replica."""
-        own, found = [i for i in range(self.count) if self.block_of[i] == number], []
-        if not own:
+        indices, free = [i for i in range(self.count) if self.block_of[i] == number], []
+        if not indices:
             return 0.0, 0.0
         starts, turn, whole = self.timeline.starts, 2 * self.count - 1, self._wall(number)
-        for phase, begin, wall in zip(PHASES, (starts[own[0]], starts[turn - own[-1]]), whole, strict=True):
+        for phase, begin, wall in zip(PHASES, (starts[indices[0]], starts[turn - indices[-1]]), whole, strict=True):
             first = self._first_waited.get((number, phase), math.inf)
-            found.append(min(max(first - begin, 0.0), wall))
-        return found[0], found[1]
+            free.append(min(max(first - begin, 0.0), wall))
+        return free[0], free[1]
 
     @cached_property
     def _first_waited(self) -> dict[tuple[int, str], float]:
         """(block, phase) -> when its first collective inside a replica starts."""
-        found: dict[tuple[int, str], float] = {}
+        starts: dict[tuple[int, str], float] = {}
         for event in self.timeline.events:
             inside_one = event.collective and {*self.apart}.isdisjoint(event.axes)
             if inside_one and event.instruction is not None:
                 key = self.block_of[event.instruction], event.phase
-                found[key] = min(found.get(key, math.inf), event.start_seconds)
-        return found
+                starts[key] = min(starts.get(key, math.inf), event.start_seconds)
+        return starts
 
-    def _run_again(self, number: int, own: list[int]) -> list[int]:
+    def _run_again(self, number: int, indices: list[int]) -> list[int]:
         """The instructions of a block that run again in backward if only inputs are kept. In a list of modules
         each stops by itself."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
         called = called_modules(self.graph, path) if path else ()
-        found, left = list[int](), set(own)
+        rerun, left = list[int](), set(indices)
         for module in called:
-            mine = [i for i in own if steps[i].module == module or inside(steps[i].module, module)]
-            found += run_again(steps, mine if len(called) > 1 else own, self.graph)
-            left -= {*(mine if len(called) > 1 else own)}
-        return [*found, *sorted(left)]
+            mine = [i for i in indices if steps[i].module == module or inside(steps[i].module, module)]
+            rerun += run_again(steps, mine if len(called) > 1 else indices, self.graph)
+            left -= {*(mine if len(called) > 1 else indices)}
+        return [*rerun, *sorted(left)]
 
-    def _seconds(self, own: list[int], cheap: bool = False) -> float:
+    def _seconds(self, indices: list[int], cheap: bool = False) -> float:
         """Forward seconds of these instructions; `cheap`: without the expensive ones."""
         starts, steps = self.timeline.starts, self.program.instructions
-        dear = {i for i in own if cheap and isinstance(step := steps[i], Compute) and is_expensive(step.target)}
-        return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
+        dear = {i for i in indices if cheap and isinstance(step := steps[i], Compute) and is_expensive(step.target)}
+        return math.fsum(starts[i + 1] - starts[i] for i in indices if i not in dear)
 
     def _given(self, number: int, run: list[int]) -> set[int]:
         """The collectives among what runs again whose results may be kept."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
         called = called_modules(self.graph, path) if path else ()
         ways = self.program.once(weight_ways)
-        within = (i for i in run if any(steps[i].module == own or inside(steps[i].module, own) for own in called))
+        within = (i for i in run if any(steps[i].module == owner or inside(steps[i].module, owner) for owner in called))
         return communicated(steps, within, ways)
 
-    def _some(self, number: int, own: list[int]) -> dict[str, set[int]]:
+    def _some(self, number: int, indices: list[int]) -> dict[str, set[int]]:
         """Policies that keep some of what is dear, by what it takes to make again for each byte, the most first: with
         prices of memory between, one of these is the best. The whole graph says what it takes, whatever the split."""
         path = self.short.line.blocks[number].module
         if not path or called_modules(self.graph, path) != (path,):
             return {}
-        results = some_results(self.program.instructions, own, self.graph, path)
-        worth = {name: self._operations_of_element(made[0]) for name, made in results.items()}
-        found, names, made = dict[str, set[int]](), list[str](), set[int]()
-        dear = {i for i in own if self._is_dear(i)}
+        results = some_results(self.program.instructions, indices, self.graph, path)
+        worth = {name: self._operations_of_element(makers[0]) for name, makers in results.items()}
+        policies, names, saved = dict[str, set[int]](), list[str](), set[int]()
+        dear = {i for i in indices if self._is_dear(i)}
         for most in sorted({*worth.values()}, reverse=True):
             alike = [name for name in results if worth[name] == most]
-            names, made = names + alike, made | {i for name in alike for i in results[name]}
-            if made != dear:
+            names, saved = names + alike, saved | {i for name in alike for i in results[name]}
+            if saved != dear:
                 in_order = [name for name in results if name in names]
-                found[KEEP_SOME + ", ".join(in_order)] = made
-        return found
+                policies[KEEP_SOME + ", ".join(in_order)] = saved
+        return policies
 
     def _operations_of_element(self, index: int) -> int:
         """Multiplications for each element of the result: of a linear layer as many as its inputs, of attention as many
@@ -323,9 +323,11 @@ class _Measured:
         keeps beside."""
         return self._made_bytes({i for i in range(self.count) if self.block_of[i] == number and self._is_dear(i)})
 
-    def _made_bytes(self, made: set[int]) -> float:
+    def _made_bytes(self, indices: set[int]) -> float:
         """Bytes of the results of these instructions, and of what else they keep."""
-        spans = (span for span in self.memory.spans if span.held.kind in ("activation", "extra") and span.start in made)
+        spans = (
+            span for span in self.memory.spans if span.held.kind in ("activation", "extra") and span.start in indices
+        )
         return sum(span.held.bytes for span in spans)
 
     def _is_dear(self, index: int) -> bool:
@@ -341,20 +343,20 @@ class _Measured:
     @cached_property
     def _read(self) -> dict[str, set[int]]:
         """Value -> the blocks that read it."""
-        found: dict[str, set[int]] = {}
+        readers: dict[str, set[int]] = {}
         for i, instruction in enumerate(self.program.instructions):
             operands = instruction.operands if isinstance(instruction, Compute) else (instruction.operand,)
             for name in operands:
                 if name is not None:
-                    found.setdefault(name, set()).add(self.block_of[i])
-        return found
+                    readers.setdefault(name, set()).add(self.block_of[i])
+        return readers
 
     def _entered(self, number: int) -> float:
         """Bytes of what the block reads of the one before."""
         return sum(
             local_bytes(self.program.value(name), self.program.mesh)
-            for name, made in self._made.items()
-            if made == number - 1 and number in self._read.get(name, ())
+            for name, maker in self._made.items()
+            if maker == number - 1 and number in self._read.get(name, ())
         )
 
     def _handed_inside(self, number: int) -> float:
@@ -363,12 +365,12 @@ class _Measured:
         called = called_modules(self.graph, path)
         if called == (path,):
             return 0.0
-        own = [i for i in range(self.count) if self.block_of[i] == number]
+        indices = [i for i in range(self.count) if self.block_of[i] == number]
         steps, read = self.program.instructions, set[str]()
         for module in called:
-            within = [steps[i] for i in own if steps[i].module == module or inside(steps[i].module, module)]
-            made = {name for step in within for name in results_of(step)}
-            read |= {name for step in within for name in reads_of(step) if name and name not in made}
+            within = [steps[i] for i in indices if steps[i].module == module or inside(steps[i].module, module)]
+            results = {name for step in within for name in results_of(step)}
+            read |= {name for step in within for name in reads_of(step) if name and name not in results}
         there = [name for name in read if self._made.get(name) == number]
         return sum(local_bytes(self.program.value(name), self.program.mesh) for name in there)
 
@@ -378,8 +380,8 @@ class _Measured:
         fixed = constants(self.graph)
         return sum(
             local_bytes(self.program.value(name), self.program.mesh)
-            for name, made in self._made.items()
-            if first <= made < number
+            for name, maker in self._made.items()
+            if first <= maker < number
             and number in self._read.get(name, ())
             and self.program.value(name).tensor not in fixed
         )
@@ -410,27 +412,27 @@ class _Measured:
             numel = math.prod(largest_shape(stored.shape, stored.layout, mesh))
             moved = numel * self._moved_bytes(stored, number)
             if stored.value in buffers:
-                own = HeldParameters(buffer_bytes=parts[0])
+                held = HeldParameters(buffer_bytes=parts[0])
             else:
                 update = optimizer_seconds(self.hardware, graph, parameter, stored.layout, mesh)
-                own = HeldParameters(*parts, moved, update, 0.0, update / copies(stored.layout, mesh))
+                held = HeldParameters(*parts, moved, update, 0.0, update / copies(stored.layout, mesh))
             if number == min(readers):
-                total = held_together(total, own)
+                total = held_together(total, held)
             else:
-                shared = held_together(shared, own)
+                shared = held_together(shared, held)
         return total if self.apart else replace(total, inner=self.inner(number, program, {})), shared
 
 
 def _inner_cuts(used: Program, stored: Program) -> dict[str, tuple[int, ...]]:
     """Parameter -> axes of a replica over which its shards are cut, as `stored`, and its use is not."""
     before = {p.path: p.layout.placements for p in used.parameters}
-    found = {}
-    for own in stored.parameters:
-        pairs = enumerate(zip(before[own.path], own.layout.placements[INNER:], strict=True))
-        found[own.path] = tuple(
+    cuts = {}
+    for parameter in stored.parameters:
+        pairs = enumerate(zip(before[parameter.path], parameter.layout.placements[INNER:], strict=True))
+        cuts[parameter.path] = tuple(
             a for a, (use, shard) in pairs if isinstance(shard, Shard) and not isinstance(use, Shard)
         )
-    return found
+    return cuts
 
 
 def _times(strategy: str, mesh: Mesh) -> int:

@@ -68,20 +68,20 @@ class Left:
         for number, site in enumerate(formulation.sites):
             key = site.kind, site.name
             if site.kind == "op" and site.name in ops:
-                keep[number] = [n for n, own in enumerate(site.strategies) if own in ops[site.name]]
+                keep[number] = [n for n, strategy in enumerate(site.strategies) if strategy in ops[site.name]]
             elif key in stored:
-                keep[number] = [n for n, own in enumerate(site.layouts) if self._is_inside(own, stored[key])]
+                keep[number] = [n for n, layout in enumerate(site.layouts) if self._is_inside(layout, stored[key])]
             if not keep.get(number, [0]):
                 name = label(formulation.graph, site)
                 raise pins_together(f"they leave nothing of {name} on {formulation.mesh}")
-        closed = {v: list(own) for v, own in _targets(formulation, taken)}
+        closed = {v: list(targets) for v, targets in _targets(formulation, taken)}
         return narrowed(formulation, keep, closed)
 
-    def _is_inside(self, own: Layout, wanted: Collection[Layout]) -> bool:
+    def _is_inside(self, inner: Layout, wanted: Collection[Layout]) -> bool:
         """Is it one of `wanted` inside a replica? What is used whole may be stored in shards there."""
 
         def alike(layout: Layout) -> bool:
-            pairs = zip(layout.placements[INNER:], own.placements, strict=True)
+            pairs = zip(layout.placements[INNER:], inner.placements, strict=True)
             return all(there == here or (self.sharded and not isinstance(here, Shard)) for there, here in pairs)
 
         return any(map(alike, wanted))
@@ -91,8 +91,8 @@ class Left:
         wanted = dict(self.stored)
         keep = {}
         for number, site in enumerate(formulation.sites):
-            own = wanted.get((site.kind, site.name), frozenset())
-            if fitting := [n for n, layout in enumerate(site.layouts) if layout in own]:
+            layouts = wanted.get((site.kind, site.name), frozenset())
+            if fitting := [n for n, layout in enumerate(site.layouts) if layout in layouts]:
                 keep[number] = fitting
         return narrowed(formulation, keep) if keep else formulation
 
@@ -116,22 +116,22 @@ class StepPins:
 
     @cached_property
     def everything(self) -> frozenset[Named]:
-        return frozenset(own for names in self.names for own in names)
+        return frozenset(name for names in self.names for name in names)
 
     def marks(self, graph: Graph) -> Marks:
         """Operator -> what pins say of it, of what it reads from storage, and of how it takes what it reads. Equal
         blocks whose marks are equal stay equal."""
-        found: dict[str, list[Hashable]] = {}
+        marks: dict[str, list[Hashable]] = {}
         for text, pin, names in zip(self.texts, self.on(EVERY_AXIS), self.names, strict=True):
             how = text.partition("=")[2].strip()
             for kind, name in names:
                 readers = graph.by_op[name].results if kind == "op" else (name,)
                 if kind == "op":
-                    found.setdefault(name, []).append(how)
+                    marks.setdefault(name, []).append(how)
                 for read in readers if kind != "op" or pin.out_cuts is not None else ():
                     for op, position in graph.consumers[read]:
-                        found.setdefault(op.name, []).append((position, how))
-        return {name: tuple(own) for name, own in found.items()}
+                        marks.setdefault(op.name, []).append((position, how))
+        return {name: tuple(values) for name, values in marks.items()}
 
     def left(
         self,
@@ -144,45 +144,45 @@ class StepPins:
         replicas on a mesh that cuts dim `batch[tensor]`. PinRefused where a pin leaves nothing."""
         mesh, inner = wide.mesh, small.mesh
         pins, there = self.on(mesh), sites_of(wide, self.everything)
-        inside = sites_of(small, {own for own in there if own[0] == "op"})
+        inside = sites_of(small, {key for key in there if key[0] == "op"})
         whole = Formulation(wide, Problem((), (), float("inf"), 0), (), ())
-        sites = {own: _in_space(site, wide.graph, batch, mesh, sharded) for own, site in there.items()}
+        sites = {key: _in_space(site, wide.graph, batch, mesh, sharded) for key, site in there.items()}
         ops: dict[str, frozenset[Strategy]] = {}
         stored: dict[Named, frozenset[Layout]] = {}
         taken: dict[str, shard_counts.Counts] = {}
         for text, pin, names in zip(self.texts, pins, self.names, strict=True):
-            for own in (name for name in names if name in sites):
+            for key in (name for name in names if name in sites):
                 try:
-                    sites[own] = _fitting(whole, sites[own], pin)
-                    taken |= dict(_taken(whole, pin, own, batch))
+                    sites[key] = _fitting(whole, sites[key], pin)
+                    taken |= dict(_taken(whole, pin, key, batch))
                 except UsageError as error:
-                    raise PinRefused(text, error, _of_shards(own, mesh, sharded)) from None
-                site = sites[own]
+                    raise PinRefused(text, error, _of_shards(key, mesh, sharded)) from None
+                site = sites[key]
                 if site.kind == "op":
-                    every = inside[own].strategies
+                    every = inside[key].strategies
                     fitting = [s for s in every if inner.size == 1 or any(same_inside(f, s) for f in site.strategies)]
                     ops[site.name] = frozenset(fitting)
                 else:
-                    stored[own] = frozenset(site.layouts)
+                    stored[key] = frozenset(site.layouts)
         message = sharded and any(kind == "parameter" for kind, _ in stored)
         return Left(tuple(ops.items()), tuple(stored.items()), tuple(taken.items()), message)
 
 
 def step_pins(graph: Graph, texts: Sequence[str]) -> StepPins:
     """UsageError where a pin can't be read, names nothing, or asks for the memory of the host."""
-    own = StepPins(tuple(texts))
-    for pin in own.on(EVERY_AXIS):
+    pins = StepPins(tuple(texts))
+    for pin in pins.on(EVERY_AXIS):
         if pin.memory == ON_HOST:
             message = (
                 f"pin {pin.text!r}: tables in the memory of hosts are not offered where a whole step is searched for"
             )
             raise UsageError(f"{message} (--global-batch with --devices alone)", OTHERWISE)
-    return replace(own, names=tuple(tuple(named(graph, pin)) for pin in own.on(EVERY_AXIS)))
+    return replace(pins, names=tuple(tuple(named(graph, pin)) for pin in pins.on(EVERY_AXIS)))
 
 
-def _of_shards(own: Named, mesh: Mesh, sharded: bool) -> str:
+def _of_shards(key: Named, mesh: Mesh, sharded: bool) -> str:
     """Where parameters lie over replicas, which a pin of one may not agree to."""
-    if own[0] != "parameter" or mesh.sizes[DATA] == 1:
+    if key[0] != "parameter" or mesh.sizes[DATA] == 1:
         return ""
     return (
         f"; ZeRO has parameters in shards over {REPLICAS}"
@@ -196,8 +196,8 @@ def _parsed(text: str, mesh: Mesh) -> Pin:
     try:
         pin = parse_pin(text, mesh)
     except UsageError as error:
-        asked = [f"--{name}-parallel auto" for axis, name in SECOND.items() if f"@{axis}" in text]
-        hint = " and ".join(asked) if asked and mesh != EVERY_AXIS else error.hint
+        options = [f"--{name}-parallel auto" for axis, name in SECOND.items() if f"@{axis}" in text]
+        hint = " and ".join(options) if options and mesh != EVERY_AXIS else error.hint
         raise PinRefused(text, UsageError(error.message, hint)) from None
     return pin if pin.memory == ON_HOST else replace(pin, memory="")
 
@@ -221,28 +221,28 @@ def _in_space(site: Site, graph: Graph, batch: Mapping[str, int], mesh: Mesh, sh
         if not any(p.trainable for p in graph.parameters if p.tensor == site.name):
             return site
         shards = sharded and any(cut.values())
-        return replace(site, layouts=tuple(layout for layout, own in cut.items() if own == shards))
+        return replace(site, layouts=tuple(layout for layout, is_cut in cut.items() if is_cut == shards))
     dim = batch.get(site.name)
-    free = (layout for layout, own in cut.items() if not own or layout.placements[DATA].dim == dim)  # type: ignore[union-attr]
+    free = (layout for layout, is_cut in cut.items() if not is_cut or layout.placements[DATA].dim == dim)  # type: ignore[union-attr]
     return replace(site, layouts=tuple(free))
 
 
 def _taken(
-    formulation: Formulation, pin: Pin, own: Named, batch: Mapping[str, int]
+    formulation: Formulation, pin: Pin, key: Named, batch: Mapping[str, int]
 ) -> Iterator[tuple[str, shard_counts.Counts]]:
     """(result, the counts inside a replica in which readers are to take it) of a pin that says counts of all."""
     if pin.out_cuts is None:
         return
     graph, mesh = formulation.graph, formulation.mesh
-    if own[0] != "op":
+    if key[0] != "op":
         raise UsageError(
             f"pin {pin.text!r}: only an operator has results to cut", f"{pin.text.partition('->')[0].strip()!r}"
         )
-    results = graph.by_op[own[1]].results
-    found = shard_counts.matched(pin.out_cuts, len(results), [(name, graph.tensor(name).shape) for name in results])
-    if isinstance(found, str):
-        raise UsageError(f"pin {pin.text!r}: {found}", "a count for each dim of each result")
-    for name, counts in zip(results, found, strict=True):
+    results = graph.by_op[key[1]].results
+    matched = shard_counts.matched(pin.out_cuts, len(results), [(name, graph.tensor(name).shape) for name in results])
+    if isinstance(matched, str):
+        raise UsageError(f"pin {pin.text!r}: {matched}", "a count for each dim of each result")
+    for name, counts in zip(results, matched, strict=True):
         dim, replicas = batch.get(name), mesh.sizes[DATA]
         if counts is None:
             continue
@@ -260,7 +260,7 @@ def _targets(formulation: Formulation, taken: Mapping[str, shard_counts.Counts])
         if value.tensor in taken and not value.tied:
             wanted = taken[value.tensor]
             cuts = [shard_counts.counts(layout, len(wanted), formulation.mesh) for layout in value.targets]
-            fitting = [t for t, own in enumerate(cuts) if own == wanted]
+            fitting = [t for t, cut in enumerate(cuts) if cut == wanted]
             if not fitting:
                 raise pins_together(f"no consumer of {value.tensor} takes it cut {wanted} on {formulation.mesh}")
             yield v, fitting

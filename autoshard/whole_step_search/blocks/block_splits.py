@@ -66,24 +66,24 @@ class SplitRequest:
 
 
 def block_splits(
-    graph: Graph, mesh: Mesh, hardware: Hardware, left: Left = NOTHING_SAID, asked: SplitRequest | None = None
+    graph: Graph, mesh: Mesh, hardware: Hardware, left: Left = NOTHING_SAID, request: SplitRequest | None = None
 ) -> tuple[BlockSplit, ...]:
     """Different splits of `graph` over the devices of a replica; the first is the fastest by the sum of costs. `left`:
-    by pins. PinRefused where that, or what is `asked` for, is none."""
-    asked = asked or SplitRequest()
+    by pins. PinRefused where that, or what is `request` for, is none."""
+    request = request or SplitRequest()
     cuts = second_cuts(graph, mesh)
-    whole = _stored_as_used(formulate(PlanningContext(graph, mesh, hardware, all_to_all=asked.all_to_all), cuts))
-    found: list[BlockSplit] = []
-    for title, base in _in_styles(whole, asked.style, left):
+    whole = _stored_as_used(formulate(PlanningContext(graph, mesh, hardware, all_to_all=request.all_to_all), cuts))
+    splits: list[BlockSplit] = []
+    for title, base in _in_styles(whole, request.style, left):
         pinned = base if left == NOTHING_SAID else left.narrowed(base)
-        choices = _choices(pinned, title, with_style=not asked.style)
+        choices = _choices(pinned, title, with_style=not request.style)
         solutions = [(name, Solution(pinned.problem, choice, 0.0, "auto")) for choice, name in choices.items()]
-        found += [replace(_split(name, pinned, own, graph, mesh), left=left) for name, own in solutions]
-    if not found and left == NOTHING_SAID and not asked.style:
+        splits += [replace(_split(name, pinned, solution, graph, mesh), left=left) for name, solution in solutions]
+    if not splits and left == NOTHING_SAID and not request.style:
         raise InfeasibleError(f"the blocks have no split on {mesh}", "another mesh, or other sizes of the model")
-    if not found:
+    if not splits:
         raise pins_together(f"on {mesh} no plan keeps them in which weights are stored as they are used")
-    return tuple(found)
+    return tuple(splits)
 
 
 def _choices(whole: Formulation, title: str, with_style: bool) -> dict[tuple[int, ...], str]:
@@ -91,12 +91,12 @@ def _choices(whole: Formulation, title: str, with_style: bool) -> dict[tuple[int
     first = _solved(whole)
     if first is None:
         return {}
-    found = {first.choice: title or "least time"}
-    for name, formulation, kept in _variants(whole, first, with_style) if whole.mesh.size > 1 else ():
+    names = {first.choice: title or "least time"}
+    for name, formulation, keep in _variants(whole, first, with_style) if whole.mesh.size > 1 else ():
         if (solution := _solved(formulation)) is not None:
-            choice = tuple(int(kept[n][s]) if n in kept else s for n, s in enumerate(solution.choice))
-            found.setdefault(choice, f"{title}, {name}" if title else name)
-    return found
+            choice = tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(solution.choice))
+            names.setdefault(choice, f"{title}, {name}" if title else name)
+    return names
 
 
 def _solved(formulation: Formulation) -> Solution | None:
@@ -114,12 +114,12 @@ def _in_styles(whole: Formulation, style: str, left: Left) -> Iterator[tuple[str
         return
     named, why = dict(left.ops), list[str]()
     for name in OF_STYLE[style]:
-        found = STYLES[name].keep(whole)
-        if isinstance(found, str):
-            why.append(found)
+        keep = STYLES[name].keep(whole)
+        if isinstance(keep, str):
+            why.append(keep)
             continue
-        ops = {n: whole.sites[n].name for n in found if whole.sites[n].kind == "op"}  # weights are stored as used
-        yield STYLES[name].title, narrowed(whole, {n: found[n] for n, own in ops.items() if own not in named})
+        ops = {n: whole.sites[n].name for n in keep if whole.sites[n].kind == "op"}  # weights are stored as used
+        yield STYLES[name].title, narrowed(whole, {n: keep[n] for n, op in ops.items() if op not in named})
     if len(why) == len(OF_STYLE[style]):
         raise style_refused(style, why[0])
 
@@ -143,19 +143,19 @@ def _with_memory(problem: Problem, price: float) -> Problem:
     nodes: dict[object, Floats] = {}
     moved: dict[object, Floats] = {}
 
-    def node(own: Node) -> Node:
-        key = id(own.seconds), id(own.bytes)
+    def node(unpriced: Node) -> Node:
+        key = id(unpriced.seconds), id(unpriced.bytes)
         if key not in nodes:
-            nodes[key] = own.seconds + price * own.bytes
-        return replace(own, seconds=nodes[key])
+            nodes[key] = unpriced.seconds + price * unpriced.bytes
+        return replace(unpriced, seconds=nodes[key])
 
-    def value(own: Value) -> Value:
-        if not any(stop > problem.horizon // 2 for _, stop in own.intervals):
-            return own
-        key = id(own.seconds), id(own.bytes)
+    def value(unpriced: Value) -> Value:
+        if not any(stop > problem.horizon // 2 for _, stop in unpriced.intervals):
+            return unpriced
+        key = id(unpriced.seconds), id(unpriced.bytes)
         if key not in moved:
-            moved[key] = own.seconds + price * own.bytes[None, :]
-        return replace(own, seconds=moved[key])
+            moved[key] = unpriced.seconds + price * unpriced.bytes[None, :]
+        return replace(unpriced, seconds=moved[key])
 
     return replace(problem, nodes=tuple(map(node, problem.nodes)), values=tuple(map(value, problem.values)))
 

@@ -63,8 +63,8 @@ def _tokens(graph: Graph, op: Op) -> int:
 
 def _cuts(layout: Layout | None, dim: int) -> bool:
     """On the first axis."""
-    own = layout.placements[0] if layout is not None else None
-    return isinstance(own, Shard) and own.dim == dim
+    placement = layout.placements[0] if layout is not None else None
+    return isinstance(placement, Shard) and placement.dim == dim
 
 
 def shared_experts(devices: int, experts: int) -> list[int]:

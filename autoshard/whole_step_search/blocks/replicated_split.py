@@ -140,8 +140,8 @@ def _cast_as_stored(
             continue
         axes, placements = stored[op.operands[0] or ""]
         taken = [strategy.operands[0] for strategy in site.strategies]
-        own = [n for n, layout in enumerate(taken) if layout and _on(layout, axes) in placements]
-        keep |= {number: own} if own else {}
+        matching = [n for n, layout in enumerate(taken) if layout and _on(layout, axes) in placements]
+        keep |= {number: matching} if matching else {}
     return keep
 
 

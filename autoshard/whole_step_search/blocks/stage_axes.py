@@ -21,11 +21,11 @@ def same_inside(strategy: Strategy, split: Strategy, exact: Sequence[bool] = ())
     for one, two, held in zip(strategy.operands, split.operands, exact, strict=False):
         if held and one and two and one.placements[INNER:] != two.placements:
             return False
-    own, other = ((*it.operands, *it.results) for it in (strategy, split))
+    layouts, other = ((*it.operands, *it.results) for it in (strategy, split))
     return all(
         (one is None) == (two is None)
         and (one is None or two is None or all(map(_alike, one.placements[INNER:], two.placements)))
-        for one, two in zip(own, other, strict=True)
+        for one, two in zip(layouts, other, strict=True)
     )
 
 
@@ -44,9 +44,9 @@ def in_space(op: Op, strategy: Strategy, batch: Mapping[str, int]) -> bool:
     for name, layout in pairs:
         if name is None or layout is None:
             continue
-        own = layout.placements[DATA]
-        if name in batch and not (isinstance(own, Shard) and own.dim == batch[name]):
+        placement = layout.placements[DATA]
+        if name in batch and not (isinstance(placement, Shard) and placement.dim == batch[name]):
             return False
-        if name not in batch and isinstance(own, Shard):
+        if name not in batch and isinstance(placement, Shard):
             return False
     return True

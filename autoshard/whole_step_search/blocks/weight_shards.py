@@ -14,15 +14,15 @@ from autoshard.rules.algebra.strategy import Strategy
 def weight_uses(graph: Graph, chosen: Mapping[str, Strategy]) -> dict[str, list[Layout]]:
     """Weight -> the layouts in which operators read it, or what it is cast to."""
     source = {p.tensor: p.tensor for p in graph.parameters if p.trainable}
-    found: dict[str, list[Layout]] = {}
+    uses: dict[str, list[Layout]] = {}
     for op in graph.ops:
         if op.target == CAST and op.operands[0] in source:
             source[op.results[0]] = source[op.operands[0]]
             continue
         for name, layout in zip(op.operands, chosen[op.name].operands, strict=True):
             if name in source and layout is not None:
-                found.setdefault(source[name], []).append(layout)
-    return found
+                uses.setdefault(source[name], []).append(layout)
+    return uses
 
 
 def weight_sites(formulation: Formulation, uses: Mapping[str, object]) -> Iterable[tuple[int, Site]]:
@@ -42,8 +42,8 @@ def is_whole(uses: Sequence[Layout], axis: int) -> bool:
 
 def placements_on(uses: Sequence[Layout], axis: int) -> set[Placement]:
     """Placements of a weight on one mesh axis, over all its uses."""
-    found = {use.placements[axis] for use in uses}
-    return {REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in found}
+    placements = {use.placements[axis] for use in uses}
+    return {REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in placements}
 
 
 def may_cast(op: Op, strategy: Strategy, weights: set[str]) -> bool | None:
@@ -63,14 +63,14 @@ def shard_layouts(
     used = [placements_on(uses, axis) for axis in range(len(sizes))]
 
     def rank(layout: Layout) -> tuple[int, ...]:
-        kept = devices = 0
-        for placement, own, cut, length in zip(layout.placements, used, free, sizes, strict=True):
+        matches = devices = 0
+        for placement, wanted, cut, length in zip(layout.placements, used, free, sizes, strict=True):
             if not cut:
-                kept += placement in own
+                matches += placement in wanted
             elif isinstance(placement, Shard):
                 devices += -1 if whole else round(1000 * math.log2(length))
         dims = [placement.dim for placement in layout.placements if isinstance(placement, Shard)]
-        return (kept, devices, -_tangled(layout, free), -len({*dims}), -sum(dims))
+        return (matches, devices, -_tangled(layout, free), -len({*dims}), -sum(dims))
 
     best = max(map(rank, site.layouts))
     return [s for s, layout in enumerate(site.layouts) if rank(layout) == best]

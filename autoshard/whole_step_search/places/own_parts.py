@@ -71,12 +71,12 @@ class _OwnPlace:
     def narrow(self, peak_bytes: float) -> None:
         """Asks for another plan by the peak of the place's whole step, unless this one is near enough."""
         assert self.plan is not None
-        own = self.plan.predicted_peak_bytes
+        plan_peak = self.plan.predicted_peak_bytes
         if peak_bytes > self.limit_bytes:
-            self.most_bytes = min(self.most_bytes, own)
+            self.most_bytes = min(self.most_bytes, plan_peak)
         else:
-            self.least_bytes = max(self.least_bytes, own)
-        if self._between(own * self.limit_bytes / peak_bytes * TIGHTER):
+            self.least_bytes = max(self.least_bytes, plan_peak)
+        if self._between(plan_peak * self.limit_bytes / peak_bytes * TIGHTER):
             self.plan = None
 
     def _between(self, likely_bytes: float) -> bool:
@@ -101,37 +101,37 @@ def with_own_parts(
     whole = stepped(plan)
     places = _places(whole, graph, hardware, limit_bytes)
     best, nothing = known or whole, dict[Mesh, list[str]]()
-    kept = every = plan, nothing  # with what is noted of each mesh
+    adopted = every = plan, nothing  # with what is noted of each mesh
     for _ in range(ROUNDS):
-        if not all(own.found(searched) for own in places):
+        if not all(place.found(searched) for place in places):
             break
-        for mesh in dict.fromkeys(own.mesh for own in places):
-            here = [own for own in places if own.mesh == mesh]
-            decided, words = _decided(plan, mesh, here, graph, hardware), {mesh: [_words(own) for own in here]}
+        for mesh in dict.fromkeys(place.mesh for place in places):
+            here = [place for place in places if place.mesh == mesh]
+            decided, words = _decided(plan, mesh, here, graph, hardware), {mesh: [_words(place) for place in here]}
             every = _adopted(every[0], mesh, decided, graph, hardware), every[1] | words
-            for other in ((_adopted(kept[0], mesh, decided, graph, hardware), kept[1] | words), every):
+            for other in ((_adopted(adopted[0], mesh, decided, graph, hardware), adopted[1] | words), every):
                 step = stepped(other[0])
                 if _rank(step, limit_bytes) < _rank(best, limit_bytes):
-                    best, kept = step, other
+                    best, adopted = step, other
         peaks = simulate_plan_step(step, lower(step, graph), graph, hardware).peak_bytes
-        for own, peak in zip(places, peaks, strict=True):
-            own.narrow(peak)
-        if step.search.level == MEMORY or all(own.plan for own in places):
+        for place, peak in zip(places, peaks, strict=True):
+            place.narrow(peak)
+        if step.search.level == MEMORY or all(place.plan for place in places):
             break
     if not fits(best.peak_within(limit_bytes), limit_bytes):
         return None
-    search = replace(best.search, notes=(*best.search.notes, *chain(*kept[1].values())))
+    search = replace(best.search, notes=(*best.search.notes, *chain(*adopted[1].values())))
     return replace(best, search=search, capacity_bytes=limit_bytes)
 
 
 def _places(whole: Plan, graph: Graph, hardware: Hardware, limit_bytes: float) -> list[_OwnPlace]:
-    found = []
-    for place, own in enumerate(place_graphs(whole, graph)):
+    places = []
+    for place, place_graph in enumerate(place_graphs(whole, graph)):
         mesh = whole.meshes[place]
         kind = hardware.of_ranks(whole.first_rank(place), mesh.size)
         limit = limit_bytes * kind.usable_memory_bytes / hardware.usable_memory_bytes
-        found.append(_OwnPlace(own, mesh, kind, limit))
-    return found
+        places.append(_OwnPlace(place_graph, mesh, kind, limit))
+    return places
 
 
 def _rank(step: Plan, limit_bytes: float) -> tuple[float, float]:
@@ -140,13 +140,13 @@ def _rank(step: Plan, limit_bytes: float) -> tuple[float, float]:
     return size if step.search.level == MEMORY else max(0.0, size - limit_bytes), step.step_seconds
 
 
-def _words(own: _OwnPlace) -> str:
+def _words(place: _OwnPlace) -> str:
     """What was found for the parts of a place, and what is proved of them."""
-    assert own.plan is not None
-    bound = own.plan.certificate.level_bound if own.plan.search.level == SPEED else 0.0
+    assert place.plan is not None
+    bound = place.plan.certificate.level_bound if place.plan.search.level == SPEED else 0.0
     least = f", and no plan of that alone less than {format_seconds(bound)}" if bound else ""
-    seconds = format_seconds(own.plan.predicted_seconds)
-    return f"{own.mesh} is decided for what its place runs, which takes {seconds} a micro-batch{least}"
+    seconds = format_seconds(place.plan.predicted_seconds)
+    return f"{place.mesh} is decided for what its place runs, which takes {seconds} a micro-batch{least}"
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ def _decided(plan: Plan, mesh: Mesh, places: Sequence[_OwnPlace], graph: Graph, 
     """What was found for the places of a mesh, the first before the others, with operators elsewhere to suit."""
     chosen: dict[str, Strategy] = {}
     stored: dict[str, Layout] = {}
-    for own in places:
-        assert own.plan is not None
-        chosen = chosen_strategies(own.plan, own.graph) | chosen
-        stored = {t.name: t.layout for t in (*own.plan.inputs, *own.plan.parameters, *own.plan.buffers)} | stored
+    for place in places:
+        assert place.plan is not None
+        chosen = chosen_strategies(place.plan, place.graph) | chosen
+        stored = {t.name: t.layout for t in (*place.plan.inputs, *place.plan.parameters, *place.plan.buffers)} | stored
 
     def allowed(op: Op, strategy: Strategy) -> bool:
         return op.name not in chosen or strategy == chosen[op.name]
@@ -179,34 +179,34 @@ def _decided(plan: Plan, mesh: Mesh, places: Sequence[_OwnPlace], graph: Graph, 
     whole = narrowed(whole, layouts)
     solution = solvers.solve(_light_elsewhere(whole, {*chosen, *stored}), "auto", Options(rough=True))
     origin = Origin(plan.model, plan.model_arguments, plan.fusion)
-    made = plan_of(whole, solution, origin, plan.capacity_bytes, "search")
-    made = with_parts(made, whole, parts(whole, solution.choice))
-    return _Decided({name: getattr(made, name) for name in PLACED_FIELDS}, objective(whole.problem, solution.choice))
+    solved = plan_of(whole, solution, origin, plan.capacity_bytes, "search")
+    solved = with_parts(solved, whole, parts(whole, solution.choice))
+    return _Decided({name: getattr(solved, name) for name in PLACED_FIELDS}, objective(whole.problem, solution.choice))
 
 
 def _adopted(plan: Plan, mesh: Mesh, decided: _Decided, graph: Graph, hardware: Hardware) -> Plan:
     if mesh != plan.mesh:
-        others = [replace(own, **decided.fields) if own.mesh == mesh else own for own in plan.place_plans]
+        others = [replace(other, **decided.fields) if other.mesh == mesh else other for other in plan.place_plans]
         return replace(plan, place_plans=tuple(others))
-    made = priced(replace(plan, **decided.fields, place_plans=()), graph, hardware)
-    level = made.predicted_peak_bytes if plan.search.level == MEMORY else made.predicted_seconds
+    adopted = priced(replace(plan, **decided.fields, place_plans=()), graph, hardware)
+    level = adopted.predicted_peak_bytes if plan.search.level == MEMORY else adopted.predicted_seconds
     certificate = without_proof(plan.certificate, level, decided.seconds)
-    return replace(made, place_plans=plan.place_plans, certificate=certificate)
+    return replace(adopted, place_plans=plan.place_plans, certificate=certificate)
 
 
 def _light_elsewhere(whole: Formulation, names: Collection[str]) -> Problem:
     """The problem in which operators and weights but `names` cost next to nothing, and what they read does."""
-    own = [site.name in names or site.kind == "sink" for site in whole.sites]
-    made: dict[int, Floats] = {}  # of what is equal once, by which a solver sees what repeats
+    named = [site.name in names or site.kind == "sink" for site in whole.sites]
+    lightened: dict[int, Floats] = {}  # of what is equal once, by which a solver sees what repeats
 
     def light(seconds: Floats) -> Floats:
-        return made.setdefault(id(seconds), seconds * ELSEWHERE)
+        return lightened.setdefault(id(seconds), seconds * ELSEWHERE)
 
     nodes = [
-        node if own[n] else changed(node, seconds=light(node.seconds)) for n, node in enumerate(whole.problem.nodes)
+        node if named[n] else changed(node, seconds=light(node.seconds)) for n, node in enumerate(whole.problem.nodes)
     ]
     values = [
-        value if any(own[n] for n in value.consumers) else changed(value, seconds=light(value.seconds))
+        value if any(named[n] for n in value.consumers) else changed(value, seconds=light(value.seconds))
         for value in whole.problem.values
     ]
     return replace(whole.problem, nodes=tuple(nodes), values=tuple(values))
@@ -214,39 +214,39 @@ def _light_elsewhere(whole: Formulation, names: Collection[str]) -> Problem:
 
 def place_graphs(plan: Plan, graph: Graph) -> tuple[Graph, ...]:
     """The graph of what each place runs, in a plan with a whole step."""
-    own: list[set[str]] = [set() for _ in range(plan.step.stages)]
+    op_names: list[set[str]] = [set() for _ in range(plan.step.stages)]
     for place, part in zip(plan.step.part_stages, stage_programs(lower(plan, graph)), strict=True):
-        own[place] |= {step.op for step in part.instructions if isinstance(step, Compute)}
-    operators = [[op for op in graph.ops if op.name in ops] for ops in own]
-    made = [{name for op in ops for name in op.results} for ops in operators]
-    asked = [{name for op in ops for name in op.operands} - known for ops, known in zip(operators, made, strict=True)]
-    return tuple(part_graph(graph, ops, set[str | None]().union(*asked)) for ops in own)
+        op_names[place] |= {step.op for step in part.instructions if isinstance(step, Compute)}
+    operators = [[op for op in graph.ops if op.name in ops] for ops in op_names]
+    writes = [{name for op in ops for name in op.results} for ops in operators]
+    reads = [{name for op in ops for name in op.operands} - known for ops, known in zip(operators, writes, strict=True)]
+    return tuple(part_graph(graph, ops, set[str | None]().union(*reads)) for ops in op_names)
 
 
 def part_graph(graph: Graph, ops: Collection[str], wanted: Collection[str | None]) -> Graph:
     """The graph of these operators alone, where others want so of what they make: its sum is a part of the loss."""
-    kept = [op for op in graph.ops if op.name in ops]
-    made = {name for op in kept for name in op.results}
-    updates = tuple(pair for pair in graph.buffer_updates if pair[1] in made)
-    read = {name for op in kept for name in op.operands if name} | {buffer for buffer, _ in updates}
-    parameters, buffers = (tuple(p for p in own if p.tensor in read) for own in (graph.parameters, graph.buffers))
+    operators = [op for op in graph.ops if op.name in ops]
+    results = {name for op in operators for name in op.results}
+    updates = tuple(pair for pair in graph.buffer_updates if pair[1] in results)
+    read = {name for op in operators for name in op.operands if name} | {buffer for buffer, _ in updates}
+    parameters, buffers = (tuple(p for p in group if p.tensor in read) for group in (graph.parameters, graph.buffers))
     stored = {p.tensor for p in (*parameters, *buffers)}
-    tensors = [tensor for tensor in graph.tensors if tensor.name in read | made]
-    inputs = tuple(t.name for t in tensors if t.name not in made and t.name not in stored)
-    total = graph.tensor(graph.loss) if graph.loss in made else None
+    tensors = [tensor for tensor in graph.tensors if tensor.name in read | results]
+    inputs = tuple(t.name for t in tensors if t.name not in results and t.name not in stored)
+    total = graph.tensor(graph.loss) if graph.loss in results else None
     outputs = []
-    for tensor in [tensor for tensor in tensors if tensor.name in made and tensor.name in wanted]:
+    for tensor in [tensor for tensor in tensors if tensor.name in results and tensor.name in wanted]:
         if not tensor.requires_grad or tensor == total:
             outputs += [tensor.name] * (tensor != total)
             continue
         one = replace(tensor, name=f"{tensor.name}__sum", shape=())
         tensors.append(one)
-        kept.append(Op(one.name, "aten.sum", (tensor.name,), (("dtype", None),), (one.name,)))
+        operators.append(Op(one.name, "aten.sum", (tensor.name,), (("dtype", None),), (one.name,)))
         if total is not None:
-            wide = max((total, one), key=lambda own: DTYPE_BYTES[own.dtype])
+            wide = max((total, one), key=lambda term: DTYPE_BYTES[term.dtype])
             both = replace(wide, name=f"{tensor.name}__total")
             tensors.append(both)
-            kept.append(Op(both.name, "aten.add", (total.name, one.name), (("alpha", 1),), (both.name,)))
+            operators.append(Op(both.name, "aten.add", (total.name, one.name), (("alpha", 1),), (both.name,)))
             one = both
         total = one
     return replace(
@@ -255,7 +255,7 @@ def part_graph(graph: Graph, ops: Collection[str], wanted: Collection[str | None
         inputs=inputs,
         parameters=parameters,
         buffers=buffers,
-        ops=tuple(kept),
+        ops=tuple(operators),
         outputs=(*outputs, *([total.name] if total else [])),
         loss=total.name if total else None,
         buffer_updates=updates,

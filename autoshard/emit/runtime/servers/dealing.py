@@ -43,7 +43,7 @@ class Dealer:
 
     def deal(self, worker: Hashable) -> Share | None:
         """The next share of a worker; None where there is none, or it has enough, or it would be too old."""
-        if sum(own.worker == worker for own in self.dealt.values()) >= DEPTH:
+        if sum(lease.worker == worker for lease in self.dealt.values()) >= DEPTH:
             return None
         if self.lost:
             share = self.lost.popleft()
@@ -51,8 +51,8 @@ class Dealer:
             return share
         if not self.waiting or not self._young_enough():
             return None
-        for own in self.dealt.values():
-            own.since += 1
+        for lease in self.dealt.values():
+            lease.since += 1
         share = self.waiting.popleft()
         self.dealt[share] = _Dealt(worker, self.outstanding)
         return share
@@ -60,7 +60,7 @@ class Dealer:
     def _young_enough(self) -> bool:
         if self.staleness is None:
             return True
-        ages = [own.before + own.since + 1 for own in self.dealt.values()]
+        ages = [lease.before + lease.since + 1 for lease in self.dealt.values()]
         return max([self.outstanding, *ages]) <= self.staleness
 
     def done(self, share: Share) -> None:
@@ -68,11 +68,11 @@ class Dealer:
 
     def lose(self, worker: Hashable) -> list[Share]:
         """The worker is no more: others get its shares, before all that wait."""
-        found = [share for share, own in self.dealt.items() if own.worker == worker]
-        for share in found:
+        shares = [share for share, lease in self.dealt.items() if lease.worker == worker]
+        for share in shares:
             del self.dealt[share]
-        self.lost.extend(found)
-        return found
+        self.lost.extend(shares)
+        return shares
 
     def clear(self) -> None:
         self.waiting.clear()

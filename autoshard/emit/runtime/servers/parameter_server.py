@@ -47,14 +47,14 @@ class ParameterServer:
     ) -> None:  # fmt: skip
         self.served, self.number, self.shares, self.staleness = served, number, shares, staleness
         self.generation, self.step, self.version, self.oldest = -1, 0, 0, 0
-        self.spans = {name: span for name, own in served.items() if (span := own.on(number)) is not None}
+        self.spans = {name: span for name, spec in served.items() if (span := spec.on(number)) is not None}
         mesh = ParallelMesh({"server": servers}, number, lambda *_: None, torch.device("cpu"))  # type: ignore[arg-type]
         self.values: dict[str, nn.Parameter] = {}
         for name in self.spans:
-            own = served[name]
-            layout = "S0" if len(own.parts) > 1 else "R"
-            how: dict[str, Any] = {"dtype": own.dtype, "ties": own.ties, "init": own.init, "trainable": own.trained}
-            self.values[name] = shard_parameter(name, own.shape, layout, mesh, **how)
+            spec = served[name]
+            layout = "S0" if len(spec.parts) > 1 else "R"
+            how: dict[str, Any] = {"dtype": spec.dtype, "ties": spec.ties, "init": spec.init, "trainable": spec.trained}
+            self.values[name] = shard_parameter(name, spec.shape, layout, mesh, **how)
         trained = [name for name in self.spans if served[name].trained]
         self.by_rows = [name for name in trained if rowwise and served[name].table]
         self.sums = {name: local(self.values[name]).new_zeros(len(self.values[name])) for name in self.by_rows}
@@ -82,8 +82,8 @@ class ParameterServer:
         self.generation = -1
         if self.optimizer is not None:
             self.optimizer.state.clear()
-        for own in self.sums.values():
-            own.zero_()
+        for total in self.sums.values():
+            total.zero_()
 
     # --- what it starts from ---
 
@@ -93,18 +93,18 @@ class ParameterServer:
         guessed = []
         self._forget()
         for name, value in self.values.items():
-            own = self.served[name]
-            found = next((key for key in (name, *own.ties) if key in weights), None)
-            guess = ("normal", 0.0, 0.02) if len(own.shape) > 1 else ("constant", 0.0)
-            if found is not None:
-                assign(value, weights[found])
+            spec = self.served[name]
+            source = next((key for key in (name, *spec.ties) if key in weights), None)
+            guess = ("normal", 0.0, 0.02) if len(spec.shape) > 1 else ("constant", 0.0)
+            if source is not None:
+                assign(value, weights[source])
             elif weights:
                 raise KeyError(f"the state dict lacks {name}")
             elif name in computed:
                 init_computed(value, computed[name], seed)
             else:
-                init_parameter(value, own.init or guess, seed)
-                guessed += [] if own.init else [name]
+                init_parameter(value, spec.init or guess, seed)
+                guessed += [] if spec.init else [name]
         self.generation, self.step, self.version = generation, 0, 0
         self._begin()
         return guessed
@@ -174,8 +174,8 @@ class ParameterServer:
     def pull(self, generation: int) -> tuple[int, dict[str, Tensor]]:
         """The version (updates so far), and all that is no table."""
         self._check(generation)
-        held = {name: local(own).detach() for name, own in self.values.items() if not self.served[name].table}
-        return self.version, {name: own.clone() for name, own in held.items()}
+        held = {name: local(value).detach() for name, value in self.values.items() if not self.served[name].table}
+        return self.version, {name: value.clone() for name, value in held.items()}
 
     def rows(self, generation: int, wanted: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
         """Of tables, the rows of ids that count from the first of this part."""
@@ -228,7 +228,7 @@ class ParameterServer:
         assert step == self.step + 1 and self.next == self.shares, f"{self.next} of {self.shares} shares have come"
         self._collect()
         ready = [rows for _, rows in (self.ready or {}).values()]
-        return float(sum((own.square().sum() for own in (*self.sum.values(), *ready)), torch.zeros(())))
+        return float(sum((gradient.square().sum() for gradient in (*self.sum.values(), *ready)), torch.zeros(())))
 
     def _collect(self) -> None:
         """Rows that several look-ups read, each once; whole gradients of tables that have a dense optimizer."""
@@ -236,7 +236,7 @@ class ParameterServer:
             return
         self.ready = {}
         for name, read in sorted(self.rows_read.items()):
-            ids, places = torch.cat([own for own, _ in read]).unique(return_inverse=True)
+            ids, places = torch.cat([ids for ids, _ in read]).unique(return_inverse=True)
             values = torch.cat([rows for _, rows in read])
             added = values.new_zeros((len(ids), *values.shape[1:])).index_add_(0, places, values)
             if name in self.by_rows:
@@ -250,8 +250,8 @@ class ParameterServer:
         if step != self.step + 1:
             return
         if scale != 1.0:
-            for own in (*self.sum.values(), *(rows for _, rows in (self.ready or {}).values())):
-                own.mul_(scale)
+            for gradient in (*self.sum.values(), *(rows for _, rows in (self.ready or {}).values())):
+                gradient.mul_(scale)
         self._update(rates)
         self.step = step
 

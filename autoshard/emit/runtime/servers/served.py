@@ -34,34 +34,34 @@ class Served:
     parts: tuple[tuple[int, int, int], ...]
 
     def on(self, server: int) -> tuple[int, int] | None:
-        return next(((start, stop) for own, start, stop in self.parts if own == server), None)
+        return next(((start, stop) for holder, start, stop in self.parts if holder == server), None)
 
 
 def stored_tensors(build_model: Callable[[ParallelMesh], nn.Module], axes: Mapping[str, int]) -> dict[str, Tensor]:
     """Parameters and buffers by original name, on the meta device: without memory."""
     mesh = ParallelMesh(axes, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type]
     model = build_model(mesh)
-    return {sharding(own).name: own for own in (*model.parameters(), *model.buffers())}
+    return {sharding(tensor).name: tensor for tensor in (*model.parameters(), *model.buffers())}
 
 
 def served_parameters(stored: Mapping[str, Tensor], tables: Collection[str], servers: int) -> dict[str, Served]:
     """What lies on servers: all that is trained, and all tables. The largest first, each where least lies."""
-    loads, found = [0] * servers, {}
-    kept = {name: own for name, own in stored.items() if isinstance(own, nn.Parameter)}
-    kept = {name: own for name, own in kept.items() if own.requires_grad or name in tables}
-    for name, own in sorted(kept.items(), key=lambda item: (-item[1].nbytes, item[0])):
-        held: Any = sharding(own)
-        rows, size = (held.shape or (1,))[0], own.element_size() * math.prod(held.shape)
+    loads, served = [0] * servers, {}
+    params = {name: param for name, param in stored.items() if isinstance(param, nn.Parameter)}
+    params = {name: param for name, param in params.items() if param.requires_grad or name in tables}
+    for name, param in sorted(params.items(), key=lambda item: (-item[1].nbytes, item[0])):
+        held: Any = sharding(param)
+        rows, size = (held.shape or (1,))[0], param.element_size() * math.prod(held.shape)
         least = loads.index(min(loads))
         parts: tuple[tuple[int, int, int], ...] = ((least, 0, rows),)
         if (name in tables or size > CUT_BYTES) and rows >= servers > 1:
             step = -(-rows // servers)  # as torch.chunk
             bounds = [(number, number * step, min((number + 1) * step, rows)) for number in range(servers)]
-            parts = tuple(own for own in bounds if own[1] < own[2])
+            parts = tuple(bound for bound in bounds if bound[1] < bound[2])
         for server, start, stop in parts:
             loads[server] += size * (stop - start) // max(rows, 1)
-        found[name] = Served(
-            name, held.shape, held.split_shape, own.dtype, held.init, held.ties, own.requires_grad, name in tables,
+        served[name] = Served(
+            name, held.shape, held.split_shape, param.dtype, held.init, held.ties, param.requires_grad, name in tables,
             parts,
         )  # fmt: skip
-    return found
+    return served

@@ -27,40 +27,40 @@ class Lookups:
 
     def take(self, table: ServedTable, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of all ids, each once, as a leaf of autograd; and where in them each id is."""
-        way = way_of(getattr(ids, "on_device", ids), self.inputs)
-        own, rows = self.ahead.get((table.table_name, way), (None, None)) if way is not None else (None, None)
-        if way is not None and way not in self.ways.setdefault(table.table_name, []):
-            self.ways[table.table_name].append(way)
-        if own is None or rows is None:
-            own = ids.unique()
-            rows = self.rows_of(table.table_name, own)
+        view = way_of(getattr(ids, "on_device", ids), self.inputs)
+        unique, rows = self.ahead.get((table.table_name, view), (None, None)) if view is not None else (None, None)
+        if view is not None and view not in self.ways.setdefault(table.table_name, []):
+            self.ways[table.table_name].append(view)
+        if unique is None or rows is None:
+            unique = ids.unique()
+            rows = self.rows_of(table.table_name, unique)
         rows = rows.detach().requires_grad_(table.trained)
-        self.read.append((table.table_name, own, rows))
-        places = torch.searchsorted(own, ids.contiguous())
-        if ids.numel() and not torch.equal(own[places.clamp(max=len(own) - 1)], ids):
+        self.read.append((table.table_name, unique, rows))
+        places = torch.searchsorted(unique, ids.contiguous())
+        if ids.numel() and not torch.equal(unique[places.clamp(max=len(unique) - 1)], ids):
             raise AssertionError(f"{table.table_name}: the rows that were pulled are not those of its ids")
         return rows, places
 
     def pull_ahead(self, inputs: Sequence[Tensor]) -> dict[tuple[str, Way], tuple[Tensor, Tensor]]:
         """The rows that the next share will look up, as far as their ids are parts of its inputs."""
-        found = {}
-        for table, ways in [(name, list(own)) for name, own in list(self.ways.items())]:
-            for way in ways:
-                number, size, shape, stride, offset = way
+        pulled = {}
+        for table, ways in [(name, list(ways)) for name, ways in list(self.ways.items())]:
+            for view in ways:
+                number, size, shape, stride, offset = view
                 source = inputs[number].contiguous()
                 if source.numel() == size:
                     ids = source.as_strided(shape, stride, source.storage_offset() + offset).unique()
-                    found[table, way] = ids, self.rows_of(table, ids)
-        return found
+                    pulled[table, view] = ids, self.rows_of(table, ids)
+        return pulled
 
 
 def way_of(ids: Tensor, inputs: Sequence[Tensor]) -> Way | None:
     """How ids are a view of an input; None where they are computed."""
     address = ids.untyped_storage().data_ptr()
-    for number, own in enumerate(inputs):
-        if own.untyped_storage().data_ptr() == address and own.dtype == ids.dtype and own.is_contiguous():
-            offset = ids.storage_offset() - own.storage_offset()
-            return number, own.numel(), tuple(ids.shape), tuple(ids.stride()), offset
+    for number, source in enumerate(inputs):
+        if source.untyped_storage().data_ptr() == address and source.dtype == ids.dtype and source.is_contiguous():
+            offset = ids.storage_offset() - source.storage_offset()
+            return number, source.numel(), tuple(ids.shape), tuple(ids.stride()), offset
     return None
 
 
@@ -81,26 +81,26 @@ class ServedTable(torch.Tensor):
 
 
 def served_table(shape: Sequence[int], name: str, trained: bool, lookups: Callable[[], Lookups]) -> ServedTable:
-    made = cast(ServedTable, torch.Tensor._make_subclass(ServedTable, torch.empty(tuple(shape), device="meta")))
-    made.table_name, made.trained, made.lookups = name, trained, lookups
-    return made
+    table = cast(ServedTable, torch.Tensor._make_subclass(ServedTable, torch.empty(tuple(shape), device="meta")))
+    table.table_name, table.trained, table.lookups = name, trained, lookups
+    return table
 
 
-def _padding(padding_idx: int | None, table: ServedTable, own: Tensor) -> int | None:
+def _padding(padding_idx: int | None, table: ServedTable, ids: Tensor) -> int | None:
     """Where among the rows the padding is, if it is."""
     if padding_idx is None:
         return None
     index = padding_idx + table.shape[0] if padding_idx < 0 else padding_idx
-    found = (own == index).nonzero()
-    return int(found[0]) if len(found) else None
+    positions = (ids == index).nonzero()
+    return int(positions[0]) if len(positions) else None
 
 
 def _embedding(
     input: Tensor, weight: Any, padding_idx: int | None = None, max_norm: Any = None, *args: Any, **keywords: Any
 ) -> Tensor:
     rows, places = weight.lookups().take(weight, input)
-    own = weight.lookups().read[-1][1]
-    return F.embedding(places, rows, _padding(padding_idx, weight, own), None, *args, **keywords)
+    ids = weight.lookups().read[-1][1]
+    return F.embedding(places, rows, _padding(padding_idx, weight, ids), None, *args, **keywords)
 
 
 def _embedding_bag(

@@ -32,23 +32,23 @@ class ServerClient:
 
     def pull(self, generation: int) -> tuple[list[int], dict[str, Tensor]]:
         """The version of each server, and each parameter that is no table, whole."""
-        found = self.all("pull", generation)
+        replies = self.all("pull", generation)
         whole = {}
-        for name, own in self.served.items():
-            if not own.table:
-                parts = [found[server][1][name] for server, *_ in own.parts]
-                whole[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(own.split_shape)
-        return [version for version, _ in found], whole
+        for name, spec in self.served.items():
+            if not spec.table:
+                parts = [replies[server][1][name] for server, *_ in spec.parts]
+                whole[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(spec.split_shape)
+        return [version for version, _ in replies], whole
 
     def rows(self, generation: int, wanted: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
         """Of tables, the rows of rising ids; all that one server has by one call."""
-        asked: dict[int, list[tuple[str, Tensor]]] = {}
+        requests: dict[int, list[tuple[str, Tensor]]] = {}
         for name, ids in wanted:
-            for server, start, own in self._split(name, ids):
-                asked.setdefault(server, []).append((name, ids[own] - start))
-        replies = self.wait([self.send(server, "rows", generation, own) for server, own in asked.items()])
-        found = {server: iter(reply) for server, reply in zip(asked, replies, strict=True)}
-        return [torch.cat([next(found[server]) for server, *_ in self._split(name, ids)]) for name, ids in wanted]
+            for server, start, span in self._split(name, ids):
+                requests.setdefault(server, []).append((name, ids[span] - start))
+        replies = self.wait([self.send(server, "rows", generation, request) for server, request in requests.items()])
+        by_server = {server: iter(reply) for server, reply in zip(requests, replies, strict=True)}
+        return [torch.cat([next(by_server[server]) for server, *_ in self._split(name, ids)]) for name, ids in wanted]
 
     def _split(self, name: str, ids: Tensor) -> list[tuple[int, int, slice]]:
         """Which servers have rows of rising ids: the server, its first row, and where among the ids these are. One at
@@ -58,8 +58,8 @@ class ServerClient:
         if len(ids) and (int(ids[0]) < 0 or ends[-1] < len(ids)):
             raise IndexError(f"{name} has {parts[-1][2]} rows, and ids from {int(ids[0])} to {int(ids[-1])} are read")
         spans = zip(parts, [0, *ends[:-1]], ends, strict=True)
-        found = [(server, start, slice(low, high)) for (server, start, _), low, high in spans if high > low]
-        return found or [(parts[0][0], parts[0][1], slice(0, 0))]
+        slices = [(server, start, slice(low, high)) for (server, start, _), low, high in spans if high > low]
+        return slices or [(parts[0][0], parts[0][1], slice(0, 0))]
 
     def push(
         self, generation: int, share: Share, versions: Sequence[int], dense: Mapping[str, Tensor],
@@ -69,12 +69,12 @@ class ServerClient:
         parts: list[dict[str, Tensor]] = [{} for _ in range(self.servers)]
         rows: list[dict[str, list[tuple[Tensor, Tensor]]]] = [{} for _ in range(self.servers)]
         for name, gradient in dense.items():
-            own = self.served[name]
-            whole = gradient.reshape(own.shape)
-            for server, start, stop in own.parts:
-                parts[server][name] = whole if len(own.parts) == 1 else whole[start:stop]
+            spec = self.served[name]
+            whole = gradient.reshape(spec.shape)
+            for server, start, stop in spec.parts:
+                parts[server][name] = whole if len(spec.parts) == 1 else whole[start:stop]
         for name, ids, gradient in read:
             for server, start, there in self._split(name, ids):
                 rows[server].setdefault(name, []).append((ids[there] - start, gradient[there]))
         versioned = zip(versions, parts, rows, strict=True)
-        self.wait([self.send(n, "push", generation, share, *own, rates) for n, own in enumerate(versioned)])
+        self.wait([self.send(n, "push", generation, share, *part, rates) for n, part in enumerate(versioned)])

@@ -37,8 +37,8 @@ def labels_of_step(
 ) -> list[list[Tensor]]:  # fmt: skip
     """Of each share, for each loss that is a mean over labels, its part of the step's labels."""
     find = build_labels(mesh)
-    given = [() if find is None else find(*inputs) for inputs in batches]
-    every = [(one,) if isinstance(one, Tensor) else one for one in given]
+    labels = [() if find is None else find(*inputs) for inputs in batches]
+    every = [(one,) if isinstance(one, Tensor) else one for one in labels]
     names = {name for *_, name in counts if name}
     weights = dict(fixed) | (client.pull(generation)[1] if names - fixed.keys() else {})
     shares: list[list[Tensor]] = label_shares(mesh, every, counts, {name: weights[name] for name in names})
@@ -52,9 +52,9 @@ def share_works(
     """The shares of a step. `applied`: where each is applied by itself, the greatest norm and the rates: its loss is
     that of its own labels."""
     if applied is not None:
-        return [ShareWork((step, n), tuple(own), (), 1, *applied) for n, own in enumerate(batches)]
+        return [ShareWork((step, n), tuple(batch), (), 1, *applied) for n, batch in enumerate(batches)]
     pairs = enumerate(zip(batches, labels, strict=True))
-    return [ShareWork((step, n), tuple(own), tuple(shares), len(batches)) for n, (own, shares) in pairs]
+    return [ShareWork((step, n), tuple(batch), tuple(shares), len(batches)) for n, (batch, shares) in pairs]
 
 
 class InProcess:
@@ -70,13 +70,13 @@ class InProcess:
         how: dict[str, Any] = {"optimizer": optimizer, "rowwise": plan.TABLE_OPTIMIZER == "rowwise-adagrad"}
         how |= {"shares": shares, "staleness": plan.STALENESS or 0}
         self.servers = [ParameterServer(served, plan.SERVERS, number, **how) for number in range(plan.SERVERS)]
-        for own in self.servers:
-            own.start(0, weights, {}, seed)
+        for server in self.servers:
+            server.start(0, weights, {}, seed)
         self.client = ServerClient(served, plan.SERVERS, self._send, lambda results: results)
-        names = {name: (name, *sharding(own).ties) for name, own in stored.items() if name not in served}
+        names = {name: (name, *sharding(tensor).ties) for name, tensor in stored.items() if name not in served}
         self.fixed = {name: next(weights[key] for key in keys if key in weights) for name, keys in names.items()}
-        given = (build_model, axes, stored, served, self.fixed, self.client, torch.device("cpu"), seed, shares > 0)
-        self.workers = [ShareWorker(*given) for _ in range(plan.MOST_WORKERS)]
+        args = (build_model, axes, stored, served, self.fixed, self.client, torch.device("cpu"), seed, shares > 0)
+        self.workers = [ShareWorker(*args) for _ in range(plan.MOST_WORKERS)]
 
     def _send(self, number: int, method: str, *arguments: Any) -> Any:
         return getattr(self.servers[number], method)(*arguments)
@@ -85,41 +85,41 @@ class InProcess:
         self, dealer: Dealer, works: Sequence[ShareWork], order: Callable[[int], int] = lambda count: 0
     ) -> list[ShareResult]:
         """All shares; `order` chooses which of those that have pulled is computed and pushed next."""
-        by_share = {own.share: own for own in works}
+        by_share = {work.share: work for work in works}
         dealer.add(by_share)
-        found: dict[Share, ShareResult] = {}
+        results: dict[Share, ShareResult] = {}
         in_work: list[tuple[int, Share, Any]] = []
         while dealer.waiting or dealer.outstanding:
             for number, worker in enumerate(self.workers):
                 while (share := dealer.deal(number)) is not None:
                     in_work.append((number, share, worker.pull(0, by_share[share])))
             number, share, pulled = in_work.pop(order(len(in_work)))
-            found[share] = self.workers[number].compute(0, by_share[share], pulled, keep_outputs=True)
+            results[share] = self.workers[number].compute(0, by_share[share], pulled, keep_outputs=True)
             dealer.done(share)
-        return [found[own.share] for own in works]
+        return [results[work.share] for work in works]
 
     @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """Of the step whose shares are all there, whole; zero where nothing has come."""
-        found = {}
-        for name, own in self.client.served.items():
-            if own.trained:
-                parts = [self._gradient(self.servers[server], name) for server, *_ in own.parts]
-                found[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(own.shape)
-        return found
+        grads = {}
+        for name, spec in self.client.served.items():
+            if spec.trained:
+                parts = [self._gradient(self.servers[server], name) for server, *_ in spec.parts]
+                grads[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(spec.shape)
+        return grads
 
     @staticmethod
     def _gradient(server: ParameterServer, name: str) -> Tensor:
-        made = torch.zeros_like(server.values[name].detach())
+        gradient = torch.zeros_like(server.values[name].detach())
         if name in (server.ready or {}):
-            return made.index_copy_(0, *(server.ready or {})[name])
-        return made.copy_(server.sum[name].reshape(made.shape)) if name in server.sum else made
+            return gradient.index_copy_(0, *(server.ready or {})[name])
+        return gradient.copy_(server.sum[name].reshape(gradient.shape)) if name in server.sum else gradient
 
     @torch.no_grad()
     def values(self) -> dict[str, Tensor]:
         """Every served parameter, whole."""
         whole = {}
-        for name, own in self.client.served.items():
-            parts = [self.servers[server].values[name].detach() for server, *_ in own.parts]
-            whole[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(own.shape).clone()
+        for name, spec in self.client.served.items():
+            parts = [self.servers[server].values[name].detach() for server, *_ in spec.parts]
+            whole[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(spec.shape).clone()
         return whole

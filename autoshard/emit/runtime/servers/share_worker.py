@@ -65,9 +65,9 @@ class ShareWorker:
         self.mesh.random.seed = seed
         self.lookups = Lookups(self._rows, {})
         self.generation = 0
-        self.mesh.reused = {name: self._held(name, own) for name, own in stored.items()}
+        self.mesh.reused = {name: self._held(name, tensor) for name, tensor in stored.items()}
         self.parameters = {
-            name: own for name, own in self.mesh.reused.items() if name in served and not served[name].table
+            name: tensor for name, tensor in self.mesh.reused.items() if name in served and not served[name].table
         }
         self.model = build_model(self.mesh)
         for name, value in fixed.items():
@@ -77,17 +77,17 @@ class ShareWorker:
 
     def _held(self, name: str, stored: Tensor) -> Tensor:
         """A stored tensor as the model has it here."""
-        own = self.served.get(name)
-        if own is not None and own.table:
-            made: Any = served_table(own.shape, name, own.trained, lambda: self.lookups)
+        spec = self.served.get(name)
+        if spec is not None and spec.table:
+            tensor: Any = served_table(spec.shape, name, spec.trained, lambda: self.lookups)
         else:
             empty = torch.empty(stored.shape, dtype=stored.dtype, device=self.mesh.device)
             is_parameter = isinstance(stored, nn.Parameter)
-            made = nn.Parameter(empty, requires_grad=stored.requires_grad) if is_parameter else empty
-        made.sharding = sharding(stored)
-        if own is None or not own.table:
-            grow_leaf(made)
-        return made
+            tensor = nn.Parameter(empty, requires_grad=stored.requires_grad) if is_parameter else empty
+        tensor.sharding = sharding(stored)
+        if spec is None or not spec.table:
+            grow_leaf(tensor)
+        return tensor
 
     def _rows(self, table: str, ids: Tensor) -> Tensor:
         return self.client.rows(self.generation, [(table, ids)])[0]
@@ -116,11 +116,11 @@ class ShareWorker:
             if not work.trains:
                 return ShareResult(float(self._evaluated(inputs)[0]))
             outputs = self._backward(work, inputs)
-            dense = {name: own.grad.cpu() for name, own in self.parameters.items() if own.grad is not None}
+            dense = {name: param.grad.cpu() for name, param in self.parameters.items() if param.grad is not None}
             read = [(name, ids, rows.grad) for name, ids, rows in self.lookups.read if rows.grad is not None]
-            used = sum(any(ids is own for own, _ in rows.values()) for _, ids, _ in self.lookups.read)
-            for own in self.parameters.values():
-                own.grad = None
+            used = sum(any(ids is fetched for fetched, _ in rows.values()) for _, ids, _ in self.lookups.read)
+            for param in self.parameters.values():
+                param.grad = None
         loss, norm = float(outputs[0]), 0.0
         if work.rates is not None:
             norm = self._clip(work, dense, read)
@@ -136,8 +136,8 @@ class ShareWorker:
 
     @torch.no_grad()
     def _fill(self, whole: Mapping[str, Tensor]) -> None:
-        for name, own in self.parameters.items():
-            local(own).copy_(whole[name])
+        for name, param in self.parameters.items():
+            local(param).copy_(whole[name])
 
     @torch.no_grad()
     def _evaluated(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -151,11 +151,11 @@ class ShareWorker:
     def _backward(self, work: ShareWork, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         step, number = work.share
         self.mesh.random.step = step
-        with self.mesh.micro_batch(number, [own.to(self.mesh.device) for own in work.labels]):
+        with self.mesh.micro_batch(number, [label.to(self.mesh.device) for label in work.labels]):
             result = self.model(*inputs)
             outputs = result if isinstance(result, tuple) else (result,)
             (outputs[0] / work.count).backward()
-        return tuple(own.detach() for own in outputs)
+        return tuple(output.detach() for output in outputs)
 
     @torch.no_grad()
     def _clip(self, work: ShareWork, dense: dict[str, Tensor], read: list[tuple[str, Tensor, Tensor]]) -> float:
@@ -164,14 +164,14 @@ class ShareWorker:
         for name, ids, rows in read:
             merged.setdefault(name, []).append((ids, rows))
         read.clear()
-        for name, own in merged.items():
-            ids, places = torch.cat([ids for ids, _ in own]).unique(return_inverse=True)
-            values = torch.cat([rows for _, rows in own])
+        for name, entry in merged.items():
+            ids, places = torch.cat([ids for ids, _ in entry]).unique(return_inverse=True)
+            values = torch.cat([rows for _, rows in entry])
             read.append((name, ids, values.new_zeros((len(ids), *values.shape[1:])).index_add_(0, places, values)))
         every = [*dense.values(), *(rows for *_, rows in read)]
-        norm = math.sqrt(float(sum((own.square().sum() for own in every), torch.zeros(()))))
+        norm = math.sqrt(float(sum((gradient.square().sum() for gradient in every), torch.zeros(()))))
         scale = min(1.0, work.max_norm / (norm + 1e-6))
         if scale < 1.0:
-            for own in every:
-                own.mul_(scale)
+            for entry in every:
+                entry.mul_(scale)
         return norm
