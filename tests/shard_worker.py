@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import sys
 import warnings
@@ -344,9 +345,58 @@ def frozen() -> None:
         near(value, model.state_dict()[name], name)
 
 
+class Task:
+    """A plain object with layers, a scale and a counter that its methods don't read."""
+
+    def __init__(self, layers: list[nn.Module], scale: float = 2.0) -> None:
+        self.layers, self.scale, self.calls = layers, scale, 0
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.layers[0](x)))
+
+    def second(self, x: Tensor) -> Tensor:
+        return self.layers[1](x) * self.scale
+
+    __call__ = run
+
+
+def referred() -> None:
+    """Modules and numbers that a function reaches through lists, dicts, objects, defaults, partials and helpers."""
+    x = torch.randn(8, 16)
+    layers: list[nn.Module] = [nn.Linear(16, 12), nn.Linear(12, 4)]
+    task, table, row = Task(layers), {"layers": layers}, [2.0, [3.0]]
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "method": task.run,
+        "callable": task,
+        "dict": lambda x: table["layers"][1](torch.relu(table["layers"][0](x))),
+        "attribute": lambda x: layers[1](task.layers[0](x)) * task.scale,
+        "list": lambda x: layers[1](layers[0](x)) * row[0] * row[1][0],  # type: ignore[index]
+        "default": lambda x, by=row: layers[1](layers[0](x)) * by[0],
+        "partial": functools.partial(lambda x, by: layers[1](layers[0](x)) * by[0], by=row),
+        "helper": lambda x: functions["list"](x) + 1,
+    }
+    for name, fn in functions.items():
+        sharded = autoshard.shard(fn, in_strategy=(halves(),))
+        for _ in range(2):  # what it refers to changes
+            gradients = []
+            for each in (fn, sharded):
+                for layer in layers:
+                    layer.zero_grad()
+                each(x).square().sum().backward()
+                gradients.append([p.grad.clone() for layer in layers for p in layer.parameters()])  # type: ignore[union-attr]
+            for one, other in zip(*gradients, strict=True):
+                near(one, other, name)
+            near(sharded(x), fn(x), name)
+            task.scale += 1
+            row[0], row[1] = row[0] + 1, [5.0]  # type: ignore[operator]
+        variants, task.calls = len(sharded.variants), task.calls + 1
+        sharded(x)
+        assert task.calls and len(sharded.variants) <= variants + 1  # of another scale, not of the counter
+
+
 CASES = {
     case.__name__: case
-    for case in (function, module, computed_again, outputs, data, inside, sizes, tables, frozen, refusals)
+    for case in (function, module, computed_again, outputs, data, inside, sizes, tables, frozen, referred, refusals)
 }
 
 if __name__ == "__main__":

@@ -1,47 +1,48 @@
-"""A function as a module that can be captured: what it refers to comes in as arguments, too."""
+"""A function as a module that can be captured: modules and tensors that it refers to become inputs, too."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
+from autoshard.api.parallel.function_references import PLAIN, cells_of, function_of, named_values, references
 from autoshard.errors import UsageError
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class FunctionModule(nn.Module):
-    """Calls `fn` on (args, kwargs, tensors), the latter in the place of those that it refers to."""
+    """Calls `fn` on (args, kwargs, tensors), the latter in place of the tensors that it refers to."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__()
-        self.fn, self.modules_of = fn, list(_modules_of(fn))  # in a list: their parameters come as inputs
+        self.fn = fn
+        self.modules_of = list(_modules_of(references(fn)))  # in a list: their parameters come as inputs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionModule:
         return FunctionModule(self.fn)  # a copied function would still refer to the same modules
 
     def referred(self) -> dict[str, Tensor]:
-        """The parameters and other tensors that `fn` uses without being given them, by name."""
-        tensors: dict[str, Tensor] = {}
+        """Parameters and other tensors that `fn` uses without being given them, by name."""
+        parameters: dict[str, Tensor] = {}
         for prefix, module in self.modules_of:
             for name, buffer in module.named_buffers():
                 what = (
                     f"the function refers to {type(module).__name__} and its buffer {name} ({buffer.numel()} numbers)"
                 )
                 raise UsageError(what, "shard that module instead of a function")
-            tensors |= {f"{prefix}{name}": parameter for name, parameter in module.named_parameters()}
-        direct = {name: value for name, value in _values_of(self.fn).items() if isinstance(value, Tensor)}
-        return tensors | direct
+            parameters |= {f"{prefix}{name}": parameter for name, parameter in module.named_parameters()}
+        return parameters | _tensors_of(self.fn)
 
     def constants(self) -> tuple[tuple[str, Any], ...]:
-        """The numbers and texts that `fn` refers to: with others it computes something else."""
-        return tuple((name, value) for name, value in _values_of(self.fn).items() if isinstance(value, _PLAIN))
+        """Values that the graph holds as constants: with others `fn` computes something else.
+
+        A tensor within a list, a dict or an object counts by its identity and version, an array by its numbers.
+        """
+        direct = {id(x) for x in _tensors_of(self.fn).values()}
+        return tuple((path, _constant(x)) for path, x in references(self.fn).items() if _is_constant(x, direct))
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
         with contextlib.ExitStack() as stack:
@@ -52,64 +53,52 @@ class FunctionModule(nn.Module):
             return self.fn(*args, **kwargs)
 
 
-def _modules_of(fn: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
-    """(prefix of the names, module): what `fn` is bound to, closes over, or reads among the globals."""
-    if isinstance(fn, functools.partial):
-        yield from _modules_of(fn.func)
-        bound = {**{f"argument{i}": x for i, x in enumerate(fn.args)}, **fn.keywords}
-        yield from ((f"{name}.", value) for name, value in bound.items() if isinstance(value, nn.Module))
-        return
-    owner = getattr(fn, "__self__", None)
-    if isinstance(owner, nn.Module):
-        yield "", owner
-    seen = {id(owner)}
-    for name, value in _values_of(fn).items():
-        if isinstance(value, nn.Module) and id(value) not in seen and any(True for _ in value.parameters()):
-            seen.add(id(value))
-            yield ("" if name == "self" else f"{name}."), value
+def _is_constant(value: Any, direct: set[int]) -> bool:
+    return not isinstance(value, nn.Module) and id(value) not in direct
 
 
-def _values_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """What a Python function closes over or reads among the globals, by name."""
-    func = _function(fn)
-    if func is None:
-        return {}
-    cells = zip(func.__code__.co_freevars, func.__closure__ or (), strict=True)
-    named = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    return {name: func.__globals__[name] for name in func.__code__.co_names if name in func.__globals__} | named
+def _constant(value: Any) -> Any:
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return value.shape, value.tobytes()
 
 
-def _function(fn: Callable[..., Any]) -> FunctionType | None:
-    fn = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__func__", fn)
-    return fn if isinstance(fn, FunctionType) else None
+def _modules_of(values: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """(prefix of the names, module with parameters), without those within one of the others."""
+    modules = {path: x for path, x in values.items() if isinstance(x, nn.Module) and any(True for _ in x.parameters())}
+    inner = {id(part) for x in modules.values() for part in x.modules() if part is not x}
+    for path, module in modules.items():
+        if id(module) not in inner:
+            yield ("" if path in ("", "self") else f"{path}."), module
+
+
+def _tensors_of(fn: Callable[..., Any]) -> dict[str, Tensor]:
+    """Tensors that `fn` closes over or reads among the globals: those that `_referring` can replace."""
+    function = function_of(fn)
+    values = {} if function is None else named_values(function)
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 @contextlib.contextmanager
 def _referring(fn: Callable[..., Any], tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """While `fn` refers to these tensors instead of its own."""
-    func = _function(fn)
-    before = {name: value for name, value in _values_of(fn).items() if isinstance(value, Tensor)}
-    if func is None or not before:
+    function, before = function_of(fn), _tensors_of(fn)
+    if function is None or not before:
         yield
         return
-    cells = dict(zip(func.__code__.co_freevars, func.__closure__ or (), strict=True))
+    cells = cells_of(function)
 
     def put(values: Mapping[str, Tensor]) -> None:
         for name in before:
             if name in cells:
                 cells[name].cell_contents = values[name]
             else:
-                func.__globals__[name] = values[name]
+                function.__globals__[name] = values[name]
 
     put(tensors)
     try:
         yield
     finally:
         put(before)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
