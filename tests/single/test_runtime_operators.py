@@ -175,6 +175,22 @@ def test_embedding(text: str, rows: int) -> None:
     assert_means([g for _, g in results], gradient, layout, mesh, gradient=True)
 
 
+@pytest.mark.parametrize("kind", ["embedding", "bags", "cross entropy", "negative log-likelihood"])
+@pytest.mark.parametrize("index", [-1, 6])
+def test_an_index_that_no_device_has_is_an_error_as_on_one_device(kind: str, index: int) -> None:
+    def work(local: ParallelMesh) -> Tensor:
+        ids, options = torch.tensor([[2, index]]), {"size": 6, "vocabulary": axes(local, "v")}
+        if kind == "embedding":
+            return runtime.vocabulary_parallel_embedding(random(3, 4), ids, **options)
+        if kind == "bags":
+            return runtime.parallel_embedding_bag(random(3, 4), ids, mode="sum", **options)
+        loss = runtime.parallel_cross_entropy if kind == "cross entropy" else runtime.parallel_nll_loss
+        return loss(random(2, 3), ids[0], **options)
+
+    with pytest.raises(Exception, match=r"out of (range|bounds)|valid range|num_embeddings"):
+        run_lockstep({"v": 2}, work)
+
+
 @pytest.mark.parametrize("parts", [2, 3, 8])
 def test_means(parts: int) -> None:
     mesh, layout = Mesh((("r", parts),)), Layout.parse("S0")

@@ -27,7 +27,7 @@ def references(fn: Callable[..., Any]) -> dict[str, Any]:
     """
     names = _names(fn)
     while True:
-        walk = _Walk(names, _globals(fn))
+        walk = _ReferenceWalk(names, _globals(fn))
         for path, value in _roots(fn):
             walk.visit(path, value)
         if walk.names == names:
@@ -58,7 +58,7 @@ def named_values(function: FunctionType) -> dict[str, Any]:
     return {name: scope[name] for name in _global_names(function.__code__) if name in scope} | closed
 
 
-class _Walk:
+class _ReferenceWalk:
     """`values` met so far, each once; `names` grows by those of functions and methods on the way."""
 
     def __init__(self, names: frozenset[str], scope: Mapping[str, Any]) -> None:

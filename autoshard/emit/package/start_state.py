@@ -169,6 +169,6 @@ def _not_resumable(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError) as error:
-        raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
+        raise UserError(f"--resume {folder}: {error.args[0]}") from None
     except OSError as error:
         raise UserError(f"--resume {folder}: {error}") from None

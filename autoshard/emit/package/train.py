@@ -113,7 +113,8 @@ from start_state import prepare
 def make_optimizer(
     model: nn.Module, lr: float = LEARNING_RATE, weight_decay: float | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer that the plan was made for. Parameters are DTensors: any stock optimizer works on them.
+    """The optimizer that the plan was made for. Parameters are DTensors: optimizers of torch that work by
+    element take them (Adafactor does not).
 
     `weight_decay`: of matrices, norms and biases then have none; None for torch's own, of all.
     """
@@ -346,7 +347,10 @@ def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, s
         for group, decay in zip(optimizer.param_groups, decays, strict=True):
             group["weight_decay"] = decay
     shape = {"shape": options.schedule, "warmup": options.warmup, "steps": options.steps, "least": options.lr_least}
-    schedule = make_schedule(optimizer, done, **shape)
+    saved_rate, schedule = optimizer.param_groups[0]["lr"], make_schedule(optimizer, done, **shape)
+    rate_now = optimizer.param_groups[0]["lr"]
+    if first and done and options.lr is None and not math.isclose(rate_now, saved_rate, rel_tol=1e-6):
+        print(f"note: the learning rate is {rate_now:g}, saved as {saved_rate:g}: --schedule, --warmup or --steps differ")
     if options.seed is not None:
         mesh.random.seed = options.seed
     saving = Saving(options, mesh.global_rank)

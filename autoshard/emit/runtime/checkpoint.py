@@ -275,7 +275,8 @@ def load_checkpoint(
             if wanted[key][1] is not spec:
                 _fill({key: (tensor.detach(), spec)}, shapes, folder, staged)
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
-        raise ValueError(f"{len(training['groups'])} groups of parameters: --weight-decay was given, and is not now")
+        decay = max(group.get("weight_decay", 0.0) for group in training["groups"])
+        raise ValueError(f"it was saved with --weight-decay\n  try: --weight-decay {decay:g}, as saved")
     skipped = _KERNELS if len(training["groups"]) == len(optimizer.param_groups) else {*_KERNELS, "weight_decay"}
     saved_groups = training["groups"] * (len(optimizer.param_groups) // len(training["groups"]))
     for group, values in zip(optimizer.param_groups, saved_groups, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,6 +115,7 @@ _UNREADABLE = (
 def load_tensors(tensors: dict[str, Tensor], folder: str | Path, alone: bool = False) -> None:
     """`dcp.load` with such an index. ValueError where a file of the checkpoint is damaged. `alone`: whatever the other
     ranks read, as stages want other tensors."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # where it is meant: `alone`
     try:
         if not alone:
             dcp.load(tensors, storage_reader=IndexReader(folder))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .axis import Axis
-from .operators import vocabulary_range
+from .operators import local_index, vocabulary_range
 
 
 def parallel_embedding_bag(
@@ -35,7 +35,7 @@ def parallel_embedding_bag(
         )  # fmt: skip
     start, stop = vocabulary_range(vocabulary, size, parts)
     counts = _counts(ids, offsets, padding_idx) if mode == "mean" else None
-    rows = _sum_here(weight, ids, offsets, weights, start, stop, _local(padding_idx, start, stop))
+    rows = _sum_here(weight, ids, offsets, weights, start, stop, size, _local(padding_idx, start, stop))
     return rows if counts is None else rows / counts.clamp(min=1).unsqueeze(1)
 
 
@@ -60,14 +60,13 @@ def _counts(ids: Tensor, offsets: Tensor | None, padding_idx: int | None) -> Ten
 
 def _sum_here(
     weight: Tensor, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, start: int, stop: int,
-    padding_idx: int | None,
+    size: int, padding_idx: int | None,
 ) -> Tensor:  # fmt: skip
     """Sums of the rows in [start, stop); an id of another device counts nothing, and as its row stands the first."""
     if start == stop:  # zeros that autograd still connects to all that has a gradient
         rows = weight.sum(0).expand(len(ids) if offsets is None else len(offsets) - 1, weight.shape[1])
         return rows if weights is None else rows + 0 * weights.sum()
-    inside = (ids >= start) & (ids < stop)
-    here = (ids - start).clamp(0, stop - start - 1)
+    here, inside = local_index(ids, start, stop, size)
     counts = inside.to(weight.dtype) if weights is None else weights.masked_fill(~inside, 0)
     if padding_idx is not None:
         counts = counts.masked_fill(here == padding_idx, 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .axis import Axis
 from .micro_batches import counted_over
-from .operators import accumulation, vocabulary_range
+from .operators import accumulation, local_index, vocabulary_range
 from .redistribution import reduced
 
 
@@ -42,8 +42,7 @@ class _CrossEntropy(torch.autograd.Function):
         for axis in options.vocabulary:
             largest = reduced(largest, axis, "max")
         x = x - largest.unsqueeze(-1)
-        here = (target >= start) & (target < stop)
-        column = (target - start).clamp(0, max(stop - start - 1, 0))
+        column, here = local_index(target, start, stop, options.size, options.ignore_index)
         softmax = x.exp()
         parts = [softmax.sum(-1), _chosen(x, column, here)]
         if options.smoothing:
@@ -130,9 +129,8 @@ def parallel_nll_loss(
 ) -> Tensor:  # fmt: skip
     """Negative log-likelihood of (rows, `size` classes, ...): a partial sum over `rows` and over `vocabulary`."""
     start, stop = vocabulary_range(vocabulary, size)
-    here = (target >= start) & (target < stop) & (target != ignore_index)
-    column = (target - start).clamp(0, max(stop - start - 1, 0))
-    x = _classes_last(x)
+    column, here = local_index(target, start, stop, size, ignore_index)
+    here, x = here & (target != ignore_index), _classes_last(x)
     w_row = _chosen((x.new_ones(stop - start) if weight is None else weight).expand_as(x), column, here)
     losses = -w_row * _chosen(x, column, here)
     if reduction == "none":

@@ -95,6 +95,7 @@ class FiniteSteps:
             return True
         if self.in_a_row == self.most:
             before = f" after {self.most} in a row that were left out" * bool(self.most)
+            before += " (are all labels ignored?)" * (math.isnan(self.loss) and self.norm == 0)
             raise NonFinite(f"{self.words()}{before}: nothing is updated and nothing saved with these")
         self.in_a_row, self.left_out = self.in_a_row + 1, self.left_out + 1
         if self.kept is not None:

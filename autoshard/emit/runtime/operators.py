@@ -25,6 +25,17 @@ def vocabulary_range(vocabulary: Sequence[Axis], size: int, parts: tuple[int, ..
     return start, stop
 
 
+def local_index(
+    index: Tensor, start: int, stop: int, size: int, ignored: int | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Place of each index in this device's [start, stop), and whether it is there. An index that no device has, outside
+    of [0, size) and not `ignored`, gets a place outside here, too: kernels then raise as they do on one device."""
+    here, known = (index >= start) & (index < stop), (index >= 0) & (index < size)
+    if ignored is not None:
+        known |= index == ignored
+    return torch.where(known, (index - start).clamp(0, max(stop - start - 1, 0)), stop - start), here
+
+
 def vocabulary_parallel_embedding(
     weight: Tensor, ids: Tensor, *, size: int, vocabulary: Sequence[Axis], padding_idx: int = -1,
     parts: tuple[int, ...] = (),
@@ -34,10 +45,9 @@ def vocabulary_parallel_embedding(
     start, stop = vocabulary_range(vocabulary, size, parts)
     if start == stop:
         return weight.sum(0).expand(*ids.shape, weight.shape[1])  # zeros that autograd still connects to the weight
-    inside = (ids >= start) & (ids < stop)
+    place, inside = local_index(ids, start, stop, size)
     padding = padding_idx - start if start <= padding_idx < stop else None
-    rows = F.embedding((ids - start).clamp(0, stop - start - 1), weight, padding)
-    return rows.masked_fill(~inside.unsqueeze(-1), 0)
+    return F.embedding(place, weight, padding).masked_fill(~inside.unsqueeze(-1), 0)
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:
